@@ -1,0 +1,60 @@
+"""An application as loaded: the core's records, and the choices made beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headgate.core.model import App, Client, Pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChoice:
+    """Which policy is to decide. Its settings are checked by the policy (`make_config`)."""
+
+    name: str
+    settings: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamChoice:
+    """Requests of one client for one pipeline; `spec` is for `headgate.workload`."""
+
+    pipeline: Pipeline
+    client: Client
+    spec: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadChoice:
+    """What to send when nothing else is asked for."""
+
+    duration_ns: int
+    streams: tuple[StreamChoice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationChoice:
+    """What only the simulator may know: the truth behind the profiles, and what deciding costs."""
+
+    distribution: str  # "exact", "exponential", "lognormal" or "uniform"
+    cv: float  # standard deviation over mean; 0 unless lognormal or uniform
+    scale: tuple[float, ...]  # by function id: true mean over profile
+    decision_ns: int
+    per_work_unit_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedApp:
+    """
+    Everything that an application file says.
+
+    `spec` is the file as plain data (JSON can carry it) with every default filled in: `from_spec`
+    makes the same application of it, also after a default has changed. The order of its keys
+    counts, because ids follow it: do not sort them.
+    """
+
+    app: App
+    policy: PolicyChoice
+    workload: WorkloadChoice
+    simulation: SimulationChoice
+    spec: dict[str, object]

@@ -1,0 +1,105 @@
+"""Pools, from the application file to the core."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from headgate.app.entry import Entry
+from headgate.app.spec import PoolSpec
+from headgate.core import units
+from headgate.core.clock import NEVER_NS
+from headgate.core.model import TIER_NAMES, Pool, Serverless, Tier
+
+_NODES_ONLY: Final = (
+    "nodes",
+    "slots",
+    "queue",
+    "cpus",
+    "gpu_share",
+    "host_memory",
+    "idle_timeout",
+)
+_SERVERLESS_ONLY: Final = (
+    "concurrency",
+    "burst",
+    "starts_rate",
+    "keep_alive",
+    "request_price",
+    "billing_step",
+)
+
+
+def build_pools(specs: Mapping[str, PoolSpec], where: str) -> tuple[Pool, ...]:
+    """Return the pools, numbered in the order of the file."""
+    return tuple(
+        _build_pool(id, name, Entry(spec, where, f"pools.{name}"))
+        for id, (name, spec) in enumerate(specs.items())
+    )
+
+
+def _build_pool(id: int, name: str, entry: Entry[PoolSpec]) -> Pool:
+    if entry.spec.tier == "serverless":
+        _refuse_given(entry, _NODES_ONLY, "a serverless pool has no nodes")
+        return _build_serverless(id, name, entry)
+    _refuse_given(entry, _SERVERLESS_ONLY, "is only for serverless pools")
+    return _build_nodes(id, name, entry)
+
+
+def _build_nodes(id: int, name: str, entry: Entry[PoolSpec]) -> Pool:
+    spec = entry.spec
+    if spec.gpu_share is not None:
+        gpu_sevenths = entry.gpu_sevenths("gpu_share")
+    else:
+        gpu_sevenths = 0 if spec.tier == "dedicated" else NEVER_NS
+    return Pool(
+        id,
+        name,
+        tier=TIER_NAMES.index(spec.tier),
+        nodes=spec.nodes,
+        slots=spec.slots,
+        queue_max=spec.queue,
+        cpu_milli=NEVER_NS if spec.cpus is None else entry.cpu_milli("cpus"),
+        gpu_sevenths=gpu_sevenths,
+        memory_bytes=entry.size_or_unlimited_bytes("memory"),
+        host_memory_bytes=entry.size_bytes("host_memory"),
+        idle_timeout_ns=entry.duration_or_never_ns("idle_timeout"),
+        usd_per_hour=entry.price("price", units.parse_price_per_hour),
+        network_ns=entry.duration_ns("network"),
+        bytes_per_s=entry.bytes_per_s("bandwidth"),
+    )
+
+
+def _build_serverless(id: int, name: str, entry: Entry[PoolSpec]) -> Pool:
+    spec = entry.spec
+    if spec.memory == "unlimited":
+        raise entry.error("memory", "a serverless pool needs a size here", allowed="2GB, 1769MiB")
+    serverless = Serverless(
+        memory_bytes=entry.size_or_unlimited_bytes("memory"),
+        concurrency_max=spec.concurrency,
+        burst=spec.burst,
+        starts_per_s=entry.positive_rate_per_s("starts_rate"),
+        keep_alive_ns=entry.duration_ns("keep_alive"),
+        usd_per_gb_s=entry.price("price", units.parse_price_per_gb_second),
+        usd_per_request=entry.price("request_price", units.parse_price_per_request),
+        billing_step_ns=entry.positive_ns("billing_step"),
+    )
+    return Pool(
+        id,
+        name,
+        tier=Tier.SERVERLESS,
+        nodes=0,
+        gpu_sevenths=0,
+        memory_bytes=serverless.memory_bytes,
+        network_ns=entry.duration_ns("network"),
+        bytes_per_s=entry.bytes_per_s("bandwidth"),
+        serverless=serverless,
+    )
+
+
+def _refuse_given(entry: Entry[PoolSpec], names: tuple[str, ...], problem: str) -> None:
+    defaults = PoolSpec()
+    for name in names:
+        if getattr(entry.spec, name) != getattr(defaults, name):
+            allowed = set(PoolSpec.__struct_fields__) - set(names)
+            raise entry.error(name, problem, allowed=", ".join(sorted(allowed)))

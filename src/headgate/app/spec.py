@@ -1,0 +1,273 @@
+"""
+The application file, as structures: what may be written where, and what is assumed otherwise.
+
+These mirror the YAML one to one and know nothing of the core. Quantities stay the text that was
+written (`5ms`, `$1.20/h`), so that a declaration goes to a log and comes back unchanged. The
+descriptions end up in the JSON Schema, which editors show beside the key.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+Name = Annotated[
+    str,
+    # The look-ahead is for a trailing line break, which `$` alone would let pass.
+    Meta(title="name", pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$(?!\n)", examples=["resnet", "m-2"]),
+]
+Duration = Annotated[str | Literal[0], Meta(title="duration", examples=["5ms", "1.5s", "10min"])]
+Size = Annotated[str, Meta(title="size", examples=["100MB", "16GiB"])]
+Share = Annotated[str, Meta(title="share of a GPU", examples=["3/7", "7/7"])]
+Price = Annotated[str, Meta(title="price", examples=["$1.20/h", "$0.20/1M"])]
+Percentage = Annotated[str | float, Meta(title="percentage", examples=["99%", 0.99])]
+Count = Annotated[int, Meta(ge=1, le=1_000_000)]
+CountOrZero = Annotated[int, Meta(ge=0, le=1_000_000)]
+Cpus = Annotated[float, Meta(ge=0, le=1_000_000)]
+BatchSize = Annotated[
+    str, Meta(title="batch size", pattern=r"^[1-9][0-9]{0,3}$(?!\n)", examples=["1", "8"])
+]
+Execution = Duration | tuple[Duration, ...] | dict[BatchSize, Duration]
+
+
+class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all parts of the file have in common: nothing in them is ignored."""
+
+
+class VariantSpec(Section, frozen=True):
+    """One build of a function: how long it takes and what it holds."""
+
+    exec: Annotated[
+        Execution | None,
+        Meta(
+            description="Time of one batch: of one item; or a list by batch size; or a map by "
+            "batch size, interpolated in between."
+        ),
+    ] = None
+    start: Annotated[Duration, Meta(description="Cold start: process, imports, weights.")] = 0
+    load: Annotated[Duration, Meta(description="Swap-in of weights from host memory.")] = 0
+    memory: Annotated[Size, Meta(description="Held while the weights are on the device.")] = "0B"
+    output: Annotated[Size, Meta(description="Size of the result of one item.")] = "0B"
+    slowdown: Annotated[
+        tuple[Annotated[float, Meta(ge=1, le=1_000_000)], ...],
+        Meta(min_length=1, description="Factor on `exec` when 1, 2, ... batches share a node."),
+    ] = (1.0,)
+    concurrency: Annotated[Count, Meta(description="Batches one instance runs at a time.")] = 1
+    cpus: Annotated[Cpus, Meta(description="CPUs a running batch holds.")] = 0.0
+    gpu_share: Annotated[Share, Meta(description="Sevenths of a GPU a running batch holds.")] = (
+        "0/7"
+    )
+    pools: Annotated[
+        tuple[str, ...] | None,
+        Meta(description="Where it may run. Default: every pool that can hold it."),
+    ] = None
+
+
+class FunctionSpec(VariantSpec, frozen=True):
+    """A model or a step: one build of it, or several under `variants`."""
+
+    idempotent: Annotated[
+        bool, Meta(description="It may be run again when nobody knows whether it ran.")
+    ] = True
+    variants: Annotated[
+        dict[Name, VariantSpec],
+        Meta(description="Builds of this function. The first one is the reference."),
+    ] = {}
+
+
+class SloSpec(Section, frozen=True):
+    """An objective for one pipeline."""
+
+    latency: Annotated[Duration, Meta(description="Deadline after arrival, or `never`.")] = "never"
+    quantile: Annotated[Percentage, Meta(description="Part of requests that must meet it.")] = "99%"
+    cost: Annotated[
+        Price | None, Meta(description="Bound on the cost of a request: $0.001, $1/1k.")
+    ] = None
+    burst: Annotated[
+        float,
+        Meta(ge=1, le=1_000_000, description="Multiple of the forecast rate still to be served."),
+    ] = 1.0
+    gives_up: Annotated[
+        bool, Meta(description="A request still waiting at its deadline is expired.")
+    ] = False
+
+
+class StageSpec(Section, frozen=True):
+    """One function of a pipeline and the stages it waits for."""
+
+    function: Annotated[str, Meta(description="The function that runs.")]
+    after: Annotated[tuple[str, ...], Meta(description="Stages it waits for.")] = ()
+    only_if_unsure: Annotated[
+        bool, Meta(description="A cascade: runs only if the stages before it were unsure.")
+    ] = False
+    unsure_probability: Annotated[
+        Percentage, Meta(description="How often they are unsure, as far as is known.")
+    ] = "100%"
+
+
+class PipelineSpec(Section, frozen=True):
+    """Either one `function`, or `stages`."""
+
+    function: Annotated[str | None, Meta(description="The only stage.")] = None
+    stages: Annotated[
+        dict[Name, StageSpec] | None, Meta(description="A directed acyclic graph of functions.")
+    ] = None
+    slo: Annotated[SloSpec | None, Meta(description="Default: the `slo` of the file.")] = None
+
+
+class PoolSpec(Section, frozen=True):
+    """Places of one tier that are alike."""
+
+    tier: Annotated[
+        Literal["dedicated", "gpu", "serverless", "remote"],
+        Meta(description="What kind of place it is."),
+    ] = "gpu"
+    memory: Annotated[
+        Size, Meta(description="Of one node's device, or `unlimited`; of one serverless instance.")
+    ] = "unlimited"
+    price: Annotated[
+        Price | None, Meta(description="Of one node: $1.20/h. Serverless: $0.0000166667/GB-s.")
+    ] = None
+    network: Annotated[Duration, Meta(description="One way from the gateway.")] = 0
+    bandwidth: Annotated[
+        str,
+        Meta(
+            title="bandwidth",
+            examples=["10GB/s", "unlimited"],
+            description="Between nodes.",
+        ),
+    ] = "unlimited"
+    # Not for serverless pools:
+    nodes: Annotated[Count, Meta(description="How many.")] = 1
+    slots: Annotated[Count, Meta(description="Batches a node runs at once.")] = 1
+    queue: Annotated[
+        CountOrZero, Meta(description="Batches a node holds back while its slots are taken.")
+    ] = 0
+    cpus: Annotated[Cpus | None, Meta(description="Of one node. Default: not a limit.")] = None
+    gpu_share: Annotated[
+        Share | None,
+        Meta(description="Of one node. Default: no limit; 0/7 in a dedicated pool."),
+    ] = None
+    host_memory: Annotated[Size, Meta(description="Where evicted weights may wait.")] = "0B"
+    idle_timeout: Annotated[
+        Duration, Meta(description="An instance idle for so long retires, or `never`.")
+    ] = "never"
+    # For serverless pools only:
+    concurrency: Annotated[Count, Meta(description="Instances at most.")] = 1_000
+    burst: Annotated[Count, Meta(description="Instances that can be started at once.")] = 1_000
+    starts_rate: Annotated[
+        str,
+        Meta(title="rate", examples=["100/s"], description="How fast that burst is refilled."),
+    ] = "100/s"
+    keep_alive: Annotated[Duration, Meta(description="How long an idle instance stays.")] = "10min"
+    request_price: Annotated[Price | None, Meta(description="Of one call: $0.20/1M.")] = None
+    billing_step: Annotated[Duration, Meta(description="Running time is rounded up to it.")] = "1ms"
+
+
+class ClientSpec(Section, frozen=True):
+    """Somebody who sends requests."""
+
+    weight: Annotated[
+        float, Meta(gt=0, le=1_000_000, description="Share under policies that are fair.")
+    ] = 1.0
+
+
+class LimitsSpec(Section, frozen=True):
+    """Bounds that hold under every policy. Reaching one is an outcome."""
+
+    attempts: Annotated[Count, Meta(description="Runs of one task.")] = 3
+    refusals: Annotated[
+        CountOrZero, Meta(description="Times a task may be turned away before it fails.")
+    ] = 64
+    backoff: Annotated[
+        Duration, Meta(description="How long a place that refused is left alone.")
+    ] = "1ms"
+    lost_after: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1_000_000,
+            description="Give a run up after this multiple of its expected time; 0 is never.",
+        ),
+    ] = 0.0
+    open_requests: Annotated[
+        int, Meta(ge=1, le=1_000_000_000, description="Admitted and not settled.")
+    ] = 10_000_000
+
+
+class StreamSpec(Section, frozen=True):
+    """One stream of arrivals."""
+
+    pipeline: Annotated[str, Meta(description="What is asked for.")]
+    spec: Annotated[str, Meta(description="When: poisson:rate=50/s, or a trace.")]
+    client: Annotated[str | None, Meta(description="Who asks. Default: the first client.")] = None
+
+
+class WorkloadSpec(Section, frozen=True):
+    """What `headgate simulate` sends when it is not told otherwise."""
+
+    duration: Annotated[Duration, Meta(description="Arrivals stop then.")] = "60s"
+    arrivals: Annotated[tuple[StreamSpec, ...], Meta(description="Streams.")] = ()
+
+
+class TruthSpec(Section, frozen=True):
+    """How long things really take, which nobody knows in advance."""
+
+    distribution: Annotated[
+        Literal["exact", "exponential", "lognormal", "uniform"],
+        Meta(description="Of the true time around its mean."),
+    ] = "exact"
+    cv: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=100,
+            description="Standard deviation over mean, for `lognormal` and `uniform`.",
+        ),
+    ] = 0.0
+    scale: Annotated[
+        dict[str, Annotated[float, Meta(gt=0, le=1_000_000)]],
+        Meta(description="True mean over profile, by function. Default: 1."),
+    ] = {}
+
+
+class OverheadsSpec(Section, frozen=True):
+    """What deciding costs, in simulated time."""
+
+    decision: Annotated[Duration, Meta(description="Per event.")] = 0
+    per_work_unit: Annotated[
+        Duration, Meta(description="Per unit of work that the policy reports.")
+    ] = 0
+
+
+class SimulationSpec(Section, frozen=True):
+    """What only the simulator needs."""
+
+    truth: TruthSpec = TruthSpec()
+    overheads: OverheadsSpec = OverheadsSpec()
+
+
+class AppSpec(Section, frozen=True):
+    """A Headgate application."""
+
+    functions: Annotated[dict[Name, FunctionSpec], Meta(description="What can be run.")]
+    pools: Annotated[dict[Name, PoolSpec], Meta(description="Where it can run.")]
+    pipelines: Annotated[
+        dict[Name, PipelineSpec],
+        Meta(description="What can be asked for. Default: each function by itself."),
+    ] = {}
+    slo: Annotated[SloSpec | None, Meta(description="The objective of pipelines without one.")] = (
+        None
+    )
+    clients: Annotated[
+        dict[Name, ClientSpec], Meta(description="Default: one, called `client`.")
+    ] = {}
+    limits: LimitsSpec = LimitsSpec()
+    # `Any`: a policy's settings are its own business, and msgspec has no name for "plain data".
+    policy: Annotated[
+        str | dict[str, Any],
+        Meta(description="Its name, or a map with `name` and the policy's settings."),
+    ] = "balance"
+    workload: WorkloadSpec = WorkloadSpec()
+    simulation: SimulationSpec = SimulationSpec()

@@ -1,0 +1,270 @@
+"""The Backend: the half of every decision that is made where the work is done.
+
+One per node, in the simulator and in every live worker. It may serve several Schedulers, so only
+it knows whether there is a slot: it begins an order, holds it back, or refuses it. Orders are
+carried out in the order they were given as far as slots, compute and residency allow: a dispatch
+that follows the start of its own instance simply waits for it.
+
+Like the Scheduler it is pure: time is an argument, and what it returns is for its driver to do.
+The driver calls `start`, `load`, `offer`, `evict`, `stop` and `cancel` for orders and `ended` when
+something it began has ended; everything it is told to begin, it begins at once.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from headgate.core.actions import Action, Dispatch, LoadWeights, StartInstance
+from headgate.core.clock import NEVER_NS
+from headgate.core.model import Pool, Variant
+
+
+class Verdict:
+    """What a Backend says to an order."""
+
+    BEGIN: Final = 0
+    HOLD: Final = 1  # accepted, to begin later
+    BUSY: Final = 2
+    LATE: Final = 3
+    GONE: Final = 4
+
+
+Decision = tuple[Action, int]  # an order and its verdict
+
+
+@final
+class Resident:
+    """An instance as its own node knows it."""
+
+    __slots__ = ("held", "id", "idle_since_ns", "is_draining", "is_ready", "running", "variant")
+
+    def __init__(self, id: int, variant: Variant) -> None:
+        self.id = id
+        self.variant = variant
+        self.is_ready = False  # weights on the device: started, and not being loaded
+        self.is_draining = False
+        self.running = 0
+        self.held = 0  # dispatches accepted and not begun
+        self.idle_since_ns = 0  # when it last ended something; meaningful while nothing runs
+
+
+@final
+class Backend:
+    """Accepts, holds or refuses; knows what is resident and what is running."""
+
+    def __init__(self, pool: Pool, variants: tuple[Variant, ...]) -> None:
+        self._pool = pool
+        self._variants = variants
+        self._slots = pool.slots
+        self._limits_compute = pool.cpu_milli < NEVER_NS or pool.gpu_sevenths < NEVER_NS
+        self.running = 0
+        self._cpu_milli = 0
+        self._gpu_sevenths = 0
+        self.residents: dict[int, Resident] = {}
+        self._held: list[Action] = []
+
+    # --- orders --------------------------------------------------------------------------------
+
+    def offer(self, now_ns: int, order: Dispatch) -> int:
+        """Whether a batch begins now, is held, or is refused."""
+        instance_id = order.instance_id
+        resident = None if instance_id is None else self.residents.get(instance_id)
+        if resident is None or resident.is_draining:
+            return Verdict.GONE
+        if now_ns > order.latest_ns:
+            return Verdict.LATE
+        if self._can_begin(now_ns, order, resident) and not (
+            self._held and self._somebody_waits(now_ns)
+        ):
+            self._begin(resident)
+            return Verdict.BEGIN
+        if not resident.is_ready:  # it waits for its own instance, as far as that has slots
+            is_welcome = resident.held < resident.variant.concurrency
+        else:
+            is_welcome = now_ns < order.earliest_ns and resident.held == 0
+        if not is_welcome and self._queue_length() >= self._pool.queue_max:
+            return Verdict.BUSY
+        resident.held += 1
+        self._held.append(order)
+        return Verdict.HOLD
+
+    def start(self, now_ns: int, order: StartInstance) -> int:
+        """Begin to start an instance, or hold that until a slot is free."""
+        resident = Resident(order.instance_id, self._variants[order.variant_id])
+        self.residents[order.instance_id] = resident
+        return self._prepare(now_ns, order, resident)
+
+    def load(self, now_ns: int, order: LoadWeights) -> int:
+        """Begin to load an instance's weights, or hold that until a slot is free."""
+        resident = self.residents.get(order.instance_id)
+        if resident is None or resident.is_draining:
+            return Verdict.GONE
+        resident.is_ready = False
+        return self._prepare(now_ns, order, resident)
+
+    def evict(self, instance_id: int) -> bool:
+        """The weights leave the device. False if the instance is not there or not idle."""
+        resident = self.residents.get(instance_id)
+        if resident is None or resident.running or resident.held:
+            return False
+        resident.is_ready = False
+        return True
+
+    def stop(self, instance_id: int) -> bool:
+        """Whether the instance is gone at once; else it goes when its work has ended."""
+        resident = self.residents.get(instance_id)
+        if resident is None:
+            return True
+        resident.is_draining = True
+        if resident.running or resident.held:
+            return False
+        self._held = [o for o in self._held if _instance_of(o) != instance_id]
+        del self.residents[instance_id]
+        return True
+
+    def cancel(self, batch_id: int) -> Dispatch | None:
+        """Take back a batch that is still held; None if it has begun or is not here."""
+        for order in self._held:
+            if isinstance(order, Dispatch) and order.batch_id == batch_id:
+                self._held.remove(order)
+                assert order.instance_id is not None
+                self.residents[order.instance_id].held -= 1
+                return order
+        return None
+
+    # --- what happens on the node --------------------------------------------------------------
+
+    def ended(self, now_ns: int, order: Action) -> None:
+        """A start, a load or a batch that had begun has ended. `pump` says what comes next."""
+        resident = self.residents[_instance_of(order)]
+        self.running -= 1
+        resident.running -= 1
+        resident.idle_since_ns = now_ns
+        if self._limits_compute:
+            shape = resident.variant.shape
+            self._cpu_milli -= shape.cpu_milli
+            self._gpu_sevenths -= shape.gpu_sevenths
+        if not isinstance(order, Dispatch):
+            resident.is_ready = True
+
+    def has_more_to_do(self, order: Action) -> bool:
+        """Whether the end of this order leaves anything for `pump` or `gone_after`."""
+        return bool(self._held) or self.residents[_instance_of(order)].is_draining
+
+    def pump(self, now_ns: int) -> list[Decision]:
+        """Begin or refuse whatever has been held and can be by now."""
+        if not self._held:
+            return []
+        decisions: list[Decision] = []
+        still_held: list[Action] = []
+        for order in self._held:
+            resident = self.residents[_instance_of(order)]
+            if isinstance(order, Dispatch):
+                if now_ns > order.latest_ns:
+                    resident.held -= 1
+                    decisions.append((order, Verdict.LATE))
+                    continue
+                can_begin = self._can_begin(now_ns, order, resident)
+                if can_begin:
+                    resident.held -= 1
+            else:
+                can_begin = self._has_slot(resident)
+            if can_begin:
+                self._begin(resident)
+                decisions.append((order, Verdict.BEGIN))
+            else:
+                still_held.append(order)
+        self._held = still_held
+        return decisions
+
+    def gone_after(self, order: Action) -> int | None:
+        """The instance that was to stop and can, now that this order has ended."""
+        instance_id = _instance_of(order)
+        resident = self.residents.get(instance_id)
+        if resident is None or not resident.is_draining or resident.running or resident.held:
+            return None
+        del self.residents[instance_id]
+        return instance_id
+
+    def start_failed(self, instance_id: int) -> list[Dispatch]:
+        """An instance could not be started: the batches that waited for it never ran."""
+        del self.residents[instance_id]
+        return self._drop_held(instance_id)
+
+    def retire_idle(self, now_ns: int, instance_id: int) -> bool:
+        """Whether an instance has been idle for its pool's timeout and so is gone now."""
+        resident = self.residents.get(instance_id)
+        if resident is None or resident.running or resident.held or not resident.is_ready:
+            return False
+        if now_ns - resident.idle_since_ns < self._pool.idle_timeout_ns:
+            return False
+        del self.residents[instance_id]
+        return True
+
+    def held_batches(self) -> list[Dispatch]:
+        """Batches accepted and not begun."""
+        return [order for order in self._held if isinstance(order, Dispatch)]
+
+    # --- rules ---------------------------------------------------------------------------------
+
+    def _can_begin(self, now_ns: int, order: Dispatch, resident: Resident) -> bool:
+        return (
+            resident.is_ready
+            and self.running < self._slots
+            and resident.running < resident.variant.concurrency
+            and now_ns >= order.earliest_ns
+            and (not self._limits_compute or self._has_slot(resident))
+        )
+
+    def _has_slot(self, resident: Resident) -> bool:
+        shape = resident.variant.shape
+        return (
+            self.running < self._slots
+            and self._cpu_milli + shape.cpu_milli <= self._pool.cpu_milli
+            and self._gpu_sevenths + shape.gpu_sevenths <= self._pool.gpu_sevenths
+        )
+
+    def _somebody_waits(self, now_ns: int) -> bool:
+        """Whether a held order wants a slot. One that waits for its own instance does not."""
+        for order in self._held:
+            if not isinstance(order, Dispatch):
+                return True
+            if now_ns >= order.earliest_ns and self.residents[_instance_of(order)].is_ready:
+                return True
+        return False
+
+    def _begin(self, resident: Resident) -> None:
+        self.running += 1
+        resident.running += 1
+        if self._limits_compute:
+            shape = resident.variant.shape
+            self._cpu_milli += shape.cpu_milli
+            self._gpu_sevenths += shape.gpu_sevenths
+
+    def _prepare(self, now_ns: int, order: Action, resident: Resident) -> int:
+        if not self._held and self._has_slot(resident):
+            self._begin(resident)
+            return Verdict.BEGIN
+        self._held.append(order)
+        return Verdict.HOLD
+
+    def _queue_length(self) -> int:
+        """Held batches whose instance is ready: those that wait for somebody else's work."""
+        return sum(
+            1
+            for order in self._held
+            if isinstance(order, Dispatch) and self.residents[_instance_of(order)].is_ready
+        )
+
+    def _drop_held(self, instance_id: int) -> list[Dispatch]:
+        dropped = [o for o in self.held_batches() if o.instance_id == instance_id]
+        self._held = [o for o in self._held if _instance_of(o) != instance_id]
+        return dropped
+
+
+def _instance_of(order: Action) -> int:
+    if isinstance(order, Dispatch):
+        assert order.instance_id is not None, "a pool that picks its own has no Backend"
+        return order.instance_id
+    assert isinstance(order, StartInstance | LoadWeights)
+    return order.instance_id

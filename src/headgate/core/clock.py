@@ -1,0 +1,18 @@
+"""
+Time is an integer number of nanoseconds, and always an argument.
+
+Nobody below the drivers reads a clock: that is what makes a decision repeatable to the bit.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MICROSECOND_NS: Final = 1_000
+MILLISECOND_NS: Final = 1_000_000
+SECOND_NS: Final = 1_000_000_000
+HOUR_NS: Final = 3_600_000_000_000
+
+# "It never happens": no deadline, no limit, not yet started. It fits an int64 column, and every
+# real instant compares smaller.
+NEVER_NS: Final = 2**63 - 1

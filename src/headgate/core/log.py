@@ -1,0 +1,272 @@
+"""
+The event log: what one Scheduler was told, when, and what it answered. JSON, one line per event.
+
+    {"headgate_log": 1, "app": {...}, "policy": "fifo", "settings": {...}, "seed": 7, ...}
+    [seq, now_ns, event, [action, ...]]
+
+Because the Scheduler is deterministic, its log is more than a record: `replay` feeds the events to
+another Scheduler and compares the answers, so a live incident is a unit test.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, TextIO, final
+
+from headgate.core.actions import Action
+from headgate.core.errors import ConfigError
+from headgate.core.events import Event
+from headgate.core.scheduler import Scheduler
+from headgate.core.wire import Wire, from_wire, to_wire
+
+LOG_VERSION: Final = 1
+
+
+@dataclass(frozen=True)
+class LogHeader:
+    """All that it takes to build the Scheduler again."""
+
+    app: Mapping[str, object]
+    policy: str
+    settings: Mapping[str, object]
+    seed: int
+    index: int = 0
+    peers: int = 1
+    version: int = LOG_VERSION
+
+
+@dataclass(frozen=True)
+class LogEntry:
+    """One event and the actions it was answered with."""
+
+    seq: int
+    now_ns: int
+    event: Event
+    actions: list[Action]
+
+
+@final
+class LogWriter:
+    """Writes a header, then one line per event. The stream is the caller's: flush it, close it."""
+
+    def __init__(self, stream: TextIO, header: LogHeader) -> None:
+        self._stream = stream
+        fields: dict[str, object] = {"headgate_log": header.version}
+        for name in _HEADER_TYPES:
+            fields[name] = getattr(header, name)
+        self._write_line(fields)
+
+    def write(self, seq: int, now_ns: int, event: Event, actions: Iterable[Action]) -> None:
+        """Write one event and the actions it was answered with."""
+        self._write_line([seq, now_ns, to_wire(event), [to_wire(action) for action in actions]])
+
+    def _write_line(self, content: object) -> None:
+        # One write per line, so that a crash can only cut off the end of the last one.
+        self._stream.write(json.dumps(content, separators=(",", ":")) + "\n")
+
+
+@final
+class LogReader:
+    """
+    The entries of a log, one by one.
+
+    A crash while writing cuts the last line off. That is no error: the entries end before it and
+    `is_truncated` is then true.
+    """
+
+    def __init__(self, path: Path, stream: TextIO) -> None:
+        self.is_truncated = False
+        self._path = path
+        self._stream = stream
+        self._line = 0
+        self._last_seq = -1
+        self._last_ns = 0
+
+    def __iter__(self) -> Iterator[LogEntry]:
+        return self
+
+    def __next__(self) -> LogEntry:
+        line = self.next_line()
+        if not line:
+            raise StopIteration
+        try:
+            entry = self._entry(line)
+        except ConfigError:
+            if line.endswith("\n"):
+                raise
+            self.is_truncated = True
+            self.close()
+            raise StopIteration from None
+        self._last_seq = entry.seq
+        self._last_ns = entry.now_ns
+        return entry
+
+    def next_line(self) -> str:
+        """Return the next line as it stands; empty, and the file closed, after the last one."""
+        self._line += 1
+        line = ""
+        if not self._stream.closed:
+            try:
+                line = self._stream.readline()
+            except EOFError:  # compressed, and cut off
+                self.is_truncated = True
+            except (OSError, zlib.error) as error:
+                raise ConfigError(f"cannot be read: {error}", where=self.where) from None
+            if not line:
+                self.close()
+        return line
+
+    @property
+    def where(self) -> str:
+        """The file and the line last read."""
+        return f"{self._path}:{self._line}"
+
+    def close(self) -> None:
+        """Stop reading; needed only before the end."""
+        self._stream.close()
+
+    def _entry(self, line: str) -> LogEntry:
+        content = _parse(line, self.where)
+        if not isinstance(content, list) or len(content) != 4:
+            raise ConfigError("is not an entry", where=self.where, allowed=_ENTRY)
+        seq, now_ns, wire, wires = content
+        if not isinstance(seq, int) or not isinstance(now_ns, int) or not isinstance(wires, list):
+            raise ConfigError("is not an entry", where=self.where, allowed=_ENTRY)
+        if seq <= self._last_seq or now_ns < self._last_ns:
+            raise ConfigError("is out of order", where=self.where, value=[seq, now_ns])
+        event = from_wire(wire, where=self.where)
+        if not isinstance(event, Event):
+            raise ConfigError("is not an event", where=self.where, value=wire)
+        return LogEntry(seq, now_ns, event, [self._action(wire) for wire in wires])
+
+    def _action(self, wire: object) -> Action:
+        action = from_wire(wire, where=self.where)
+        if not isinstance(action, Action):
+            raise ConfigError("is not an action", where=self.where, value=wire)
+        return action
+
+
+def open_log(path: Path) -> TextIO:
+    """
+    Open a file for a `LogWriter`, compressed if it is called `.gz`.
+
+    The same content gives the same bytes, whenever it is written: a compressed file has no date.
+    """
+    return _open(path, "w")
+
+
+def read_log(path: Path) -> tuple[LogHeader, LogReader]:
+    """
+    Return what a log says about itself, and its entries.
+
+    Raises `ConfigError` naming the file and the line if it is not a log or is damaged, except for
+    a last line cut off by a crash; damage further down is found when the entries are read.
+    """
+    try:
+        stream = _open(path, "r")
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from None
+    reader = LogReader(path, stream)
+    try:
+        return _header(reader.next_line(), reader.where), reader
+    except ConfigError:
+        reader.close()
+        raise
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a replay first answered something else."""
+
+    seq: int
+    now_ns: int
+    event: Event
+    expected: list[Wire]
+    got: list[Wire]
+
+    def __str__(self) -> str:
+        return (
+            f"event {self.seq} at {self.now_ns} ns, {to_wire(self.event)}: "
+            f"expected {self.expected}, got {self.got}"
+        )
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """How many events were fed and actions compared, and the first that differed, if any."""
+
+    events: int
+    actions: int
+    first_difference: Difference | None
+
+
+def replay(entries: Iterable[LogEntry], scheduler: Scheduler) -> ReplayResult:
+    """
+    Feed the events of a log to a fresh Scheduler and compare its actions with the logged ones.
+
+    Ends at the first difference: what follows would speak of batches that never were.
+    """
+    events = actions = 0
+    for entry in entries:
+        events += 1
+        expected = [to_wire(action) for action in entry.actions]
+        got = [to_wire(action) for action in scheduler.handle(entry.now_ns, entry.event)]
+        if got != expected:
+            difference = Difference(entry.seq, entry.now_ns, entry.event, expected, got)
+            return ReplayResult(events, actions, difference)
+        actions += len(got)
+    return ReplayResult(events, actions, None)
+
+
+_ENTRY: Final = "[seq, now_ns, event, [action, ...]]"
+_HEADER_TYPES: Final[Mapping[str, type]] = {
+    "app": dict,
+    "policy": str,
+    "settings": dict,
+    "seed": int,
+    "index": int,
+    "peers": int,
+}
+
+
+def _open(path: Path, mode: Literal["r", "w"]) -> TextIO:
+    # Entries are ASCII; what is not is damage, and shows as such when the line is parsed.
+    if path.suffix == ".gz":
+        binary = gzip.GzipFile(path, f"{mode}b", mtime=0)
+        return io.TextIOWrapper(binary, encoding="ascii", errors="replace")
+    return path.open(mode, encoding="ascii", errors="replace")
+
+
+def _parse(line: str, where: str) -> object:
+    try:
+        content: object = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"is not JSON: {error}", where=where) from None
+    return content
+
+
+def _header(line: str, where: str) -> LogHeader:
+    content = _parse(line, where)
+    version = content.get("headgate_log") if isinstance(content, dict) else None
+    if not isinstance(content, dict) or version is None:
+        raise ConfigError("is not an event log", where=where)
+    if version != LOG_VERSION:
+        raise ConfigError(
+            "unknown version", where=where, key="headgate_log", value=version, allowed="1"
+        )
+    for key, kind in _HEADER_TYPES.items():
+        if not isinstance(content.get(key), kind):
+            raise ConfigError(
+                "is missing or of a wrong type",
+                where=where,
+                key=key,
+                value=content.get(key),
+                allowed=kind.__name__,
+            )
+    return LogHeader(**{key: content[key] for key in _HEADER_TYPES})

@@ -1,0 +1,293 @@
+"""
+What a policy may order. Each order is checked first, then carried out at once.
+
+So within one hook a policy sees the effect of its own orders in the `View`. An order that is not
+legal raises `PolicyError` and changes nothing: it is a defect of the policy, never a condition to
+handle.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from headgate.core.actions import Dispatch
+from headgate.core.clock import NEVER_NS
+from headgate.core.errors import PolicyError
+from headgate.core.ledger import Ledger
+from headgate.core.lifecycle import (
+    InstanceState,
+    NodeState,
+    RequestState,
+    Residency,
+    TaskState,
+)
+from headgate.core.model import Pool, Variant
+from headgate.core.outcome import Outcome
+from headgate.core.records import Batch, Instance, Node, Request, Reservation, Task
+from headgate.core.view import View, is_evictable
+
+# Names of the Scheduler's own timers; a policy's timers must be called something else.
+RESERVED_TIMERS = frozenset(("deadline", "lost", "unblock", "unblock_pool", "plan"))
+
+
+@final
+class Orders:
+    """The only way for a policy to change anything."""
+
+    def __init__(self, view: View, ledger: Ledger) -> None:
+        self._view = view
+        self._ledger = ledger
+        self._lost_after = view.app.limits.lost_after
+
+    # --- running work --------------------------------------------------------------------------
+
+    def dispatch(
+        self,
+        tasks: list[Task],
+        node: Node,
+        variant: Variant | None = None,
+        earliest_ns: int = 0,
+        latest_ns: int = NEVER_NS,
+    ) -> Batch:
+        """
+        Send tasks of one function out together to a node.
+
+        An instance is started there if there is none, or its weights loaded, evicting idle ones
+        as needed. `variant` defaults to the node's own for this function. A task that is already
+        running may be sent again: a competing copy.
+        """
+        first = tasks[0]
+        if variant is None:
+            variant = node.variants[first.function.id]
+            if variant is None:
+                raise PolicyError(f"{node.name} cannot run {first.function.name}")
+        task_ids = self._check_tasks(tasks, variant)
+        if node.state != NodeState.UP:
+            raise PolicyError(f"{node.name} is down")
+        instance = node.instances.get(variant.id)
+        if instance is None or instance.residency == Residency.HOST:
+            instance = self._make_resident(variant, node, instance)
+        batch = self._new_batch(tasks, variant, instance, node, node.pool)
+        ledger = self._ledger
+        ledger.actions.append(
+            Dispatch(
+                batch.id,
+                variant.id,
+                task_ids,
+                batch.items,
+                node.pool.id,
+                node.id,
+                instance.id,
+                earliest_ns,
+                latest_ns,
+                self._moved_bytes(tasks, node.id) if first.stage.after else 0,
+            )
+        )
+        if self._lost_after:
+            self._watch(batch)
+        return batch
+
+    def dispatch_to_pool(
+        self,
+        tasks: list[Task],
+        pool: Pool,
+        variant: Variant | None = None,
+        latest_ns: int = NEVER_NS,
+    ) -> Batch:
+        """Send tasks of one function to a pool that picks or starts the instance itself."""
+        first = tasks[0]
+        if pool.serverless is None:
+            raise PolicyError(f"pool {pool.name} does not pick its own instances")
+        if variant is None:
+            variant = self._view.variants_by_pool[pool.id][first.function.id]
+            if variant is None:
+                raise PolicyError(f"pool {pool.name} cannot run {first.function.name}")
+        task_ids = self._check_tasks(tasks, variant)
+        batch = self._new_batch(tasks, variant, None, None, pool)
+        moved_bytes = self._moved_bytes(tasks, None) if first.stage.after else 0
+        self._ledger.actions.append(
+            Dispatch(
+                batch.id,
+                variant.id,
+                task_ids,
+                batch.items,
+                pool.id,
+                None,
+                None,
+                0,
+                latest_ns,
+                moved_bytes,
+            )
+        )
+        if self._lost_after:
+            self._watch(batch)
+        return batch
+
+    def _check_tasks(self, tasks: list[Task], variant: Variant) -> list[int]:
+        """Raise unless these may go out together as this variant; return their ids."""
+        function_id = variant.function_id
+        task_ids: list[int] = []
+        items = 0
+        for task in tasks:
+            if task.state != TaskState.READY and task.state != TaskState.RUNNING:
+                raise PolicyError(f"task {task.id} is not ready")
+            if task.function.id != function_id:
+                raise PolicyError(f"task {task.id} is not of the function of {variant.name}")
+            task_ids.append(task.id)
+            items += task.request.items
+        if items > len(variant.profile.exec_ns):
+            raise PolicyError(f"{items} items exceed the largest batch of {variant.name}")
+        return task_ids
+
+    def _make_resident(self, variant: Variant, node: Node, instance: Instance | None) -> Instance:
+        if not self._view.can_make_room(node, variant):
+            raise PolicyError(f"{node.name} has no memory for {variant.name}")
+        if instance is None:
+            return self._ledger.start_instance(variant, node.pool, node)
+        self._ledger.load_weights(instance, node)
+        return instance
+
+    def _new_batch(
+        self,
+        tasks: list[Task],
+        variant: Variant,
+        instance: Instance | None,
+        node: Node | None,
+        pool: Pool,
+    ) -> Batch:
+        ledger = self._ledger
+        now_ns = self._view.now_ns
+        batch = Batch(ledger.next_batch_id(), variant, tasks, instance, node, pool, now_ns)
+        for task in tasks:
+            task.state = TaskState.RUNNING
+            task.attempts_out += 1
+            task.attempts_made += 1
+            task.batch = batch
+            batch.items += task.request.items
+        ledger.send(batch)
+        return batch
+
+    def _moved_bytes(self, tasks: list[Task], node_id: int | None) -> int:
+        for task in tasks:
+            self._ledger.release_reservation(task)
+        return sum(self._view.moved_bytes(task, node_id) for task in tasks)
+
+    def _watch(self, batch: Batch) -> None:
+        """Give the batch up when it has not been heard of for far longer than expected."""
+        profile = batch.variant.profile
+        exec_ns = profile.time_ns(batch.items, batch.pool.slots)
+        expected_ns = profile.start_ns + profile.load_ns + exec_ns
+        at_ns = self._view.now_ns + int(expected_ns * self._lost_after)
+        self._ledger.set_timer(("lost", batch.id), at_ns)
+
+    # --- requests ------------------------------------------------------------------------------
+
+    def reject(self, request: Request, reason: str) -> None:
+        """Turn a request away at admission: before any task of it was dispatched."""
+        self._check_open(request)
+        for task in request.tasks:
+            if task.attempts_made:
+                raise PolicyError(f"request {request.id} has been admitted: expire it instead")
+        self._ledger.settle(request, Outcome.REJECTED, reason)
+
+    def expire(self, request: Request, reason: str) -> None:
+        """Give up a request that was admitted and still waits."""
+        self._check_open(request)
+        for task in request.tasks:
+            if task.state == TaskState.RUNNING:
+                raise PolicyError(f"request {request.id} is running")
+        self._ledger.settle(request, Outcome.EXPIRED, reason)
+
+    def _check_open(self, request: Request) -> None:
+        if request.state != RequestState.OPEN:
+            raise PolicyError(f"request {request.id} is settled already")
+
+    # --- instances -----------------------------------------------------------------------------
+
+    def start(self, variant: Variant, node: Node) -> Instance:
+        """Start an instance on a node, evicting idle ones as needed."""
+        if node.state != NodeState.UP:
+            raise PolicyError(f"{node.name} is down")
+        if variant.id in node.instances:
+            raise PolicyError(f"{node.name} holds {variant.name} already")
+        if node.pool.id not in variant.pool_ids:
+            raise PolicyError(f"{variant.name} does not run on pool {node.pool.name}")
+        if not self._view.can_make_room(node, variant):
+            raise PolicyError(f"{node.name} has no memory for {variant.name}")
+        return self._ledger.start_instance(variant, node.pool, node)
+
+    def start_anywhere(self, variant: Variant, pool: Pool) -> Instance:
+        """Start an instance on whichever node the pool's Broker grants."""
+        if pool.id not in variant.pool_ids:
+            raise PolicyError(f"{variant.name} does not run on pool {pool.name}")
+        return self._ledger.start_instance(variant, pool, None)
+
+    def stop(self, instance: Instance) -> None:
+        """Let an instance finish what it has begun, then be gone."""
+        if instance.state in (InstanceState.DRAINING, InstanceState.GONE):
+            raise PolicyError(f"instance {instance.id} is leaving already")
+        self._ledger.stop_instance(instance)
+
+    def evict(self, instance: Instance) -> None:
+        """Move an idle instance's weights into host memory."""
+        node = instance.node
+        if node is None or not is_evictable(instance) or instance.residency != Residency.DEVICE:
+            raise PolicyError(f"instance {instance.id} is not idle on a device")
+        size = instance.variant.profile.memory_bytes
+        if node.host_bytes_used + size > node.pool.host_memory_bytes:
+            raise PolicyError(f"{node.name} has no host memory for {instance.variant.name}")
+        self._ledger.evict_weights(instance, node)
+
+    def load(self, instance: Instance) -> None:
+        """Bring an instance's weights back onto the device before they are needed."""
+        node = instance.node
+        if node is None or instance.residency != Residency.HOST:
+            raise PolicyError(f"instance {instance.id} is not in host memory")
+        if not self._view.can_make_room(node, instance.variant):
+            raise PolicyError(f"{node.name} has no memory for {instance.variant.name}")
+        self._ledger.load_weights(instance, node)
+
+    # --- promises ------------------------------------------------------------------------------
+
+    def reserve(
+        self, task: Task, node: Node, variant: Variant, start_ns: int, end_ns: int
+    ) -> Reservation:
+        """Promise compute of a node to a task that is not ready yet. It ends with the task."""
+        view = self._view
+        if task.state != TaskState.BLOCKED or task.id in view.reservations:
+            raise PolicyError(f"task {task.id} cannot be given a reservation")
+        if node.state != NodeState.UP or not start_ns < end_ns:
+            raise PolicyError(f"{node.name} cannot be reserved for [{start_ns}, {end_ns})")
+        if (
+            view.gpu_free_sevenths(node, start_ns, end_ns) < variant.shape.gpu_sevenths
+            or view.cpu_free_milli(node, start_ns, end_ns) < variant.shape.cpu_milli
+        ):
+            raise PolicyError(f"{node.name} is promised to others in [{start_ns}, {end_ns})")
+        reservation = Reservation(task.id, node.id, variant, start_ns, end_ns)
+        view.reservations[task.id] = reservation
+        node.reservations[task.id] = reservation
+        return reservation
+
+    # --- time and thought ----------------------------------------------------------------------
+
+    def set_timer(self, name: str, at_ns: int, number: int = 0) -> None:
+        """Have `on_timer(name, number)` called at `at_ns`; replaces the timer of that name."""
+        if name in RESERVED_TIMERS:
+            raise PolicyError(f"the timer name {name!r} is the Scheduler's own")
+        if at_ns < self._view.now_ns:
+            raise PolicyError(f"timer {name!r} is set for the past")
+        self._ledger.set_timer((name, number), at_ns)
+
+    def cancel_timer(self, name: str, number: int = 0) -> None:
+        """Forget a timer, if it is set."""
+        if name in RESERVED_TIMERS:
+            raise PolicyError(f"the timer name {name!r} is the Scheduler's own")
+        self._ledger.cancel_timer((name, number))
+
+    def report_work(self, units: int) -> None:
+        """
+        Say how much was computed (states expanded, points scanned): drivers charge time for it.
+
+        Policies read no clock, so a search with a time limit is one with a limit on this.
+        """
+        self._ledger.work += units

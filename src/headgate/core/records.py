@@ -1,0 +1,241 @@
+"""
+What the Scheduler keeps about the present: requests, tasks, batches, instances, nodes.
+
+Plain slotted classes, because some are made for every request and a compiled build turns them into
+C structs. The Scheduler (through its `Ledger`) writes them; policies only read them.
+
+An *attempt* is a task's place in a batch: it has no record of its own. A task counts the attempts
+that are out (`attempts_out`) and those that were made; retries and competing copies are both just
+more attempts.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from headgate.core.clock import NEVER_NS
+from headgate.core.lifecycle import (
+    BatchState,
+    InstanceState,
+    NodeState,
+    RequestState,
+    Residency,
+    TaskState,
+)
+from headgate.core.model import Function, Pipeline, Pool, Stage, Variant
+
+# Task ids are request id * STAGES_MAX + stage, so that a log needs no table to read them.
+STAGES_MAX: Final = 256
+
+
+@final
+class Request:
+    """One invocation of a pipeline. Its deadline is computed once, at arrival."""
+
+    __slots__ = (
+        "arrival_ns",
+        "client",
+        "deadline_ns",
+        "id",
+        "items",
+        "outcome",
+        "pipeline",
+        "priority",
+        "state",
+        "tasks",
+        "tasks_left",
+    )
+
+    def __init__(
+        self,
+        id: int,
+        pipeline: Pipeline,
+        client: int,
+        items: int,
+        priority: int,
+        arrival_ns: int,
+        deadline_ns: int,
+    ) -> None:
+        self.id = id
+        self.pipeline = pipeline
+        self.client = client
+        self.items = items
+        self.priority = priority  # smaller is more urgent
+        self.arrival_ns = arrival_ns
+        self.deadline_ns = deadline_ns
+        self.state: int = RequestState.OPEN
+        self.outcome: int | None = None
+        self.tasks: list[Task] = []
+        self.tasks_left = 0
+
+
+@final
+class Task:
+    """One stage of one request: ready when its predecessors are done."""
+
+    __slots__ = (
+        "attempts_made",
+        "attempts_out",
+        "batch",
+        "function",
+        "id",
+        "node_id",
+        "refusals",
+        "request",
+        "stage",
+        "state",
+        "waits_for",
+    )
+
+    def __init__(self, id: int, request: Request, stage: Stage) -> None:
+        self.id = id
+        self.request = request
+        self.stage = stage
+        self.function: Function = stage.function
+        self.state: int = TaskState.BLOCKED
+        self.waits_for = len(stage.after)
+        self.attempts_out = 0
+        self.attempts_made = 0
+        self.refusals = 0
+        self.batch: Batch | None = None  # the last one it was sent in
+        # Where its result lies once it is done: the location of the `Datum` its successors read.
+        self.node_id: int | None = None
+
+
+@final
+class Datum:
+    """An intermediate result that successors read: how large it is and which node holds it."""
+
+    __slots__ = ("node_id", "size_bytes", "task_id")
+
+    def __init__(self, task_id: int, node_id: int | None, size_bytes: int) -> None:
+        self.task_id = task_id
+        self.node_id = node_id
+        self.size_bytes = size_bytes
+
+
+@final
+class Instance:
+    """A variant of a function on a node. At most one per variant and node."""
+
+    __slots__ = (
+        "id",
+        "is_preparing",
+        "last_used_ns",
+        "node",
+        "residency",
+        "running",
+        "state",
+        "variant",
+    )
+
+    def __init__(self, id: int, variant: Variant, node: Node | None, now_ns: int) -> None:
+        self.id = id
+        self.variant = variant
+        self.node = node  # None until a pool that picks its own node has said which
+        self.state: int = InstanceState.STARTING
+        self.residency: int = Residency.NOWHERE
+        self.is_preparing = False  # starting or loading: holds a slot of its node
+        self.running = 0  # batches of ours that are out with it
+        self.last_used_ns = now_ns
+
+
+@final
+class Node:
+    """
+    A machine or an accelerator, as this Scheduler believes it to be.
+
+    Other Schedulers may use it too, so `running` counts only our own batches; whether it can take
+    one more is its Backend's business.
+    """
+
+    __slots__ = (
+        "blocked_until_ns",
+        "cpu_milli_used",
+        "gpu_sevenths_used",
+        "host_bytes_used",
+        "id",
+        "instances",
+        "limits_compute",
+        "memory_used_bytes",
+        "name",
+        "pool",
+        "reservations",
+        "running",
+        "slots",
+        "state",
+        "variants",
+    )
+
+    def __init__(
+        self, id: int, name: str, pool: Pool, variants: tuple[Variant | None, ...]
+    ) -> None:
+        self.id = id
+        self.name = name
+        self.pool = pool
+        self.variants = variants  # by function id: what this node would run for it, if anything
+        self.slots = pool.slots
+        self.limits_compute = pool.cpu_milli < NEVER_NS or pool.gpu_sevenths < NEVER_NS
+        self.state: int = NodeState.DOWN
+        self.running = 0
+        self.blocked_until_ns = 0
+        self.cpu_milli_used = 0
+        self.gpu_sevenths_used = 0
+        self.memory_used_bytes = 0
+        self.host_bytes_used = 0
+        # By variant id, least recently used first where memory is limited.
+        self.instances: dict[int, Instance] = {}
+        self.reservations: dict[int, Reservation] = {}
+
+
+@final
+class Batch:
+    """Tasks of one function sent out together, to an instance or to a pool that picks its own."""
+
+    __slots__ = (
+        "id",
+        "instance",
+        "items",
+        "node",
+        "pool",
+        "sent_ns",
+        "state",
+        "tasks",
+        "variant",
+    )
+
+    def __init__(
+        self,
+        id: int,
+        variant: Variant,
+        tasks: list[Task],
+        instance: Instance | None,
+        node: Node | None,
+        pool: Pool,
+        sent_ns: int,
+    ) -> None:
+        self.id = id
+        self.variant = variant
+        self.tasks = tasks
+        self.items = 0
+        self.instance = instance  # None when the pool picks
+        self.node = node
+        self.pool = pool
+        self.sent_ns = sent_ns
+        self.state: int = BatchState.OUT
+
+
+@final
+class Reservation:
+    """Compute of a node promised to a task that is not ready yet, for a while."""
+
+    __slots__ = ("end_ns", "node_id", "start_ns", "task_id", "variant")
+
+    def __init__(
+        self, task_id: int, node_id: int, variant: Variant, start_ns: int, end_ns: int = NEVER_NS
+    ) -> None:
+        self.task_id = task_id
+        self.node_id = node_id
+        self.variant = variant
+        self.start_ns = start_ns
+        self.end_ns = end_ns

@@ -1,0 +1,135 @@
+"""
+The present, as one Scheduler knows it. Policies read it and never write it.
+
+`free_nodes` is kept in order of when each node became free, so that "the node that has been free
+longest" is its first entry and costs nothing to find.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from headgate.core.events import TimerKey
+from headgate.core.lifecycle import InstanceState, NodeState, Residency
+from headgate.core.model import App, Variant
+from headgate.core.records import Batch, Datum, Instance, Node, Request, Reservation, Task
+
+
+@final
+class View:
+    """Requests, batches, nodes and instances by id, and questions about them."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self.now_ns = 0
+        self.requests: dict[int, Request] = {}  # open ones
+        self.batches: dict[int, Batch] = {}  # those that are out
+        self.nodes: dict[int, Node] = {}
+        self.free_nodes: dict[int, Node] = {}  # up, a slot left, not blocked
+        self.instances: dict[int, Instance] = {}  # not yet gone
+        self.reservations: dict[int, Reservation] = {}  # by task id
+        self.timers: dict[TimerKey, int] = {}
+        self.pool_blocked_until_ns = [0] * len(app.pools)
+        self.arrivals_seen = [0] * len(app.pipelines)  # offered, whether admitted or not
+        self.events_ignored = 0  # late duplicates of events that had already been handled
+        self.variants_by_pool = [app.variants_on(pool.id) for pool in app.pools]
+
+    def can_take(self, node: Node, function_id: int) -> bool:
+        """Whether a free node could begin a batch of this function now: compute and memory."""
+        variant = node.variants[function_id]
+        if variant is None:
+            return False
+        instance = node.instances.get(variant.id)
+        if instance is None or instance.residency == Residency.HOST:
+            if not self.can_make_room(node, variant):
+                return False
+        elif instance.running >= variant.concurrency:
+            return False
+        return not node.limits_compute or self._has_compute(node, variant)
+
+    def _has_compute(self, node: Node, variant: Variant) -> bool:
+        shape = variant.shape
+        return (
+            node.cpu_milli_used + shape.cpu_milli <= node.pool.cpu_milli
+            and node.gpu_sevenths_used + shape.gpu_sevenths <= node.pool.gpu_sevenths
+        )
+
+    def can_make_room(self, node: Node, variant: Variant) -> bool:
+        """Whether evicting idle instances could free the device memory this variant needs."""
+        need = variant.profile.memory_bytes
+        if node.memory_used_bytes + need <= node.pool.memory_bytes:
+            return True
+        pinned = sum(
+            i.variant.profile.memory_bytes
+            for i in node.instances.values()
+            if i.residency != Residency.HOST and not is_evictable(i)
+        )
+        return pinned + need <= node.pool.memory_bytes
+
+    def is_resident(self, node: Node, function_id: int) -> bool:
+        """Whether the node holds this function's weights on its device, or is loading them."""
+        variant = node.variants[function_id]
+        if variant is None:
+            return False
+        instance = node.instances.get(variant.id)
+        return instance is not None and instance.residency != Residency.HOST
+
+    def first_free(self, function_id: int) -> Node | None:
+        """The node that can take this function: least loaded, then free for longest."""
+        best: Node | None = None
+        for node in self.free_nodes.values():
+            if self.can_take(node, function_id):
+                if node.running == 0:
+                    return node
+                if best is None or node.running < best.running:
+                    best = node
+        return best
+
+    def is_pool_open(self, pool_id: int) -> bool:
+        """Whether a pool that picks its own instances is worth sending to just now."""
+        return self.pool_blocked_until_ns[pool_id] <= self.now_ns
+
+    def inputs_of(self, task: Task) -> list[Datum]:
+        """The intermediate results this task reads, and where they lie."""
+        inputs: list[Datum] = []
+        for index in task.stage.after:
+            before = task.request.tasks[index]
+            size = before.function.variants[0].profile.output_bytes * task.request.items
+            inputs.append(Datum(before.id, before.node_id, size))
+        return inputs
+
+    def moved_bytes(self, task: Task, node_id: int | None) -> int:
+        """How much of this task's input lies on other nodes."""
+        return sum(d.size_bytes for d in self.inputs_of(task) if d.node_id != node_id)
+
+    def gpu_free_sevenths(self, node: Node, start_ns: int, end_ns: int) -> int:
+        """GPU share of a node not promised to anybody at any time in [start_ns, end_ns)."""
+        promised = sum(
+            r.variant.shape.gpu_sevenths
+            for r in node.reservations.values()
+            if r.start_ns < end_ns and start_ns < r.end_ns
+        )
+        return node.pool.gpu_sevenths - promised
+
+    def cpu_free_milli(self, node: Node, start_ns: int, end_ns: int) -> int:
+        """CPU of a node not promised to anybody at any time in [start_ns, end_ns)."""
+        promised = sum(
+            r.variant.shape.cpu_milli
+            for r in node.reservations.values()
+            if r.start_ns < end_ns and start_ns < r.end_ns
+        )
+        return node.pool.cpu_milli - promised
+
+
+def is_evictable(instance: Instance) -> bool:
+    """Whether an instance can be put out of the way at once: it is idle."""
+    return instance.state == InstanceState.IDLE and instance.running == 0
+
+
+def is_free(view: View, node: Node) -> bool:
+    """The rule behind `View.free_nodes`."""
+    return (
+        node.state == NodeState.UP
+        and node.running < node.slots
+        and node.blocked_until_ns <= view.now_ns
+    )

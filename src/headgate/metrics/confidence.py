@@ -1,0 +1,93 @@
+"""How sure a mean is: intervals over independent seeds, and over one autocorrelated series."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean and the bounds that hold the true mean with the chosen confidence."""
+
+    mean: float
+    low: float  # not a number when one value alone says nothing about the spread
+    high: float
+    n: int  # independent values behind it
+
+
+def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval:
+    """Return the mean of independent values (one per seed) with its Student-t interval.
+
+    >>> mean_interval([1.0, 2.0, 3.0])
+    Interval(mean=2.0, low=-0.48..., high=4.48..., n=3)
+    """
+    assert len(values) > 0, "an interval needs at least one value"
+    n = len(values)
+    mean = math.fsum(values) / n
+    if n == 1:
+        return Interval(mean, math.nan, math.nan, 1)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
+    half = student_t(level, n - 1) * math.sqrt(variance / n)
+    return Interval(mean, mean - half, mean + half, n)
+
+
+def batch_means(series: ArrayLike, batches: int = 20, level: float = 0.95) -> Interval:
+    """Return the mean of a correlated series, with an interval from the means of its batches.
+
+    Neighbouring latencies of one run resemble each other, so treating them as independent would
+    give far too narrow an interval; means of long batches are nearly independent. The rows that
+    do not fill a batch are left out at the front, where the run is still warming up.
+    """
+    values = np.asarray(series, dtype=np.float64)
+    assert 2 <= batches <= len(values), "needs at least two batches of at least one value"
+    spare = len(values) % batches
+    means = values[spare:].reshape(batches, -1).mean(axis=1)
+    return mean_interval([float(mean) for mean in means], level)
+
+
+def student_t(level: float, dof: int) -> float:
+    """Return t such that |T| <= t with probability `level`, T having `dof` degrees of freedom.
+
+    >>> round(student_t(0.95, 9), 4)
+    2.2622
+    """
+    assert 0.0 < level < 1.0, level
+    assert dof >= 1, dof
+    if dof > 200:
+        return _student_t_of_many(level, dof)
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):  # the angle to full double precision
+        middle = (low + high) / 2
+        if _probability_within(middle, dof) < level:
+            low = middle
+        else:
+            high = middle
+    return math.sqrt(dof) * math.tan(low)
+
+
+def _probability_within(angle: float, dof: int) -> float:
+    """Return P(|T| <= sqrt(dof) tan(angle)): exact (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    cosine, sine = math.cos(angle), math.sin(angle)
+    is_odd = dof % 2 == 1
+    term = cosine if is_odd else 1.0
+    total = 0.0
+    for k in range(1 if is_odd else 0, dof - 1, 2):
+        total += term
+        term *= cosine * cosine * (k + 1) / (k + 2)
+    if is_odd:
+        return (angle + sine * total) * 2 / math.pi
+    return sine * total
+
+
+def _student_t_of_many(level: float, dof: int) -> float:
+    """Return the normal quantile, corrected up to order dof**-2 (Cornish and Fisher)."""
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    return z + first / dof + second / dof**2

@@ -1,0 +1,193 @@
+"""Numbers laid out as text: one sheet for the terminal and for the HTML report alike.
+
+A column has one unit and one number of decimals, so that its values can be compared at a glance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from headgate.metrics.groups import GroupSummary
+from headgate.metrics.summary import ResourceSummary, Summary
+
+Quantity = Literal["text", "count", "share", "time_ms", "rate", "usd", "index"]
+MISSING: Final = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column, already formatted. `unit` may be empty."""
+
+    title: str
+    unit: str
+    cells: tuple[str, ...]
+    is_text: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """A titled table of equally long columns."""
+
+    title: str
+    columns: tuple[Column, ...]
+
+    @property
+    def rows(self) -> tuple[tuple[str, ...], ...]:
+        """The cells, row by row."""
+        return tuple(zip(*(column.cells for column in self.columns), strict=True))
+
+
+def comparison_sheet(rows: Sequence[tuple[str, Summary]]) -> Sheet:
+    """Return one row per labelled run, with the numbers that decide between policies."""
+    summaries = [summary for _, summary in rows]
+    return Sheet(
+        "Comparison",
+        (
+            format_column("", "text", [label for label, _ in rows]),
+            format_column("met", "share", [s.slo_attainment for s in summaries]),
+            format_column("kept", "share", [s.admitted_kept for s in summaries]),
+            format_column("goodput", "rate", [s.goodput_rps for s in summaries]),
+            format_column("wait", "time_ms", [s.mean_wait_ms for s in summaries]),
+            format_column("p99", "time_ms", [s.p99_ms for s in summaries]),
+            format_column("cold", "share", [s.cold_request_share for s in summaries]),
+            format_column("busy", "share", [s.utilisation for s in summaries]),
+            format_column("cost", "usd", [s.cost_usd for s in summaries]),
+            format_column("per 1000", "usd", [s.cost_per_1000_met_usd for s in summaries]),
+        ),
+    )
+
+
+def headline_sheet(summary: Summary) -> Sheet:
+    """Return one run as a list: name, value, unit."""
+    columns = [
+        format_column(title, quantity, [value])
+        for title, quantity, value in _headline_rows(summary)
+    ]
+    return Sheet(
+        "Summary",
+        (
+            Column("", "", tuple(column.title for column in columns), is_text=True),
+            Column("", "", tuple(column.cells[0] for column in columns)),
+            Column("", "", tuple(column.unit for column in columns), is_text=True),
+        ),
+    )
+
+
+def group_sheet(title: str, rows: Sequence[GroupSummary]) -> Sheet:
+    """Return one row per client or per pipeline."""
+    return Sheet(
+        title,
+        (
+            format_column("", "text", [row.name for row in rows]),
+            format_column("requests", "count", [row.requests for row in rows]),
+            format_column("met", "share", [row.slo_attainment for row in rows]),
+            format_column("wait", "time_ms", [row.mean_wait_ms for row in rows]),
+            format_column("p99", "time_ms", [row.p99_ms for row in rows]),
+            format_column("service", "share", [row.service_share for row in rows]),
+        ),
+    )
+
+
+def resource_sheet(rows: Sequence[ResourceSummary]) -> Sheet:
+    """Return one row per node or serverless pool."""
+    return Sheet(
+        "Resources",
+        (
+            format_column("", "text", [row.name for row in rows]),
+            format_column("pool", "text", [row.pool for row in rows]),
+            format_column("tier", "text", [row.tier for row in rows]),
+            format_column("up", "time_ms", [row.up_ms for row in rows]),
+            format_column("busy", "share", [row.utilisation for row in rows]),
+            format_column("cold starts", "count", [row.cold_starts for row in rows]),
+            format_column("loads", "count", [row.loads for row in rows]),
+            format_column("usage", "usd", [row.usage_usd for row in rows]),
+            format_column("allocation", "usd", [row.allocation_usd for row in rows]),
+        ),
+    )
+
+
+def format_column(title: str, quantity: Quantity, values: Sequence[float | str]) -> Column:
+    """Format values of one quantity alike, in the unit that suits them.
+
+    >>> column = format_column("wait", "time_ms", [0.5, 12.25, math.nan])
+    >>> column.unit, column.cells
+    ('ms', ('0.50', '12.25', '-'))
+    """
+    if quantity == "text":
+        return Column(title, "", tuple(str(value) for value in values), is_text=True)
+    numbers = [float(value) for value in values]
+    unit, factor = _unit(quantity, max((abs(x) for x in numbers if math.isfinite(x)), default=0.0))
+    numbers = [number * factor for number in numbers]
+    decimals = _decimals(quantity, [abs(x) for x in numbers if math.isfinite(x) and x])
+    cells = (f"{x:,.{decimals}f}" if math.isfinite(x) else MISSING for x in numbers)
+    return Column(title, unit, tuple(cells))
+
+
+def format_value(quantity: Quantity, value: float) -> str:
+    """Format one number with its unit, as in running text.
+
+    >>> format_value("share", 0.98765), format_value("usd", 1234.5), format_value("time_ms", 0.02)
+    ('98.77 %', '$1,234.50', '20.0 µs')
+    """
+    column = format_column("", quantity, [value])
+    cell = column.cells[0]
+    if cell == MISSING or not column.unit:
+        return cell
+    return f"${cell}" if column.unit == "$" else f"{cell} {column.unit}"
+
+
+def _unit(quantity: Quantity, largest: float) -> tuple[str, float]:
+    """Return the unit to show, and what to multiply by to get there."""
+    if quantity == "time_ms":
+        if largest < 1.0:
+            return ("µs", 1000.0) if largest else ("ms", 1.0)
+        return ("ms", 1.0) if largest < 10_000.0 else ("s", 0.001)
+    units = {"share": ("%", 100.0), "rate": ("/s", 1.0), "usd": ("$", 1.0)}
+    return units.get(quantity, ("", 1.0))
+
+
+def _decimals(quantity: Quantity, sizes: Sequence[float]) -> int:
+    """Return enough decimals to tell the values apart: three digits of the largest at least."""
+    if quantity in ("share", "index"):
+        return 2 if quantity == "share" else 3
+    if quantity == "count" or not sizes:
+        return 0
+    largest_digits = math.floor(math.log10(max(sizes))) + 1
+    smallest_digits = math.floor(math.log10(min(sizes))) + 1
+    wanted = max(3 - largest_digits, 2 - smallest_digits, 2 if quantity == "usd" else 0)
+    return min(wanted, 6 if quantity == "usd" else 3)
+
+
+def _headline_rows(s: Summary) -> tuple[tuple[str, Quantity, float], ...]:
+    return (
+        ("requests", "count", s.requests),
+        ("met", "count", s.met),
+        ("late", "count", s.late),
+        ("rejected", "count", s.rejected),
+        ("expired", "count", s.expired),
+        ("failed", "count", s.failed),
+        ("cancelled", "count", s.cancelled),
+        ("SLO attainment", "share", s.slo_attainment),
+        ("admitted kept", "share", s.admitted_kept),
+        ("goodput", "rate", s.goodput_rps),
+        ("throughput", "rate", s.throughput_rps),
+        ("latency mean", "time_ms", s.mean_ms),
+        ("latency p50", "time_ms", s.p50_ms),
+        ("latency p90", "time_ms", s.p90_ms),
+        ("latency p99", "time_ms", s.p99_ms),
+        ("latency p99.9", "time_ms", s.p999_ms),
+        ("wait mean", "time_ms", s.mean_wait_ms),
+        ("wait p99", "time_ms", s.p99_wait_ms),
+        ("makespan", "time_ms", s.makespan_ms),
+        ("cold starts", "count", s.cold_starts),
+        ("weight loads", "count", s.loads),
+        ("cold requests", "share", s.cold_request_share),
+        ("utilisation", "share", s.utilisation),
+        ("cost, allocation", "usd", s.cost_allocation_usd),
+        ("cost, usage only", "usd", s.cost_usage_usd),
+        ("cost per 1000 met", "usd", s.cost_per_1000_met_usd),
+        ("fairness (Jain)", "index", s.fairness),
+    )

@@ -1,0 +1,69 @@
+"""First come, first served, to the next node that is free.
+
+The *balance* policy of "Making the Most of Serverless Accelerators" (Berkeley thesis, 2022,
+chapter 6) and of the KaaS pool: one queue, no regard for where weights lie or who is asking. A
+node that is free never waits while something is queued. It minds neither cold starts nor fairness,
+so a client that sends more gets more.
+
+With `batch_max` above 1 it takes tasks of the same function that stand together at the head of the
+queue. Cost per decision: O(1).
+
+>>> from headgate.policies import find_policy
+>>> find_policy("balance").config(batch_max=4).batch_max
+4
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import final
+
+from headgate.core.batching import take_batch
+from headgate.core.lifecycle import TaskState
+from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind, Takes
+from headgate.core.records import Node, Task
+
+
+@dataclass(frozen=True)
+class Config(PolicyConfig):
+    """Settings of `balance`."""
+
+    batch_max: int = 1  # items to a batch, within what the function can take
+
+
+@final
+class Balance(Policy):
+    """One queue; its head goes to the node that has been free longest."""
+
+    def __init__(self, context: Context, config: Config) -> None:
+        super().__init__(context, config)
+        self._batch_max = config.batch_max
+        self._queue: deque[Task] = deque()
+
+    def on_task_ready(self, task: Task) -> None:
+        self._queue.append(task)
+        self._serve()
+
+    def on_task_returned(self, task: Task) -> None:
+        self._queue.appendleft(task)  # it has waited once already
+        self._serve()
+
+    def on_capacity(self, node: Node) -> None:
+        self._serve()
+
+    def _serve(self) -> None:
+        queue = self._queue
+        free = self.view.free_nodes
+        while queue and free:
+            task = queue[0]
+            if task.state != TaskState.READY:
+                queue.popleft()
+                continue
+            node = self.view.first_free(task.function.id)
+            if node is None:
+                return
+            self.orders.dispatch(take_batch(queue, node, self._batch_max), node)
+
+
+POLICY = PolicyKind(Balance, Config, Takes(batches=True))

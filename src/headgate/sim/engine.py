@@ -1,0 +1,495 @@
+"""The engine: takes what is due, tells the Scheduler, and does what it says.
+
+A driver of the seam, and a small one: no decision is made here. At one instant things happen in
+the order completions, arrivals, timers, and among equals in the order they came about. Open-loop
+arrivals come from presorted columns; everything else is on the agenda. A run ends when nothing is
+left to happen, so every request has been settled or something is wrong (and the checkers say so).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+from headgate.core.actions import (
+    Action,
+    CancelBatch,
+    CancelTimer,
+    Dispatch,
+    EvictWeights,
+    LoadWeights,
+    SetTimer,
+    Settle,
+    StartInstance,
+    StopInstance,
+)
+from headgate.core.broker import Broker
+from headgate.core.clock import NEVER_NS
+from headgate.core.errors import DriverError
+from headgate.core.events import (
+    BatchFailed,
+    BatchFinished,
+    BatchLost,
+    BatchRefused,
+    Event,
+    InstanceAppeared,
+    InstanceStarted,
+    InstanceStopped,
+    NodeJoined,
+    NodeLost,
+    Rank,
+    RequestAnnounced,
+    RequestArrived,
+    RequestCancelled,
+    TimerFired,
+    TimerKey,
+    WeightsEvicted,
+    WeightsLoaded,
+)
+from headgate.core.model import App
+from headgate.core.scheduler import Scheduler
+from headgate.sim.agenda import Agenda, Happening
+from headgate.sim.feed import Feed
+from headgate.sim.node import Job, Report, SimNode, Wake
+from headgate.sim.platform import Invocation, Platform
+from headgate.sim.recorder import Recorder
+
+
+class Observer:
+    """Watches a run from outside: logs it, checks it. All methods are optional."""
+
+    def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+        """An event was handled, and these are the actions it led to."""
+
+
+class Client:
+    """Somebody who reacts to answers: closed-loop load. `Engine` calls these."""
+
+    def begin(self, engine: Engine) -> None:
+        """The run begins."""
+
+    def woken(self, engine: Engine, now_ns: int) -> None:
+        """A time asked for with `Engine.wake_client` has come."""
+
+    def settled(self, engine: Engine, now_ns: int, request_id: int, outcome: int) -> None:
+        """One of its requests has ended."""
+
+
+class Trouble(Happening):
+    """A fault that begins or ends. See `headgate.sim.faults`."""
+
+    __slots__ = ()
+
+    def strike(self, engine: Engine, now_ns: int) -> None:
+        """Let it happen."""
+
+
+@final
+class _TimerDue(Happening):
+    __slots__ = ("key", "scheduler", "token")
+
+    def __init__(self, scheduler: int, key: TimerKey, token: int) -> None:
+        self.scheduler = scheduler
+        self.key = key
+        self.token = token
+
+
+@final
+class _Submission(Happening):
+    __slots__ = ("client", "items", "pipeline", "sender")
+
+    def __init__(self, pipeline: int, client: int, items: int, sender: Client | None) -> None:
+        self.pipeline = pipeline
+        self.client = client
+        self.items = items
+        self.sender = sender
+
+
+@final
+class _Cancellation(Happening):
+    __slots__ = ("request_id",)
+
+    def __init__(self, request_id: int) -> None:
+        self.request_id = request_id
+
+
+@final
+class _ClientDue(Happening):
+    __slots__ = ("client",)
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+
+@final
+class _Order(Happening):
+    """An action on its way to where it is carried out."""
+
+    __slots__ = ("action", "scheduler")
+
+    def __init__(self, scheduler: int, action: Action) -> None:
+        self.scheduler = scheduler
+        self.action = action
+
+
+@final
+class _Inbox(Happening):
+    """An event that waits because the Scheduler is still thinking."""
+
+    __slots__ = ("event", "scheduler")
+
+    def __init__(self, scheduler: int, event: Event) -> None:
+        self.scheduler = scheduler
+        self.event = event
+
+
+@final
+class Engine:
+    """One run. Build it, `run()` it once, read the recorder."""
+
+    def __init__(
+        self,
+        app: App,
+        schedulers: list[Scheduler],
+        nodes: list[SimNode],
+        platforms: dict[int, Platform],
+        agenda: Agenda,
+        recorder: Recorder,
+        feed: Feed,
+        *,
+        clients: Sequence[Client] = (),
+        observer: Observer | None = None,
+        decision_ns: int = 0,
+        work_unit_ns: int = 0,
+        limit_ns: int = NEVER_NS,
+    ) -> None:
+        self.app = app
+        self.schedulers = schedulers
+        self.nodes = nodes
+        self.platforms = platforms  # by pool id
+        self.agenda = agenda
+        self.recorder = recorder
+        self.now_ns = 0
+        self.open_requests: dict[int, None] = {}
+        self._latency_ns = [pipeline.slo.latency_ns for pipeline in app.pipelines]
+        self._feed = feed
+        self._clients = clients
+        self._observer = observer
+        self._peers = len(schedulers)
+        self._decision_ns = decision_ns
+        self._work_unit_ns = work_unit_ns
+        self._thinking_takes_time = decision_ns > 0 or work_unit_ns > 0
+        self._network_ns = [pool.network_ns for pool in app.pools]
+        self._free_at_ns = [0] * self._peers
+        self._limit_ns = limit_ns
+        self._timers: list[dict[TimerKey, int]] = [{} for _ in schedulers]
+        self._token = 0
+        self._expected = 0  # submissions and clients on the agenda
+        self._senders: dict[int, Client] = {}
+        self._brokers: dict[int, Broker] = {}
+        self._starts: dict[int, tuple[int, StartInstance]] = {}  # waiting for a broker's grant
+        self._variant_of: dict[int, int] = {}  # instance id -> variant id, where pools are shared
+
+    # --- the loop ------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Let everything happen."""
+        for node in self.nodes:
+            self.join(0, node)
+        for client in self._clients:
+            client.begin(self)
+        heap = self.agenda.heap
+        feed = self._feed
+        while True:
+            arrival_ns = feed.next_ns
+            if heap:
+                first = heap[0]
+                at_ns = first[0]
+                if arrival_ns < at_ns or (arrival_ns == at_ns and first[1] > Rank.ARRIVAL):
+                    self._arrive(arrival_ns)
+                    continue
+                if arrival_ns == NEVER_NS and self._is_over(at_ns):
+                    return
+                self.now_ns = at_ns
+                self._happen(at_ns, self.agenda.pop()[3])
+            elif arrival_ns < NEVER_NS:
+                self._arrive(arrival_ns)
+            else:
+                return
+
+    def _is_over(self, next_ns: int) -> bool:
+        return (not self.open_requests and self._expected == 0) or next_ns > self._limit_ns
+
+    def _arrive(self, now_ns: int) -> None:
+        self.now_ns = now_ns
+        feed = self._feed
+        pipeline, client, items = feed.pipeline, feed.client, feed.items
+        feed.advance()
+        self._submit_now(now_ns, pipeline, client, items)
+
+    def _submit_now(self, now_ns: int, pipeline: int, client: int, items: int) -> int:
+        deadline_ns = now_ns + self.app.pipelines[pipeline].slo.latency_ns
+        deadline_ns = min(deadline_ns, NEVER_NS)
+        request_id = self.recorder.arrived(now_ns, pipeline, client, deadline_ns)
+        self.open_requests[request_id] = None
+        event = RequestArrived(request_id, pipeline, client, items, 0, deadline_ns)
+        self.tell(now_ns, self._scheduler_of_request(request_id), event)
+        return request_id
+
+    def _scheduler_of_request(self, request_id: int) -> int:
+        """The broker in front of the gateways spreads requests evenly, and not in lockstep."""
+        return 0 if self._peers == 1 else (request_id * 2_654_435_761 >> 16) % self._peers
+
+    def _happen(self, now_ns: int, what: Happening) -> None:
+        if isinstance(what, Job):
+            node = what.node
+            event = node.end_job(now_ns, what)
+            if event is not None:
+                self._reported(now_ns, event, node.pool.network_ns)
+        elif isinstance(what, Invocation):
+            platform = what.platform
+            self._reported(now_ns, platform.end(now_ns, what), platform.pool.network_ns)
+        elif isinstance(what, _TimerDue):
+            timers = self._timers[what.scheduler]
+            if timers.get(what.key) == what.token:
+                del timers[what.key]
+                self.tell(now_ns, what.scheduler, TimerFired(what.key))
+        elif isinstance(what, Report):
+            self._deliver(now_ns, what.event)
+        elif isinstance(what, _Order):
+            self._carry_out(now_ns, what.scheduler, what.action)
+        else:
+            self._happen_rarely(now_ns, what)
+
+    def _happen_rarely(self, now_ns: int, what: Happening) -> None:
+        if isinstance(what, _Submission):
+            self._expected -= 1
+            request_id = self._submit_now(now_ns, what.pipeline, what.client, what.items)
+            if what.sender is not None and request_id in self.open_requests:
+                self._senders[request_id] = what.sender
+            elif what.sender is not None:  # turned away at once
+                outcome = self.recorder.outcome[request_id]
+                what.sender.settled(self, now_ns, request_id, outcome)
+        elif isinstance(what, _ClientDue):
+            self._expected -= 1
+            what.client.woken(self, now_ns)
+        elif isinstance(what, _Cancellation):
+            if what.request_id in self.open_requests:
+                index = self._scheduler_of_request(what.request_id)
+                self.tell(now_ns, index, RequestCancelled(what.request_id))
+        elif isinstance(what, Wake):
+            what.node.wake(now_ns, what.instance_id)
+        elif isinstance(what, _Inbox):
+            self.tell(now_ns, what.scheduler, what.event)
+        elif isinstance(what, Trouble):
+            what.strike(self, now_ns)
+        else:
+            raise DriverError(f"nothing is known about {type(what).__name__}")
+
+    # --- to the Schedulers ---------------------------------------------------------------------
+
+    def _reported(self, now_ns: int, event: Event, network_ns: int) -> None:
+        if network_ns:
+            self.agenda.push(now_ns + network_ns, Rank.COMPLETION, Report(event))
+        elif self._peers == 1 and isinstance(event, BatchFinished):
+            self.tell(now_ns, 0, event)
+        else:
+            self._deliver(now_ns, event)
+
+    def _deliver(self, now_ns: int, event: Event) -> None:
+        """Tell whom it concerns: the sender of a batch, or everybody about instances."""
+        if isinstance(event, BatchFinished | BatchFailed | BatchRefused | BatchLost):
+            self.tell(now_ns, event.batch_id % self._peers, event)
+            return
+        assert isinstance(event, InstanceStarted | InstanceStopped | WeightsLoaded | WeightsEvicted)
+        owner = event.instance_id % self._peers
+        if isinstance(event, InstanceStopped):
+            self._broker_freed(now_ns, event.instance_id)
+        for index in range(self._peers):
+            if index == owner or not isinstance(event, InstanceStarted):
+                self.tell(now_ns, index, event)
+            else:
+                variant_id = self._variant_of[event.instance_id]
+                appeared = InstanceAppeared(event.instance_id, variant_id, event.node_id)
+                self.tell(now_ns, index, appeared)
+
+    def tell(self, now_ns: int, index: int, event: Event) -> None:
+        """Feed one Scheduler one event and carry out what it says."""
+        scheduler = self.schedulers[index]
+        if self._thinking_takes_time:
+            self._tell_a_thinker(now_ns, index, scheduler, event)
+            return
+        actions = scheduler.handle(now_ns, event)
+        if self._observer is not None:
+            self._observer.saw(now_ns, index, event, actions)
+        for action in actions:
+            if isinstance(action, Settle):
+                self._settle(now_ns, action)
+            else:
+                self._perform(now_ns, index, action)
+
+    def _tell_a_thinker(self, now_ns: int, index: int, scheduler: Scheduler, event: Event) -> None:
+        if now_ns < self._free_at_ns[index]:
+            self.agenda.push(self._free_at_ns[index], event.rank, _Inbox(index, event))
+            return
+        work = scheduler.work
+        actions = scheduler.handle(now_ns, event)
+        if self._observer is not None:
+            self._observer.saw(now_ns, index, event, actions)
+        cost_ns = self._decision_ns + (scheduler.work - work) * self._work_unit_ns
+        done_ns = now_ns + cost_ns
+        self._free_at_ns[index] = done_ns
+        for action in actions:
+            self.agenda.push(done_ns, Rank.COMPLETION, _Order(index, action))
+
+    # --- from the Schedulers -------------------------------------------------------------------
+
+    def _perform(self, now_ns: int, index: int, action: Action) -> None:
+        """Carry an action out, after the time the network takes."""
+        if isinstance(action, Dispatch):
+            if self._network_ns[action.pool_id]:
+                at_ns = now_ns + self._network_ns[action.pool_id]
+                self.agenda.push(at_ns, Rank.COMPLETION, _Order(index, action))
+            elif action.node_id is not None:
+                self.nodes[action.node_id].take_batch(now_ns, action)
+            else:
+                self.platforms[action.pool_id].take(now_ns, action)
+        elif isinstance(action, SetTimer):
+            self._token += 1
+            self._timers[index][action.key] = self._token
+            due = _TimerDue(index, action.key, self._token)
+            self.agenda.push(max(now_ns, action.at_ns), Rank.TIMER, due)
+        elif isinstance(action, CancelTimer):
+            self._timers[index].pop(action.key, None)
+        else:
+            self._perform_on_node(now_ns, index, action)
+
+    def _perform_on_node(self, now_ns: int, index: int, action: Action) -> None:
+        assert isinstance(
+            action, StartInstance | StopInstance | LoadWeights | EvictWeights | CancelBatch
+        )
+        if isinstance(action, StartInstance):
+            self._variant_of[action.instance_id] = action.variant_id
+        node_id = action.node_id
+        network_ns = 0 if node_id is None else self.nodes[node_id].pool.network_ns
+        if network_ns:
+            self.agenda.push(now_ns + network_ns, Rank.COMPLETION, _Order(index, action))
+        else:
+            self._carry_out(now_ns, index, action)
+
+    def _carry_out(self, now_ns: int, index: int, action: Action) -> None:
+        """An action has reached the place where it is carried out."""
+        if isinstance(action, Dispatch) and action.node_id is None:
+            self.platforms[action.pool_id].take(now_ns, action)
+        elif isinstance(action, Settle):
+            self._settle(now_ns, action)
+        elif isinstance(action, SetTimer | CancelTimer):
+            self._perform(now_ns, index, action)
+        elif isinstance(action, StartInstance) and action.node_id is None:
+            self._ask_broker(now_ns, index, action)
+        elif isinstance(action, StopInstance) and action.node_id is None:
+            self._starts.pop(action.instance_id, None)
+            self._deliver(now_ns, InstanceStopped(action.instance_id, "never started"))
+        elif isinstance(
+            action,
+            Dispatch | StartInstance | StopInstance | LoadWeights | EvictWeights | CancelBatch,
+        ):
+            if action.node_id is not None:
+                self.nodes[action.node_id].take(now_ns, action)
+
+    def _settle(self, now_ns: int, action: Settle) -> None:
+        request_id = action.request_id
+        self.recorder.settled(now_ns, request_id, action.outcome)
+        del self.open_requests[request_id]
+        if self._senders:
+            sender = self._senders.pop(request_id, None)
+            if sender is not None:
+                sender.settled(self, now_ns, request_id, action.outcome)
+
+    # --- shared pools --------------------------------------------------------------------------
+
+    def _ask_broker(self, now_ns: int, index: int, order: StartInstance) -> None:
+        broker = self._broker_of(order.pool_id)
+        variant = self.app.variants[order.variant_id]
+        if broker.request(order.instance_id, variant.function_id):
+            self._starts[order.instance_id] = (index, order)
+            self._grant(now_ns, broker)
+        else:
+            stopped = InstanceStopped(order.instance_id, "the pool is exhausted")
+            self.agenda.push(now_ns, Rank.COMPLETION, Report(stopped))
+
+    def _broker_of(self, pool_id: int) -> Broker:
+        broker = self._brokers.get(pool_id)
+        if broker is None:
+            broker = self._brokers[pool_id] = Broker()
+            for node in self.nodes:
+                if node.pool.id == pool_id and node.is_up:
+                    broker.node_joined(node.id)
+        return broker
+
+    def _grant(self, now_ns: int, broker: Broker) -> None:
+        for grant in broker.grants():
+            _, order = self._starts.pop(grant.instance_id)
+            granted = StartInstance(
+                order.instance_id, order.variant_id, order.pool_id, grant.node_id
+            )
+            self.nodes[grant.node_id].take(now_ns, granted)
+
+    def _broker_freed(self, now_ns: int, instance_id: int) -> None:
+        for pool_id, broker in self._brokers.items():
+            for node in self.nodes:
+                if node.pool.id == pool_id and node.is_up and not node.backend.residents:
+                    broker.node_freed(node.id)
+            self._grant(now_ns, broker)
+
+    # --- what clients and faults may do --------------------------------------------------------
+
+    def submit(
+        self, at_ns: int, pipeline: int, client: int, items: int = 1, sender: Client | None = None
+    ) -> None:
+        """Have a request arrive."""
+        self._expected += 1
+        self.agenda.push(at_ns, Rank.ARRIVAL, _Submission(pipeline, client, items, sender))
+
+    def cancel(self, now_ns: int, request_id: int) -> None:
+        """Have a client withdraw its request, if it is still open."""
+        self.agenda.push(now_ns, Rank.ARRIVAL, _Cancellation(request_id))
+
+    def wake_client(self, at_ns: int, client: Client) -> None:
+        """Call `client.woken` then."""
+        self._expected += 1
+        self.agenda.push(at_ns, Rank.ARRIVAL, _ClientDue(client))
+
+    def announce(self, request_id: int, pipeline: int, client: int, arrival_ns: int) -> None:
+        """Tell clairvoyant policies, before the run, of a request that will arrive."""
+        index = self._scheduler_of_request(request_id)
+        self.tell(0, index, RequestAnnounced(request_id, pipeline, client, arrival_ns))
+
+    def expect_trouble(self, at_ns: int, trouble: Trouble) -> None:
+        """Have a fault begin or end then."""
+        self.agenda.push(at_ns, Rank.TIMER, trouble)
+
+    def crash(self, now_ns: int, node: SimNode) -> None:
+        """A node goes down and takes everything on it with it."""
+        if not node.is_up:
+            return
+        for event in node.crash(now_ns):
+            self._deliver(now_ns, event)
+        broker = self._brokers.get(node.pool.id)
+        if broker is not None:
+            broker.node_lost(node.id)
+        for index in range(self._peers):
+            self.tell(now_ns, index, NodeLost(node.id))
+
+    def join(self, now_ns: int, node: SimNode) -> None:
+        """A node is there, or back."""
+        if node.is_up:
+            return
+        node.join(now_ns)
+        broker = self._brokers.get(node.pool.id)
+        if broker is not None:
+            broker.node_joined(node.id)
+        for index in range(self._peers):
+            self.tell(now_ns, index, NodeJoined(node.id, node.pool.id, node.name))
+        if broker is not None:
+            self._grant(now_ns, broker)

@@ -1,0 +1,377 @@
+"""A simulated node: the real Backend decides, the truth says how long it takes.
+
+Work on a node runs exclusively (one slot), in slots, or, where the profile says that company slows
+it down, by processor sharing: then every job's progress depends on how many there are, and the
+next job to end is worked out anew whenever one comes or goes.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from headgate.core.actions import (
+    Action,
+    CancelBatch,
+    Dispatch,
+    EvictWeights,
+    LoadWeights,
+    StartInstance,
+    StopInstance,
+)
+from headgate.core.backend import Backend, Verdict
+from headgate.core.clock import NEVER_NS
+from headgate.core.events import (
+    BatchFailed,
+    BatchFinished,
+    BatchLost,
+    BatchRefused,
+    Event,
+    InstanceStarted,
+    InstanceStopped,
+    Rank,
+    Refusal,
+    WeightsEvicted,
+    WeightsLoaded,
+)
+from headgate.core.model import App, Pool, Variant
+from headgate.core.records import STAGES_MAX
+from headgate.metrics.columns import SpanKind
+from headgate.sim.agenda import Agenda, Happening
+from headgate.sim.recorder import Recorder
+from headgate.sim.truth import Truth
+
+
+@final
+class Job(Happening):
+    """Something a node has begun: a start, a load or a batch."""
+
+    __slots__ = ("began_ns", "ends_ns", "is_over", "left_ns", "node", "order", "variant")
+
+    def __init__(self, node: SimNode, order: Action, variant: Variant, now_ns: int) -> None:
+        self.node = node
+        self.order = order
+        self.variant = variant
+        self.began_ns = now_ns
+        self.ends_ns = NEVER_NS
+        self.left_ns = 0.0  # work to go if it were alone; used where jobs share the processor
+        self.is_over = False  # the node has crashed under it, or it was called back
+
+
+@final
+class Report(Happening):
+    """An event on its way to the Schedulers."""
+
+    __slots__ = ("event",)
+
+    def __init__(self, event: Event) -> None:
+        self.event = event
+
+
+@final
+class Wake(Happening):
+    """A node looks at what it has held back, or at who has been idle for too long."""
+
+    __slots__ = ("instance_id", "node")
+
+    def __init__(self, node: SimNode, instance_id: int | None = None) -> None:
+        self.node = node
+        self.instance_id = instance_id
+
+
+@final
+class SimNode:
+    """One node: a Backend, the work it has begun, and whatever is wrong with it just now."""
+
+    def __init__(
+        self,
+        id: int,
+        name: str,
+        pool: Pool,
+        app: App,
+        agenda: Agenda,
+        truth: Truth,
+        recorder: Recorder,
+    ) -> None:
+        self.id = id
+        self.name = name
+        self.pool = pool
+        self._app = app
+        self._agenda = agenda
+        self._truth = truth
+        self._recorder = recorder
+        self.backend = Backend(pool, app.variants)
+        self.jobs: dict[Job, None] = {}  # a set that keeps its order
+        self._has_cascades = any(s.only_if_unsure for p in app.pipelines for s in p.stages)
+        self._shares = pool.slots > 1 and any(
+            len(v.profile.slowdown) > 1 for v in app.variants if pool.id in v.pool_ids
+        )
+        self._retires_idle = pool.idle_timeout_ns < NEVER_NS
+        self._changed_ns = 0  # when the set of jobs that share the processor last changed
+        self.is_up = False
+        self.up_since_ns = 0
+        # Faults in force; counted, because their windows may overlap.
+        self.slow_factor = 1.0
+        self.refuses = 0
+        self.breaks = 0
+        self.breaks_starts = 0
+        self.loses = 0
+        self.duplicates = 0
+        # What it was used for.
+        self.up_ns = 0
+        self.busy_ns = 0
+        self.cold_starts = 0
+        self.loads = 0
+
+    # --- orders --------------------------------------------------------------------------------
+
+    def take(self, now_ns: int, order: Action) -> None:
+        """Carry an order out, hold it or refuse it."""
+        if isinstance(order, Dispatch):
+            self.take_batch(now_ns, order)
+        elif not self.is_up:
+            self._take_while_down(now_ns, order)
+        elif isinstance(order, StartInstance):
+            self._settle_verdict(now_ns, order, self.backend.start(now_ns, order))
+        elif isinstance(order, LoadWeights):
+            self._settle_verdict(now_ns, order, self.backend.load(now_ns, order))
+        elif isinstance(order, EvictWeights):
+            is_out = self.backend.evict(order.instance_id)
+            instance_id = order.instance_id
+            self.report(
+                now_ns, WeightsEvicted(instance_id) if is_out else WeightsLoaded(instance_id)
+            )
+        elif isinstance(order, StopInstance):
+            if self.backend.stop(order.instance_id):
+                self.report(now_ns, InstanceStopped(order.instance_id, "stopped"))
+        elif isinstance(order, CancelBatch):
+            held = self.backend.cancel(order.batch_id)
+            if held is not None:
+                self.report(now_ns, BatchRefused(held.batch_id, Refusal.CANCELLED))
+
+    def take_batch(self, now_ns: int, order: Dispatch) -> None:
+        """Begin a batch, hold it or refuse it."""
+        if not self.is_up or self.refuses:
+            reason = Refusal.BUSY if self.is_up else Refusal.GONE
+            self.report(now_ns, BatchRefused(order.batch_id, reason))
+            return
+        verdict = self.backend.offer(now_ns, order)
+        if verdict == Verdict.BEGIN:
+            self._begin_batch(now_ns, order)
+        else:
+            self._settle_verdict(now_ns, order, verdict)
+
+    def _take_while_down(self, now_ns: int, order: Action) -> None:
+        if isinstance(order, StartInstance | StopInstance):
+            self.report(now_ns, InstanceStopped(order.instance_id, "the node is down"))
+
+    def _settle_verdict(self, now_ns: int, order: Action, verdict: int) -> None:
+        if verdict == Verdict.BEGIN:
+            if isinstance(order, Dispatch):
+                self._begin_batch(now_ns, order)
+            else:
+                self._begin_preparing(now_ns, order)
+        elif isinstance(order, Dispatch):
+            if verdict == Verdict.HOLD:
+                self._hold(now_ns, order)
+            else:
+                self.report(now_ns, BatchRefused(order.batch_id, _REFUSALS[verdict]))
+
+    def _hold(self, now_ns: int, order: Dispatch) -> None:
+        resident = self.backend.residents[_instance_id(order)]
+        if resident.running and not resident.is_ready:
+            self._recorder.waits_for_start(now_ns, order.task_ids)
+        if order.earliest_ns > now_ns:
+            self._agenda.push(order.earliest_ns, Rank.COMPLETION, Wake(self))
+
+    # --- work ----------------------------------------------------------------------------------
+
+    def _begin_batch(self, now_ns: int, order: Dispatch) -> None:
+        variant = self._app.variants[order.variant_id]
+        length_ns = self._truth.exec_ns(variant, order.items)
+        if order.moved_bytes and self.pool.bytes_per_s > 0:
+            length_ns += int(order.moved_bytes / self.pool.bytes_per_s * 1e9)
+        self._recorder.began(now_ns, order.task_ids)
+        self._begin(now_ns, Job(self, order, variant, now_ns), length_ns)
+
+    def _begin_preparing(self, now_ns: int, order: Action) -> None:
+        """Begin a start or a load; that counts as work for those who wait for it."""
+        instance_id = _instance_id(order)
+        variant = self.backend.residents[instance_id].variant
+        if isinstance(order, StartInstance):
+            self.cold_starts += 1
+            length_ns = variant.profile.start_ns
+        else:
+            self.loads += 1
+            length_ns = variant.profile.load_ns
+        for waiting in self.backend.held_batches():
+            if waiting.instance_id == instance_id:
+                self._recorder.waits_for_start(now_ns, waiting.task_ids)
+        self._begin(now_ns, Job(self, order, variant, now_ns), length_ns)
+
+    def _begin(self, now_ns: int, job: Job, length_ns: int) -> None:
+        if self.slow_factor != 1.0:
+            length_ns = int(length_ns * self.slow_factor)
+        if self._shares:
+            self._progress(now_ns)
+            job.left_ns = float(length_ns)
+            self.jobs[job] = None
+            self._reschedule(now_ns)
+        else:
+            job.ends_ns = now_ns + length_ns
+            self.jobs[job] = None
+            self._agenda.push(job.ends_ns, Rank.COMPLETION, job)
+
+    def end_job(self, now_ns: int, job: Job) -> Event | None:
+        """A job has come to its end: say what the Schedulers are told, if anything."""
+        if job.is_over or job.ends_ns != now_ns:
+            return None  # the node crashed under it, or its end was worked out anew
+        if self._shares:
+            self._progress(now_ns)
+        del self.jobs[job]
+        order = job.order
+        self.busy_ns += now_ns - job.began_ns
+        backend = self.backend
+        backend.ended(now_ns, order)
+        if isinstance(order, Dispatch):
+            event = self._batch_event(now_ns, job, order)
+        else:
+            event = self._prepared(now_ns, job, order)
+        if self._retires_idle or backend.has_more_to_do(order):
+            self._after(now_ns, order)
+        if self._shares:
+            self._reschedule(now_ns)
+        return event
+
+    def _batch_event(self, now_ns: int, job: Job, order: Dispatch) -> Event | None:
+        if self._recorder.records_spans:
+            function_id = job.variant.function_id
+            began_ns, batch_id = job.began_ns, order.batch_id
+            self._recorder.span(
+                self.id, function_id, SpanKind.RUN, began_ns, now_ns, batch_id, order.items
+            )
+        if self.loses or self.breaks or self.duplicates:
+            return self._faulty_end(now_ns, order)
+        return BatchFinished(order.batch_id, self._unsure(order) if self._has_cascades else ())
+
+    def _faulty_end(self, now_ns: int, order: Dispatch) -> Event | None:
+        if self.loses:
+            return None
+        if self.breaks:
+            return BatchFailed(order.batch_id, "broken by a fault")
+        self.report(now_ns, BatchFinished(order.batch_id, self._unsure(order)))
+        return BatchFinished(order.batch_id, self._unsure(order))
+
+    def _unsure(self, order: Dispatch) -> tuple[int, ...]:
+        """Which tasks a cascade should go on with; drawn by hashing, so that order is no matter."""
+        return tuple(t for t in order.task_ids if self._is_unsure(t))
+
+    def _is_unsure(self, task_id: int) -> bool:
+        row = task_id // STAGES_MAX
+        pipeline = self._app.pipelines[self._recorder.pipeline[row]]
+        for index in pipeline.successors[task_id % STAGES_MAX]:
+            stage = pipeline.stages[index]
+            if stage.only_if_unsure:
+                drawn = (task_id * 2654435761 % 4294967296) / 4294967296
+                return drawn < stage.unsure_probability
+        return False
+
+    def _prepared(self, now_ns: int, job: Job, order: Action) -> Event | None:
+        is_start = isinstance(order, StartInstance)
+        instance_id = _instance_id(order)
+        self._recorder.span(
+            self.id,
+            job.variant.function_id,
+            SpanKind.START if is_start else SpanKind.LOAD,
+            job.began_ns,
+            now_ns,
+            instance_id,
+            0,
+        )
+        if is_start and self.breaks_starts:
+            for batch in self.backend.start_failed(instance_id):
+                self.report(now_ns, BatchRefused(batch.batch_id, Refusal.GONE))
+            return InstanceStopped(instance_id, "failed to start")
+        if is_start:
+            return InstanceStarted(instance_id, self.id)
+        return WeightsLoaded(instance_id)
+
+    def _after(self, now_ns: int, order: Action) -> None:
+        """Begin what was held back; let an instance go that was only to finish this."""
+        for held, verdict in self.backend.pump(now_ns):
+            self._settle_verdict(now_ns, held, verdict)
+        gone = self.backend.gone_after(order)
+        if gone is not None:
+            self.report(now_ns, InstanceStopped(gone, "stopped"))
+        elif self._retires_idle:
+            at_ns = now_ns + self.pool.idle_timeout_ns
+            self._agenda.push(at_ns, Rank.COMPLETION, Wake(self, _instance_id(order)))
+
+    def wake(self, now_ns: int, instance_id: int | None) -> None:
+        """Look at what was held for later, or retire an instance that has long been idle."""
+        if not self.is_up:
+            return
+        if instance_id is None:
+            for held, verdict in self.backend.pump(now_ns):
+                self._settle_verdict(now_ns, held, verdict)
+        elif self.backend.retire_idle(now_ns, instance_id):
+            self.report(now_ns, InstanceStopped(instance_id, "idle for too long"))
+
+    # --- processor sharing ---------------------------------------------------------------------
+
+    def _progress(self, now_ns: int) -> None:
+        """Credit every job with what it has done since the last change."""
+        elapsed_ns = now_ns - self._changed_ns
+        self._changed_ns = now_ns
+        if elapsed_ns:
+            count = len(self.jobs)
+            for job in self.jobs:
+                job.left_ns -= elapsed_ns / job.variant.profile.slowdown_at(count)
+
+    def _reschedule(self, now_ns: int) -> None:
+        """Work out which job ends next, at the pace of the present company."""
+        best: Job | None = None
+        best_ns = 0.0
+        count = len(self.jobs)
+        for job in self.jobs:
+            togo_ns = job.left_ns * job.variant.profile.slowdown_at(count)
+            if best is None or togo_ns < best_ns:
+                best, best_ns = job, togo_ns
+        if best is not None:
+            ends_ns = now_ns + max(0, int(best_ns + 0.5))
+            best.ends_ns = ends_ns
+            self._agenda.push(ends_ns, Rank.COMPLETION, best)
+
+    # --- faults --------------------------------------------------------------------------------
+
+    def crash(self, now_ns: int) -> list[Event]:
+        """Everything on the node is lost; what was asked of it ends in these events."""
+        events: list[Event] = []
+        for job in self.jobs:
+            job.is_over = True
+            self.busy_ns += now_ns - job.began_ns
+            if isinstance(job.order, Dispatch):
+                events.append(BatchLost(job.order.batch_id))
+        events.extend(BatchLost(order.batch_id) for order in self.backend.held_batches())
+        self.jobs = {}
+        self.backend = Backend(self.pool, self._app.variants)
+        self.is_up = False
+        self.up_ns += now_ns - self.up_since_ns
+        return events
+
+    def join(self, now_ns: int) -> None:
+        """The node is there, empty."""
+        self.is_up = True
+        self.up_since_ns = now_ns
+
+    def report(self, now_ns: int, event: Event) -> None:
+        """Tell the Schedulers; it takes the network's time to get there."""
+        self._agenda.push(now_ns + self.pool.network_ns, Rank.COMPLETION, Report(event))
+
+
+_REFUSALS = {Verdict.BUSY: Refusal.BUSY, Verdict.LATE: Refusal.LATE, Verdict.GONE: Refusal.GONE}
+
+
+def _instance_id(order: Action) -> int:
+    assert isinstance(order, Dispatch | StartInstance | LoadWeights)
+    assert order.instance_id is not None
+    return order.instance_id

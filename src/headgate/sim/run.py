@@ -1,0 +1,184 @@
+"""Running a simulation: from declarations and arrivals to the columns of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headgate.core.clock import HOUR_NS, NEVER_NS
+from headgate.core.errors import ConfigError
+from headgate.core.model import TIER_NAMES, App
+from headgate.core.policy import PolicyConfig, PolicyKind
+from headgate.core.rng import stream
+from headgate.core.scheduler import Scheduler
+from headgate.metrics.columns import ResourceUse, RunColumns
+from headgate.sim.agenda import Agenda
+from headgate.sim.engine import Client, Engine, Observer, Trouble
+from headgate.sim.feed import Feed
+from headgate.sim.node import SimNode
+from headgate.sim.platform import Platform
+from headgate.sim.recorder import Recorder
+from headgate.sim.truth import Truth, TruthConfig
+from headgate.workload.arrivals import Arrivals
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything that determines a run but its arrivals. The same setup gives the same run."""
+
+    app: App
+    policy: PolicyKind
+    config: PolicyConfig | None = None
+    seed: int = 0
+    truth: TruthConfig = TruthConfig()
+    schedulers: int = 1  # gateways that share the pools
+    decision_ns: int = 0  # what one decision costs, and
+    work_unit_ns: int = 0  # what one unit of a policy's reported work costs
+    announces: bool = False  # tell the policy of every open-loop request before the run
+    validate: bool = False  # check the whole state after every event
+    records_spans: bool = False
+    faults: tuple[tuple[int, Trouble], ...] = field(default=())
+    limit_ns: int = NEVER_NS  # stop here even if requests are still open
+
+
+def simulate(
+    setup: Setup,
+    arrivals: Arrivals | None = None,
+    *,
+    clients: Sequence[Client] = (),
+    observer: Observer | None = None,
+    window_ns: int | None = None,
+) -> RunColumns:
+    """Run to the end and return what happened. Deterministic in `setup` and `arrivals`."""
+    app = setup.app
+    agenda = Agenda()
+    recorder = Recorder(
+        setup.records_spans, size=max(1024, 0 if arrivals is None else len(arrivals))
+    )
+    truth = Truth(setup.truth, setup.seed)
+    nodes: list[SimNode] = []
+    platforms: dict[int, Platform] = {}
+    for pool in app.pools:
+        if pool.serverless is not None:
+            row = sum(p.nodes for p in app.pools if p.serverless is None) + len(platforms)
+            platforms[pool.id] = Platform(row, pool, pool.serverless, app, agenda, truth, recorder)
+        else:
+            for number in range(pool.nodes):
+                name = f"{pool.name}{number + 1}"
+                nodes.append(SimNode(len(nodes), name, pool, app, agenda, truth, recorder))
+    engine = Engine(
+        app,
+        _schedulers(setup),
+        nodes,
+        platforms,
+        agenda,
+        recorder,
+        _feed(app, arrivals),
+        clients=clients,
+        observer=observer,
+        decision_ns=setup.decision_ns,
+        work_unit_ns=setup.work_unit_ns,
+        limit_ns=setup.limit_ns,
+    )
+    for at_ns, trouble in setup.faults:
+        engine.expect_trouble(at_ns, trouble)
+    if setup.announces and arrivals is not None:
+        _announce(engine, app, arrivals)
+    engine.run()
+    if window_ns is None:
+        window_ns = engine.now_ns if arrivals is None else arrivals.duration_ns
+    return _columns(engine, app, window_ns)
+
+
+def _schedulers(setup: Setup) -> list[Scheduler]:
+    return [
+        Scheduler(
+            setup.app,
+            setup.policy,
+            setup.config,
+            rng=stream(setup.seed, f"policy/{index}"),
+            index=index,
+            peers=setup.schedulers,
+            validate=setup.validate,
+        )
+        for index in range(setup.schedulers)
+    ]
+
+
+def _feed(app: App, arrivals: Arrivals | None) -> Feed:
+    if arrivals is None:
+        return Feed(None, [], [])
+    pipelines = {pipeline.name: pipeline.id for pipeline in app.pipelines}
+    clients = {client.name: client.id for client in app.clients}
+    return Feed(
+        arrivals,
+        [_id_of(name, pipelines, "pipeline") for name in arrivals.pipelines],
+        [_id_of(name, clients, "client") for name in arrivals.clients],
+    )
+
+
+def _id_of(name: str, known: dict[str, int], kind: str) -> int:
+    if name in known:
+        return known[name]
+    if len(known) == 1:  # a trace that names nobody in an application that has only one
+        return next(iter(known.values()))
+    raise ConfigError(
+        f"the workload names a {kind} that the application does not have",
+        key=kind,
+        value=name,
+        allowed=", ".join(known),
+    )
+
+
+def _announce(engine: Engine, app: App, arrivals: Arrivals) -> None:
+    feed = _feed(app, arrivals)
+    for request_id in range(len(arrivals)):
+        engine.announce(request_id, feed.pipeline, feed.client, feed.next_ns)
+        feed.advance()
+
+
+def _columns(engine: Engine, app: App, window_ns: int) -> RunColumns:
+    end_ns = engine.now_ns
+    nodes = [_node_use(node, end_ns) for node in engine.nodes]
+    platforms = [_platform_use(p) for p in engine.platforms.values()]
+    return RunColumns(
+        requests=engine.recorder.requests(),
+        spans=engine.recorder.spans(),
+        resources=tuple(nodes + platforms),
+        pipelines=tuple(p.name for p in app.pipelines),
+        functions=tuple(f.name for f in app.functions),
+        clients=tuple(c.name for c in app.clients),
+        window_ns=window_ns,
+        end_ns=end_ns,
+    )
+
+
+def _node_use(node: SimNode, end_ns: int) -> ResourceUse:
+    up_ns = node.up_ns + (end_ns - node.up_since_ns if node.is_up else 0)
+    busy_ns = node.busy_ns // node.pool.slots
+    rate = node.pool.usd_per_hour / HOUR_NS
+    return ResourceUse(
+        name=node.name,
+        pool=node.pool.name,
+        tier=TIER_NAMES[node.pool.tier],
+        up_ns=up_ns,
+        busy_ns=busy_ns,
+        cold_starts=node.cold_starts,
+        loads=node.loads,
+        usage_usd=busy_ns * rate,
+        allocation_usd=up_ns * rate,
+    )
+
+
+def _platform_use(platform: Platform) -> ResourceUse:
+    return ResourceUse(
+        name=platform.pool.name,
+        pool=platform.pool.name,
+        tier=TIER_NAMES[platform.pool.tier],
+        up_ns=platform.up_ns,
+        busy_ns=platform.busy_ns,
+        cold_starts=platform.cold_starts,
+        loads=0,
+        usage_usd=platform.cost_usd,
+        allocation_usd=platform.cost_usd,
+    )

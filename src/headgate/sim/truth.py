@@ -1,0 +1,82 @@
+"""The truth behind the profile: how long things really take.
+
+Policies see the `Profile`; the simulator draws from this. The two agree on the mean unless the
+truth is scaled, which is how an error in a profile is studied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log, sqrt
+from typing import final
+
+import numpy as np
+
+from headgate.core.errors import ConfigError
+from headgate.core.model import Variant
+
+_CHUNK = 8192
+DISTRIBUTIONS = ("exact", "exponential", "lognormal", "uniform")
+
+
+@dataclass(frozen=True)
+class TruthConfig:
+    """How true times scatter around the profile, and by how much the profile is wrong."""
+
+    distribution: str = "exact"
+    cv: float = 0.1  # of log-normal times; uniform ones lie within +-cv of the mean
+    scale: tuple[float, ...] = ()  # by function id: truth over profile; missing is 1
+
+    def __post_init__(self) -> None:
+        if self.distribution not in DISTRIBUTIONS:
+            raise ConfigError(
+                "unknown distribution",
+                key="simulation.truth.distribution",
+                value=self.distribution,
+                allowed=", ".join(DISTRIBUTIONS),
+            )
+
+
+@final
+class Truth:
+    """Draws true durations. Factors of mean 1 are drawn in chunks, because that is fast."""
+
+    def __init__(self, config: TruthConfig, seed: int) -> None:
+        self._config = config
+        self._is_exact = config.distribution == "exact"
+        self._rng = np.random.default_rng([seed, 0x7472757468])  # its own stream: "truth"
+        self._factors: list[float] = []
+        self._next = 0
+        self.scale = list(config.scale)
+
+    def factor(self, function_id: int) -> float:
+        """How true time relates to expected time, for one piece of work."""
+        scale = self.scale
+        factor = scale[function_id] if function_id < len(scale) else 1.0
+        if self._is_exact:
+            return factor
+        index = self._next
+        if index == len(self._factors):
+            self._factors = self._draw()
+            index = 0
+        self._next = index + 1
+        return factor * self._factors[index]
+
+    def exec_ns(self, variant: Variant, items: int) -> int:
+        """True time of a batch that has its node to itself. At least a nanosecond."""
+        expected_ns = variant.profile.exec_ns[items - 1]
+        if self._is_exact and not self.scale:
+            return expected_ns
+        return max(1, int(expected_ns * self.factor(variant.function_id)))
+
+    def _draw(self) -> list[float]:
+        cv = self._config.cv
+        if self._config.distribution == "exponential":
+            drawn = self._rng.standard_exponential(_CHUNK)
+        elif self._config.distribution == "lognormal":
+            sigma = sqrt(log(1.0 + cv * cv))
+            drawn = self._rng.lognormal(-sigma * sigma / 2.0, sigma, _CHUNK)
+        else:
+            drawn = self._rng.uniform(1.0 - cv, 1.0 + cv, _CHUNK)
+        factors: list[float] = drawn.tolist()
+        return factors

@@ -1,0 +1,38 @@
+"""What arrives: synthetic processes, closed loops and traces, as columns."""
+
+from headgate.workload.arrivals import Arrivals, arrivals_at, constant_column
+from headgate.workload.closed_loop import ClosedLoop, ConcurrencyStep
+from headgate.workload.counts import counts_of_means, expand_counts
+from headgate.workload.generators import deterministic, gamma, mmpp, poisson, stepped
+from headgate.workload.read_options import ReadOptions
+from headgate.workload.readers import layouts
+from headgate.workload.spec import parse_arrivals
+from headgate.workload.traces import find_trace, read_trace
+from headgate.workload.transforms import assign, mix, named, rescale_rate, shift, stretch, window
+
+__all__ = [
+    "Arrivals",
+    "ClosedLoop",
+    "ConcurrencyStep",
+    "ReadOptions",
+    "arrivals_at",
+    "assign",
+    "constant_column",
+    "counts_of_means",
+    "deterministic",
+    "expand_counts",
+    "find_trace",
+    "gamma",
+    "layouts",
+    "mix",
+    "mmpp",
+    "named",
+    "parse_arrivals",
+    "poisson",
+    "read_trace",
+    "rescale_rate",
+    "shift",
+    "stepped",
+    "stretch",
+    "window",
+]

@@ -1,0 +1,146 @@
+"""Open-loop arrivals as columns: what came, when, for which pipeline, from whom, how large."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headgate.core.clock import SECOND_NS
+from headgate.core.errors import ConfigError
+
+Int64 = NDArray[np.int64]
+Int32 = NDArray[np.int32]
+
+ARRIVALS_MAX: Final = 1_000_000_000  # 8 GB of times; more is surely a slip in a rate
+DEFAULT_NAME: Final = "default"
+_CHECK_ROWS: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrivals:
+    """Requests in order of arrival, within the window `[0, duration_ns)`.
+
+    Checked on construction; the columns become read-only views of what was given, not copies.
+    A column with one value throughout costs no memory when it is made by `constant_column`,
+    so 72 million arrivals take 8 bytes each.
+    """
+
+    times_ns: Int64  # ascending
+    duration_ns: int
+    pipeline: Int32  # index into `pipelines`
+    client: Int32  # index into `clients`
+    pipelines: tuple[str, ...] = (DEFAULT_NAME,)
+    clients: tuple[str, ...] = (DEFAULT_NAME,)
+    items: Int32 | None = None  # the size of each request; None: one item each
+
+    def __post_init__(self) -> None:
+        _check_times(self.times_ns, self.duration_ns)
+        _check_index("pipeline", self.pipeline, len(self.times_ns), self.pipelines)
+        _check_index("client", self.client, len(self.times_ns), self.clients)
+        if self.items is not None:
+            _check_column("items", self.items, np.int32, len(self.times_ns))
+            if len(self.items) and self.items.min() < 1:
+                raise ConfigError("a request has at least one item", key="items")
+        for name in ("times_ns", "pipeline", "client", "items"):
+            column = getattr(self, name)
+            if column is not None:
+                view = column.view()
+                view.flags.writeable = False
+                object.__setattr__(self, name, view)
+
+    def __len__(self) -> int:
+        return len(self.times_ns)
+
+    @property
+    def sizes(self) -> Int32:
+        """The items of each request, as a column even when all are one."""
+        return constant_column(len(self), 1) if self.items is None else self.items
+
+    @property
+    def mean_rate_per_s(self) -> float:
+        """Arrivals per second over the whole window."""
+        return len(self) * SECOND_NS / self.duration_ns if self.duration_ns else 0.0
+
+
+def arrivals_at(times_ns: Int64, duration_ns: int) -> Arrivals:
+    """Return arrivals of one client for one pipeline, both of the default name, one item each.
+
+    >>> len(arrivals_at(np.array([0, 5, 5]), 10))
+    3
+    """
+    zeros = constant_column(len(times_ns))
+    return Arrivals(times_ns, duration_ns, zeros, zeros)
+
+
+def constant_column(length: int, value: int = 0) -> Int32:
+    """Return a read-only column with one value throughout, in no memory."""
+    return np.broadcast_to(np.array(value, dtype=np.int32), (length,))
+
+
+def is_constant(column: Int32) -> bool:
+    """Tell whether the column is stored as one value."""
+    return column.strides == (0,)
+
+
+def take_rows(column: Int32, rows: slice | NDArray[np.integer]) -> Int32:
+    """Return some rows of a column; a constant column stays one."""
+    if isinstance(rows, slice) or not len(column) or not is_constant(column):
+        return column[rows]
+    return constant_column(len(rows), int(column[0]))
+
+
+def check_total(total: float) -> None:
+    """Refuse more arrivals than fit in memory, before they are made."""
+    if not total <= ARRIVALS_MAX:
+        raise ConfigError(f"{total:.3g} arrivals are too many", allowed=f"up to {ARRIVALS_MAX:,}")
+
+
+def check_positive(key: str, value: float) -> None:
+    """Refuse a number that is not positive and finite."""
+    if not 0 < value < math.inf:
+        raise ConfigError("must be positive", key=key, value=value)
+
+
+def _check_times(times_ns: Int64, duration_ns: int) -> None:
+    _check_column("times_ns", times_ns, np.int64, len(times_ns))
+    if duration_ns < 0:
+        raise ConfigError("must not be negative", key="duration_ns", value=duration_ns)
+    if not len(times_ns):
+        return
+    for start in range(0, len(times_ns), _CHECK_ROWS):  # in parts: a full mask would be 72 MB
+        part = times_ns[start : start + _CHECK_ROWS + 1]
+        if (part[1:] < part[:-1]).any():
+            row = start + 1 + int(np.argmax(part[1:] < part[:-1]))
+            message = f"row {row} is earlier than the row before"
+            raise ConfigError(message, key="times_ns", value=int(times_ns[row]))
+    if times_ns[0] < 0:
+        raise ConfigError("must not be negative", key="times_ns", value=int(times_ns[0]))
+    if times_ns[-1] >= duration_ns:
+        message = f"must be before the end of the window, {duration_ns}"
+        raise ConfigError(message, key="times_ns", value=int(times_ns[-1]))
+
+
+def _check_index(name: str, column: Int32, length: int, names: tuple[str, ...]) -> None:
+    _check_column(name, column, np.int32, length)
+    if len(set(names)) != len(names):
+        raise ConfigError("a name appears twice", key=f"{name}s", value=names)
+    if not length:
+        return
+    lowest, highest = (
+        (column[0], column[0]) if is_constant(column) else (column.min(), column.max())
+    )
+    if lowest < 0 or highest >= len(names):
+        value = int(lowest if lowest < 0 else highest)
+        raise ConfigError("no such index", key=name, value=value, allowed=f"0 to {len(names) - 1}")
+
+
+def _check_column(name: str, column: NDArray[np.generic], dtype: type, length: int) -> None:
+    if column.dtype != dtype or column.ndim != 1:
+        problem = f"is {column.ndim}-dimensional {column.dtype}"
+        raise ConfigError(problem, key=name, allowed=f"one column of {np.dtype(dtype)}")
+    if len(column) != length:
+        raise ConfigError(f"has {len(column)} rows beside {length} times", key=name)

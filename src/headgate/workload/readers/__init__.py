@@ -1,0 +1,55 @@
+"""The layouts of traces, one file each. To add a layout, add a file here: it is found by itself.
+
+A layout has a `NAME`, a `sniff(columns)` that recognises its header (names in lower case), and a
+`read(path, options)`. One that recognises many files sets `GENERAL = True`, and is asked only when
+no other layout knows the header. File formats (CSV, gzip, Parquet) are not a layout's concern.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol, cast
+
+from headgate.core.errors import ConfigError
+from headgate.workload.arrivals import Arrivals
+from headgate.workload.read_options import ReadOptions
+
+
+class Layout(Protocol):
+    """What each module of this package provides, besides an optional `GENERAL: bool`."""
+
+    NAME: str
+
+    def sniff(self, columns: Sequence[str]) -> bool:
+        """Tell whether a file with this header has this layout."""
+
+    def read(self, path: Path, options: ReadOptions) -> Arrivals:
+        """Read the file, or raise ConfigError with the file, the line and the column."""
+
+
+def layouts() -> dict[str, Layout]:
+    """Return all layouts by name.
+
+    >>> list(layouts())
+    ['azure_functions_2019', 'azure_functions_2021', 'requests', 'steps']
+    """
+    modules = [
+        import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)
+    ]
+    return {layout.NAME: layout for layout in cast("list[Layout]", modules)}
+
+
+def recognise(path: Path, columns: Sequence[str]) -> Layout:
+    """Return the one layout that knows this header."""
+    known = layouts()
+    matches = [layout for layout in known.values() if layout.sniff(columns)]
+    matches = [m for m in matches if not getattr(m, "GENERAL", False)] or matches
+    if len(matches) == 1:
+        return matches[0]
+    header = ",".join(columns[:8]) + (",..." if len(columns) > 8 else "")
+    problem = "several layouts have" if matches else "no layout has"
+    names = ", ".join(layout.NAME for layout in matches) or ", ".join(known)
+    raise ConfigError(f"{problem} the columns {header}: name one", where=str(path), allowed=names)

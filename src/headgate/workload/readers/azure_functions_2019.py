@@ -1,0 +1,86 @@
+"""Azure Functions 2019: one row per function, one column per minute, named 1 to 1440.
+
+Both the original header (`HashOwner,HashApp,HashFunction,Trigger,1,2,...`) and the shorter one of
+public samples (`func,Trigger,1,2,...`) are known. The function is the pipeline, the owner is the
+client. Inside a minute the arrivals of all functions lie at random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from headgate.core.clock import SECOND_NS
+from headgate.core.errors import ConfigError
+from headgate.workload.arrivals import DEFAULT_NAME, Arrivals, Int32, take_rows
+from headgate.workload.counts import fill, step_edges
+from headgate.workload.read_options import ReadOptions
+from headgate.workload.rng import column_stream
+from headgate.workload.rows import read_header, read_rows
+from headgate.workload.table import first_of, index_names
+
+NAME: Final = "azure_functions_2019"
+
+_FUNCTIONS: Final = ("hashfunction", "func")
+
+
+def sniff(columns: Sequence[str]) -> bool:
+    """Tell whether there is a function, its trigger and its first minute."""
+    return first_of(_FUNCTIONS, columns) is not None and {"trigger", "1"} <= set(columns)
+
+
+def read(path: Path, options: ReadOptions) -> Arrivals:
+    """Read whole counts per function and minute (or per `step_ns`)."""
+    header = read_header(path)
+    if not sniff(header):
+        allowed = "HashOwner,HashApp,HashFunction,Trigger,1,... or func,Trigger,1,..."
+        raise ConfigError("has other columns", where=str(path), allowed=allowed)
+    functions, owners, counts = _read_counts(path, header)
+    step_ns = 60 * SECOND_NS if options.step_ns is None else options.step_ns
+    edges_ns = step_edges(counts.shape[1], step_ns)
+    rng = column_stream(options.seed, "arrivals")
+    times_ns = fill(edges_ns, counts.sum(axis=0, dtype=np.int64), rng, spread=options.spread)
+    rows = _shuffled_rows(counts, rng)
+    pipeline, pipelines = index_names(functions)
+    client, clients = index_names(owners)
+    return Arrivals(
+        times_ns,
+        int(edges_ns[-1]),
+        take_rows(pipeline, rows),
+        take_rows(client, rows),
+        pipelines,
+        clients,
+    )
+
+
+def _read_counts(path: Path, header: tuple[str, ...]) -> tuple[list[str], list[str], Int32]:
+    """Return each row's function and owner, and the counts, one row per function."""
+    function, owner = (first_of(names, header) for names in (_FUNCTIONS, ["hashowner"]))
+    first = header.index("1")
+    functions: list[str] = []
+    owners: list[str] = []
+    counts: list[Int32] = []
+    for line, cells in islice(read_rows(path), 1, None):
+        functions.append(cells[header.index(function or "func")])
+        owners.append(cells[header.index(owner)] if owner else DEFAULT_NAME)
+        counts.append(_parse_counts(cells[first:], header[first:], f"{path}:{line}"))
+    if not counts:
+        raise ConfigError("has a header but no rows", where=str(path))
+    return functions, owners, np.stack(counts)
+
+
+def _parse_counts(cells: Sequence[str], columns: Sequence[str], where: str) -> Int32:
+    for column, cell in zip(columns, cells, strict=True):
+        if not cell.isdecimal() or len(cell) > 9:  # nine digits fit the column
+            raise ConfigError("is not a whole number", where=where, key=column, value=cell)
+    return np.array(list(map(int, cells)), dtype=np.int32)
+
+
+def _shuffled_rows(counts: Int32, rng: np.random.Generator) -> Int32:
+    """Return the function of each arrival: inside a minute any order is as likely as another."""
+    functions = np.arange(len(counts), dtype=np.int32)
+    return np.concatenate([rng.permutation(np.repeat(functions, minute)) for minute in counts.T])

@@ -1,0 +1,43 @@
+"""Azure Functions 2021: one row per call, `app,func,end_timestamp,duration`, in seconds.
+
+A call arrives when it ends less its duration; the rows, which are in order of their ends, are
+sorted, and the earliest arrival is at 0, for some calls began before the trace did. Public samples
+with the arrival worked out (`arrival_s,func_id,duration`) are known too, and keep their times.
+The function is the pipeline, the app is the client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from headgate.core.errors import ConfigError
+from headgate.workload.arrivals import Arrivals
+from headgate.workload.read_options import ReadOptions
+from headgate.workload.readers import requests
+from headgate.workload.rows import read_header
+from headgate.workload.table import read_table
+
+NAME: Final = "azure_functions_2021"
+
+_ORIGINAL: Final = ("app", "func", "end_timestamp", "duration")
+_SAMPLE: Final = ("arrival_s", "func_id", "duration")
+
+
+def sniff(columns: Sequence[str]) -> bool:
+    """Tell whether all columns of either header are there."""
+    return set(columns) >= set(_ORIGINAL) or set(columns) >= set(_SAMPLE)
+
+
+def read(path: Path, options: ReadOptions) -> Arrivals:
+    """Read one arrival per call."""
+    header = read_header(path)
+    if not sniff(header):
+        allowed = f"{','.join(_ORIGINAL)} or {','.join(_SAMPLE)}"
+        raise ConfigError("has other columns", where=str(path), allowed=allowed)
+    if "end_timestamp" not in header:
+        return requests.read(path, options)
+    table = read_table(path, _ORIGINAL)
+    times_ns = table.times_ns("end_timestamp") - table.times_ns("duration")
+    return table.arrivals(times_ns - times_ns.min(), pipeline="func", client="app")

@@ -1,0 +1,62 @@
+"""One row per request: `arrival_s[,pipeline][,client][,items]`, in order of time.
+
+The time is `arrival_s`, `arrival_ms`, `arrival_us` or `arrival_ns`, since the start of the trace
+and kept as it is; or `timestamp`, `time` or `ts`, seconds or ISO dates on any clock, and then the
+first request is at 0. Other columns are ignored. The window ends just after the last request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from headgate.core.errors import ConfigError
+from headgate.workload.arrivals import Arrivals, Int64
+from headgate.workload.read_options import ReadOptions
+from headgate.workload.rows import read_header
+from headgate.workload.table import Table, first_of, read_table
+
+NAME: Final = "requests"
+GENERAL: Final = True
+
+_OFFSETS: Final = ("arrival_s", "arrival_ms", "arrival_us", "arrival_ns")
+_TIMES: Final = (*_OFFSETS, "timestamp", "time", "ts")
+_PIPELINES: Final = ("pipeline", "model", "func_id", "function", "func")
+_CLIENTS: Final = ("client", "client_id", "tenant", "user")
+_STEPS: Final = ("count", "rps", "rate")  # beside a time, they say it is the time of a step
+
+
+def sniff(columns: Sequence[str]) -> bool:
+    """Tell whether each row has a time of its own."""
+    return first_of(_TIMES, columns) is not None and first_of(_STEPS, columns) is None
+
+
+def read(path: Path, options: ReadOptions) -> Arrivals:
+    """Read one row per request; rows out of order are refused unless `sort` is set."""
+    header = read_header(path)
+    time = options.time_column or first_of(_TIMES, header)
+    if time is None:
+        allowed = ", ".join(_TIMES)
+        raise ConfigError("has no column of times", where=str(path), allowed=allowed)
+    pipeline, client = first_of(_PIPELINES, header), first_of(_CLIENTS, header)
+    items = first_of(["items"], header)
+    table = read_table(path, [name for name in (time, pipeline, client, items) if name])
+    times_ns = table.times_ns(time)
+    if not options.sort:
+        _check_order(table, time, times_ns)
+    if time not in _OFFSETS:
+        times_ns -= times_ns.min()
+    return table.arrivals(times_ns, pipeline=pipeline, client=client, items=items)
+
+
+def _check_order(table: Table, column: str, times_ns: Int64) -> None:
+    # A trace out of order usually means a broken file, so sorting it has to be asked for.
+    backwards = np.flatnonzero(times_ns[1:] < times_ns[:-1])
+    if len(backwards):
+        row = int(backwards[0]) + 1
+        before = table.cells[column][row - 1]
+        problem = f"is earlier than the row before ({before}); to sort the rows, set sort=true"
+        raise table.error(row, column, problem)

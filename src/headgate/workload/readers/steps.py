@@ -1,0 +1,44 @@
+"""One row per step: how many requests came in it (`count`), or came per second (`rps`, `rate`).
+
+Steps last one second unless `step_ns` says otherwise. A `count` or an `rps` is a measurement: the
+arrivals are exactly that many, with fractions carried over to the next step. A `rate` is an
+average: the arrivals are drawn from a Poisson distribution. The option `draw` overrides either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from headgate.core.clock import SECOND_NS
+from headgate.core.errors import ConfigError
+from headgate.workload.arrivals import Arrivals
+from headgate.workload.counts import counts_of_means, expand_counts
+from headgate.workload.read_options import ReadOptions
+from headgate.workload.rows import read_header
+from headgate.workload.table import first_of, read_table
+
+NAME: Final = "steps"
+GENERAL: Final = True
+
+_COLUMNS: Final = ("count", "rps", "rate")
+
+
+def sniff(columns: Sequence[str]) -> bool:
+    """Tell whether there is a column of counts or rates."""
+    return first_of(_COLUMNS, columns) is not None
+
+
+def read(path: Path, options: ReadOptions) -> Arrivals:
+    """Read one row per step, the first step starting at 0."""
+    column = first_of(_COLUMNS, read_header(path))
+    if column is None:
+        allowed = ", ".join(_COLUMNS)
+        raise ConfigError("has no column of counts or rates", where=str(path), allowed=allowed)
+    step_ns = SECOND_NS if options.step_ns is None else options.step_ns
+    numbers = read_table(path, [column]).numbers(column)
+    means = numbers if column == "count" else numbers * (step_ns / SECOND_NS)
+    draw = options.draw or ("poisson" if column == "rate" else "exact")
+    counts = counts_of_means(means, draw=draw, seed=options.seed)
+    return expand_counts(counts, step_ns=step_ns, seed=options.seed, spread=options.spread)

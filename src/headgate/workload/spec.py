@@ -1,0 +1,139 @@
+"""Arrivals in one word of the command line: `poisson:rate=50/s`, `closed:clients=5+20,every=10s`.
+
+A kind, then its parameters; several values of one parameter are joined by `+`. Any kind takes a
+`pipeline` and a `client`, the names that its requests carry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+from headgate.core.errors import ConfigError
+from headgate.core.units import parse_duration, parse_rate
+from headgate.workload import generators
+from headgate.workload.arrivals import DEFAULT_NAME, Arrivals
+from headgate.workload.closed_loop import ClosedLoop, ConcurrencyStep
+from headgate.workload.transforms import named
+
+Value = TypeVar("Value")
+
+
+def parse_arrivals(spec: str, *, duration_ns: int, seed: int) -> Arrivals | ClosedLoop:
+    """Return what a specification says, over `duration_ns`.
+
+    Raises ConfigError for an unknown kind or parameter, listing those there are.
+
+    >>> len(parse_arrivals("deterministic:rate=10/s", duration_ns=10**9, seed=0))
+    10
+    """
+    kind, _, text = spec.strip().partition(":")
+    if kind not in _KINDS:
+        allowed = ", ".join(_KINDS)
+        raise ConfigError("unknown kind of arrivals", value=kind, allowed=allowed)
+    names, build = _KINDS[kind]
+    values = _values(kind, text, (*names, "pipeline", "client"))
+    labels = values.get("pipeline", DEFAULT_NAME), values.get("client", DEFAULT_NAME)
+    arrivals = build(_Parameters(kind, values, duration_ns, seed))
+    if isinstance(arrivals, ClosedLoop):
+        return replace(arrivals, pipeline=labels[0], client=labels[1])
+    return named(arrivals, *labels)
+
+
+def _values(kind: str, text: str, names: tuple[str, ...]) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for part in text.split(",") if text else ():
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if name not in names or not equals or name in values:
+            problem = "is given twice" if name in values else "is not a parameter with a value"
+            raise ConfigError(problem, key=kind, value=part, allowed=", ".join(names))
+        values[name] = value
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameters:
+    """The values of one specification, parsed as each kind asks for them."""
+
+    kind: str
+    values: dict[str, str]
+    duration_ns: int
+    seed: int
+
+    def one(self, name: str, parse: Callable[[str, str], Value], default: str = "") -> Value:
+        text = self.values.get(name, default)
+        if not text:
+            raise ConfigError("is missing", key=f"{self.kind}.{name}")
+        return parse(text, f"{self.kind}.{name}")
+
+    def several(self, name: str, parse: Callable[[str, str], Value]) -> list[Value]:
+        def parse_all(text: str, key: str) -> list[Value]:
+            return [parse(piece, key) for piece in text.split("+")]
+
+        return self.one(name, parse_all)
+
+
+def _rate(text: str, key: str) -> float:
+    return parse_rate(text, key=key)
+
+
+def _duration(text: str, key: str) -> int:
+    return parse_duration(text, key=key)
+
+
+def _number(text: str, key: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError("is not a number", key=key, value=text) from None
+
+
+def _count(text: str, key: str) -> int:
+    if not text.isdecimal():
+        raise ConfigError("is not a whole number", key=key, value=text)
+    return int(text)
+
+
+def _deterministic(given: _Parameters) -> Arrivals:
+    return generators.deterministic(given.one("rate", _rate), given.duration_ns)
+
+
+def _poisson(given: _Parameters) -> Arrivals:
+    return generators.poisson(given.one("rate", _rate), given.duration_ns, seed=given.seed)
+
+
+def _gamma(given: _Parameters) -> Arrivals:
+    rate_per_s, cv = given.one("rate", _rate), given.one("cv", _number)
+    return generators.gamma(rate_per_s, cv, given.duration_ns, seed=given.seed)
+
+
+def _mmpp(given: _Parameters) -> Arrivals:
+    rates_per_s, stays_ns = given.several("rates", _rate), given.several("stay", _duration)
+    return generators.mmpp(rates_per_s, stays_ns, given.duration_ns, seed=given.seed)
+
+
+def _stepped(given: _Parameters) -> Arrivals:
+    rates_per_s, step_ns = given.several("rates", _rate), given.one("every", _duration)
+    return generators.stepped(rates_per_s, step_ns, given.duration_ns, seed=given.seed)
+
+
+def _closed(given: _Parameters) -> ClosedLoop:
+    clients = given.several("clients", _count)
+    every_ns = given.one("every", _duration) if len(clients) > 1 else 0
+    return ClosedLoop(
+        tuple(ConcurrencyStep(step * every_ns, number) for step, number in enumerate(clients)),
+        given.duration_ns,
+        think_ns=given.one("think", _duration, "0s"),
+        requests_max=given.one("requests", _count) if "requests" in given.values else None,
+    )
+
+
+_KINDS: Final[dict[str, tuple[tuple[str, ...], Callable[[_Parameters], Arrivals | ClosedLoop]]]] = {
+    "deterministic": (("rate",), _deterministic),
+    "poisson": (("rate",), _poisson),
+    "gamma": (("rate", "cv"), _gamma),
+    "mmpp": (("rates", "stay"), _mmpp),
+    "stepped": (("rates", "every"), _stepped),
+    "closed": (("clients", "every", "think", "requests"), _closed),
+}

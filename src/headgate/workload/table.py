@@ -1,0 +1,183 @@
+"""Some columns of a trace file, turned into numbers, instants, names and arrivals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal, InvalidOperation
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Final, TypeVar
+
+import numpy as np
+
+from headgate.core.clock import NEVER_NS, SECOND_NS
+from headgate.core.errors import ConfigError
+from headgate.core.units import DURATION_NS
+from headgate.workload.arrivals import (
+    DEFAULT_NAME,
+    Arrivals,
+    Int32,
+    Int64,
+    constant_column,
+    take_rows,
+)
+from headgate.workload.counts import Float64
+from headgate.workload.rows import read_header, read_rows
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+Value = TypeVar("Value", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Columns of text, by name. What a cell may hold is checked when it is asked for."""
+
+    path: Path
+    cells: dict[str, list[str]]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.cells.values())))
+
+    def numbers(self, column: str) -> Float64:
+        """Return a column of finite numbers that are not negative."""
+        return np.fromiter(self._parsed(column, parse_number), np.float64, len(self))
+
+    def times_ns(self, column: str) -> Int64:
+        """Return a column of instants or durations, exact to the nanosecond.
+
+        Numbers are in the unit that the column's name ends with (`arrival_ms`), else in seconds;
+        or all cells are ISO 8601 dates (UTC unless they say otherwise, to the microsecond).
+        """
+        unit_ns = DURATION_NS.get(column.rpartition("_")[2], SECOND_NS)
+        is_dated = ":" in self.cells[column][0]
+        parse = _parse_date if is_dated else partial(_parse_ticks, unit_ns=unit_ns)
+        return np.fromiter(self._parsed(column, parse), np.int64, len(self))
+
+    def arrivals(
+        self,
+        times_ns: Int64,
+        *,
+        pipeline: str | None = None,
+        client: str | None = None,
+        items: str | None = None,
+    ) -> Arrivals:
+        """Return one arrival per row, put in order of time, with what these columns say.
+
+        The window ends just after the last arrival.
+        """
+        rows = np.argsort(times_ns, kind="stable")
+        pipeline_column, pipelines = self._names(pipeline)
+        client_column, clients = self._names(client)
+        return Arrivals(
+            times_ns[rows],
+            int(times_ns[rows[-1]]) + 1,
+            take_rows(pipeline_column, rows),
+            take_rows(client_column, rows),
+            pipelines,
+            clients,
+            self._sizes(items)[rows] if items else None,
+        )
+
+    def error(self, row: int, column: str, problem: str) -> ConfigError:
+        """Return the complaint about one cell, with its line. Reads the file again to find it."""
+        line = next(islice(read_rows(self.path), row + 1, None))[0]
+        where, value = f"{self.path}:{line}", self.cells[column][row]
+        return ConfigError(problem, where=where, key=column, value=value)
+
+    def _names(self, column: str | None) -> tuple[Int32, tuple[str, ...]]:
+        if column is None:
+            return constant_column(len(self)), (DEFAULT_NAME,)
+        return index_names(self.cells[column])
+
+    def _sizes(self, column: str) -> Int32:
+        return np.fromiter(self._parsed(column, _parse_items), np.int32, len(self))
+
+    def _parsed(self, column: str, parse: Callable[[str], Value]) -> Iterator[Value]:
+        for row, text in enumerate(self.cells[column]):
+            try:
+                yield parse(text)
+            except ValueError as error:
+                raise self.error(row, column, str(error)) from None
+
+
+def read_table(path: Path, columns: Iterable[str]) -> Table:
+    """Read these columns of a file, which must have them and at least one row."""
+    header = read_header(path)
+    cells: dict[str, list[str]] = {column: [] for column in columns}
+    for column in cells:
+        if column not in header:
+            allowed = ", ".join(header[:20])
+            raise ConfigError("no such column", where=str(path), key=column, allowed=allowed)
+    sinks = [(header.index(column), cells[column].append) for column in cells]
+    for _, row in islice(read_rows(path), 1, None):
+        for index, append in sinks:
+            append(row[index])
+    if not next(iter(cells.values())):
+        raise ConfigError("has a header but no rows", where=str(path))
+    return Table(path, cells)
+
+
+def first_of(candidates: Iterable[str], columns: Iterable[str]) -> str | None:
+    """Return the first candidate that is a column."""
+    present = set(columns)
+    return next((name for name in candidates if name in present), None)
+
+
+def index_names(names: Iterable[str]) -> tuple[Int32, tuple[str, ...]]:
+    """Return names as indices into the distinct ones, which are in order of appearance.
+
+    >>> index_names(["b", "a", "b"])
+    (array([0, 1, 0], dtype=int32), ('b', 'a'))
+    """
+    index: dict[str, int] = {}
+    column = np.array([index.setdefault(name, len(index)) for name in names], dtype=np.int32)
+    return (constant_column(len(column)) if len(index) == 1 else column), tuple(index)
+
+
+def parse_number(text: str) -> float:
+    """Return a finite number that is not negative, or raise ValueError with the complaint."""
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError("is not a number") from None
+    if not math.isfinite(number):
+        raise ValueError("is not a finite number")
+    if number < 0:
+        raise ValueError("must not be negative")
+    return number
+
+
+def _parse_items(text: str) -> int:
+    number = parse_number(text)
+    if not number.is_integer() or not 1 <= number < 2**31:
+        raise ValueError("is not a whole number of at least 1")
+    return int(number)
+
+
+def _parse_ticks(text: str, unit_ns: int) -> int:
+    # Decimal and not float: a float of seconds since 1970 is good to 240 ns only.
+    try:
+        number = Decimal(text)
+        is_negative, is_huge = number < 0, number >= NEVER_NS // unit_ns
+    except InvalidOperation:  # no number, or the very text "nan"
+        raise ValueError("is not a number") from None
+    if is_negative:
+        raise ValueError("must not be negative")
+    if is_huge:
+        raise ValueError("is more than 292 years")
+    return int((number * unit_ns).to_integral_value())
+
+
+def _parse_date(text: str) -> int:
+    try:
+        date = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise ValueError("is not a date like 2023-11-16 18:15:46.680") from None
+    date = date if date.tzinfo else date.replace(tzinfo=UTC)
+    if date < _EPOCH:
+        raise ValueError("must not be before 1970")
+    return (date - _EPOCH) // timedelta(microseconds=1) * 1000

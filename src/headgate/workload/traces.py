@@ -1,0 +1,53 @@
+"""Finding a trace by name and reading it, whatever its layout and format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headgate.core.errors import ConfigError
+from headgate.workload.arrivals import Arrivals
+from headgate.workload.counts import Draw, Spread
+from headgate.workload.read_options import ReadOptions
+from headgate.workload.readers import layouts, recognise
+from headgate.workload.rows import SUFFIXES, read_header
+
+
+def read_trace(
+    path: Path | str,
+    *,
+    layout: str = "auto",
+    step_ns: int | None = None,
+    seed: int = 0,
+    spread: Spread = "uniform",
+    draw: Draw | None = None,
+    sort: bool = False,
+    time_column: str | None = None,
+) -> Arrivals:
+    """Read a trace; `auto` knows the layout by the file's columns. `ReadOptions` says the rest.
+
+    Raises ConfigError with the file, and where it applies the line, the column and the cell.
+    """
+    path, known = Path(path), layouts()
+    if layout != "auto" and layout not in known:
+        allowed = ", ".join(("auto", *known))
+        raise ConfigError("unknown layout", key="layout", value=layout, allowed=allowed)
+    reader = recognise(path, read_header(path)) if layout == "auto" else known[layout]
+    return reader.read(path, ReadOptions(step_ns, seed, spread, draw, sort, time_column))
+
+
+def find_trace(name: str, directory: Path | None = None) -> Path:
+    """Return the file that `name` means: a path, else a file of `directory`, suffix or not."""
+    if Path(name).is_file():
+        return Path(name)
+    if directory is None:
+        problem = "no such file, and no directory of traces is given (HEADGATE_TRACES)"
+        raise ConfigError(problem, key="trace", value=name)
+    if not directory.is_dir():
+        raise ConfigError("no such directory of traces", where=str(directory))
+    for suffix in ("", *SUFFIXES):
+        path = directory / f"{name}{suffix}"
+        if path.is_file():
+            return path
+    there = sorted(path.name for path in directory.iterdir() if path.name.endswith(SUFFIXES))
+    allowed = ", ".join(there) or "none are there"
+    raise ConfigError("no such trace", where=str(directory), value=name, allowed=allowed)

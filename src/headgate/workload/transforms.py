@@ -1,0 +1,168 @@
+"""New arrivals from old ones. Each function returns a new `Arrivals` and leaves its input alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from headgate.core.errors import ConfigError
+from headgate.workload.arrivals import (
+    DEFAULT_NAME,
+    Arrivals,
+    Int32,
+    Int64,
+    check_positive,
+    check_total,
+    constant_column,
+    take_rows,
+)
+from headgate.workload.counts import fill
+from headgate.workload.rng import column_stream
+
+
+def rescale_rate(arrivals: Arrivals, factor: float, *, seed: int) -> Arrivals:
+    """Keep shape and duration, with `factor` times the arrivals (on average, at any moment).
+
+    Fewer: each arrival is kept with probability `factor`, which is the thinning of a point
+    process. More: each arrival stays and is joined by copies of itself, `factor` in all on
+    average, that lie at random before the next arrival; so a burst stays where it is and as long
+    as it is, and grows `factor` times as dense. Relative swings are kept, hence the index of
+    dispersion grows with the factor too. To keep the gaps' own statistics, use `stretch`.
+    """
+    check_positive("factor", factor)
+    check_total(len(arrivals) * factor)
+    rng = column_stream(seed, "rescale_rate")
+    whole = math.floor(factor)
+    copies = whole + (rng.random(len(arrivals)) < factor - whole)
+    rows = np.repeat(np.arange(len(arrivals)), copies)
+    times_ns = arrivals.times_ns[rows]
+    if whole:
+        is_first = np.diff(rows, prepend=-1) != 0
+        edges_ns = np.append(arrivals.times_ns, arrivals.duration_ns)
+        times_ns[~is_first] = fill(edges_ns, copies - 1, rng)
+    return _with_rows(arrivals, rows, times_ns, arrivals.duration_ns)
+
+
+def stretch(arrivals: Arrivals, factor: float) -> Arrivals:
+    """Multiply the time axis: `factor` 0.5 plays the same arrivals in half the time.
+
+    Times are rounded to whole nanoseconds.
+    """
+    check_positive("factor", factor)
+    duration_ns = max(round(arrivals.duration_ns * factor), 1 if len(arrivals) else 0)
+    times_ns = np.rint(arrivals.times_ns * factor).astype(np.int64)
+    np.minimum(times_ns, duration_ns - 1, out=times_ns)
+    return _with_rows(arrivals, slice(None), times_ns, duration_ns)
+
+
+def shift(arrivals: Arrivals, delta_ns: int) -> Arrivals:
+    """Move everything, and the window's end, later by `delta_ns` (earlier when negative)."""
+    if delta_ns < 0 and len(arrivals) and arrivals.times_ns[0] < -delta_ns:
+        problem = f"moves the first arrival, at {arrivals.times_ns[0]} ns, before 0"
+        raise ConfigError(problem, key="delta_ns", value=delta_ns)
+    duration_ns = max(arrivals.duration_ns + delta_ns, 0)
+    return _with_rows(arrivals, slice(None), arrivals.times_ns + delta_ns, duration_ns)
+
+
+def window(arrivals: Arrivals, start_ns: int, end_ns: int) -> Arrivals:
+    """Return what arrives in `[start_ns, end_ns)`, with `start_ns` as the new 0."""
+    if not 0 <= start_ns < end_ns <= arrivals.duration_ns:
+        allowed = f"start before end, within 0 to {arrivals.duration_ns}"
+        raise ConfigError("no such window", value=(start_ns, end_ns), allowed=allowed)
+    first, last = np.searchsorted(arrivals.times_ns, (start_ns, end_ns))
+    rows = slice(int(first), int(last))
+    return _with_rows(arrivals, rows, arrivals.times_ns[rows] - start_ns, end_ns - start_ns)
+
+
+def mix(parts: Sequence[Arrivals]) -> Arrivals:
+    """Merge arrivals; equal names are the same pipeline or client. At ties, earlier parts first."""
+    if not parts:
+        raise ConfigError("nothing to mix")
+    check_total(sum(map(len, parts)))
+    times_ns = np.concatenate([part.times_ns for part in parts])
+    # Timsort finds the parts, which are sorted already, and merges them in linear time.
+    rows = np.argsort(times_ns, kind="stable")
+    pipelines = tuple(dict.fromkeys(name for part in parts for name in part.pipelines))
+    clients = tuple(dict.fromkeys(name for part in parts for name in part.clients))
+    has_items = any(part.items is not None for part in parts)
+    return Arrivals(
+        times_ns[rows],
+        max(part.duration_ns for part in parts),
+        take_rows(_united([(part.pipeline, part.pipelines) for part in parts], pipelines), rows),
+        take_rows(_united([(part.client, part.clients) for part in parts], clients), rows),
+        pipelines,
+        clients,
+        np.concatenate([part.sizes for part in parts])[rows] if has_items else None,
+    )
+
+
+def named(arrivals: Arrivals, pipeline: str = DEFAULT_NAME, client: str = DEFAULT_NAME) -> Arrivals:
+    """Give all arrivals one pipeline and one client.
+
+    >>> from headgate.workload.generators import deterministic
+    >>> named(deterministic(5.0, 10**9), "ocr").pipelines
+    ('ocr',)
+    """
+    return assign(arrivals, {pipeline: 1.0}, {client: 1.0}, seed=0)
+
+
+def assign(
+    arrivals: Arrivals,
+    pipelines: Mapping[str, float],
+    clients: Mapping[str, float] | None = None,
+    *,
+    seed: int,
+) -> Arrivals:
+    """Give each arrival a pipeline and a client at random, in proportion to the weights."""
+    clients = {DEFAULT_NAME: 1.0} if clients is None else clients
+    return Arrivals(
+        arrivals.times_ns,
+        arrivals.duration_ns,
+        _drawn("pipelines", pipelines, len(arrivals), column_stream(seed, "pipelines")),
+        _drawn("clients", clients, len(arrivals), column_stream(seed, "clients")),
+        tuple(pipelines),
+        tuple(clients),
+        arrivals.items,
+    )
+
+
+def _with_rows(
+    arrivals: Arrivals, rows: slice | Int64, times_ns: Int64, duration_ns: int
+) -> Arrivals:
+    return Arrivals(
+        times_ns,
+        duration_ns,
+        take_rows(arrivals.pipeline, rows),
+        take_rows(arrivals.client, rows),
+        arrivals.pipelines,
+        arrivals.clients,
+        None if arrivals.items is None else arrivals.items[rows],
+    )
+
+
+def _united(columns: Sequence[tuple[Int32, tuple[str, ...]]], names: tuple[str, ...]) -> Int32:
+    """Return the columns one after the other, as indices into `names`."""
+    length = sum(len(column) for column, _ in columns)
+    if len(names) == 1:
+        return constant_column(length)
+    index = {name: number for number, name in enumerate(names)}
+    maps = [np.array([index[name] for name in own], dtype=np.int32) for _, own in columns]
+    united: Int32 = np.concatenate(
+        [new[column] for new, (column, _) in zip(maps, columns, strict=True)]
+    )
+    return united
+
+
+def _drawn(key: str, weights: Mapping[str, float], length: int, rng: np.random.Generator) -> Int32:
+    shares = np.array(list(weights.values()), dtype=np.float64)
+    if not (len(shares) and np.isfinite(shares).all() and shares.min() >= 0 and shares.sum() > 0):
+        problem = "needs weights that are not negative, and one that is positive"
+        raise ConfigError(problem, key=key, value=dict(weights))
+    if len(shares) == 1:
+        return constant_column(length)
+    bounds = np.cumsum(shares)
+    # The last bound is left out: a draw can then never fall beyond the last name.
+    draws = rng.random(length) * float(bounds[-1])
+    return np.searchsorted(bounds[:-1], draws, side="right").astype(np.int32)

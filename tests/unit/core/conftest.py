@@ -1,0 +1,24 @@
+"""Every Scheduler in these tests runs in `validate` mode and is checked as a whole at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from .rig import Rig
+
+
+@pytest.fixture
+def make_rig() -> Iterator[type[Rig]]:
+    """Make rigs; whatever the test does to them, their books must balance when it is over."""
+    rigs: list[Rig] = []
+
+    class Checked(Rig):
+        def __init__(self, *args: object, **options: object) -> None:
+            super().__init__(*args, **options)  # type: ignore[arg-type]
+            rigs.append(self)
+
+    yield Checked
+    for rig in rigs:
+        rig.check()

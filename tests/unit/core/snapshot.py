@@ -1,0 +1,32 @@
+"""A deep picture of a Scheduler, to tell whether anything at all has changed."""
+
+from __future__ import annotations
+
+from dataclasses import is_dataclass
+from random import Random
+
+from headgate.core.scheduler import Scheduler
+
+
+def snapshot(scheduler: Scheduler) -> object:
+    """All state that can be reached from the Scheduler: its policy's and its ledger's too."""
+    return _freeze(scheduler, {})
+
+
+def _freeze(value: object, seen: dict[int, int]) -> object:
+    if value is None or isinstance(value, int | float | str) or callable(value):
+        return value
+    if id(value) in seen:  # records point at each other
+        return ("seen", seen[id(value)])
+    if is_dataclass(value):  # configuration: frozen
+        return id(value)
+    seen[id(value)] = len(seen)
+    if isinstance(value, Random):
+        return value.getstate()
+    if isinstance(value, dict):
+        return [(key, _freeze(item, seen)) for key, item in value.items()]
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_freeze(item, seen) for item in value]
+    names = getattr(type(value), "__slots__", None) or vars(value)
+    fields = [(name, _freeze(getattr(value, name), seen)) for name in names if name != "actions"]
+    return (type(value).__name__, fields)

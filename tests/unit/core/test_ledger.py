@@ -1,0 +1,91 @@
+"""The books, looked at from inside."""
+
+from __future__ import annotations
+
+from headgate.core.events import BatchFinished, InstanceStarted, RequestArrived
+from headgate.core.ledger import Ledger
+from headgate.core.lifecycle import TaskState
+from headgate.core.model import Pool, Shape, Stage
+from headgate.core.view import View
+
+from .rig import Rig
+from .toys import Puppet, make_app, make_function
+
+
+def test_ids_are_drawn_in_steps_and_known_to_have_been_drawn() -> None:
+    ledger = Ledger(View(make_app()), ids_start=1, ids_step=3)
+    assert [ledger.next_batch_id() for _ in range(3)] == [1, 4, 7]
+    assert [i for i in range(-3, 12) if ledger.was_batch(i)] == [1, 4, 7]
+
+
+def test_without_peers_only_our_own_starts_were_instances() -> None:
+    ledger = Ledger(View(make_app()), ids_start=0, ids_step=1)
+    ledger.start_instance(ledger.view.app.variants[0], ledger.view.app.pools[0], None)
+    assert [i for i in range(-1, 3) if ledger.was_instance(i)] == [0]
+
+
+def test_with_peers_theirs_may_be_any_but_ours_are_known() -> None:
+    """Of two, we draw the even ids: 2 and 4 are still to come, odd ones may be out there."""
+    ledger = Ledger(View(make_app()), ids_start=0, ids_step=2)
+    ledger.start_instance(ledger.view.app.variants[0], ledger.view.app.pools[0], None)
+    assert [i for i in range(-2, 6) if ledger.was_instance(i)] == [0, 1, 3, 5]
+
+
+def test_a_node_with_slots_left_stays_where_it_is_in_line(make_rig: type[Rig]) -> None:
+    app = make_app(make_function(concurrency=9), pools=[Pool(0, "gpu", slots=3)])
+    rig = make_rig(app, Puppet, nodes=2)
+    rig.at(0, RequestArrived(0, 0))
+    rig.order(0, lambda p: p.send(0, 0))
+    assert list(rig.view.free_nodes) == [0, 1]
+    rig.at(0, RequestArrived(1, 0))
+    rig.order(0, lambda p: p.send(0, 256))
+    assert list(rig.view.free_nodes) == [1]
+    rig.at(1, InstanceStarted(0, 0))
+    assert list(rig.view.free_nodes) == [1, 0]
+
+
+def test_the_least_loaded_of_the_free_nodes_is_first(make_rig: type[Rig]) -> None:
+    app = make_app(make_function(concurrency=9), pools=[Pool(0, "gpu", slots=4)])
+    rig = make_rig(app, Puppet, nodes=2)
+    rig.at(0, RequestArrived(0, 0))
+    rig.order(0, lambda p: p.send(0, 0))
+    first = rig.view.first_free(0)
+    assert first is not None and first.id == 1
+
+
+def test_a_task_is_found_in_every_batch_it_is_out_in(make_rig: type[Rig]) -> None:
+    """Whichever of two copies ends, the other is found."""
+    for ended, left in ((0, 1), (1, 0)):
+        rig = make_rig(make_app(stages=[Stage(make_function()), Stage(make_function())]), Puppet, nodes=2)
+        rig.at(0, RequestArrived(0, 0))
+        rig.order(0, lambda p: (p.send(0, 0), p.send(1, 0)))
+        rig.at(1, BatchFinished(ended))
+        assert list(rig.view.batches) == [left]
+        assert rig.puppet.task(0).state == TaskState.DONE
+        assert rig.puppet.task(0).attempts_out == 1
+
+
+def test_compute_that_is_no_limit_is_not_missed(make_rig: type[Rig]) -> None:
+    """A function may have a shape on a pool that does not limit compute."""
+    rig = make_rig(make_app(make_function(shape=Shape(500, 4))), nodes=1)
+    rig.at(0, RequestArrived(0, 0))
+    rig.at(10, BatchFinished(0))
+
+
+def test_what_is_promised_at_different_times_is_not_added_up(make_rig: type[Rig]) -> None:
+    """Four sevenths in [0, 5) and four in [5, 10): at no time are more than four promised."""
+    first, second = make_function(0), make_function(1, shape=Shape(gpu_sevenths=4))
+    app = make_app(
+        first,
+        second,
+        stages=[Stage(first), Stage(second, (0,))],
+        pools=[Pool(0, "gpu", gpu_sevenths=7)],
+    )
+    rig = make_rig(app, Puppet, nodes=1)
+    node = rig.view.nodes[0]
+    for request_id in range(2):
+        rig.at(0, RequestArrived(request_id, 0))
+    variant = second.variants[0]
+    rig.order(0, lambda p: p.orders.reserve(p.task(1), node, variant, 0, 5))
+    rig.order(0, lambda p: p.orders.reserve(p.task(257), node, variant, 5, 10))
+    assert rig.view.gpu_free_sevenths(node, 0, 10) == 3

@@ -1,0 +1,299 @@
+"""Orders: each is checked before it is carried out, so an illegal one changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from headgate.core.actions import CancelTimer, Settle, SetTimer
+from headgate.core.clock import NEVER_NS
+from headgate.core.events import (
+    BatchFinished,
+    BatchRefused,
+    InstanceStarted,
+    NodeJoined,
+    NodeLost,
+    Refusal,
+    RequestArrived,
+    RequestCancelled,
+    TimerFired,
+)
+from headgate.core.model import Pool, Shape, Stage
+from headgate.core.orders import RESERVED_TIMERS
+from headgate.core.outcome import Outcome
+
+from .rig import Rig, wires
+from .toys import CLOUD, Puppet, make_app, make_function
+
+GPU = Pool(0, "gpu", memory_bytes=100, gpu_sevenths=7, cpu_milli=2_000)
+FIRST = make_function(0, memory_bytes=80, shape=Shape(1_000, 4))
+SECOND = make_function(1, memory_bytes=80, shape=Shape(1_000, 4))
+CLOUDY = make_function(2, pool_ids=(1,))
+APP = make_app(
+    FIRST, SECOND, CLOUDY, stages=[Stage(FIRST), Stage(SECOND, (0,)), Stage(CLOUDY)], pools=[GPU, CLOUD]
+)
+
+
+@pytest.fixture
+def rig(make_rig: type[Rig]) -> Rig:
+    """
+    Requests 0 and 1 are open, 0 running on node 0, 1 waiting; request 2 is settled.
+
+    Node 1 is empty, node 2 is down. A request has tasks n, n+1 (blocked) and n+2 (cloud).
+    """
+    rig = make_rig(APP, Puppet, nodes=3)
+    rig.at(0, NodeLost(2))
+    for request_id in range(3):
+        rig.at(0, RequestArrived(request_id, 0))
+    rig.order(0, lambda p: p.send(0, 0))
+    rig.at(0, InstanceStarted(0, 0))
+    rig.settled = rig.view.requests[2]  # type: ignore[attr-defined]
+    rig.at(0, RequestCancelled(2))
+    return rig
+
+
+Act = Callable[[Puppet], object]
+ILLEGAL: list[tuple[str, Act, str]] = [
+    ("blocked task", lambda p: p.send(0, 257), "not ready"),
+    ("no task", lambda p: p.send(1), "no task"),
+    ("one task twice", lambda p: p.send(1, 256, 256), "twice"),
+    ("wrong place", lambda p: p.send(1, 258), "n1 cannot run f2"),
+    ("node down", lambda p: p.send(2, 256), "n2 is down"),
+    (
+        "two functions",
+        lambda p: p.orders.dispatch_to_pool([p.task(2), p.task(256)], CLOUD),
+        "one function",
+    ),
+    (
+        "variant of another function",
+        lambda p: p.orders.dispatch([p.task(256)], p.view.nodes[1], SECOND.variants[0]),
+        "not of function 0",
+    ),
+    (
+        "variant of another pool",
+        lambda p: p.orders.dispatch([p.task(258)], p.view.nodes[1], CLOUDY.variants[0]),
+        "does not run on pool gpu",
+    ),
+    (
+        "pool without a platform",
+        lambda p: p.orders.dispatch_to_pool([p.task(256)], GPU),
+        "does not pick its own",
+    ),
+    (
+        "pool that cannot run it",
+        lambda p: p.orders.dispatch_to_pool([p.task(256)], CLOUD),
+        "pool cloud cannot run f0",
+    ),
+    (
+        "variant that the pool cannot run",
+        lambda p: p.orders.dispatch_to_pool([p.task(256)], CLOUD, FIRST.variants[0]),
+        "does not run on pool cloud",
+    ),
+    ("reject the admitted", lambda p: p.orders.reject(p.view.requests[0], ""), "expire it"),
+    ("expire the running", lambda p: p.orders.expire(p.view.requests[0], ""), "is running"),
+    (
+        "start on a node that is down",
+        lambda p: p.orders.start(FIRST.variants[0], p.view.nodes[2]),
+        "is down",
+    ),
+    (
+        "start a second one",
+        lambda p: p.orders.start(FIRST.variants[0], p.view.nodes[0]),
+        "holds v0 already",
+    ),
+    (
+        "start in another pool",
+        lambda p: p.orders.start(CLOUDY.variants[0], p.view.nodes[0]),
+        "does not run on pool gpu",
+    ),
+    (
+        "start without memory",
+        lambda p: p.orders.start(SECOND.variants[0], p.view.nodes[0]),
+        "no memory for v1",
+    ),
+    (
+        "start anywhere in another pool",
+        lambda p: p.orders.start_anywhere(FIRST.variants[0], CLOUD),
+        "does not run on pool cloud",
+    ),
+    ("evict the busy", lambda p: p.orders.evict(p.view.instances[0]), "not idle on a device"),
+    ("load what is loaded", lambda p: p.orders.load(p.view.instances[0]), "not in host memory"),
+    (
+        "promise to a task that is ready",
+        lambda p: p.orders.reserve(p.task(256), p.view.nodes[0], FIRST.variants[0], 0, 9),
+        "cannot be given a reservation",
+    ),
+    (
+        "promise of a node that is down",
+        lambda p: p.orders.reserve(p.task(257), p.view.nodes[2], SECOND.variants[0], 0, 9),
+        "cannot be reserved",
+    ),
+    (
+        "promise of no time",
+        lambda p: p.orders.reserve(p.task(257), p.view.nodes[0], SECOND.variants[0], 9, 9),
+        "cannot be reserved",
+    ),
+    (
+        "promise of another function's variant",
+        lambda p: p.orders.reserve(p.task(257), p.view.nodes[0], FIRST.variants[0], 0, 9),
+        "not of function 1",
+    ),
+    ("timer in the past", lambda p: p.orders.set_timer("tick", -1), "set for the past"),
+]
+
+
+@pytest.mark.parametrize(("act", "match"), [case[1:] for case in ILLEGAL], ids=[c[0] for c in ILLEGAL])
+def test_an_illegal_order_changes_nothing(rig: Rig, act: Act, match: str) -> None:
+    rig.forbids(act, match)
+
+
+def test_a_settled_request_is_settled(rig: Rig) -> None:
+    settled = rig.settled  # type: ignore[attr-defined]
+    rig.forbids(lambda p: p.orders.reject(settled, ""), "settled already")
+    rig.forbids(lambda p: p.orders.expire(settled, ""), "settled already")
+    rig.forbids(lambda p: p.orders.dispatch([settled.tasks[0]], p.view.nodes[1]), "not ready")
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED_TIMERS))
+def test_the_schedulers_own_timers_are_out_of_reach(rig: Rig, name: str) -> None:
+    rig.forbids(lambda p: p.orders.set_timer(name, 10), "the Scheduler's own")
+    rig.forbids(lambda p: p.orders.cancel_timer(name), "the Scheduler's own")
+
+
+def test_a_batch_is_no_larger_than_its_profile(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(make_function(exec_ns=(1, 2))), Puppet, nodes=1)
+    rig.at(0, RequestArrived(0, 0, items=2))
+    rig.at(0, RequestArrived(1, 0))
+    rig.forbids(lambda p: p.send(0, 0, 256), "3 items exceed the largest batch of v0")
+
+
+def test_an_instance_is_stopped_once(rig: Rig) -> None:
+    instance = rig.view.instances[0]
+    rig.order(1, lambda p: p.orders.stop(instance))
+    rig.forbids(lambda p: p.orders.stop(instance), "leaving already")
+
+
+def test_evicting_needs_room_in_host_memory(rig: Rig) -> None:
+    rig.at(9, BatchFinished(0))
+    rig.forbids(lambda p: p.orders.evict(p.view.instances[0]), "no host memory for v0")
+
+
+def test_a_task_gets_one_promise_and_a_node_keeps_what_it_promised(rig: Rig) -> None:
+    def promise(task_id: int, start_ns: int, end_ns: int) -> Act:
+        return lambda p: p.orders.reserve(
+            p.task(task_id), p.view.nodes[0], SECOND.variants[0], start_ns, end_ns
+        )
+
+    assert rig.order(1, promise(1, 10, 20)) == []
+    rig.forbids(promise(1, 30, 40), "cannot be given a reservation")
+    rig.forbids(promise(257, 19, 30), "promised to others")
+    rig.order(1, promise(257, 20, 30))
+    assert rig.view.gpu_free_sevenths(rig.view.nodes[0], 12, 18) == 3
+    assert rig.view.cpu_free_milli(rig.view.nodes[0], 12, 18) == 1_000
+
+
+def test_a_promise_ends_when_its_task_is_sent(rig: Rig) -> None:
+    rig.order(
+        1, lambda p: p.orders.reserve(p.task(1), p.view.nodes[1], SECOND.variants[0], 10, 20)
+    )
+    rig.at(10, BatchFinished(0))
+    rig.order(10, lambda p: p.send(1, 1))
+    assert rig.view.reservations == {}
+
+
+def test_a_promise_to_a_first_stage_ends_when_its_task_is_sent(make_rig: type[Rig]) -> None:
+    """At the door even a task without predecessors is not ready yet, so it may be promised."""
+    rig = make_rig(make_app(), Puppet, nodes=1)
+    variant = rig.view.app.variants[0]
+    rig.puppet.at_door = lambda request: rig.puppet.orders.reserve(
+        request.tasks[0], rig.view.nodes[0], variant, 10, NEVER_NS
+    )
+    rig.at(0, RequestArrived(0, 0))
+    rig.order(10, lambda p: p.send(0, 0))
+    assert rig.view.reservations == {}
+
+
+def test_a_promise_ends_with_its_request(rig: Rig) -> None:
+    rig.order(
+        1, lambda p: p.orders.reserve(p.task(257), p.view.nodes[1], SECOND.variants[0], 10, 20)
+    )
+    rig.at(2, RequestCancelled(1))
+    assert rig.view.reservations == {}
+
+
+def test_a_policys_timers_fire_once_and_can_be_moved_or_called_off(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(), Puppet)
+    assert rig.order(0, lambda p: p.orders.set_timer("tick", 10, 3)) == wires(
+        SetTimer(("tick", 3), 10)
+    )
+    assert rig.order(5, lambda p: p.orders.set_timer("tick", 20, 3)) == wires(
+        SetTimer(("tick", 3), 20)
+    )
+    rig.at(10, TimerFired(("tick", 3)))
+    assert (rig.puppet.heard, rig.view.events_ignored) == ([], 1)
+    rig.at(20, TimerFired(("tick", 3)))
+    assert rig.puppet.heard == [("tick", 3)]
+    rig.order(21, lambda p: p.orders.set_timer("tick", 30))
+    assert rig.order(22, lambda p: p.orders.cancel_timer("tick")) == wires(
+        CancelTimer(("tick", 0))
+    )
+    assert rig.order(23, lambda p: p.orders.cancel_timer("tick")) == []
+
+
+def test_a_policy_sees_the_effect_of_its_own_orders(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(), Puppet, nodes=1)
+    rig.at(0, RequestArrived(0, 0))
+
+    def act(puppet: Puppet) -> None:
+        assert list(puppet.view.free_nodes) == [0]
+        batch = puppet.send(0, 0)
+        assert (puppet.view.free_nodes, puppet.view.batches) == ({}, {0: batch})
+
+    rig.order(1, act)
+
+
+def test_a_refused_request_was_admitted_all_the_same(make_rig: type[Rig]) -> None:
+    """Rejecting late is never a way out: once sent, a request can only be expired."""
+    rig = make_rig(make_app(), Puppet, nodes=1)
+    rig.at(0, RequestArrived(0, 0))
+    rig.order(0, lambda p: p.send(0, 0))
+    rig.at(1, BatchRefused(0, Refusal.LATE))
+    rig.forbids(lambda p: p.orders.reject(p.view.requests[0], ""), "expire it")
+    assert rig.order(2, lambda p: p.orders.expire(p.view.requests[0], "hopeless")) == wires(
+        Settle(0, Outcome.EXPIRED, "hopeless")
+    )
+
+
+def test_what_may_not_be_repeated_has_no_competing_copies(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(make_function(is_idempotent=False)), Puppet, nodes=2)
+    rig.at(0, RequestArrived(0, 0))
+    rig.order(0, lambda p: p.send(0, 0))
+    rig.forbids(lambda p: p.send(1, 0), "may not be run twice")
+
+
+def test_copies_are_attempts_and_attempts_are_bounded(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(), Puppet, nodes=4)
+    rig.at(0, RequestArrived(0, 0))
+    rig.order(0, lambda p: [p.send(node_id, 0) for node_id in range(3)])
+    rig.forbids(lambda p: p.send(3, 0), "attempts")
+
+
+def test_a_batch_keeps_its_tasks_whatever_the_policy_does_with_its_list(
+    make_rig: type[Rig],
+) -> None:
+    rig = make_rig(make_app(), Puppet, nodes=1)
+    rig.at(0, RequestArrived(0, 0))
+
+    def act(puppet: Puppet) -> None:
+        queue = [puppet.task(0)]
+        puppet.orders.dispatch(queue, puppet.view.nodes[0])
+        queue.clear()
+
+    rig.order(0, act)
+    assert rig.at(10, BatchFinished(0)) == wires(Settle(0, Outcome.MET))
+
+
+def test_a_node_that_returns_may_be_used_again(rig: Rig) -> None:
+    rig.at(1, NodeJoined(2, 0, "n2"))
+    assert rig.order(1, lambda p: p.send(2, 256))[-1][0] == "Dispatch"

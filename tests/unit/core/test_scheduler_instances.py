@@ -1,0 +1,236 @@
+"""Instances start on demand, move between memories, drain, vanish, and belong to peers."""
+
+from __future__ import annotations
+
+from headgate.core.actions import (
+    Dispatch,
+    EvictWeights,
+    LoadWeights,
+    Settle,
+    SetTimer,
+    StartInstance,
+    StopInstance,
+)
+from headgate.core.events import (
+    BatchFinished,
+    BatchRefused,
+    InstanceAppeared,
+    InstanceStarted,
+    InstanceStopped,
+    NodeJoined,
+    Refusal,
+    RequestArrived,
+    WeightsEvicted,
+    WeightsLoaded,
+)
+from headgate.core.lifecycle import InstanceState, Residency
+from headgate.core.model import Limits, Pool
+from headgate.core.outcome import Outcome
+
+from .rig import Rig, wires
+from .toys import Puppet, make_app, make_function
+
+BIG = [make_function(i, memory_bytes=60) for i in range(3)]
+
+
+def one_at_a_time(host_memory_bytes: int = 0) -> list[Pool]:
+    """A node whose device holds one of the big functions."""
+    return [Pool(0, "gpu", memory_bytes=100, host_memory_bytes=host_memory_bytes)]
+
+
+def run_one(rig: Rig, now_ns: int, request_id: int, function_id: int) -> None:
+    """Run a request to its end, whatever has to be prepared for it."""
+    for wire in rig.at(now_ns, RequestArrived(request_id, function_id)):
+        if wire[0] == "StopInstance":
+            rig.at(now_ns, InstanceStopped(int(str(wire[1])), "ordered"))
+        elif wire[0] == "StartInstance":
+            rig.at(now_ns, InstanceStarted(int(str(wire[1])), 0))
+        elif wire[0] == "LoadWeights":
+            rig.at(now_ns, WeightsLoaded(int(str(wire[1]))))
+    rig.at(now_ns + 1, BatchFinished(request_id))
+
+
+def test_a_start_takes_a_slot_and_its_batch_waits_for_it(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(), nodes=1)
+    rig.at(0, RequestArrived(0, 0))
+    instance = rig.view.instances[0]
+    assert (instance.state, instance.running) == (InstanceState.STARTING, 1)
+    rig.at(5, InstanceStarted(0, 0))
+    assert instance.state == InstanceState.BUSY
+    rig.at(15, BatchFinished(0))
+    assert instance.state == InstanceState.IDLE
+
+
+def test_the_least_recently_used_leaves_for_host_memory(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(*BIG, pools=one_at_a_time(host_memory_bytes=60)), nodes=1)
+    run_one(rig, 0, 0, 0)
+    assert rig.at(10, RequestArrived(1, 1)) == wires(
+        EvictWeights(0, 0), StartInstance(1, 1, 0, 0), Dispatch(1, 1, [256], 1, 0, 0, 1)
+    )
+    assert rig.at(11, WeightsEvicted(0)) == []
+    assert not rig.view.is_resident(rig.view.nodes[0], 0)
+
+
+def test_without_room_in_host_memory_it_leaves_altogether(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(*BIG, pools=one_at_a_time()), nodes=1)
+    run_one(rig, 0, 0, 0)
+    assert rig.at(10, RequestArrived(1, 1))[:2] == wires(
+        StopInstance(0, 0), StartInstance(1, 1, 0, 0)
+    )
+    rig.at(11, InstanceStopped(0, "ordered"))
+    assert list(rig.view.instances) == [1]
+
+
+def test_evicted_weights_are_loaded_again_when_they_are_needed(make_rig: type[Rig]) -> None:
+    """Two big functions take turns: each load evicts the other, no instance is started anew."""
+    rig = make_rig(make_app(*BIG, pools=one_at_a_time(host_memory_bytes=120)), nodes=1)
+    run_one(rig, 0, 0, 0)
+    run_one(rig, 10, 1, 1)
+    assert rig.at(20, RequestArrived(2, 0)) == wires(
+        EvictWeights(1, 0), LoadWeights(0, 0), Dispatch(2, 0, [512], 1, 0, 0, 0)
+    )
+    assert rig.at(21, WeightsEvicted(1)) == []
+    assert rig.at(22, WeightsLoaded(0)) == []
+    assert rig.at(30, BatchFinished(2)) == wires(Settle(2, Outcome.MET))
+    assert rig.view.nodes[0].host_bytes_used == 60
+
+
+def test_of_several_idle_ones_the_least_recently_used_goes_first(make_rig: type[Rig]) -> None:
+    pools = [Pool(0, "gpu", memory_bytes=130)]
+    rig = make_rig(make_app(*BIG, pools=pools), nodes=1)
+    run_one(rig, 0, 0, 0)
+    run_one(rig, 10, 1, 1)
+    run_one(rig, 20, 2, 0)
+    assert rig.at(30, RequestArrived(3, 2))[0] == wires(StopInstance(1, 0))[0]
+
+
+def test_what_is_busy_is_not_evicted(make_rig: type[Rig]) -> None:
+    pools = [Pool(0, "gpu", memory_bytes=100, slots=4)]
+    rig = make_rig(make_app(*BIG, pools=pools), nodes=1)
+    rig.at(0, RequestArrived(0, 0))
+    rig.at(0, InstanceStarted(0, 0))
+    assert rig.at(1, RequestArrived(1, 1)) == []
+    assert rig.at(10, BatchFinished(0))[1:3] == wires(
+        StopInstance(0, 0), StartInstance(1, 1, 0, 0)
+    )
+
+
+def test_a_policy_may_evict_and_load_ahead_of_need(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(*BIG, pools=one_at_a_time(host_memory_bytes=60)), Puppet, nodes=1)
+    rig.order(0, lambda p: p.orders.start(p.view.app.variants[0], p.view.nodes[0]))
+    rig.at(1, InstanceStarted(0, 0))
+    instance = rig.view.instances[0]
+    assert rig.order(2, lambda p: p.orders.evict(instance)) == wires(EvictWeights(0, 0))
+    rig.at(3, WeightsEvicted(0))
+    assert rig.order(4, lambda p: p.orders.load(instance)) == wires(LoadWeights(0, 0))
+    assert list(rig.view.free_nodes) == []  # loading is work
+    rig.at(5, WeightsLoaded(0))
+    assert (instance.residency, list(rig.view.free_nodes)) == (Residency.DEVICE, [0])
+
+
+def test_stopped_while_busy_it_finishes_what_it_has_begun(make_rig: type[Rig]) -> None:
+    """
+    1. A busy instance is told to stop: it drains and holds no memory of the node any more.
+    2. The next dispatch starts another one of its kind beside it.
+    3. The batch comes back, then the instance is gone.
+    """
+    rig = make_rig(make_app(pools=[Pool(0, "gpu", slots=2)]), Puppet, nodes=1)
+    rig.at(0, RequestArrived(0, 0))
+    rig.order(0, lambda p: p.send(0, 0))
+    rig.at(1, InstanceStarted(0, 0))
+    draining = rig.view.instances[0]
+    assert rig.order(2, lambda p: p.orders.stop(draining)) == wires(StopInstance(0, 0))
+    rig.at(3, RequestArrived(1, 0))
+    assert rig.order(3, lambda p: p.send(0, 256)) == wires(
+        StartInstance(1, 0, 0, 0), Dispatch(1, 0, [256], 1, 0, 0, 1)
+    )
+    assert rig.at(10, BatchFinished(0)) == wires(Settle(0, Outcome.MET))
+    assert draining.state == InstanceState.DRAINING
+    rig.at(11, InstanceStopped(0, "ordered"))
+    assert draining.state == InstanceState.GONE
+    assert list(rig.view.instances) == [1]
+
+
+def test_a_start_that_is_called_off_frees_its_slot_at_once(make_rig: type[Rig]) -> None:
+    """The start may still come true before the stop does: that changes nothing."""
+    rig = make_rig(make_app(), Puppet, nodes=1)
+    rig.order(0, lambda p: p.orders.start(p.view.app.variants[0], p.view.nodes[0]))
+    rig.order(1, lambda p: p.orders.stop(p.view.instances[0]))
+    assert list(rig.view.free_nodes) == [0]
+    rig.at(2, InstanceStarted(0, 0))
+    assert rig.view.instances[0].state == InstanceState.DRAINING
+    rig.at(3, InstanceStopped(0, "ordered"))
+    assert rig.view.instances == {}
+
+
+def test_an_instance_that_vanishes_takes_its_batch_with_it(make_rig: type[Rig]) -> None:
+    """The slot is free at once; the batch ends in an event of its own, and is repeated."""
+    rig = make_rig(make_app(limits=Limits(backoff_ns=50)), Puppet, nodes=1)
+    rig.at(0, RequestArrived(0, 0))
+    rig.order(0, lambda p: p.send(0, 0))
+    rig.at(1, InstanceStarted(0, 0))
+    rig.puppet.heard.clear()
+    rig.at(5, InstanceStopped(0, "crash"))
+    assert rig.puppet.heard == [("gone", 0), ("capacity", 0)]
+    assert list(rig.view.free_nodes) == [0]
+    assert rig.at(6, BatchRefused(0, Refusal.GONE)) == wires(SetTimer(("unblock", 0), 56))
+    assert rig.order(7, lambda p: p.send(0, 0))[0] == wires(StartInstance(1, 0, 0, 0))[0]
+
+
+def test_the_answer_of_an_instance_that_is_gone_still_counts(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(), nodes=1)
+    rig.at(0, RequestArrived(0, 0))
+    rig.at(1, InstanceStarted(0, 0))
+    rig.at(11, InstanceStopped(0, "retired"))
+    assert rig.at(11, BatchFinished(0)) == wires(Settle(0, Outcome.MET))
+
+
+def test_an_instance_that_fails_to_start_frees_its_slot_and_memory(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(*BIG, pools=one_at_a_time()), Puppet, nodes=1)
+    rig.order(0, lambda p: p.orders.start(p.view.app.variants[0], p.view.nodes[0]))
+    rig.at(1, InstanceStopped(0, "no image"))
+    assert (rig.view.nodes[0].memory_used_bytes, list(rig.view.free_nodes)) == (0, [0])
+    assert rig.at(2, InstanceStopped(0, "no image")) == []
+    assert rig.view.events_ignored == 1
+
+
+def test_a_pool_may_pick_the_node_of_a_start(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(), Puppet, nodes=2)
+    pool = rig.view.app.pools[0]
+    assert rig.order(
+        0, lambda p: p.orders.start_anywhere(p.view.app.variants[0], pool)
+    ) == wires(StartInstance(0, 0, 0, None))
+    rig.at(5, InstanceStarted(0, 1))
+    assert rig.view.nodes[1].instances == {0: rig.view.instances[0]}
+    assert rig.puppet.heard[-2:] == [("started", 0), ("capacity", 1)]
+
+
+def test_a_start_that_no_node_was_granted_for_ends_as_well(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(), Puppet, nodes=1)
+    pool = rig.view.app.pools[0]
+    rig.order(0, lambda p: p.orders.start_anywhere(p.view.app.variants[0], pool))
+    assert rig.order(1, lambda p: p.orders.stop(p.view.instances[0])) == wires(
+        StopInstance(0, None)
+    )
+    rig.at(5, InstanceStopped(0, "denied"))
+    assert rig.view.instances == {}
+
+
+def test_an_instance_that_a_peer_started_can_be_used(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(), nodes=1, index=0, peers=2)
+    rig.at(0, InstanceAppeared(1, 0, 0))
+    assert rig.at(1, RequestArrived(0, 0)) == wires(Dispatch(0, 0, [0], 1, 0, 0, 1))
+    rig.at(11, BatchFinished(0))
+    rig.at(12, InstanceStopped(1, "retired"))
+    assert rig.view.nodes[0].instances == {}
+
+
+def test_ids_of_several_schedulers_interleave(make_rig: type[Rig]) -> None:
+    """Backends serve several Schedulers: no two may use the same batch or instance id."""
+    sent: list[object] = []
+    for index in range(3):
+        rig = make_rig(make_app(), nodes=2, index=index, peers=3)
+        for request_id in range(2):
+            start, dispatch = rig.at(0, RequestArrived(request_id, 0))
+            sent.append((start[1], dispatch[1]))
+    assert sent == [(0, 0), (3, 3), (1, 1), (4, 4), (2, 2), (5, 5)]

@@ -1,0 +1,74 @@
+"""From a plan to starts and stops."""
+
+from __future__ import annotations
+
+from headgate.core.actions import StartInstance, StopInstance
+from headgate.core.events import InstanceStarted, RequestArrived, TimerFired
+from headgate.core.model import Pool
+from headgate.core.policy import Plan, Target
+from headgate.core.reconcile import reconcile
+
+from .rig import Rig, wires
+from .toys import Puppet, make_app, make_function
+
+
+class Planner(Puppet):
+    """Wants as many instances of variant 0 as the test says."""
+
+    plan_every_ns = 100
+    count = 0
+
+    def plan(self) -> Plan:
+        return Plan((Target(variant_id=0, pool_id=0, count=self.count),))
+
+
+def plan(rig: Rig, now_ns: int, count: int) -> list[list[object]]:
+    """Have the plan made and reconciled; the timer that is set for the next is left out."""
+    assert isinstance(rig.puppet, Planner)
+    rig.puppet.count = count
+    return rig.at(now_ns, TimerFired(("plan", 0)))[:-1]
+
+
+def test_what_is_wanted_and_not_there_is_started_on_free_nodes(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(), Planner, nodes=2)
+    assert plan(rig, 100, 5) == wires(StartInstance(0, 0, 0, 0), StartInstance(1, 0, 0, 1))
+    assert plan(rig, 200, 5) == []
+
+
+def test_starting_ones_are_called_off_before_warm_ones_are_stopped(make_rig: type[Rig]) -> None:
+    """Instance 0 is warm, 1 and 2 are starting; of those the older goes first."""
+    rig = make_rig(make_app(), Planner, nodes=3)
+    plan(rig, 100, 3)
+    rig.at(110, InstanceStarted(0, 0))
+    assert plan(rig, 200, 2) == wires(StopInstance(1, 1))
+    assert plan(rig, 300, 0) == wires(StopInstance(2, 2), StopInstance(0, 0))
+
+
+def test_of_warm_ones_the_idlest_is_stopped_and_none_that_is_busy(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(), Planner, nodes=3)
+    plan(rig, 100, 3)
+    for id in range(3):
+        rig.at(110, InstanceStarted(id, id))
+        rig.at(110, RequestArrived(id, 0))
+    rig.order(120, lambda p: p.send(0, 0))
+    assert plan(rig, 200, 2) == wires(StopInstance(1, 1))
+    assert plan(rig, 300, 0) == wires(StopInstance(2, 2))
+
+
+def test_a_plan_for_one_pool_leaves_the_others_alone(make_rig: type[Rig]) -> None:
+    pools = [Pool(0, "gpu"), Pool(1, "cpu")]
+    app = make_app(make_function(pool_ids=(0, 1)), make_function(1), pools=pools)
+    rig = make_rig(app, Puppet, nodes=2)
+    rig.order(0, lambda p: p.orders.start(app.variants[0], p.view.nodes[0]))
+    rig.order(0, lambda p: p.orders.start(app.variants[1], p.view.nodes[1]))
+    empty = Plan((Target(variant_id=0, pool_id=1, count=0),))
+    assert rig.order(1, lambda p: reconcile(p.view, p.orders, empty)) == []
+
+
+def test_no_node_is_given_more_than_its_memory(make_rig: type[Rig]) -> None:
+    pools = [Pool(0, "gpu", memory_bytes=100, slots=4)]
+    app = make_app(make_function(0, memory_bytes=60), make_function(1, memory_bytes=60), pools=pools)
+    rig = make_rig(app, Puppet, nodes=1)
+    rig.order(0, lambda p: p.orders.start(app.variants[1], p.view.nodes[0]))
+    one = Plan((Target(variant_id=0, pool_id=0, count=1),))
+    assert rig.order(1, lambda p: reconcile(p.view, p.orders, one)) == []

@@ -1,0 +1,204 @@
+"""Requests come, wait, run, and end in exactly one outcome."""
+
+from __future__ import annotations
+
+from headgate.core.actions import CancelBatch, CancelTimer, Dispatch, Settle, SetTimer, StartInstance
+from headgate.core.events import (
+    BatchFailed,
+    BatchFinished,
+    BatchRefused,
+    InstanceStarted,
+    NodeJoined,
+    Refusal,
+    RequestArrived,
+    RequestCancelled,
+    TimerFired,
+)
+from headgate.core.model import Limits, Slo
+from headgate.core.outcome import Outcome
+
+from .rig import Rig, wires
+from .toys import Puppet, make_app, make_function
+
+GIVES_UP = Slo(latency_ns=100, gives_up=True)
+
+
+def test_a_request_is_run_on_the_free_node_and_met(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(), nodes=1)
+    assert rig.at(5, RequestArrived(0, 0)) == wires(
+        StartInstance(0, 0, 0, 0), Dispatch(0, 0, [0], 1, 0, 0, 0)
+    )
+    assert rig.at(6, InstanceStarted(0, 0)) == []
+    assert rig.at(16, BatchFinished(0)) == wires(Settle(0, Outcome.MET))
+
+
+def test_an_answer_at_the_deadline_is_met_and_one_after_it_is_late(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(), nodes=2)
+    rig.at(0, RequestArrived(0, 0))
+    rig.at(0, RequestArrived(1, 0))
+    assert rig.at(1_000, BatchFinished(0)) == wires(Settle(0, Outcome.MET))
+    assert rig.at(1_001, BatchFinished(1)) == wires(Settle(1, Outcome.LATE))
+
+
+def test_a_deadline_of_its_own_overrides_the_objective(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(), nodes=1)
+    rig.at(0, RequestArrived(0, 0, deadline_ns=20))
+    assert rig.at(21, BatchFinished(0)) == wires(Settle(0, Outcome.LATE))
+
+
+def test_requests_wait_in_line_for_the_one_node(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(), nodes=1)
+    rig.at(0, RequestArrived(0, 0))
+    assert rig.at(1, RequestArrived(1, 0)) == []
+    assert rig.at(2, RequestArrived(2, 0)) == []
+    rig.at(3, InstanceStarted(0, 0))
+    assert rig.at(13, BatchFinished(0)) == wires(
+        Settle(0, Outcome.MET), Dispatch(1, 0, [256], 1, 0, 0, 0)
+    )
+    assert rig.at(23, BatchFinished(1)) == wires(
+        Settle(1, Outcome.MET), Dispatch(2, 0, [512], 1, 0, 0, 0)
+    )
+
+
+def test_a_request_that_finds_no_node_runs_when_one_joins(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app())
+    assert rig.at(0, RequestArrived(0, 0)) == []
+    assert rig.at(9, NodeJoined(0, 0, "n0")) == wires(
+        StartInstance(0, 0, 0, 0), Dispatch(0, 0, [0], 1, 0, 0, 0)
+    )
+
+
+def test_a_request_rejected_at_the_door_never_becomes_ready(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(slo=GIVES_UP), Puppet, nodes=1)
+    rig.puppet.at_door = lambda request: rig.puppet.orders.reject(request, "full")
+    rig.puppet.heard.clear()
+    assert rig.at(0, RequestArrived(0, 0)) == wires(Settle(0, Outcome.REJECTED, "full"))
+    assert rig.puppet.heard == []
+    assert rig.view.arrivals_seen == [1]
+
+
+def test_more_open_requests_than_the_limit_are_rejected_unheard(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(limits=Limits(open_requests_max=1)), Puppet)
+    rig.at(0, RequestArrived(0, 0))
+    assert rig.at(1, RequestArrived(1, 0)) == wires(
+        Settle(1, Outcome.REJECTED, "too many open requests")
+    )
+    assert rig.puppet.heard == [("ready", 0)]
+    rig.at(2, RequestCancelled(0))
+    assert rig.at(3, RequestArrived(2, 0)) == []
+
+
+def test_the_policy_may_give_up_a_request_that_waits(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(), Puppet)
+    rig.at(0, RequestArrived(0, 0))
+    assert rig.order(5, lambda p: p.orders.expire(p.view.requests[0], "hopeless")) == wires(
+        Settle(0, Outcome.EXPIRED, "hopeless")
+    )
+
+
+def test_a_request_still_waiting_at_its_deadline_expires(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(slo=GIVES_UP), Puppet)
+    assert rig.at(0, RequestArrived(0, 0)) == wires(SetTimer(("deadline", 0), 100))
+    assert rig.at(100, TimerFired(("deadline", 0))) == wires(
+        Settle(0, Outcome.EXPIRED, "deadline passed while waiting")
+    )
+    assert rig.puppet.heard == [("ready", 0), ("withdrawn", 0)]
+
+
+def test_a_request_that_is_running_at_its_deadline_may_yet_be_late(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(slo=GIVES_UP), nodes=1)
+    rig.at(0, RequestArrived(0, 0))
+    assert rig.at(100, TimerFired(("deadline", 0))) == []
+    assert rig.at(101, BatchFinished(0)) == wires(Settle(0, Outcome.LATE))
+
+
+def test_an_answer_in_time_calls_the_deadline_off(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(slo=GIVES_UP), nodes=1)
+    rig.at(0, RequestArrived(0, 0))
+    assert rig.at(10, BatchFinished(0)) == wires(
+        Settle(0, Outcome.MET), CancelTimer(("deadline", 0))
+    )
+
+
+def test_cancelled_while_queued(make_rig: type[Rig]) -> None:
+    """The task is withdrawn, and the policy does not send it when a node comes free."""
+    rig = make_rig(make_app(), nodes=1)
+    rig.at(0, RequestArrived(0, 0))
+    rig.at(0, RequestArrived(1, 0))
+    assert rig.at(1, RequestCancelled(1)) == wires(
+        Settle(1, Outcome.CANCELLED, "cancelled by the client")
+    )
+    rig.at(2, InstanceStarted(0, 0))
+    assert rig.at(10, BatchFinished(0)) == wires(Settle(0, Outcome.MET))
+
+
+def test_cancelled_while_running(make_rig: type[Rig]) -> None:
+    """Work that is out cannot be un-started: the slot is taken until the batch has come back."""
+    rig = make_rig(make_app(), nodes=1)
+    rig.at(0, RequestArrived(0, 0))
+    rig.at(1, InstanceStarted(0, 0))
+    assert rig.at(2, RequestCancelled(0)) == wires(
+        Settle(0, Outcome.CANCELLED, "cancelled by the client"), CancelBatch(0, 0, 0)
+    )
+    assert rig.at(3, RequestArrived(1, 0)) == []
+    assert rig.at(10, BatchFinished(0)) == wires(Dispatch(1, 0, [256], 1, 0, 0, 0))
+
+
+def test_a_batch_called_back_before_it_began_is_refused_and_blocks_nothing(
+    make_rig: type[Rig],
+) -> None:
+    rig = make_rig(make_app(), nodes=1)
+    rig.at(0, RequestArrived(0, 0))
+    rig.at(0, InstanceStarted(0, 0))
+    rig.at(1, RequestCancelled(0))
+    rig.at(1, RequestArrived(1, 0))
+    assert rig.at(2, BatchRefused(0, Refusal.CANCELLED)) == wires(
+        Dispatch(1, 0, [256], 1, 0, 0, 0)
+    )
+
+
+def test_cancelled_in_a_shared_batch(make_rig: type[Rig]) -> None:
+    """The batch is called back only when the last of its requests is cancelled."""
+    rig = make_rig(make_app(), Puppet, nodes=1)
+    rig.at(0, RequestArrived(0, 0))
+    rig.at(0, RequestArrived(1, 0))
+    rig.order(0, lambda p: p.send(0, 0, 256))
+    cancelled = "cancelled by the client"
+    assert rig.at(1, RequestCancelled(0)) == wires(Settle(0, Outcome.CANCELLED, cancelled))
+    assert rig.at(2, RequestCancelled(1)) == wires(
+        Settle(1, Outcome.CANCELLED, cancelled), CancelBatch(0, 0, 0)
+    )
+    assert rig.at(9, BatchFinished(0)) == []
+
+
+def test_in_a_shared_batch_the_cancelled_ones_are_thrown_away(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(), Puppet, nodes=1)
+    rig.at(0, RequestArrived(0, 0))
+    rig.at(0, RequestArrived(1, 0))
+    rig.order(0, lambda p: p.send(0, 0, 256))
+    rig.at(1, RequestCancelled(0))
+    assert rig.at(9, BatchFinished(0)) == wires(Settle(1, Outcome.MET))
+
+
+def test_a_cancelled_request_is_not_retried_when_its_batch_breaks(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(), nodes=1)
+    rig.at(0, RequestArrived(0, 0))
+    rig.at(1, RequestCancelled(0))
+    assert rig.at(9, BatchFailed(0, "crash")) == []
+
+
+def test_a_cancellation_that_crosses_the_answer_is_ignored_and_counted(
+    make_rig: type[Rig],
+) -> None:
+    rig = make_rig(make_app(), nodes=1)
+    rig.at(0, RequestArrived(0, 0))
+    rig.at(10, BatchFinished(0))
+    assert rig.at(10, RequestCancelled(0)) == []
+    assert rig.view.events_ignored == 1
+
+
+def test_items_of_a_request_are_the_items_of_its_batch(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(make_function(exec_ns=(1, 2, 3))), nodes=1)
+    assert rig.at(0, RequestArrived(0, 0, items=3))[-1:] == wires(
+        Dispatch(0, 0, [0], 3, 0, 0, 0)
+    )
