@@ -30,8 +30,7 @@ class ParsePrice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[SectionT_co]):
-    """
-    A section `spec` found at `key` of the file `where`.
+    """A section `spec` found at `key` of the file `where`.
 
     The readers take the name of a field, so that an error can name its path and its value.
     """

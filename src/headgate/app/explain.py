@@ -1,5 +1,4 @@
-"""
-Says, for people, what msgspec found wrong.
+"""Says, for people, what msgspec found wrong.
 
 msgspec checks fast and reports `$.pools[...].nodes`, which does not tell which pool. So when it
 has refused a file, this walks the file beside the types and stops at the first thing that does
@@ -10,7 +9,6 @@ from __future__ import annotations
 
 import re
 
-import msgspec
 from msgspec import inspect
 
 from headgate.app.names import unknown
@@ -44,8 +42,7 @@ def check(value: object, kind: inspect.Type, *, where: str, key: str) -> None:
 
 
 def describe(kind: inspect.Type) -> str:
-    """
-    Say in words what is allowed.
+    """Say in words what is allowed.
 
     >>> describe(inspect.type_info(int | None)), describe(inspect.type_info(bool | list[str]))
     ('a whole number', 'true or false or a list')
@@ -121,22 +118,22 @@ def _members(kind: inspect.Type) -> list[inspect.Type]:
 
 def _accepts(member: inspect.Type, value: object) -> bool:
     """Whether a value that is no map and no list is of a type that has no alternatives."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_boolean = isinstance(value, bool)  # which Python takes for a number
     match member:
         case inspect.AnyType():
             return True
         case inspect.NoneType():
             return value is None
         case inspect.BoolType():
-            return isinstance(value, bool)
+            return is_boolean
         case inspect.StrType(pattern=pattern):
             return isinstance(value, str) and (not pattern or bool(re.search(pattern, value)))
         case inspect.LiteralType(values=values):
             return any(type(value) is type(v) and value == v for v in values)
         case inspect.IntType():
-            return is_number and isinstance(value, int) and _is_in_range(member, value)
+            return isinstance(value, int) and not is_boolean and _is_in_range(member, value)
         case inspect.FloatType():
-            return is_number and _is_in_range(member, msgspec.convert(value, float))
+            return isinstance(value, int | float) and not is_boolean and _is_in_range(member, value)
     return False
 
 
@@ -149,8 +146,7 @@ def _is_in_range(kind: inspect.IntType | inspect.FloatType, value: float) -> boo
 
 
 def _range(kind: inspect.IntType | inspect.FloatType) -> str:
-    """
-    Say which numbers are allowed.
+    """Say which numbers are allowed.
 
     >>> _range(inspect.IntType(ge=1, le=9)), _range(inspect.FloatType(gt=0))
     (' from 1 to 9', ' above 0')

@@ -98,8 +98,7 @@ def _batch_ns(entry: Entry[VariantSpec], name: str, time: object) -> int:
 
 
 def _interpolated(known: Mapping[int, int]) -> tuple[int, ...]:
-    """
-    Fill the gaps between known batch sizes linearly.
+    """Fill the gaps between known batch sizes linearly.
 
     >>> _interpolated({1: 50, 4: 80, 6: 80})
     (50, 60, 70, 80, 80, 80)
@@ -119,8 +118,7 @@ def _pool_ids(
     shape: Shape,
     pools: Sequence[Pool],
 ) -> tuple[int, ...]:
-    """
-    Return the pools that the variant may use and that can hold it.
+    """Return the pools that the variant may use and that can hold it.
 
     A pool that is named and cannot hold it is a mistake; one that is merely not excluded is not.
     """

@@ -45,8 +45,7 @@ class SimulationChoice:
 
 @dataclass(frozen=True, slots=True)
 class LoadedApp:
-    """
-    Everything that an application file says.
+    """Everything that an application file says.
 
     `spec` is the file as plain data (JSON can carry it) with every default filled in: `from_spec`
     makes the same application of it, also after a default has changed. The order of its keys

@@ -19,8 +19,7 @@ from headgate.core.errors import ConfigError
 
 
 def load(reference: str) -> LoadedApp:
-    """
-    Load a YAML file (`app.yaml`), or what `module:attribute` names: a `LoadedApp` or a mapping.
+    """Load a YAML file (`app.yaml`), or what `module:attribute` names: a `LoadedApp` or a mapping.
 
     Raises `ConfigError` if there is anything wrong with it. What the module itself raises when it
     is imported comes through, but for a failing import.
@@ -39,8 +38,7 @@ def from_spec(spec: Mapping[str, object], where: str) -> LoadedApp:
 def declare(
     functions: Mapping[str, object], pools: Mapping[str, object], **sections: object
 ) -> LoadedApp:
-    """
-    Declare an application in Python: the same nested mapping as in the YAML file.
+    """Declare an application in Python: the same nested mapping as in the YAML file.
 
     >>> loaded = declare(functions={"resnet": {"exec": "5ms"}}, pools={"gpu": {"nodes": 4}})
     >>> loaded.app.pipelines[0].name, loaded.policy.name

@@ -11,8 +11,7 @@ from headgate.core.errors import ConfigError
 def unknown(
     noun: str, name: str, known: Iterable[str], *, where: str, key: str | None
 ) -> ConfigError:
-    """
-    Return the error for a name that is not among the known ones.
+    """Return the error for a name that is not among the known ones.
 
     >>> str(unknown("pool", "gpus", ["gpu", "cpu"], where="app.yaml", key="functions.f.pools"))
     "app.yaml: functions.f.pools: 'gpus': unknown pool, did you mean gpu? (allowed: gpu, cpu)"

@@ -1,5 +1,4 @@
-"""
-Plain data: what both YAML and JSON can say.
+"""Plain data: what both YAML and JSON can say.
 
 Everything that is declared passes through here first, so that the code behind sees only text,
 finite numbers, booleans, None, lists and maps with text for keys, and so that a log can carry it.
@@ -18,8 +17,7 @@ _INTEGER_MAX: Final = 2**63 - 1
 
 
 def plain(value: object, where: str, key: str = "") -> object:
-    """
-    Return a copy of `value` as plain data: tuples become lists, whole-number keys become text.
+    """Return a copy of `value` as plain data: tuples become lists, whole-number keys become text.
 
     >>> plain({"exec": {1: "5ms", 8: "20ms"}, "slowdown": (1.0, 1.5)}, "app.yaml")
     {'exec': {'1': '5ms', '8': '20ms'}, 'slowdown': [1.0, 1.5]}

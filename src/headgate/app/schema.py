@@ -1,5 +1,4 @@
-"""
-The JSON Schema of the application file, for editors and for other tools.
+"""The JSON Schema of the application file, for editors and for other tools.
 
 `schema.json` beside this file is generated; write it anew with `python -m headgate.app.schema`.
 """
@@ -18,8 +17,7 @@ SCHEMA_PATH: Final = Path(__file__).with_name("schema.json")
 
 
 def json_schema() -> dict[str, object]:
-    """
-    Return the schema that every application file conforms to.
+    """Return the schema that every application file conforms to.
 
     It knows shapes and ranges. What relates one part of the file to another (a stage and its
     function, say) is checked on loading only.

@@ -22,8 +22,7 @@ _NS = "_ns"
 
 
 def make_config(config_type: type[ConfigT], settings: Mapping[str, object], where: str) -> ConfigT:
-    """
-    Make the configuration of a policy of what was written under `policy:`.
+    """Make the configuration of a policy of what was written under `policy:`.
 
     A field `window_ns` is written `window: 5s`. Raises `ConfigError` for an unknown key, a value
     of the wrong type, and whatever the configuration itself refuses with a `ValueError`.

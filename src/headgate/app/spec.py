@@ -1,5 +1,4 @@
-"""
-The application file, as structures: what may be written where, and what is assumed otherwise.
+"""The application file, as structures: what may be written where, and what is assumed otherwise.
 
 These mirror the YAML one to one and know nothing of the core. Quantities stay the text that was
 written (`5ms`, `$1.20/h`), so that a declaration goes to a log and comes back unchanged. The

@@ -30,8 +30,7 @@ def read_yaml(path: str) -> object:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """
-    Refuses a mapping with the same key twice, where YAML would let the last one win.
+    """Refuses a mapping with the same key twice, where YAML would let the last one win.
 
     It looks at the text, before `<<` merges others in: overriding a merged key is the point of it.
     """

@@ -1,5 +1,4 @@
-"""
-Actions: orders to the world, in the imperative.
+"""Actions: orders to the world, in the imperative.
 
 Every action with an effect ends in exactly one later event that names it; the driver owes that.
 `Settle` and the timers end nothing: they answer a client or mind the clock.
@@ -21,8 +20,7 @@ class Action:
 
 @final
 class Dispatch(Action):
-    """
-    Run these tasks together: on an instance, or anywhere in a pool that picks its own.
+    """Run these tasks together: on an instance, or anywhere in a pool that picks its own.
 
     Ends in `BatchFinished`, `BatchFailed`, `BatchRefused` or `BatchLost`. The work must begin in
     [earliest_ns, latest_ns], else it is refused. `moved_bytes` must first come from other nodes.
@@ -68,8 +66,7 @@ class Dispatch(Action):
 
 @final
 class CancelBatch(Action):
-    """
-    Nobody waits for this batch any more: do not begin it, stop it if that is possible.
+    """Nobody waits for this batch any more: do not begin it, stop it if that is possible.
 
     The batch still ends in its one event.
     """
@@ -84,8 +81,7 @@ class CancelBatch(Action):
 
 @final
 class StartInstance(Action):
-    """
-    Start a variant on a node, or on whichever node the pool grants when `node_id` is None.
+    """Start a variant on a node, or on whichever node the pool grants when `node_id` is None.
 
     Ends in `InstanceStarted`, or in `InstanceStopped` if it cannot be started.
     """

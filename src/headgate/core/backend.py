@@ -76,7 +76,10 @@ class Backend:
         if self._can_begin(now_ns, order, resident) and not (
             self._held and self._somebody_waits(now_ns)
         ):
-            self._begin(resident)
+            self.running += 1
+            resident.running += 1
+            if self._limits_compute:
+                self._take_compute(resident.variant)
             return Verdict.BEGIN
         if not resident.is_ready:  # it waits for its own instance, as far as that has slots
             is_welcome = resident.held < resident.variant.concurrency
@@ -134,8 +137,11 @@ class Backend:
 
     # --- what happens on the node --------------------------------------------------------------
 
-    def ended(self, now_ns: int, order: Action) -> None:
-        """A start, a load or a batch that had begun has ended. `pump` says what comes next."""
+    def ended(self, now_ns: int, order: Action) -> bool:
+        """A start, a load or a batch that had begun has ended.
+
+        True if that leaves anything for `pump` or `gone_after` to do.
+        """
         resident = self.residents[_instance_of(order)]
         self.running -= 1
         resident.running -= 1
@@ -146,10 +152,7 @@ class Backend:
             self._gpu_sevenths -= shape.gpu_sevenths
         if not isinstance(order, Dispatch):
             resident.is_ready = True
-
-    def has_more_to_do(self, order: Action) -> bool:
-        """Whether the end of this order leaves anything for `pump` or `gone_after`."""
-        return bool(self._held) or self.residents[_instance_of(order)].is_draining
+        return resident.is_draining or len(self._held) > 0
 
     def pump(self, now_ns: int) -> list[Decision]:
         """Begin or refuse whatever has been held and can be by now."""
@@ -237,9 +240,11 @@ class Backend:
         self.running += 1
         resident.running += 1
         if self._limits_compute:
-            shape = resident.variant.shape
-            self._cpu_milli += shape.cpu_milli
-            self._gpu_sevenths += shape.gpu_sevenths
+            self._take_compute(resident.variant)
+
+    def _take_compute(self, variant: Variant) -> None:
+        self._cpu_milli += variant.shape.cpu_milli
+        self._gpu_sevenths += variant.shape.gpu_sevenths
 
     def _prepare(self, now_ns: int, order: Action, resident: Resident) -> int:
         if not self._held and self._has_slot(resident):

@@ -1,5 +1,4 @@
-"""
-Time is an integer number of nanoseconds, and always an argument.
+"""Time is an integer number of nanoseconds, and always an argument.
 
 Nobody below the drivers reads a clock: that is what makes a decision repeatable to the bit.
 """
@@ -13,6 +12,6 @@ MILLISECOND_NS: Final = 1_000_000
 SECOND_NS: Final = 1_000_000_000
 HOUR_NS: Final = 3_600_000_000_000
 
-# "It never happens": no deadline, no limit, not yet started. It fits an int64 column, and every
-# real instant compares smaller.
-NEVER_NS: Final = 2**63 - 1
+# "It never happens": no deadline, no limit, not yet started. Every real instant is smaller (this is
+# 146 years), and it is the largest integer that a compiled build still keeps in a register.
+NEVER_NS: Final = 2**62 - 1

@@ -1,5 +1,4 @@
-"""
-Errors, split by who is to blame.
+"""Errors, split by who is to blame.
 
 `ConfigError` blames the person at the keyboard and is shown to them as one line. `PolicyError`
 blames a policy, `DriverError` blames whoever feeds the machines events, `InvariantError` blames
@@ -15,8 +14,7 @@ class HeadgateError(Exception):
 
 
 class ConfigError(HeadgateError):
-    """
-    Bad input from the user: says where, what, and what is allowed, in one line.
+    """Bad input from the user: says where, what, and what is allowed, in one line.
 
     >>> str(ConfigError("must be positive", where="app.yaml", key="pools.gpu.nodes", value=-1))
     'app.yaml: pools.gpu.nodes: -1: must be positive'

@@ -1,5 +1,4 @@
-"""
-Events: facts about the world, in the past tense.
+"""Events: facts about the world, in the past tense.
 
 An event that ends an action names it (`batch_id`, `instance_id`); nothing else ties the two
 together, so a log of events and actions can be followed from cause to effect. At one instant,

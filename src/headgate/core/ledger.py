@@ -1,5 +1,4 @@
-"""
-The bookkeeping behind the Scheduler: every change of state, and the actions that go with it.
+"""The bookkeeping behind the Scheduler: every change of state, and the actions that go with it.
 
 The Scheduler (for events) and `Orders` (for a policy's wishes) check what is legal and then come
 here. Nothing in this file decides and nothing in it can fail, which is why an illegal event or
@@ -52,11 +51,16 @@ class Ledger:
 
     def was_batch(self, batch_id: int) -> bool:
         """Whether this id was ever given to a batch."""
-        return 0 <= batch_id < self._batch_id
+        return 0 <= batch_id < self._batch_id and self.is_ours(batch_id)
 
     def was_instance(self, instance_id: int) -> bool:
         """Whether this id can have been an instance. Peers' ids run ahead of or behind ours."""
-        return 0 <= instance_id < self._instance_id or self._ids_step > 1
+        is_drawn = instance_id < self._instance_id or not self.is_ours(instance_id)
+        return instance_id >= 0 and is_drawn
+
+    def is_ours(self, id: int) -> bool:
+        """Whether this Scheduler is the one that gives this id to a batch or an instance."""
+        return (id - self._batch_id) % self._ids_step == 0
 
     # --- nodes ---------------------------------------------------------------------------------
 
@@ -81,7 +85,8 @@ class Ledger:
         """A node and all that was on it is gone."""
         node.state = NodeState.DOWN
         self.view.free_nodes.pop(node.id, None)
-        for instance in node.instances.values():
+        # Those that drain are attached no longer, but they are on the node all the same.
+        for instance in [i for i in self.view.instances.values() if i.node is node]:
             instance.state = InstanceState.GONE
             instance.residency = Residency.NOWHERE
             del self.view.instances[instance.id]
@@ -266,6 +271,8 @@ class Ledger:
 
     def _begin_preparing(self, instance: Instance, node: Node) -> None:
         """Starting and loading are work: they take a slot while they last."""
+        if instance.is_preparing:  # loaded, evicted and loaded again: it holds its slot already
+            return
         instance.is_preparing = True
         node.running += 1
         if node.running >= node.slots:

@@ -1,5 +1,4 @@
-"""
-The lifecycles, as tables: which state may follow which.
+"""The lifecycles, as tables: which state may follow which.
 
 States are small integers in namespaces rather than `Enum` members because they are compared
 several times per request (an `Enum` attribute costs 100 ns a look on CPython 3.11, and a compiled
@@ -117,8 +116,7 @@ BATCH_TABLE: Final[Table] = {
 
 
 def state_names(states: type) -> dict[int, str]:
-    """
-    Map the states of one of the namespaces above to their names.
+    """Map the states of one of the namespaces above to their names.
 
     >>> state_names(NodeState)
     {0: 'DOWN', 1: 'UP'}

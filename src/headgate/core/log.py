@@ -1,5 +1,4 @@
-"""
-The event log: what one Scheduler was told, when, and what it answered. JSON, one line per event.
+"""The event log: what one Scheduler was told, when, and what it answered. JSON, one line per event.
 
     {"headgate_log": 1, "app": {...}, "policy": "fifo", "settings": {...}, "seed": 7, ...}
     [seq, now_ns, event, [action, ...]]
@@ -73,8 +72,7 @@ class LogWriter:
 
 @final
 class LogReader:
-    """
-    The entries of a log, one by one.
+    """The entries of a log, one by one.
 
     A crash while writing cuts the last line off. That is no error: the entries end before it and
     `is_truncated` is then true.
@@ -153,8 +151,7 @@ class LogReader:
 
 
 def open_log(path: Path) -> TextIO:
-    """
-    Open a file for a `LogWriter`, compressed if it is called `.gz`.
+    """Open a file for a `LogWriter`, compressed if it is called `.gz`.
 
     The same content gives the same bytes, whenever it is written: a compressed file has no date.
     """
@@ -162,8 +159,7 @@ def open_log(path: Path) -> TextIO:
 
 
 def read_log(path: Path) -> tuple[LogHeader, LogReader]:
-    """
-    Return what a log says about itself, and its entries.
+    """Return what a log says about itself, and its entries.
 
     Raises `ConfigError` naming the file and the line if it is not a log or is damaged, except for
     a last line cut off by a crash; damage further down is found when the entries are read.
@@ -207,8 +203,7 @@ class ReplayResult:
 
 
 def replay(entries: Iterable[LogEntry], scheduler: Scheduler) -> ReplayResult:
-    """
-    Feed the events of a log to a fresh Scheduler and compare its actions with the logged ones.
+    """Feed the events of a log to a fresh Scheduler and compare its actions with the logged ones.
 
     Ends at the first difference: what follows would speak of batches that never were.
     """

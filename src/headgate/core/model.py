@@ -1,5 +1,4 @@
-"""
-What the user declares: functions, pipelines, objectives and pools.
+"""What the user declares: functions, pipelines, objectives and pools.
 
 These records never change during a run. They carry small integer ids (their place in the `App`)
 because the hot path and the logs speak in ids; names are for people.
@@ -27,8 +26,7 @@ TIER_NAMES: Final = ("dedicated", "gpu", "serverless", "remote")
 
 @dataclass(frozen=True)
 class Shape:
-    """
-    Compute that one running batch of an instance holds (its *active* resources).
+    """Compute that one running batch of an instance holds (its *active* resources).
 
     Memory is not here: it is held while the weights are loaded (*resident*), so it belongs to the
     `Profile`. That difference is what separates a GPU in a container from kernels as a service.
@@ -55,8 +53,7 @@ class Profile:
         return len(self.exec_ns)
 
     def time_ns(self, items: int, concurrency: int = 1) -> int:
-        """
-        Expected time of a batch of `items` while `concurrency` batches share the node.
+        """Expected time of a batch of `items` while `concurrency` batches share the node.
 
         >>> Profile(exec_ns=(10, 16), slowdown=(1.0, 1.5)).time_ns(2, concurrency=4)
         48
@@ -118,6 +115,10 @@ class Slo:
     cost_usd: float | None = None
     burst: float = 1.0  # still to be met when the rate rises to this multiple of the forecast
     gives_up: bool = False  # a request still waiting at its deadline is expired
+
+    def deadline_ns(self, arrival_ns: int) -> int:
+        """When a request that arrives then must be answered."""
+        return NEVER_NS if self.latency_ns == NEVER_NS else arrival_ns + self.latency_ns
 
 
 @dataclass(frozen=True)

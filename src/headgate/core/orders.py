@@ -1,5 +1,4 @@
-"""
-What a policy may order. Each order is checked first, then carried out at once.
+"""What a policy may order. Each order is checked first, then carried out at once.
 
 So within one hook a policy sees the effect of its own orders in the `View`. An order that is not
 legal raises `PolicyError` and changes nothing: it is a defect of the policy, never a condition to
@@ -49,18 +48,21 @@ class Orders:
         earliest_ns: int = 0,
         latest_ns: int = NEVER_NS,
     ) -> Batch:
-        """
-        Send tasks of one function out together to a node.
+        """Send tasks of one function out together to a node.
 
         An instance is started there if there is none, or its weights loaded, evicting idle ones
         as needed. `variant` defaults to the node's own for this function. A task that is already
         running may be sent again: a competing copy.
         """
+        if not tasks:
+            raise PolicyError("a batch of no tasks")
         first = tasks[0]
         if variant is None:
             variant = node.variants[first.function.id]
             if variant is None:
                 raise PolicyError(f"{node.name} cannot run {first.function.name}")
+        elif node.pool.id not in variant.pool_ids:
+            raise PolicyError(f"{variant.name} does not run on pool {node.pool.name}")
         task_ids = self._check_tasks(tasks, variant)
         if node.state != NodeState.UP:
             raise PolicyError(f"{node.name} is down")
@@ -80,11 +82,11 @@ class Orders:
                 instance.id,
                 earliest_ns,
                 latest_ns,
-                self._moved_bytes(tasks, node.id) if first.stage.after else 0,
+                self._moved_bytes(tasks, node.id),
             )
         )
         if self._lost_after:
-            self._watch(batch)
+            self._watch(batch, earliest_ns)
         return batch
 
     def dispatch_to_pool(
@@ -95,6 +97,8 @@ class Orders:
         latest_ns: int = NEVER_NS,
     ) -> Batch:
         """Send tasks of one function to a pool that picks or starts the instance itself."""
+        if not tasks:
+            raise PolicyError("a batch of no tasks")
         first = tasks[0]
         if pool.serverless is None:
             raise PolicyError(f"pool {pool.name} does not pick its own instances")
@@ -102,9 +106,11 @@ class Orders:
             variant = self._view.variants_by_pool[pool.id][first.function.id]
             if variant is None:
                 raise PolicyError(f"pool {pool.name} cannot run {first.function.name}")
+        elif pool.id not in variant.pool_ids:
+            raise PolicyError(f"{variant.name} does not run on pool {pool.name}")
         task_ids = self._check_tasks(tasks, variant)
         batch = self._new_batch(tasks, variant, None, None, pool)
-        moved_bytes = self._moved_bytes(tasks, None) if first.stage.after else 0
+        moved_bytes = self._moved_bytes(tasks, None)
         self._ledger.actions.append(
             Dispatch(
                 batch.id,
@@ -120,7 +126,7 @@ class Orders:
             )
         )
         if self._lost_after:
-            self._watch(batch)
+            self._watch(batch, 0)
         return batch
 
     def _check_tasks(self, tasks: list[Task], variant: Variant) -> list[int]:
@@ -129,15 +135,26 @@ class Orders:
         task_ids: list[int] = []
         items = 0
         for task in tasks:
-            if task.state != TaskState.READY and task.state != TaskState.RUNNING:
-                raise PolicyError(f"task {task.id} is not ready")
+            if task.state != TaskState.READY:
+                self._check_copy(task)
             if task.function.id != function_id:
                 raise PolicyError(f"task {task.id} is not of the function of {variant.name}")
             task_ids.append(task.id)
             items += task.request.items
         if items > len(variant.profile.exec_ns):
             raise PolicyError(f"{items} items exceed the largest batch of {variant.name}")
+        if len(task_ids) > 1 and len(set(task_ids)) < len(task_ids):
+            raise PolicyError("a task is in a batch twice")
         return task_ids
+
+    def _check_copy(self, task: Task) -> None:
+        """Raise unless one more attempt may run beside those that are out."""
+        if task.state != TaskState.RUNNING:
+            raise PolicyError(f"task {task.id} is not ready")
+        if not task.function.is_idempotent:
+            raise PolicyError(f"task {task.id} is running and may not be run twice")
+        if task.attempts_made >= self._view.app.limits.attempts_max:
+            raise PolicyError(f"task {task.id} has no attempts left")
 
     def _make_resident(self, variant: Variant, node: Node, instance: Instance | None) -> Instance:
         if not self._view.can_make_room(node, variant):
@@ -164,20 +181,22 @@ class Orders:
             task.attempts_made += 1
             task.batch = batch
             batch.items += task.request.items
+            if self._view.reservations:
+                ledger.release_reservation(task)
         ledger.send(batch)
         return batch
 
     def _moved_bytes(self, tasks: list[Task], node_id: int | None) -> int:
-        for task in tasks:
-            self._ledger.release_reservation(task)
+        if len(tasks) == 1 and not tasks[0].stage.after:
+            return 0
         return sum(self._view.moved_bytes(task, node_id) for task in tasks)
 
-    def _watch(self, batch: Batch) -> None:
+    def _watch(self, batch: Batch, earliest_ns: int) -> None:
         """Give the batch up when it has not been heard of for far longer than expected."""
         profile = batch.variant.profile
         exec_ns = profile.time_ns(batch.items, batch.pool.slots)
         expected_ns = profile.start_ns + profile.load_ns + exec_ns
-        at_ns = self._view.now_ns + int(expected_ns * self._lost_after)
+        at_ns = max(batch.sent_ns, earliest_ns) + int(expected_ns * self._lost_after)
         self._ledger.set_timer(("lost", batch.id), at_ns)
 
     # --- requests ------------------------------------------------------------------------------
@@ -186,7 +205,7 @@ class Orders:
         """Turn a request away at admission: before any task of it was dispatched."""
         self._check_open(request)
         for task in request.tasks:
-            if task.attempts_made:
+            if task.attempts_made or task.refusals:
                 raise PolicyError(f"request {request.id} has been admitted: expire it instead")
         self._ledger.settle(request, Outcome.REJECTED, reason)
 
@@ -256,6 +275,8 @@ class Orders:
         view = self._view
         if task.state != TaskState.BLOCKED or task.id in view.reservations:
             raise PolicyError(f"task {task.id} cannot be given a reservation")
+        if variant.function_id != task.function.id or node.pool.id not in variant.pool_ids:
+            raise PolicyError(f"task {task.id} cannot run as {variant.name} on {node.name}")
         if node.state != NodeState.UP or not start_ns < end_ns:
             raise PolicyError(f"{node.name} cannot be reserved for [{start_ns}, {end_ns})")
         if (
@@ -285,8 +306,7 @@ class Orders:
         self._ledger.cancel_timer((name, number))
 
     def report_work(self, units: int) -> None:
-        """
-        Say how much was computed (states expanded, points scanned): drivers charge time for it.
+        """Say how much was computed (states expanded, points scanned): drivers charge time for it.
 
         Policies read no clock, so a search with a time limit is one with a limit on this.
         """

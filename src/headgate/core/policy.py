@@ -1,5 +1,4 @@
-"""
-What a policy is: hooks that the Scheduler calls, and a statement of what it can take.
+"""What a policy is: hooks that the Scheduler calls, and a statement of what it can take.
 
 A policy is one file in `headgate.policies`: a docstring with the idea, the paper and an example, a
 frozen `Config`, a subclass of `Policy`, and `POLICY = PolicyKind(...)`. Its name is the file's.
@@ -61,8 +60,7 @@ class Plan:
 
 
 class Policy:
-    """
-    The hooks. All are optional but `on_task_ready` and `on_capacity`.
+    """The hooks. All are optional but `on_task_ready` and `on_capacity`.
 
     Fast hooks are called per event and act through `self.orders`; the slow `plan` is called every
     `plan_every_ns` and only says what it wants. A task that left a policy's queue without being

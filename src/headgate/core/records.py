@@ -1,5 +1,4 @@
-"""
-What the Scheduler keeps about the present: requests, tasks, batches, instances, nodes.
+"""What the Scheduler keeps about the present: requests, tasks, batches, instances, nodes.
 
 Plain slotted classes, because some are made for every request and a compiled build turns them into
 C structs. The Scheduler (through its `Ledger`) writes them; policies only read them.
@@ -142,8 +141,7 @@ class Instance:
 
 @final
 class Node:
-    """
-    A machine or an accelerator, as this Scheduler believes it to be.
+    """A machine or an accelerator, as this Scheduler believes it to be.
 
     Other Schedulers may use it too, so `running` counts only our own batches; whether it can take
     one more is its Backend's business.

@@ -1,5 +1,4 @@
-"""
-The Scheduler: events in, actions out.
+"""The Scheduler: events in, actions out.
 
     Scheduler.handle(now_ns, event) -> list[Action]
 
@@ -91,7 +90,7 @@ class Scheduler:
         self._open_max = app.limits.open_requests_max
         self._last_request_id = -1
         self._plan_every_ns = self.policy.plan_every_ns
-        self._plan_is_due = self._plan_every_ns > 0  # the first event sets the first timer
+        self._has_afterthoughts = validate or self._plan_every_ns > 0
 
     @property
     def work(self) -> int:
@@ -99,8 +98,7 @@ class Scheduler:
         return self._ledger.work
 
     def handle(self, now_ns: int, event: Event) -> list[Action]:
-        """
-        Take one event into account and return what is to be done about it.
+        """Take one event into account and return what is to be done about it.
 
         `now_ns` never decreases. Raises `DriverError` for an event that cannot have happened and
         lets a policy's `PolicyError` through; what was illegal has changed nothing.
@@ -120,12 +118,16 @@ class Scheduler:
             self._timer_fired(now_ns, event.key)
         else:
             self._handle_rare(now_ns, event)
-        if self._plan_is_due:
-            self._plan_is_due = False
-            ledger.set_timer(("plan", 0), now_ns + self._plan_every_ns)
+        if self._has_afterthoughts:
+            self._think_after(now_ns)
+        return actions
+
+    def _think_after(self, now_ns: int) -> None:
+        """What most Schedulers never have: a plan to ask for, or a state to check."""
+        if self._plan_every_ns and ("plan", 0) not in self.view.timers:
+            self._ledger.set_timer(("plan", 0), now_ns + self._plan_every_ns)
         if self._validator is not None:
             self._validator.check()
-        return actions
 
     def _handle_rare(self, now_ns: int, event: Event) -> None:
         if isinstance(event, BatchRefused):
@@ -168,38 +170,37 @@ class Scheduler:
         view.now_ns = now_ns
         view.arrivals_seen[event.pipeline] += 1
         self._last_request_id = request_id
-        request = self._new_request(now_ns, event)
+        pipeline = self.app.pipelines[event.pipeline]
+        slo = pipeline.slo
+        deadline_ns = event.deadline_ns
+        if deadline_ns == 0:
+            deadline_ns = slo.deadline_ns(now_ns)
+        request = Request(
+            request_id, pipeline, event.client, event.items, event.priority, now_ns, deadline_ns
+        )
+        task_id = request_id * STAGES_MAX
+        for stage in pipeline.stages:
+            request.tasks.append(Task(task_id, request, stage))
+            task_id += 1
+        request.tasks_left = len(request.tasks)
         view.requests[request_id] = request
         if len(view.requests) > self._open_max:
             self._ledger.settle(request, Outcome.REJECTED, "too many open requests")
             return
-        self.policy.on_arrival(request)
+        policy = self.policy
+        policy.on_arrival(request)
         if request.state != RequestState.OPEN:
             return
-        if request.pipeline.slo.gives_up:
-            self._ledger.set_timer(("deadline", request_id), request.deadline_ns)
+        if slo.gives_up:
+            self._ledger.set_timer(("deadline", request_id), deadline_ns)
         for task in request.tasks:
             if task.waits_for == 0 and task.state == TaskState.BLOCKED:
                 task.state = TaskState.READY
-                self.policy.on_task_ready(task)
-
-    def _new_request(self, now_ns: int, event: RequestArrived) -> Request:
-        pipeline = self.app.pipelines[event.pipeline]
-        request = Request(
-            event.request_id,
-            pipeline,
-            event.client,
-            event.items,
-            event.priority,
-            now_ns,
-            event.deadline_ns if event.deadline_ns else now_ns + pipeline.slo.latency_ns,
-        )
-        first_id = event.request_id * STAGES_MAX
-        request.tasks = [Task(first_id + i, request, s) for i, s in enumerate(pipeline.stages)]
-        request.tasks_left = len(pipeline.stages)
-        return request
+                policy.on_task_ready(task)
 
     def _request_announced(self, now_ns: int, event: RequestAnnounced) -> None:
+        if not 0 <= event.pipeline < len(self.app.pipelines):
+            raise DriverError(f"request {event.request_id}: no pipeline {event.pipeline}")
         if event.request_id <= self._last_request_id or event.arrival_ns < now_ns:
             raise DriverError(f"request {event.request_id} is announced after it has arrived")
         self.view.now_ns = now_ns
@@ -249,7 +250,7 @@ class Scheduler:
         policy = self.policy
         policy.on_batch_ended(batch, now_ns - batch.sent_ns)
         node = batch.node
-        if node is not None:
+        if node is not None and node.state == NodeState.UP:
             policy.on_capacity(node)
 
     def _end_attempts(self, batch: Batch, state: int) -> None:
@@ -306,6 +307,8 @@ class Scheduler:
         self.policy.on_task_ready(task)
 
     def _batch_refused(self, now_ns: int, event: BatchRefused) -> None:
+        if not 0 <= event.reason < len(REFUSAL_NAMES):
+            raise DriverError(f"batch {event.batch_id}: no such refusal as {event.reason}")
         batch = self._out_batch(event.batch_id)
         view = self.view
         view.now_ns = now_ns
@@ -384,8 +387,13 @@ class Scheduler:
     def _instance_started(self, now_ns: int, event: InstanceStarted) -> None:
         node = self._known_node(event.node_id)
         instance = self._known_instance(event.instance_id)
+        if instance is not None and instance.node not in (None, node):
+            raise DriverError(f"instance {event.instance_id} was not to start on {node.name}")
         self.view.now_ns = now_ns
         if instance is None or instance.state == InstanceState.DRAINING:
+            return
+        if instance.state != InstanceState.STARTING or node.state != NodeState.UP:
+            self.view.events_ignored += 1
             return
         self._ledger.instance_started(instance, node)
         self.policy.on_instance_started(instance)
@@ -393,9 +401,16 @@ class Scheduler:
 
     def _instance_appeared(self, now_ns: int, event: InstanceAppeared) -> None:
         node = self._known_node(event.node_id)
+        if event.instance_id < 0 or self._ledger.is_ours(event.instance_id):
+            raise DriverError(f"instance {event.instance_id} is not a peer's but ours to start")
         if event.instance_id in self.view.instances:
             raise DriverError(f"instance {event.instance_id} appeared twice")
+        if not 0 <= event.variant_id < len(self.app.variants):
+            raise DriverError(f"instance {event.instance_id}: no variant {event.variant_id}")
         self.view.now_ns = now_ns
+        if node.state != NodeState.UP or event.variant_id in node.instances:
+            self.view.events_ignored += 1  # it crossed the loss of its node, or a start of ours
+            return
         variant = self.app.variants[event.variant_id]
         instance = self._ledger.adopt_instance(event.instance_id, variant, node)
         self.policy.on_instance_started(instance)
@@ -432,6 +447,8 @@ class Scheduler:
             raise DriverError(f"node {event.node_id} has joined already")
         if not 0 <= event.pool_id < len(self.app.pools):
             raise DriverError(f"node {event.node_id}: there is no pool {event.pool_id}")
+        if node is not None and node.pool.id != event.pool_id:
+            raise DriverError(f"node {event.node_id} has come back to another pool")
         view.now_ns = now_ns
         if node is None:
             pool = self.app.pools[event.pool_id]
@@ -474,7 +491,6 @@ class Scheduler:
             self._batch_broke(now_ns, number, BatchState.LOST, "no answer in time")
         elif name == "plan":
             reconcile(view, self._orders, self.policy.plan())
-            self._ledger.set_timer(("plan", 0), now_ns + self._plan_every_ns)
         else:
             self.policy.on_timer(name, number)
 

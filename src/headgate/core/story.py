@@ -1,5 +1,4 @@
-"""
-The story of one request: everything in a log that concerns it, from cause to effect.
+"""The story of one request: everything in a log that concerns it, from cause to effect.
 
 No table ties events to requests. A task id tells whose it is, an event that ends an action names
 it, and that is enough to follow the chain.
@@ -24,8 +23,7 @@ from headgate.core.records import STAGES_MAX
 
 
 def story(entries: Iterable[LogEntry], request_id: int) -> list[LogEntry]:
-    """
-    Return what happened to one request, and why: entries with only the actions that concern it.
+    """Return what happened to one request, and why: entries with only the actions that concern it.
 
     That is its arrival, its dispatches, what became of their batches, the starts and loads those
     had to wait for, the loss of what they were out with, its timers, and how it was settled. The

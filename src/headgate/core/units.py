@@ -1,5 +1,4 @@
-"""
-Quantities with units, as people write them in YAML and on the command line.
+"""Quantities with units, as people write them in YAML and on the command line.
 
 A bare number is refused: nobody remembers a year later whether `timeout: 30` meant seconds.
 The arithmetic is exact (`Fraction`), so `0.1ms` is 100,000 ns and not one less. Every parser
@@ -63,8 +62,7 @@ _NUMBER_AND_UNIT: Final = re.compile(
 
 
 def parse_duration(value: object, *, where: str | None = None, key: str | None = None) -> int:
-    """
-    Return whole nanoseconds. Only `0` may go without a unit.
+    """Return whole nanoseconds. Only `0` may go without a unit.
 
     >>> parse_duration("150ms"), parse_duration("1.5 min"), parse_duration(0)
     (150000000, 90000000000, 0)
@@ -78,8 +76,7 @@ def parse_duration(value: object, *, where: str | None = None, key: str | None =
 
 
 def parse_size(value: object, *, where: str | None = None, key: str | None = None) -> int:
-    """
-    Return whole bytes: `kB` is 1000 and `KiB` is 1024.
+    """Return whole bytes: `kB` is 1000 and `KiB` is 1024.
 
     >>> parse_size("512MB"), parse_size("2GiB")
     (512000000, 2147483648)
@@ -88,8 +85,7 @@ def parse_size(value: object, *, where: str | None = None, key: str | None = Non
 
 
 def parse_rate(value: object, *, where: str | None = None, key: str | None = None) -> float:
-    """
-    Return a rate per second.
+    """Return a rate per second.
 
     >>> parse_rate("100/s"), parse_rate("30/min"), parse_rate("5 rps")
     (100.0, 0.5, 5.0)
@@ -98,8 +94,7 @@ def parse_rate(value: object, *, where: str | None = None, key: str | None = Non
 
 
 def parse_fraction(value: object, *, where: str | None = None, key: str | None = None) -> float:
-    """
-    Return a fraction between 0 and 1. It has no unit, so a bare number is fine.
+    """Return a fraction between 0 and 1. It has no unit, so a bare number is fine.
 
     >>> parse_fraction("99.9%"), parse_fraction("0.999"), parse_fraction(1)
     (0.999, 0.999, 1.0)
@@ -117,8 +112,7 @@ def parse_fraction(value: object, *, where: str | None = None, key: str | None =
 def parse_price_per_hour(
     value: object, *, where: str | None = None, key: str | None = None
 ) -> float:
-    """
-    Return dollars per hour of holding something.
+    """Return dollars per hour of holding something.
 
     >>> parse_price_per_hour("$0.50/h"), parse_price_per_hour("$0.001/s")
     (0.5, 3.6)
@@ -129,8 +123,7 @@ def parse_price_per_hour(
 def parse_price_per_gb_second(
     value: object, *, where: str | None = None, key: str | None = None
 ) -> float:
-    """
-    Return dollars per gigabyte of memory and second of running.
+    """Return dollars per gigabyte of memory and second of running.
 
     >>> parse_price_per_gb_second("$0.0000166667/GB-s")
     1.66667e-05
@@ -141,8 +134,7 @@ def parse_price_per_gb_second(
 def parse_price_per_request(
     value: object, *, where: str | None = None, key: str | None = None
 ) -> float:
-    """
-    Return dollars per request.
+    """Return dollars per request.
 
     >>> parse_price_per_request("$0.20/1M"), parse_price_per_request("$0.50/1k")
     (2e-07, 0.0005)
@@ -151,8 +143,7 @@ def parse_price_per_request(
 
 
 def format_duration(duration_ns: int) -> str:
-    """
-    Return the shortest exact text; `parse_duration` gives the same number back.
+    """Return the shortest exact text; `parse_duration` gives the same number back.
 
     >>> [format_duration(ns) for ns in (0, 150_000_000, 90_000_000_000, 1_234_567)]
     ['0s', '150ms', '1.5min', '1.234567ms']
@@ -166,8 +157,7 @@ def format_duration(duration_ns: int) -> str:
 
 
 def format_size(size_bytes: int) -> str:
-    """
-    Return the shortest exact text; `parse_size` gives the same number back.
+    """Return the shortest exact text; `parse_size` gives the same number back.
 
     >>> [format_size(size) for size in (0, 512_000_000, 2**31, 1_234_567)]
     ['0B', '512MB', '2GiB', '1.234567MB']
@@ -223,8 +213,7 @@ def _whole(
 
 
 def _shortest(amount: int, units: Mapping[str, int]) -> str:
-    """
-    Return the exact text with the fewest digits; among equals, the one in the largest unit.
+    """Return the exact text with the fewest digits; among equals, the one in the largest unit.
 
     Empty when `amount` is smaller than every unit.
     """

@@ -1,5 +1,4 @@
-"""
-`validate` mode: after every event, check the whole state against what must hold.
+"""`validate` mode: after every event, check the whole state against what must hold.
 
 Far too slow to serve with, and on in every test: a wrong book entry is found at the event that
 made it, not a thousand events later.

@@ -1,5 +1,4 @@
-"""
-The present, as one Scheduler knows it. Policies read it and never write it.
+"""The present, as one Scheduler knows it. Policies read it and never write it.
 
 `free_nodes` is kept in order of when each node became free, so that "the node that has been free
 longest" is its first entry and costs nothing to find.

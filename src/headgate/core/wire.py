@@ -1,5 +1,4 @@
-"""
-Events and actions as lists that JSON can carry: `[class name, field, field, ...]`.
+"""Events and actions as lists that JSON can carry: `[class name, field, field, ...]`.
 
 Fields stand in the order of the constructor's arguments, so `cls(*fields)` rebuilds the thing. The
 vocabulary is found, not listed: every subclass of `Event` and `Action` in their own modules. Field
@@ -21,8 +20,7 @@ Wire = list[object]
 
 
 def to_wire(thing: Event | Action) -> Wire:
-    """
-    Return an event or an action as a list of its own, sharing nothing with it.
+    """Return an event or an action as a list of its own, sharing nothing with it.
 
     >>> from headgate.core.events import TimerFired
     >>> to_wire(TimerFired(("plan", 0)))
@@ -37,8 +35,7 @@ def to_wire(thing: Event | Action) -> Wire:
 
 
 def from_wire(wire: object, *, where: str | None = None) -> Event | Action:
-    """
-    Return the event or the action that `to_wire` made this of.
+    """Return the event or the action that `to_wire` made this of.
 
     Raises `ConfigError`, naming `where` it was read, if no such thing can be built.
 
@@ -54,12 +51,11 @@ def from_wire(wire: object, *, where: str | None = None) -> Event | Action:
             "has too few or too many fields", where=where, value=wire, allowed=", ".join(fields)
         )
     try:
-        return _CLASSES[name](
-            *(
-                tuple(value) if field in _TUPLES else value
-                for field, value in zip(fields, wire[1:], strict=True)
-            )
-        )
+        values = [
+            tuple(value) if field in _TUPLES else value
+            for field, value in zip(fields, wire[1:], strict=True)
+        ]
+        return _CLASSES[name](*values)
     except TypeError as error:  # a compiled constructor checks its arguments
         raise ConfigError(
             f"has a field of a wrong type: {error}", where=where, value=wire

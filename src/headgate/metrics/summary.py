@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite, nan
+from typing import Final
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from headgate.core.outcome import OUTCOME_NAMES, Outcome
 from headgate.metrics.columns import Int64, RequestColumns, ResourceUse, RunColumns
 from headgate.metrics.groups import GroupSummary, group_summaries, latencies_ns, waits_ns
 from headgate.metrics.percentile import jain, nearest_rank
+
+_ADMITTED: Final = ("met", "late", "expired", "failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +91,7 @@ def summarise(run: RunColumns) -> Summary:
     """Condense a run. Linear in its rows; needs less extra memory than the columns take."""
     requests, resources = run.requests, run.resources
     counts = dict(zip(OUTCOME_NAMES, count_outcomes(requests), strict=True))
-    met = counts["met"]
-    admitted = met + counts["late"] + counts["expired"] + counts["failed"]
+    met, admitted = counts["met"], sum(counts[name] for name in _ADMITTED)
     latency_ns = latencies_ns(requests)
     clients = group_summaries(requests, requests.client, run.clients, latency_ns)
     pipelines = group_summaries(requests, requests.pipeline, run.pipelines, latency_ns)

@@ -6,7 +6,7 @@ timers and messages, so it stays as small as what is going on.
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heappush
 from typing import final
 
 
@@ -32,7 +32,3 @@ class Agenda:
         sequence = self._sequence
         self._sequence = sequence + 1
         heappush(self.heap, (at_ns, rank, sequence, happening))
-
-    def pop(self) -> Entry:
-        """Take what is due first."""
-        return heappop(self.heap)

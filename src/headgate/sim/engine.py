@@ -9,6 +9,7 @@ left to happen, so every request has been settled or something is wrong (and the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heappop
 from typing import final
 
 from headgate.core.actions import (
@@ -53,6 +54,7 @@ from headgate.sim.feed import Feed
 from headgate.sim.node import Job, Report, SimNode, Wake
 from headgate.sim.platform import Invocation, Platform
 from headgate.sim.recorder import Recorder
+from headgate.sim.truth import Truth
 
 
 class Observer:
@@ -70,6 +72,9 @@ class Client:
 
     def woken(self, engine: Engine, now_ns: int) -> None:
         """A time asked for with `Engine.wake_client` has come."""
+
+    def arrived(self, engine: Engine, now_ns: int, request_id: int) -> None:
+        """One of its requests has arrived, and this is its id. They arrive in order."""
 
     def settled(self, engine: Engine, now_ns: int, request_id: int, outcome: int) -> None:
         """One of its requests has ended."""
@@ -156,6 +161,7 @@ class Engine:
         agenda: Agenda,
         recorder: Recorder,
         feed: Feed,
+        truth: Truth,
         *,
         clients: Sequence[Client] = (),
         observer: Observer | None = None,
@@ -169,9 +175,8 @@ class Engine:
         self.platforms = platforms  # by pool id
         self.agenda = agenda
         self.recorder = recorder
+        self.truth = truth  # faults may change it
         self.now_ns = 0
-        self.open_requests: dict[int, None] = {}
-        self._latency_ns = [pipeline.slo.latency_ns for pipeline in app.pipelines]
         self._feed = feed
         self._clients = clients
         self._observer = observer
@@ -180,10 +185,12 @@ class Engine:
         self._work_unit_ns = work_unit_ns
         self._thinking_takes_time = decision_ns > 0 or work_unit_ns > 0
         self._network_ns = [pool.network_ns for pool in app.pools]
+        self._is_direct = self._peers == 1 and not any(self._network_ns)
         self._free_at_ns = [0] * self._peers
         self._limit_ns = limit_ns
         self._timers: list[dict[TimerKey, int]] = [{} for _ in schedulers]
         self._token = 0
+        self._open = 0  # requests that have arrived and not ended
         self._expected = 0  # submissions and clients on the agenda
         self._senders: dict[int, Client] = {}
         self._brokers: dict[int, Broker] = {}
@@ -200,52 +207,50 @@ class Engine:
             client.begin(self)
         heap = self.agenda.heap
         feed = self._feed
-        while True:
-            arrival_ns = feed.next_ns
-            if heap:
-                first = heap[0]
-                at_ns = first[0]
-                if arrival_ns < at_ns or (arrival_ns == at_ns and first[1] > Rank.ARRIVAL):
-                    self._arrive(arrival_ns)
-                    continue
-                if arrival_ns == NEVER_NS and self._is_over(at_ns):
-                    return
-                self.now_ns = at_ns
-                self._happen(at_ns, self.agenda.pop()[3])
-            elif arrival_ns < NEVER_NS:
-                self._arrive(arrival_ns)
-            else:
-                return
+        while feed.read():
+            times, pipelines, clients, items = feed.times, feed.pipelines, feed.clients, feed.items
+            for index in range(len(times)):
+                arrival_ns = times[index]
+                while heap:
+                    first = heap[0]
+                    at_ns = first[0]
+                    if at_ns > arrival_ns or (at_ns == arrival_ns and first[1] > Rank.ARRIVAL):
+                        break
+                    self.now_ns = at_ns
+                    self._happen(at_ns, heappop(heap)[3])
+                self.now_ns = arrival_ns
+                self._submit_now(arrival_ns, pipelines[index], clients[index], items[index])
+        while heap and not self._is_over(heap[0][0]):
+            at_ns, _, _, what = heappop(heap)
+            self.now_ns = at_ns
+            self._happen(at_ns, what)
 
     def _is_over(self, next_ns: int) -> bool:
-        return (not self.open_requests and self._expected == 0) or next_ns > self._limit_ns
+        return (self._open == 0 and self._expected == 0) or next_ns > self._limit_ns
 
-    def _arrive(self, now_ns: int) -> None:
-        self.now_ns = now_ns
-        feed = self._feed
-        pipeline, client, items = feed.pipeline, feed.client, feed.items
-        feed.advance()
-        self._submit_now(now_ns, pipeline, client, items)
-
-    def _submit_now(self, now_ns: int, pipeline: int, client: int, items: int) -> int:
-        deadline_ns = now_ns + self.app.pipelines[pipeline].slo.latency_ns
-        deadline_ns = min(deadline_ns, NEVER_NS)
-        request_id = self.recorder.arrived(now_ns, pipeline, client, deadline_ns)
-        self.open_requests[request_id] = None
-        event = RequestArrived(request_id, pipeline, client, items, 0, deadline_ns)
-        self.tell(now_ns, self._scheduler_of_request(request_id), event)
-        return request_id
+    def _submit_now(self, now_ns: int, pipeline: int, client: int, items: int) -> None:
+        recorder = self.recorder
+        request_id = recorder.count
+        recorder.count = request_id + 1
+        if recorder.records_arrivals:
+            recorder.arrived(now_ns, pipeline, client)
+        self._open += 1
+        index = 0 if self._peers == 1 else self._scheduler_of_request(request_id)
+        self.tell(now_ns, index, RequestArrived(request_id, pipeline, client, items))
 
     def _scheduler_of_request(self, request_id: int) -> int:
-        """The broker in front of the gateways spreads requests evenly, and not in lockstep."""
-        return 0 if self._peers == 1 else (request_id * 2_654_435_761 >> 16) % self._peers
+        """What stands in front of the gateways spreads requests evenly, and not in lockstep."""
+        return (request_id * 2_654_435_761 >> 16) % self._peers
 
     def _happen(self, now_ns: int, what: Happening) -> None:
         if isinstance(what, Job):
             node = what.node
             event = node.end_job(now_ns, what)
             if event is not None:
-                self._reported(now_ns, event, node.pool.network_ns)
+                if self._is_direct and isinstance(event, BatchFinished):
+                    self.tell(now_ns, 0, event)
+                else:
+                    self._reported(now_ns, event, node.pool.network_ns)
         elif isinstance(what, Invocation):
             platform = what.platform
             self._reported(now_ns, platform.end(now_ns, what), platform.pool.network_ns)
@@ -264,19 +269,16 @@ class Engine:
     def _happen_rarely(self, now_ns: int, what: Happening) -> None:
         if isinstance(what, _Submission):
             self._expected -= 1
-            request_id = self._submit_now(now_ns, what.pipeline, what.client, what.items)
-            if what.sender is not None and request_id in self.open_requests:
-                self._senders[request_id] = what.sender
-            elif what.sender is not None:  # turned away at once
-                outcome = self.recorder.outcome[request_id]
-                what.sender.settled(self, now_ns, request_id, outcome)
+            if what.sender is not None:
+                self._senders[self.recorder.count] = what.sender
+                what.sender.arrived(self, now_ns, self.recorder.count)
+            self._submit_now(now_ns, what.pipeline, what.client, what.items)
         elif isinstance(what, _ClientDue):
             self._expected -= 1
             what.client.woken(self, now_ns)
         elif isinstance(what, _Cancellation):
-            if what.request_id in self.open_requests:
-                index = self._scheduler_of_request(what.request_id)
-                self.tell(now_ns, index, RequestCancelled(what.request_id))
+            index = self._scheduler_of_request(what.request_id)
+            self.tell(now_ns, index, RequestCancelled(what.request_id))
         elif isinstance(what, Wake):
             what.node.wake(now_ns, what.instance_id)
         elif isinstance(what, _Inbox):
@@ -291,8 +293,6 @@ class Engine:
     def _reported(self, now_ns: int, event: Event, network_ns: int) -> None:
         if network_ns:
             self.agenda.push(now_ns + network_ns, Rank.COMPLETION, Report(event))
-        elif self._peers == 1 and isinstance(event, BatchFinished):
-            self.tell(now_ns, 0, event)
         else:
             self._deliver(now_ns, event)
 
@@ -325,6 +325,8 @@ class Engine:
         for action in actions:
             if isinstance(action, Settle):
                 self._settle(now_ns, action)
+            elif self._is_direct and isinstance(action, Dispatch) and action.node_id is not None:
+                self.nodes[action.node_id].take_batch(now_ns, action)
             else:
                 self._perform(now_ns, index, action)
 
@@ -400,7 +402,7 @@ class Engine:
     def _settle(self, now_ns: int, action: Settle) -> None:
         request_id = action.request_id
         self.recorder.settled(now_ns, request_id, action.outcome)
-        del self.open_requests[request_id]
+        self._open -= 1
         if self._senders:
             sender = self._senders.pop(request_id, None)
             if sender is not None:

@@ -6,12 +6,12 @@ everything would not fit in memory for a trace of many millions.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headgate.core.clock import NEVER_NS
 from headgate.workload.arrivals import Arrivals
 
 _CHUNK = 65_536
@@ -19,52 +19,47 @@ _CHUNK = 65_536
 
 @final
 class Feed:
-    """A cursor over arrivals. `next_ns` is `NEVER_NS` when there are no more."""
+    """A cursor over arrivals. The trace's names for pipelines and clients become the app's ids."""
 
-    def __init__(self, arrivals: Arrivals | None, pipelines: list[int], clients: list[int]) -> None:
+    def __init__(
+        self,
+        arrivals: Arrivals | None,
+        pipelines: list[int],
+        clients: list[int],
+        on_chunk: Callable[[int], None] | None = None,
+    ) -> None:
         self._arrivals = arrivals
         self._pipeline_ids = np.array(pipelines, dtype=np.int32)  # trace index -> app id
         self._client_ids = np.array(clients, dtype=np.int32)
+        self._on_chunk = on_chunk  # told, before each chunk, how many arrivals are through
         self._offset = 0
-        self._index = 0
-        self._times: list[int] = []
-        self._pipelines: list[int] = []
-        self._clients: list[int] = []
-        self._items: list[int] = []
-        self.next_ns = NEVER_NS
-        self.pipeline = 0
-        self.client = 0
-        self.items = 1
-        self.advance()
+        self.times: list[int] = []
+        self.pipelines: list[int] = []
+        self.clients: list[int] = []
+        self.items: list[int] = []
 
-    def advance(self) -> None:
-        """Go to the next arrival."""
-        index = self._index
-        if index == len(self._times):
-            if not self._read_chunk():
-                self.next_ns = NEVER_NS
-                return
-            index = 0
-        self.next_ns = self._times[index]
-        self.pipeline = self._pipelines[index]
-        self.client = self._clients[index]
-        self.items = self._items[index]
-        self._index = index + 1
-
-    def _read_chunk(self) -> bool:
+    def read(self) -> bool:
+        """Put the next chunk into the lists; False when there are no more arrivals."""
         arrivals = self._arrivals
-        if arrivals is None or self._offset >= len(arrivals.times_ns):
-            self._times = []
-            self._index = 0
+        if self._on_chunk is not None:
+            self._on_chunk(self._offset)
+        if arrivals is None or self._offset >= len(arrivals):
             return False
         part = slice(self._offset, self._offset + _CHUNK)
         self._offset += _CHUNK
-        self._times = _ints(arrivals.times_ns[part])
-        self._pipelines = _ints(self._pipeline_ids[arrivals.pipeline[part]])
-        self._clients = _ints(self._client_ids[arrivals.client[part]])
-        count = len(self._times)
-        self._items = [1] * count if arrivals.items is None else _ints(arrivals.items[part])
+        self.times = _ints(arrivals.times_ns[part])
+        self.pipelines = _ints(self._pipeline_ids[arrivals.pipeline[part]])
+        self.clients = _ints(self._client_ids[arrivals.client[part]])
+        self.items = _ints(arrivals.sizes[part])
         return True
+
+    def columns(self) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
+        """All arrival times, pipeline ids and client ids."""
+        arrivals = self._arrivals
+        if arrivals is None:
+            return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32)
+        pipelines = self._pipeline_ids[arrivals.pipeline]
+        return arrivals.times_ns, pipelines, self._client_ids[arrivals.client]
 
 
 def _ints(column: NDArray[np.integer]) -> list[int]:

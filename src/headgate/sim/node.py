@@ -45,16 +45,17 @@ from headgate.sim.truth import Truth
 class Job(Happening):
     """Something a node has begun: a start, a load or a batch."""
 
-    __slots__ = ("began_ns", "ends_ns", "is_over", "left_ns", "node", "order", "variant")
+    __slots__ = ("began_ns", "ends_ns", "left_ns", "node", "order", "variant")
 
-    def __init__(self, node: SimNode, order: Action, variant: Variant, now_ns: int) -> None:
+    def __init__(
+        self, node: SimNode, order: Action, variant: Variant, began_ns: int, length_ns: int
+    ) -> None:
         self.node = node
         self.order = order
         self.variant = variant
-        self.began_ns = now_ns
-        self.ends_ns = NEVER_NS
-        self.left_ns = 0.0  # work to go if it were alone; used where jobs share the processor
-        self.is_over = False  # the node has crashed under it, or it was called back
+        self.began_ns = began_ns
+        self.ends_ns = began_ns + length_ns  # NEVER_NS: the node has crashed under it
+        self.left_ns = float(length_ns)  # work to go, where jobs share the processor
 
 
 @final
@@ -100,8 +101,8 @@ class SimNode:
         self._truth = truth
         self._recorder = recorder
         self.backend = Backend(pool, app.variants)
-        self.jobs: dict[Job, None] = {}  # a set that keeps its order
-        self._has_cascades = any(s.only_if_unsure for p in app.pipelines for s in p.stages)
+        self.jobs: list[Job] = []
+        self._has_cascades = has_cascades(app)
         self._shares = pool.slots > 1 and any(
             len(v.profile.slowdown) > 1 for v in app.variants if pool.id in v.pool_ids
         )
@@ -191,7 +192,7 @@ class SimNode:
         if order.moved_bytes and self.pool.bytes_per_s > 0:
             length_ns += int(order.moved_bytes / self.pool.bytes_per_s * 1e9)
         self._recorder.began(now_ns, order.task_ids)
-        self._begin(now_ns, Job(self, order, variant, now_ns), length_ns)
+        self._begin(now_ns, order, variant, length_ns)
 
     def _begin_preparing(self, now_ns: int, order: Action) -> None:
         """Begin a start or a load; that counts as work for those who wait for it."""
@@ -206,37 +207,35 @@ class SimNode:
         for waiting in self.backend.held_batches():
             if waiting.instance_id == instance_id:
                 self._recorder.waits_for_start(now_ns, waiting.task_ids)
-        self._begin(now_ns, Job(self, order, variant, now_ns), length_ns)
+        self._begin(now_ns, order, variant, length_ns)
 
-    def _begin(self, now_ns: int, job: Job, length_ns: int) -> None:
+    def _begin(self, now_ns: int, order: Action, variant: Variant, length_ns: int) -> None:
         if self.slow_factor != 1.0:
             length_ns = int(length_ns * self.slow_factor)
+        job = Job(self, order, variant, now_ns, length_ns)
         if self._shares:
             self._progress(now_ns)
-            job.left_ns = float(length_ns)
-            self.jobs[job] = None
+            self.jobs.append(job)
             self._reschedule(now_ns)
         else:
-            job.ends_ns = now_ns + length_ns
-            self.jobs[job] = None
+            self.jobs.append(job)
             self._agenda.push(job.ends_ns, Rank.COMPLETION, job)
 
     def end_job(self, now_ns: int, job: Job) -> Event | None:
         """A job has come to its end: say what the Schedulers are told, if anything."""
-        if job.is_over or job.ends_ns != now_ns:
+        if job.ends_ns != now_ns:
             return None  # the node crashed under it, or its end was worked out anew
         if self._shares:
             self._progress(now_ns)
-        del self.jobs[job]
+        self.jobs.remove(job)
         order = job.order
         self.busy_ns += now_ns - job.began_ns
-        backend = self.backend
-        backend.ended(now_ns, order)
+        has_more_to_do = self.backend.ended(now_ns, order)
         if isinstance(order, Dispatch):
             event = self._batch_event(now_ns, job, order)
         else:
             event = self._prepared(now_ns, job, order)
-        if self._retires_idle or backend.has_more_to_do(order):
+        if has_more_to_do or self._retires_idle:
             self._after(now_ns, order)
         if self._shares:
             self._reschedule(now_ns)
@@ -347,12 +346,12 @@ class SimNode:
         """Everything on the node is lost; what was asked of it ends in these events."""
         events: list[Event] = []
         for job in self.jobs:
-            job.is_over = True
+            job.ends_ns = NEVER_NS
             self.busy_ns += now_ns - job.began_ns
             if isinstance(job.order, Dispatch):
                 events.append(BatchLost(job.order.batch_id))
         events.extend(BatchLost(order.batch_id) for order in self.backend.held_batches())
-        self.jobs = {}
+        self.jobs = []
         self.backend = Backend(self.pool, self._app.variants)
         self.is_up = False
         self.up_ns += now_ns - self.up_since_ns
@@ -369,6 +368,11 @@ class SimNode:
 
 
 _REFUSALS = {Verdict.BUSY: Refusal.BUSY, Verdict.LATE: Refusal.LATE, Verdict.GONE: Refusal.GONE}
+
+
+def has_cascades(app: App) -> bool:
+    """Whether any stage runs only for some requests."""
+    return any(s.only_if_unsure for p in app.pipelines for s in p.stages)
 
 
 def _instance_id(order: Action) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from headgate.core.clock import HOUR_NS, NEVER_NS
@@ -15,7 +15,7 @@ from headgate.metrics.columns import ResourceUse, RunColumns
 from headgate.sim.agenda import Agenda
 from headgate.sim.engine import Client, Engine, Observer, Trouble
 from headgate.sim.feed import Feed
-from headgate.sim.node import SimNode
+from headgate.sim.node import SimNode, has_cascades
 from headgate.sim.platform import Platform
 from headgate.sim.recorder import Recorder
 from headgate.sim.truth import Truth, TruthConfig
@@ -30,7 +30,7 @@ class Setup:
     policy: PolicyKind
     config: PolicyConfig | None = None
     seed: int = 0
-    truth: TruthConfig = TruthConfig()
+    truth: TruthConfig = field(default=TruthConfig())
     schedulers: int = 1  # gateways that share the pools
     decision_ns: int = 0  # what one decision costs, and
     work_unit_ns: int = 0  # what one unit of a policy's reported work costs
@@ -48,13 +48,20 @@ def simulate(
     clients: Sequence[Client] = (),
     observer: Observer | None = None,
     window_ns: int | None = None,
+    on_chunk: Callable[[int], None] | None = None,
 ) -> RunColumns:
-    """Run to the end and return what happened. Deterministic in `setup` and `arrivals`."""
+    """Run to the end and return what happened. Deterministic in `setup` and `arrivals`.
+
+    `on_chunk` is told now and then how many of the arrivals have been handed over.
+    """
     app = setup.app
     agenda = Agenda()
     recorder = Recorder(
-        setup.records_spans, size=max(1024, 0 if arrivals is None else len(arrivals))
+        records_arrivals=bool(clients or setup.faults or has_cascades(app)),
+        records_spans=setup.records_spans,
+        size=0 if arrivals is None else len(arrivals),
     )
+    feed = _feed(app, arrivals, on_chunk)
     truth = Truth(setup.truth, setup.seed)
     nodes: list[SimNode] = []
     platforms: dict[int, Platform] = {}
@@ -73,7 +80,8 @@ def simulate(
         platforms,
         agenda,
         recorder,
-        _feed(app, arrivals),
+        feed,
+        truth,
         clients=clients,
         observer=observer,
         decision_ns=setup.decision_ns,
@@ -87,7 +95,7 @@ def simulate(
     engine.run()
     if window_ns is None:
         window_ns = engine.now_ns if arrivals is None else arrivals.duration_ns
-    return _columns(engine, app, window_ns)
+    return _columns(engine, feed, window_ns)
 
 
 def _schedulers(setup: Setup) -> list[Scheduler]:
@@ -105,7 +113,9 @@ def _schedulers(setup: Setup) -> list[Scheduler]:
     ]
 
 
-def _feed(app: App, arrivals: Arrivals | None) -> Feed:
+def _feed(
+    app: App, arrivals: Arrivals | None, on_chunk: Callable[[int], None] | None = None
+) -> Feed:
     if arrivals is None:
         return Feed(None, [], [])
     pipelines = {pipeline.name: pipeline.id for pipeline in app.pipelines}
@@ -114,6 +124,7 @@ def _feed(app: App, arrivals: Arrivals | None) -> Feed:
         arrivals,
         [_id_of(name, pipelines, "pipeline") for name in arrivals.pipelines],
         [_id_of(name, clients, "client") for name in arrivals.clients],
+        on_chunk,
     )
 
 
@@ -131,18 +142,23 @@ def _id_of(name: str, known: dict[str, int], kind: str) -> int:
 
 
 def _announce(engine: Engine, app: App, arrivals: Arrivals) -> None:
-    feed = _feed(app, arrivals)
+    times_ns, pipelines, clients = _feed(app, arrivals).columns()
     for request_id in range(len(arrivals)):
-        engine.announce(request_id, feed.pipeline, feed.client, feed.next_ns)
-        feed.advance()
+        engine.announce(
+            request_id,
+            int(pipelines[request_id]),
+            int(clients[request_id]),
+            int(times_ns[request_id]),
+        )
 
 
-def _columns(engine: Engine, app: App, window_ns: int) -> RunColumns:
+def _columns(engine: Engine, feed: Feed, window_ns: int) -> RunColumns:
+    app = engine.app
     end_ns = engine.now_ns
     nodes = [_node_use(node, end_ns) for node in engine.nodes]
     platforms = [_platform_use(p) for p in engine.platforms.values()]
     return RunColumns(
-        requests=engine.recorder.requests(),
+        requests=engine.recorder.requests(app, *feed.columns()),
         spans=engine.recorder.spans(),
         resources=tuple(nodes + platforms),
         pipelines=tuple(p.name for p in app.pipelines),

@@ -67,7 +67,7 @@ class Truth:
         expected_ns = variant.profile.exec_ns[items - 1]
         if self._is_exact and not self.scale:
             return expected_ns
-        return max(1, int(expected_ns * self.factor(variant.function_id)))
+        return int(expected_ns * self.factor(variant.function_id)) or 1
 
     def _draw(self) -> list[float]:
         cv = self._config.cv

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from headgate.core.actions import Action, CancelBatch, CancelTimer, Dispatch, Settle, SetTimer
+from headgate.core.actions import Action, CancelBatch, CancelTimer, Dispatch, SetTimer, Settle
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import DriverError, PolicyError
 from headgate.core.events import Event, NodeJoined, RequestAnnounced, RequestArrived, TimerFired

@@ -27,6 +27,8 @@ def _freeze(value: object, seen: dict[int, int]) -> object:
         return [(key, _freeze(item, seen)) for key, item in value.items()]
     if isinstance(value, list | tuple | set | frozenset):
         return [_freeze(item, seen) for item in value]
-    names = getattr(type(value), "__slots__", None) or vars(value)
+    kind = type(value)  # native classes of a compiled build have their fields listed as well
+    names = getattr(kind, "__mypyc_attrs__", None) or getattr(kind, "__slots__", None)
+    names = vars(value) if names is None else names
     fields = [(name, _freeze(getattr(value, name), seen)) for name in names if name != "actions"]
-    return (type(value).__name__, fields)
+    return (kind.__name__, fields)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headgate.core.events import BatchFinished, InstanceStarted, RequestArrived
 from headgate.core.ledger import Ledger
 from headgate.core.lifecycle import TaskState
-from headgate.core.model import Pool, Shape, Stage
+from headgate.core.model import Pool, Stage
 from headgate.core.view import View
 
 from .rig import Rig
@@ -56,36 +56,12 @@ def test_the_least_loaded_of_the_free_nodes_is_first(make_rig: type[Rig]) -> Non
 def test_a_task_is_found_in_every_batch_it_is_out_in(make_rig: type[Rig]) -> None:
     """Whichever of two copies ends, the other is found."""
     for ended, left in ((0, 1), (1, 0)):
-        rig = make_rig(make_app(stages=[Stage(make_function()), Stage(make_function())]), Puppet, nodes=2)
+        rig = make_rig(
+            make_app(stages=[Stage(make_function()), Stage(make_function())]), Puppet, nodes=2
+        )
         rig.at(0, RequestArrived(0, 0))
         rig.order(0, lambda p: (p.send(0, 0), p.send(1, 0)))
         rig.at(1, BatchFinished(ended))
         assert list(rig.view.batches) == [left]
         assert rig.puppet.task(0).state == TaskState.DONE
         assert rig.puppet.task(0).attempts_out == 1
-
-
-def test_compute_that_is_no_limit_is_not_missed(make_rig: type[Rig]) -> None:
-    """A function may have a shape on a pool that does not limit compute."""
-    rig = make_rig(make_app(make_function(shape=Shape(500, 4))), nodes=1)
-    rig.at(0, RequestArrived(0, 0))
-    rig.at(10, BatchFinished(0))
-
-
-def test_what_is_promised_at_different_times_is_not_added_up(make_rig: type[Rig]) -> None:
-    """Four sevenths in [0, 5) and four in [5, 10): at no time are more than four promised."""
-    first, second = make_function(0), make_function(1, shape=Shape(gpu_sevenths=4))
-    app = make_app(
-        first,
-        second,
-        stages=[Stage(first), Stage(second, (0,))],
-        pools=[Pool(0, "gpu", gpu_sevenths=7)],
-    )
-    rig = make_rig(app, Puppet, nodes=1)
-    node = rig.view.nodes[0]
-    for request_id in range(2):
-        rig.at(0, RequestArrived(request_id, 0))
-    variant = second.variants[0]
-    rig.order(0, lambda p: p.orders.reserve(p.task(1), node, variant, 0, 5))
-    rig.order(0, lambda p: p.orders.reserve(p.task(257), node, variant, 5, 10))
-    assert rig.view.gpu_free_sevenths(node, 0, 10) == 3

@@ -8,8 +8,8 @@ from headgate.core.actions import (
     CancelBatch,
     CancelTimer,
     Dispatch,
-    Settle,
     SetTimer,
+    Settle,
     StartInstance,
 )
 from headgate.core.events import (
@@ -34,8 +34,7 @@ BACKOFF = Limits(backoff_ns=50)
 
 
 def test_a_refused_task_is_tried_elsewhere_and_the_place_left_alone(make_rig: type[Rig]) -> None:
-    """
-    1. Node 0 refuses: the task goes to node 1 at once, node 0 is blocked for the back-off.
+    """1. Node 0 refuses: the task goes to node 1 at once, node 0 is blocked for the back-off.
     2. While it is blocked, the next request waits.
     3. The timer gives node 0 back, and the request that waited takes it.
     """
@@ -83,9 +82,7 @@ def test_a_pool_that_throttles_is_left_alone_until_its_timer(make_rig: type[Rig]
     assert rig.order(0, lambda p: p.orders.dispatch_to_pool([p.task(0)], CLOUD)) == wires(
         Dispatch(0, 0, [0], 1, 1, None, None)
     )
-    assert rig.at(1, BatchRefused(0, Refusal.THROTTLED)) == wires(
-        SetTimer(("unblock_pool", 1), 51)
-    )
+    assert rig.at(1, BatchRefused(0, Refusal.THROTTLED)) == wires(SetTimer(("unblock_pool", 1), 51))
     assert not rig.view.is_pool_open(1)
     rig.at(51, TimerFired(("unblock_pool", 1)))
     assert rig.view.is_pool_open(1)
@@ -222,9 +219,18 @@ def test_an_attempt_without_an_answer_is_given_up_by_timer(make_rig: type[Rig]) 
     )
     assert rig.at(201, BatchFinished(0)) == []
     assert rig.view.events_ignored == 1
-    assert rig.at(300, BatchFinished(1)) == wires(
-        CancelTimer(("lost", 1)), Settle(0, Outcome.MET)
-    )
+    assert rig.at(300, BatchFinished(1)) == wires(CancelTimer(("lost", 1)), Settle(0, Outcome.MET))
+
+
+def test_a_batch_that_is_to_begin_later_is_given_up_later(make_rig: type[Rig]) -> None:
+    """The expected time is that of a node whose two slots are both taken."""
+    function = make_function(exec_ns=(10,), slowdown=(1.0, 1.5))
+    pools = [Pool(0, "gpu", slots=2)]
+    rig = make_rig(make_app(function, pools=pools, limits=Limits(lost_after=2.0)), Puppet, nodes=1)
+    rig.at(0, RequestArrived(0, 0))
+    assert rig.order(5, lambda p: p.orders.dispatch([p.task(0)], p.view.nodes[0], earliest_ns=100))[
+        -1:
+    ] == wires(SetTimer(("lost", 0), 130))
 
 
 def test_compute_is_held_while_a_batch_is_out(make_rig: type[Rig]) -> None:

@@ -6,8 +6,8 @@ from headgate.core.actions import (
     Dispatch,
     EvictWeights,
     LoadWeights,
-    Settle,
     SetTimer,
+    Settle,
     StartInstance,
     StopInstance,
 )
@@ -17,7 +17,7 @@ from headgate.core.events import (
     InstanceAppeared,
     InstanceStarted,
     InstanceStopped,
-    NodeJoined,
+    NodeLost,
     Refusal,
     RequestArrived,
     WeightsEvicted,
@@ -110,9 +110,7 @@ def test_what_is_busy_is_not_evicted(make_rig: type[Rig]) -> None:
     rig.at(0, RequestArrived(0, 0))
     rig.at(0, InstanceStarted(0, 0))
     assert rig.at(1, RequestArrived(1, 1)) == []
-    assert rig.at(10, BatchFinished(0))[1:3] == wires(
-        StopInstance(0, 0), StartInstance(1, 1, 0, 0)
-    )
+    assert rig.at(10, BatchFinished(0))[1:3] == wires(StopInstance(0, 0), StartInstance(1, 1, 0, 0))
 
 
 def test_a_policy_may_evict_and_load_ahead_of_need(make_rig: type[Rig]) -> None:
@@ -129,8 +127,7 @@ def test_a_policy_may_evict_and_load_ahead_of_need(make_rig: type[Rig]) -> None:
 
 
 def test_stopped_while_busy_it_finishes_what_it_has_begun(make_rig: type[Rig]) -> None:
-    """
-    1. A busy instance is told to stop: it drains and holds no memory of the node any more.
+    """1. A busy instance is told to stop: it drains and holds no memory of the node any more.
     2. The next dispatch starts another one of its kind beside it.
     3. The batch comes back, then the instance is gone.
     """
@@ -197,9 +194,9 @@ def test_an_instance_that_fails_to_start_frees_its_slot_and_memory(make_rig: typ
 def test_a_pool_may_pick_the_node_of_a_start(make_rig: type[Rig]) -> None:
     rig = make_rig(make_app(), Puppet, nodes=2)
     pool = rig.view.app.pools[0]
-    assert rig.order(
-        0, lambda p: p.orders.start_anywhere(p.view.app.variants[0], pool)
-    ) == wires(StartInstance(0, 0, 0, None))
+    assert rig.order(0, lambda p: p.orders.start_anywhere(p.view.app.variants[0], pool)) == wires(
+        StartInstance(0, 0, 0, None)
+    )
     rig.at(5, InstanceStarted(0, 1))
     assert rig.view.nodes[1].instances == {0: rig.view.instances[0]}
     assert rig.puppet.heard[-2:] == [("started", 0), ("capacity", 1)]
@@ -223,6 +220,43 @@ def test_an_instance_that_a_peer_started_can_be_used(make_rig: type[Rig]) -> Non
     rig.at(11, BatchFinished(0))
     rig.at(12, InstanceStopped(1, "retired"))
     assert rig.view.nodes[0].instances == {}
+
+
+def test_a_start_that_is_reported_twice_counts_once(make_rig: type[Rig]) -> None:
+    """The second message comes when the weights have left for host memory: they stay there."""
+    rig = make_rig(make_app(*BIG, pools=one_at_a_time(host_memory_bytes=60)), Puppet, nodes=1)
+    rig.order(0, lambda p: p.orders.start(p.view.app.variants[0], p.view.nodes[0]))
+    rig.at(1, InstanceStarted(0, 0))
+    rig.order(2, lambda p: p.orders.evict(p.view.instances[0]))
+    rig.at(3, InstanceStarted(0, 0))
+    assert rig.view.events_ignored == 1
+    assert rig.view.instances[0].residency == Residency.HOST
+
+
+def test_news_of_a_peers_instance_may_come_too_late_or_beside_a_start_of_ours(
+    make_rig: type[Rig],
+) -> None:
+    """On a node that is lost by then, or that holds one of its kind: it is of no use to us."""
+    rig = make_rig(make_app(*BIG, pools=one_at_a_time()), Puppet, nodes=2, index=0, peers=2)
+    rig.at(0, NodeLost(1))
+    rig.at(1, InstanceAppeared(1, 0, 1))
+    rig.order(2, lambda p: p.orders.start(p.view.app.variants[0], p.view.nodes[0]))
+    rig.at(3, InstanceAppeared(3, 0, 0))
+    rig.at(4, InstanceStarted(0, 0))
+    assert list(rig.view.instances) == [0]
+    rig.at(5, InstanceStopped(3, "retired"))
+    assert rig.view.events_ignored == 3
+
+
+def test_a_granted_node_that_is_lost_before_the_news_of_the_start(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(), Puppet, nodes=1)
+    pool = rig.view.app.pools[0]
+    rig.order(0, lambda p: p.orders.start_anywhere(p.view.app.variants[0], pool))
+    rig.at(1, NodeLost(0))
+    rig.at(2, InstanceStarted(0, 0))
+    assert rig.view.events_ignored == 1
+    rig.at(3, InstanceStopped(0, "node lost"))
+    assert rig.view.instances == {}
 
 
 def test_ids_of_several_schedulers_interleave(make_rig: type[Rig]) -> None:

@@ -27,8 +27,7 @@ def test_a_node_that_joins_is_offered(make_rig: type[Rig]) -> None:
 
 
 def test_a_lost_node_takes_everything_and_comes_back_empty(make_rig: type[Rig]) -> None:
-    """
-    1. A batch is out on the node when it is lost; nothing can be sent there.
+    """1. A batch is out on the node when it is lost; nothing can be sent there.
     2. The batch is lost in an event of its own; its task waits for a node.
     3. The node returns, empty: an instance has to be started on it anew.
     """
@@ -45,11 +44,14 @@ def test_a_lost_node_takes_everything_and_comes_back_empty(make_rig: type[Rig]) 
 
 
 def test_the_answer_of_a_node_that_is_lost_still_counts(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(), nodes=1)
+    """It counts, but the policy is not told of capacity: there is none."""
+    rig = make_rig(make_app(), Puppet, nodes=1)
     rig.at(0, RequestArrived(0, 0))
+    rig.order(0, lambda p: p.send(0, 0))
     rig.at(1, InstanceStarted(0, 0))
     rig.at(11, NodeLost(0))
     assert rig.at(11, BatchFinished(0)) == wires(Settle(0, Outcome.MET))
+    assert rig.puppet.heard[-2:] == [("node lost", 0), ("ended", 0)]
     rig.at(12, NodeJoined(0, 0, "n0"))
     assert rig.view.nodes[0].running == 0
 
@@ -72,16 +74,13 @@ def test_promises_of_a_lost_node_are_void(make_rig: type[Rig]) -> None:
     app = make_app(first, second, stages=[Stage(first), Stage(second, (0,))])
     rig = make_rig(app, Puppet, nodes=1)
     rig.at(0, RequestArrived(0, 0))
-    rig.order(
-        0, lambda p: p.orders.reserve(p.task(1), p.view.nodes[0], second.variants[0], 10, 20)
-    )
+    rig.order(0, lambda p: p.orders.reserve(p.task(1), p.view.nodes[0], second.variants[0], 10, 20))
     rig.at(1, NodeLost(0))
     assert rig.view.reservations == {}
 
 
 def test_a_node_lost_while_an_instance_on_it_drains(make_rig: type[Rig]) -> None:
-    """
-    1. A busy instance is told to stop, then its node is lost.
+    """1. A busy instance is told to stop, then its node is lost.
     2. The batch and the instance end in events of their own, before and after the node is back.
     3. The node that came back owes nothing to either.
     """

@@ -100,6 +100,18 @@ def test_a_result_lies_where_it_was_made_and_what_must_move_is_counted(
     assert far == wires(Dispatch(2, 1, [1], 2, 0, 1, 2, moved_bytes=20))[0]
 
 
+def test_in_a_mixed_batch_the_inputs_of_every_task_are_counted(make_rig: type[Rig]) -> None:
+    """A first stage, which reads nothing, goes first; the second stage behind it reads."""
+    rig = make_rig(make_app(F0, stages=[Stage(F0), Stage(F0, (0,))]), Puppet, nodes=2)
+    rig.at(0, RequestArrived(0, 0))
+    rig.at(0, RequestArrived(1, 0))
+    rig.order(0, lambda p: p.send(0, 0))
+    rig.at(10, BatchFinished(0))
+    assert rig.order(11, lambda p: p.send(1, 256, 1))[-1:] == wires(
+        Dispatch(1, 0, [256, 1], 2, 0, 1, 1, moved_bytes=10)
+    )
+
+
 def test_two_stages_of_one_request_may_share_a_batch(make_rig: type[Rig]) -> None:
     rig = make_rig(make_app(F0, stages=[Stage(F0), Stage(F0)]), Puppet, nodes=1)
     rig.at(0, RequestArrived(0, 0))

@@ -67,7 +67,9 @@ def test_a_plan_for_one_pool_leaves_the_others_alone(make_rig: type[Rig]) -> Non
 
 def test_no_node_is_given_more_than_its_memory(make_rig: type[Rig]) -> None:
     pools = [Pool(0, "gpu", memory_bytes=100, slots=4)]
-    app = make_app(make_function(0, memory_bytes=60), make_function(1, memory_bytes=60), pools=pools)
+    app = make_app(
+        make_function(0, memory_bytes=60), make_function(1, memory_bytes=60), pools=pools
+    )
     rig = make_rig(app, Puppet, nodes=1)
     rig.order(0, lambda p: p.orders.start(app.variants[1], p.view.nodes[0]))
     one = Plan((Target(variant_id=0, pool_id=0, count=1),))

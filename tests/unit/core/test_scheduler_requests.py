@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from headgate.core.actions import CancelBatch, CancelTimer, Dispatch, Settle, SetTimer, StartInstance
+from headgate.core.actions import (
+    CancelBatch,
+    CancelTimer,
+    Dispatch,
+    SetTimer,
+    Settle,
+    StartInstance,
+)
 from headgate.core.events import (
     BatchFailed,
     BatchFinished,
@@ -152,9 +159,7 @@ def test_a_batch_called_back_before_it_began_is_refused_and_blocks_nothing(
     rig.at(0, InstanceStarted(0, 0))
     rig.at(1, RequestCancelled(0))
     rig.at(1, RequestArrived(1, 0))
-    assert rig.at(2, BatchRefused(0, Refusal.CANCELLED)) == wires(
-        Dispatch(1, 0, [256], 1, 0, 0, 0)
-    )
+    assert rig.at(2, BatchRefused(0, Refusal.CANCELLED)) == wires(Dispatch(1, 0, [256], 1, 0, 0, 0))
 
 
 def test_cancelled_in_a_shared_batch(make_rig: type[Rig]) -> None:
@@ -199,6 +204,4 @@ def test_a_cancellation_that_crosses_the_answer_is_ignored_and_counted(
 
 def test_items_of_a_request_are_the_items_of_its_batch(make_rig: type[Rig]) -> None:
     rig = make_rig(make_app(make_function(exec_ns=(1, 2, 3))), nodes=1)
-    assert rig.at(0, RequestArrived(0, 0, items=3))[-1:] == wires(
-        Dispatch(0, 0, [0], 3, 0, 0, 0)
-    )
+    assert rig.at(0, RequestArrived(0, 0, items=3))[-1:] == wires(Dispatch(0, 0, [0], 3, 0, 0, 0))

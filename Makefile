@@ -1,0 +1,70 @@
+# Every target does its own set-up; all it needs is make and Python 3.11 or later.
+# Another Python: make PYTHON=python3.12 test
+
+PYTHON ?= python3
+JOBS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+
+# Stamps, inside the environment so that they vanish with it. Each is made again when
+# pyproject.toml changes. `ready` is enough to run headgate, `ready-dev` to work on it.
+READY := $(VENV)/.ready
+READY_DEV := $(VENV)/.ready-dev
+READY_BENCH := $(VENV)/.ready-bench
+
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-full check bench compile clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | \
+	while IFS='|' read -r target what; do printf '%-16s %s\n' "$$target" "$$what"; done
+
+setup: $(READY_DEV)  ## put everything that developing needs into .venv
+
+demo: $(READY)  ## compare six policies on one workload and write a report
+	$(BIN)/headgate compare examples/kaas.yaml \
+	  --policies round_robin,balance,srtf,mlfq,exclusive,affinity --report out/demo
+	@echo "The report: out/demo/report.html"
+
+test: $(READY_DEV)  ## the tests that CI runs
+	$(PYTEST) -m "not slow"
+
+test-full: $(READY_DEV)  ## every test there is, the slow ones too
+	$(PYTEST)
+
+check: $(READY_DEV)  ## style, types and layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict
+	$(BIN)/lint-imports
+
+bench: $(READY_BENCH)  ## the speed of the simulator, beside that of others
+	$(BIN)/headgate bench sim
+
+compile: $(READY_DEV)  ## the compiled build, in build/compiled (needs a C compiler)
+	$(BIN)/python tools/compile.py
+
+clean:  ## remove whatever was made here, .venv included
+	rm -rf $(VENV) build dist out src/*.egg-info
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .benchmarks
+	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	{ echo "Headgate needs Python 3.11 or later: make PYTHON=python3.12 ..." >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(READY): pyproject.toml | $(BIN)/python
+	$(PIP) install --editable '.[report]'
+	@touch $@
+
+$(READY_DEV): pyproject.toml | $(BIN)/python
+	$(PIP) install --editable '.[dev]'
+	@touch $(READY) $@
+
+$(READY_BENCH): pyproject.toml | $(BIN)/python
+	$(PIP) install --editable '.[compile,bench]'
+	@touch $@

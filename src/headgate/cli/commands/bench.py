@@ -1,0 +1,36 @@
+"""`headgate bench`: how fast Headgate is, against its targets and beside others."""
+
+from __future__ import annotations
+
+import click
+
+from headgate.bench import bench_names, find_bench
+from headgate.cli.options import json_option
+from headgate.cli.progress import Progress
+from headgate.cli.results import show_list, show_result
+from headgate.cli.screen import show_json
+
+
+@click.command("bench")
+@click.argument("name", required=False)
+@json_option
+def command(name: str | None, as_json: bool) -> int:
+    """Measure NAME; without a name, list what there is to measure.
+
+    Exits with 1 if a check does not hold.
+    """
+    if name is None:
+        titles = [(bench, find_bench(bench).TITLE) for bench in bench_names()]
+        if as_json:
+            show_json([{"name": bench, "title": title} for bench, title in titles])
+        else:
+            show_list(titles, "headgate bench NAME")
+        return 0
+    bench = find_bench(name)
+    with Progress(bench.NAME) as progress:
+        result = bench.run(progress=progress.say)
+    if as_json:
+        show_json(result.to_json())
+    else:
+        show_result(result, bench.TITLE, "this machine is slower than the targets ask for")
+    return 1 if result.failing else 0

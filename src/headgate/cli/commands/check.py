@@ -1,0 +1,86 @@
+"""`headgate check`: whether an application loads, and what it declares."""
+
+from __future__ import annotations
+
+import click
+from rich.text import Text
+
+from headgate.app import LoadedApp, make_config
+from headgate.cli.application import load_app
+from headgate.cli.fit import policies_for
+from headgate.cli.options import app_argument, json_option
+from headgate.cli.rows import rows_table
+from headgate.cli.screen import show, show_json
+from headgate.core.clock import NEVER_NS
+from headgate.core.model import TIER_NAMES, App, Pipeline, Pool, Variant
+from headgate.core.units import format_duration, format_size
+from headgate.policies import find_policy
+
+
+@click.command("check")
+@app_argument
+@json_option
+def command(app: str, as_json: bool) -> None:
+    """Load APP, and say what it declares or what is wrong with it."""
+    loaded = load_app(app)
+    kind = find_policy(loaded.policy.name, app)
+    make_config(kind.config, loaded.policy.settings, app)
+    if as_json:
+        content = {"app": app, "policies": policies_for(loaded.app), "spec": loaded.spec}
+        show_json(content)
+    else:
+        _show(app, loaded)
+
+
+def _show(name: str, loaded: LoadedApp) -> None:
+    app = loaded.app
+    show(
+        rows_table([_function(variant, app) for variant in app.variants], "Functions"),
+        rows_table([_pipeline(pipeline) for pipeline in app.pipelines], "Pipelines"),
+        rows_table([_pool(pool) for pool in app.pools], "Pools"),
+    )
+    streams = [
+        {"workload": stream.spec, "pipeline": stream.pipeline.name, "client": stream.client.name}
+        for stream in loaded.workload.streams
+    ]
+    if streams:
+        duration = format_duration(loaded.workload.duration_ns)
+        show(rows_table(streams, f"Workload of {duration}"))
+    takers = policies_for(app)
+    others = f"can be run by {', '.join(takers)}" if takers else "no policy can take it yet"
+    show(Text(f"{name} is in order: its policy is {loaded.policy.name}; it {others}"))
+
+
+def _function(variant: Variant, app: App) -> dict[str, object]:
+    profile = variant.profile
+    return {
+        "function": variant.name,
+        "exec": format_duration(profile.exec_ns[0]),
+        "batch": profile.items_max,
+        "start": format_duration(profile.start_ns),
+        "load": format_duration(profile.load_ns),
+        "memory": format_size(profile.memory_bytes),
+        "pools": ", ".join(app.pools[pool_id].name for pool_id in variant.pool_ids),
+    }
+
+
+def _pipeline(pipeline: Pipeline) -> dict[str, object]:
+    slo = pipeline.slo
+    has_latency = slo.latency_ns != NEVER_NS
+    return {
+        "pipeline": pipeline.name,
+        "stages": " ".join(stage.function.name for stage in pipeline.stages),
+        "latency": format_duration(slo.latency_ns) if has_latency else "any",
+        "quantile": f"{100 * slo.quantile:g} %" if has_latency else "",
+    }
+
+
+def _pool(pool: Pool) -> dict[str, object]:
+    is_unlimited = pool.memory_bytes == NEVER_NS
+    return {
+        "pool": pool.name,
+        "tier": TIER_NAMES[pool.tier],
+        "nodes": pool.nodes if pool.serverless is None else f"up to {pool.serverless.concurrency_max}",
+        "slots": pool.slots,
+        "memory": "unlimited" if is_unlimited else format_size(pool.memory_bytes),
+    }

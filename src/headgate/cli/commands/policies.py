@@ -1,0 +1,60 @@
+"""`headgate policies`: what there is to choose from."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+
+import click
+from rich.text import Text
+
+from headgate.cli.options import json_option
+from headgate.cli.screen import show, show_json
+from headgate.core.policy import PolicyConfig
+from headgate.core.units import format_duration
+from headgate.policies import describe_policy, find_policy, policy_names
+
+
+@click.command("policies")
+@json_option
+def command(as_json: bool) -> None:
+    """List the policies: what each does, what it can take, and its settings."""
+    names = policy_names()
+    if as_json:
+        show_json([_to_json(name) for name in names])
+        return
+    width = max(map(len, names)) + 2
+    for name in names:
+        kind = find_policy(name)
+        takes = [flag for flag, value in asdict(kind.takes).items() if value]
+        settings = [f"{key}={_written(value)}" for key, value in _settings(kind.config()).items()]
+        show(
+            Text.assemble((name.ljust(width), "bold"), describe_policy(name)),
+            Text(f"{'':{width}}takes     {', '.join(takes) or '-'}".replace("_", " "), style="dim"),
+            Text(f"{'':{width}}settings  {', '.join(settings) or '-'}", style="dim"),
+        )
+    show(Text("\nheadgate simulate APP --policy NAME --set KEY=VALUE"))
+
+
+def _to_json(name: str) -> dict[str, object]:
+    kind = find_policy(name)
+    return {
+        "name": name,
+        "about": describe_policy(name),
+        "takes": asdict(kind.takes),
+        "settings": _settings(kind.config()),
+    }
+
+
+def _settings(config: PolicyConfig) -> dict[str, object]:
+    """The defaults, as they are written: a field `window_ns` is the setting `window`."""
+    settings: dict[str, object] = {}
+    for field in fields(config):
+        value: object = getattr(config, field.name)
+        if field.name.endswith("_ns") and isinstance(value, int):
+            value = format_duration(value)
+        settings[field.name.removesuffix("_ns")] = value
+    return settings
+
+
+def _written(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,60 @@
+"""`headgate reproduce`: an experiment of a paper, and whether what it says comes out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from headgate.cli.files import make_directory, writing
+from headgate.cli.options import json_option
+from headgate.cli.progress import Progress
+from headgate.cli.results import show_list, show_result
+from headgate.cli.screen import show_json
+from headgate.experiments import experiment_names, find_experiment
+from headgate.experiments.experiment import Experiment, Result
+
+
+@click.command("reproduce")
+@click.argument("name", required=False)
+@click.option("is_all", "--all", is_flag=True, help="Run every experiment.")
+@click.option("--quick", is_flag=True, help="Fewer seeds and points: seconds, not minutes.")
+@json_option
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Write the figures there."
+)
+def command(name: str | None, is_all: bool, quick: bool, as_json: bool, out: Path | None) -> int:
+    """Run the experiment NAME; without a name, list them.
+
+    Prints its rows, and for every claim of the paper what was expected and what was measured.
+    Exits with 1 if a check does not hold; docs/papers says why.
+    """
+    if name is not None and is_all:
+        raise click.UsageError("give a NAME or --all, not both")
+    if name is None and not is_all:
+        _show_experiments(as_json)
+        return 0
+    if out is not None:
+        make_directory(out, "--out")
+    names = experiment_names() if name is None else [name]
+    results = [_run(find_experiment(each), quick, out, as_json) for each in names]
+    if as_json:
+        content = [result.to_json() for result in results]
+        show_json(content if is_all else content[0])
+    return 1 if any(result.failing for result in results) else 0
+
+
+def _show_experiments(as_json: bool) -> None:
+    titles = [(each, find_experiment(each).TITLE) for each in experiment_names()]
+    if as_json:
+        show_json([{"name": each, "title": title} for each, title in titles])
+    else:
+        show_list(titles, "headgate reproduce NAME [--quick] [--out DIR], or --all")
+
+
+def _run(experiment: Experiment, quick: bool, out: Path | None, as_json: bool) -> Result:
+    with Progress(experiment.NAME) as progress, writing(out or Path(), "--out"):
+        result = experiment.run(quick=quick, out=out, progress=progress.say)
+    if not as_json:
+        show_result(result, experiment.TITLE, "docs/papers says why")
+    return result

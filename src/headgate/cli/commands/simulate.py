@@ -1,0 +1,117 @@
+"""`headgate simulate`: one run of an application under one policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.text import Text
+
+from headgate.app import LoadedApp
+from headgate.cli.application import load_app
+from headgate.cli.chosen import choose
+from headgate.cli.files import make_directory, writing
+from headgate.cli.log_observer import logging_to
+from headgate.cli.options import (
+    app_argument,
+    json_option,
+    policy_option,
+    report_option,
+    seed_option,
+    set_option,
+    workload_options,
+)
+from headgate.cli.runs import Run, run
+from headgate.cli.screen import show, show_json
+from headgate.cli.workload import WorkloadOptions, choose_workload
+from headgate.core.units import format_duration
+from headgate.metrics.report import write_report
+from headgate.metrics.tables import group_table, resource_table, summary_table
+
+
+@click.command("simulate")
+@app_argument
+@workload_options
+@policy_option
+@set_option("A setting of the policy, such as batch_max=4. May be repeated.")
+@seed_option
+@json_option
+@report_option
+@click.option(
+    "--log",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write every event and action there, for headgate replay; .gz is compressed.",
+)
+@click.option("--validate", is_flag=True, help="Check the whole state after every event. Slow.")
+def command(
+    app: str,
+    trace: str | None,
+    arrivals: tuple[str, ...],
+    duration_ns: int | None,
+    traces: Path | None,
+    policy: str | None,
+    settings: tuple[tuple[str, object], ...],
+    seed: int,
+    as_json: bool,
+    report: Path | None,
+    log: Path | None,
+    validate: bool,
+) -> None:
+    """Simulate APP under a policy and print what came of it.
+
+    \b
+    headgate simulate examples/kaas.yaml
+    headgate simulate examples/kaas.yaml --policy affinity --report out
+    headgate simulate app.yaml --arrivals poisson:rate=50/s --duration 10min --json
+    """
+    loaded = load_app(app)
+    chosen = choose(loaded, app, policy, dict(settings))
+    options = WorkloadOptions(trace, arrivals, duration_ns, traces)
+    workload = choose_workload(loaded, app, options, seed)
+    if report is not None:
+        make_directory(report, "--report")
+    with logging_to(log, loaded, chosen, seed) as observer:
+        done = run(
+            loaded,
+            chosen,
+            workload,
+            seed=seed,
+            validate=validate,
+            records_spans=report is not None,
+            observer=observer,
+        )
+    if report is not None:
+        _write(report, app, done)
+    if as_json:
+        show_json({"app": app, **done.to_json(), "settings": chosen.settings})
+    else:
+        _show(app, loaded, done)
+        _show_files(report, log, None if observer is None else observer.events)
+
+
+def _write(report: Path, app: str, done: Run) -> None:
+    meta = {"app": app, "policy": done.policy, "seed": done.seed}
+    with writing(report, "--report"):
+        title = f"{Path(app).stem} under {done.policy}"
+        write_report(report, done.columns, done.summary, meta, title=title)
+
+
+def _show(app: str, loaded: LoadedApp, done: Run) -> None:
+    summary = done.summary
+    window = format_duration(done.columns.window_ns)
+    show(summary_table([(f"{app} under {done.policy}, seed {done.seed}, {window}", summary)]))
+    if len(summary.pipelines) > 1:
+        show(group_table("Pipelines", summary.pipelines))
+    if len(summary.clients) > 1:
+        show(group_table("Clients", summary.clients))
+    show(resource_table(summary.resources))
+    speed = f"{done.sim_requests_per_s:,.0f} requests/s"
+    show(Text(f"simulated in {done.took_s:.2f} s, {speed}", style="dim"))
+
+
+def _show_files(report: Path | None, log: Path | None, events: int | None) -> None:
+    if report is not None:
+        show(Text(f"report: {report / 'report.html'}"))
+    if log is not None:
+        show(Text(f"log: {log}, {events:,} events; headgate replay {log} decides it all again"))

@@ -1,0 +1,27 @@
+"""Files that a command writes: what prevents it is the user's to mend, so it is one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from headgate.core.errors import ConfigError
+
+
+@contextmanager
+def writing(path: Path, option: str) -> Iterator[None]:
+    """Turn a failure to write at `path` into a `ConfigError` that names the option."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        problem = f"cannot be written: {error.strerror}"
+        raise ConfigError(problem, where=option, value=str(error.filename or path)) from None
+
+
+def make_directory(path: Path, option: str) -> None:
+    """Make a directory, now rather than after a long run."""
+    with writing(path, option):
+        path.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,117 @@
+"""What an experiment is, and what it hands back: rows of numbers, and checks against a paper.
+
+An experiment is a module with `NAME`, `TITLE` and `run`. It says for every claim of the paper what
+was expected and what was measured; a claim that does not hold is a result like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from math import isfinite
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+Scalar = str | int | float | bool | None
+Row = dict[str, Scalar]
+Progress = Callable[[str], None]  # is given one line at a time
+
+C = TypeVar("C")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One claim: what the source says, what was measured, and whether the two agree."""
+
+    claim: str
+    source: str  # where the expectation comes from: a section, a figure, a calculation
+    expected: Scalar
+    measured: Scalar
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What an experiment found. Rows with the same keys belong to one table."""
+
+    name: str
+    rows: list[Row]
+    checks: list[Check]
+    figures: tuple[Path, ...] = ()  # files written, if a directory was given
+
+    @property
+    def failing(self) -> list[Check]:
+        """The checks that do not hold."""
+        return [check for check in self.checks if not check.holds]
+
+    def to_json(self) -> dict[str, object]:
+        """Return plain dicts, lists and numbers; what is not a number becomes null."""
+        return {
+            "name": self.name,
+            "rows": [_plain(row) for row in self.rows],
+            "checks": [_plain(asdict(check)) for check in self.checks],
+        }
+
+    def to_markdown(self) -> str:
+        """Return the rows and the checks as tables, as the pages under `docs/papers` show them.
+
+        >>> print(Result("toy", [{"x": 1, "y": 0.123456}], []).to_markdown())
+        | x | y |
+        |--|--|
+        | 1 | 0.1235 |
+        """
+        checks = [asdict(check) for check in self.checks]
+        tables = [list(rows) for _, rows in groupby([*self.rows, *checks], key=_keys)]
+        return "\n\n".join("\n".join(_markdown_lines(table)) for table in tables)
+
+
+class Experiment(Protocol):
+    """What a module under `headgate.experiments` provides."""
+
+    NAME: str
+    TITLE: str
+
+    def run(self, *, quick: bool, out: Path | None, progress: Progress) -> Result:
+        """Run it. Deterministic. `quick` takes seconds; figures are written into `out`."""
+
+
+def run_all(function: Callable[[C], R], cases: Sequence[C], *, quick: bool) -> list[R]:
+    """Return `function` of every case, in order. The long form uses two processes.
+
+    `function` must be at the top level of a module and the cases plain values, because a fresh
+    process imports the one and is sent the others.
+    """
+    if quick:
+        return [function(case) for case in cases]
+    with get_context("spawn").Pool(2) as pool:
+        return pool.map(function, cases, chunksize=max(1, len(cases) // 64))
+
+
+def _keys(row: Row) -> tuple[str, ...]:
+    return tuple(row)
+
+
+def _markdown_lines(rows: Sequence[Row]) -> Iterator[str]:
+    keys = list(rows[0])
+    yield f"| {' | '.join(keys)} |"
+    yield f"|{'|'.join('--' for _ in keys)}|"
+    for row in rows:
+        yield f"| {' | '.join(_cell(row[key]) for key in keys)} |"
+
+
+def _cell(value: Scalar) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None or (isinstance(value, float) and not isfinite(value)):
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _plain(row: Row) -> Row:
+    return {
+        key: None if isinstance(value, float) and not isfinite(value) else value
+        for key, value in row.items()
+    }

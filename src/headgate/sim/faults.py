@@ -1,0 +1,313 @@
+"""Fault plans: what goes wrong in a run, and when, as data.
+
+A plan is part of the input, like the arrivals: the same plan gives the same trouble, so a run that
+fails can be repeated to the bit. Plans are written down (`FaultPlan.from_spec`) or drawn from a
+seed (`random_plan`). Every plan ends: windows close and nodes return, so whatever is still open
+then must be settled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from math import prod
+from random import Random
+from typing import Final, final
+
+from headgate.core.errors import ConfigError
+from headgate.core.model import App
+from headgate.core.rng import stream
+from headgate.sim.engine import Trouble
+from headgate.sim.trouble import Burst, Cancellations, Condition, WrongProfile
+
+# What each kind must be told beside its beginning. Those with an end are windows.
+KINDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "crash": ("until_ns", "node"),  # the node is gone, and all that was on it
+    "slow": ("until_ns", "node", "factor"),  # what it begins takes `factor` times as long
+    "lose": ("until_ns", "node"),  # what it finishes is never heard of
+    "duplicate": ("until_ns", "node"),  # what it finishes is reported twice
+    "refuse": ("until_ns", "node"),  # it takes no batches
+    "break": ("until_ns", "node"),  # what it finishes has failed
+    "break_starts": ("until_ns", "node"),  # no instance can be started
+    "throttle": ("until_ns", "pool"),  # a serverless pool takes nothing
+    "cancel": ("share",),  # so many of the open requests are withdrawn
+    "burst": ("pipeline", "count"),  # so many more requests arrive at once
+    "wrong_profile": ("function", "factor"),  # from now on it takes `factor` times as long
+}
+_NODE_KINDS: Final = tuple(kind for kind, needs in KINDS.items() if "node" in needs)
+_FAULTS_MEAN: Final = 4.0  # of a random plan of intensity 1
+_FAULTS_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that goes wrong. `KINDS` says which of the fields each kind has.
+
+    >>> Fault("slow", at_ns=0, until_ns=5, node=1)
+    Traceback (most recent call last):
+    ...
+    headgate.core.errors.ConfigError: slow.factor: is missing
+    """
+
+    kind: str
+    at_ns: int
+    until_ns: int | None = None
+    node: int | None = None  # by place in the run: the nodes of the first pool come first
+    pool: int | None = None
+    function: int | None = None
+    pipeline: int | None = None
+    factor: float | None = None
+    share: float | None = None
+    count: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            allowed = ", ".join(KINDS)
+            raise ConfigError("no such fault", key="kind", value=self.kind, allowed=allowed)
+        if self.at_ns < 0:
+            raise ConfigError("must not be negative", key=f"{self.kind}.at_ns", value=self.at_ns)
+        for name in _FIELDS:
+            value = getattr(self, name)
+            if (value is not None) != (name in KINDS[self.kind]):
+                problem = "is missing" if value is None else "means nothing here"
+                raise ConfigError(problem, key=f"{self.kind}.{name}", value=value)
+            if value is not None:
+                self._check(name, value)
+
+    def _check(self, name: str, value: float) -> None:
+        if name == "share":
+            is_good, allowed = 0 < value <= 1, "more than 0, at most 1"
+        elif name == "factor":
+            is_good, allowed = value > 0, "more than 0"
+        else:
+            least = {"until_ns": self.at_ns + 1, "count": 1}.get(name, 0)
+            is_good, allowed = value >= least, f"{least} or more"
+        if not is_good:
+            key = f"{self.kind}.{name}"
+            raise ConfigError("is out of range", key=key, value=value, allowed=allowed)
+
+    @property
+    def end_ns(self) -> int:
+        """When it is over; what happens in an instant is over at once."""
+        return self.at_ns if self.until_ns is None else self.until_ns
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPlan:
+    """Faults in any order; windows of one kind on one target may overlap."""
+
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """What can go wrong under this plan."""
+        return frozenset(fault.kind for fault in self.faults)
+
+    @property
+    def end_ns(self) -> int:
+        """When the last fault is over."""
+        return max((fault.end_ns for fault in self.faults), default=0)
+
+    def troubles(self) -> tuple[tuple[int, Trouble], ...]:
+        """Return what `Setup.faults` takes, in order of time."""
+        found: list[tuple[int, Trouble]] = []
+        windows: dict[tuple[str, int], list[Fault]] = {}
+        for fault in self.faults:
+            target = fault.pool if fault.node is None else fault.node
+            if target is None:
+                found.append((fault.at_ns, _blow(fault)))
+            else:
+                windows.setdefault((fault.kind, target), []).append(fault)
+        for (kind, target), group in windows.items():
+            for at_ns in sorted({ns for fault in group for ns in (fault.at_ns, fault.end_ns)}):
+                in_force = [fault for fault in group if fault.at_ns <= at_ns < fault.end_ns]
+                factor = prod(fault.factor or 1.0 for fault in in_force)
+                found.append((at_ns, Condition(kind, target, len(in_force), factor)))
+        return tuple(sorted(found, key=lambda pair: pair[0]))
+
+    def check(self, app: App) -> FaultPlan:
+        """Return the plan, or raise `ConfigError` if it names what the application has not."""
+        limits = {
+            "node": _node_count(app),
+            "pool": len(app.pools),
+            "function": len(app.functions),
+            "pipeline": len(app.pipelines),
+        }
+        for number, fault in enumerate(self.faults):
+            for name, limit in limits.items():
+                value = getattr(fault, name)
+                if value is not None and value >= limit:
+                    key, allowed = f"faults[{number}].{name}", f"0 to {limit - 1}"
+                    raise ConfigError("there is none", key=key, value=value, allowed=allowed)
+            if fault.pool is not None and app.pools[fault.pool].serverless is None:
+                key, name = f"faults[{number}].pool", app.pools[fault.pool].name
+                raise ConfigError("is not serverless", key=key, value=name)
+        return self
+
+    def to_spec(self) -> list[dict[str, object]]:
+        """Return the plan as plain JSON.
+
+        >>> FaultPlan((Fault("crash", 5, until_ns=9, node=0),)).to_spec()
+        [{'kind': 'crash', 'at_ns': 5, 'until_ns': 9, 'node': 0}]
+        """
+        return [
+            {name: getattr(fault, name) for name in _TYPES if getattr(fault, name) is not None}
+            for fault in self.faults
+        ]
+
+    @staticmethod
+    def from_spec(spec: object, *, where: str | None = None) -> FaultPlan:
+        """Return the plan that `to_spec` wrote, or raise `ConfigError` saying what is wrong."""
+        if not isinstance(spec, list):
+            raise ConfigError("must be a list", where=where, key="faults", value=spec)
+        entries = enumerate(spec)
+        return FaultPlan(tuple(_fault(entry, where, f"faults[{i}]") for i, entry in entries))
+
+
+def random_plan(app: App, duration_ns: int, seed: int, *, intensity: float = 1.0) -> FaultPlan:
+    """Return a plan for a run of that length. Everything in it is over by `duration_ns`.
+
+    Completions are lost only where the Scheduler can notice (`Limits.lost_after`): else a request
+    could wait for ever, and rightly so.
+
+    >>> random_plan(App((), (), ()), 1_000, seed=7).faults
+    ()
+    """
+    rng = stream(seed, "faults")
+    makers = _Dice(app, max(8, duration_ns), rng).makers()
+    faults: list[Fault] = []
+    if makers and intensity > 0:
+        for _ in range(round(rng.expovariate(1.0 / (_FAULTS_MEAN * intensity)))):
+            faults.extend(rng.choice(makers)())
+    return FaultPlan(tuple(faults[:_FAULTS_MAX]))
+
+
+def swizzle(kind: str, nodes: list[int], begin_ns: int, end_ns: int, rng: Random) -> list[Fault]:
+    """Strike these nodes one by one, then let them go one by one in another order.
+
+    FoundationDB's tests are fond of this: each next subset of nodes that are well differs from
+    the last by one, so that many more subsets are met than by striking all of them at once.
+    """
+    middle_ns = (begin_ns + end_ns) // 2
+    factor = rng.choice((4.0, 50.0)) if kind == "slow" else None
+    return [
+        Fault(
+            kind,
+            rng.randrange(begin_ns, middle_ns),
+            until_ns=rng.randrange(middle_ns, end_ns),
+            node=node,
+            factor=factor,
+        )
+        for node in nodes
+    ]
+
+
+@final
+class _Dice:
+    """Draws whatever can go wrong with an application."""
+
+    def __init__(self, app: App, duration_ns: int, rng: Random) -> None:
+        self._app = app
+        self._duration_ns = duration_ns
+        self._rng = rng
+        self._nodes = _node_count(app)
+        self._platforms = [pool.id for pool in app.pools if pool.serverless is not None]
+        self._kinds = [kind for kind in _NODE_KINDS if kind != "lose" or app.limits.lost_after > 0]
+
+    def makers(self) -> list[Callable[[], list[Fault]]]:
+        """The methods that apply, each as often as it should be drawn."""
+        return (
+            [self.node] * (4 if self._nodes else 0)
+            + [self.many_nodes] * (1 if self._nodes > 1 else 0)
+            + [self.platform] * (2 if self._platforms else 0)
+            + [self.requests] * (2 if self._app.pipelines else 0)
+            + [self.profile] * (1 if self._app.functions else 0)
+        )
+
+    def node(self) -> list[Fault]:
+        """Something is wrong with one node, for a while."""
+        rng = self._rng
+        kind = rng.choice(self._kinds)
+        at_ns, until_ns = self._window()
+        factor = rng.choice((0.5, 3.0, 20.0)) if kind == "slow" else None
+        node = rng.randrange(self._nodes)
+        return [Fault(kind, at_ns, until_ns=until_ns, node=node, factor=factor)]
+
+    def many_nodes(self) -> list[Fault]:
+        """The same goes wrong with one node after the other."""
+        rng = self._rng
+        struck = rng.sample(range(self._nodes), rng.randint(2, self._nodes))
+        begin_ns = rng.randrange(self._duration_ns // 2)
+        end_ns = rng.randint(begin_ns + self._duration_ns // 2, self._duration_ns)
+        return swizzle(rng.choice(self._kinds), struck, begin_ns, end_ns, rng)
+
+    def platform(self) -> list[Fault]:
+        """A function platform takes nothing, for a while."""
+        at_ns, until_ns = self._window()
+        return [Fault("throttle", at_ns, until_ns=until_ns, pool=self._rng.choice(self._platforms))]
+
+    def requests(self) -> list[Fault]:
+        """Clients give up, or more of them come."""
+        rng = self._rng
+        at_ns = rng.randrange(self._duration_ns)
+        if rng.random() < 0.5:
+            return [Fault("cancel", at_ns, share=rng.choice((0.2, 0.5, 1.0)))]
+        pipeline = rng.randrange(len(self._app.pipelines))
+        return [Fault("burst", at_ns, pipeline=pipeline, count=rng.randint(1, 10))]
+
+    def profile(self) -> list[Fault]:
+        """A function becomes slower or faster than its profile says."""
+        rng = self._rng
+        function = rng.randrange(len(self._app.functions))
+        factor = rng.choice((0.3, 2.0, 10.0))
+        at_ns = rng.randrange(self._duration_ns)
+        return [Fault("wrong_profile", at_ns, function=function, factor=factor)]
+
+    def _window(self) -> tuple[int, int]:
+        at_ns = self._rng.randrange(self._duration_ns - 1)
+        longest_ns = self._duration_ns // 3 + 1
+        return at_ns, self._rng.randint(at_ns + 1, min(self._duration_ns, at_ns + longest_ns))
+
+
+_FIELDS: Final = tuple(field.name for field in fields(Fault) if field.name not in ("kind", "at_ns"))
+_TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
+    "kind": str,
+    "at_ns": int,
+    **{name: (int, float) if name in ("factor", "share") else int for name in _FIELDS},
+}
+
+
+def _blow(fault: Fault) -> Trouble:
+    """What a fault without a target does, in its instant."""
+    if fault.share is not None:
+        return Cancellations(fault.share)
+    if fault.pipeline is not None:
+        return Burst(fault.pipeline, fault.count or 0)
+    return WrongProfile(fault.function or 0, fault.factor or 1.0)
+
+
+def _fault(entry: object, where: str | None, key: str) -> Fault:
+    if not isinstance(entry, Mapping) or not {"kind", "at_ns"} <= set(entry):
+        raise ConfigError("needs `kind` and `at_ns`", where=where, key=key, value=entry)
+    for name, value in entry.items():
+        kind = _TYPES.get(name)
+        if kind is None or isinstance(value, bool) or not isinstance(value, kind):
+            problem = "is of a wrong type" if kind else "is unknown"
+            allowed = None if kind else ", ".join(_TYPES)
+            raise ConfigError(
+                problem, where=where, key=f"{key}.{name}", value=value, allowed=allowed
+            )
+    try:
+        return Fault(**entry)
+    except ConfigError as error:
+        raise ConfigError(
+            error.problem,
+            where=where,
+            key=f"{key}.{error.key}",
+            value=error.value,
+            allowed=error.allowed,
+        ) from None
+
+
+def _node_count(app: App) -> int:
+    return sum(pool.nodes for pool in app.pools if pool.serverless is None)

@@ -1,0 +1,80 @@
+"""Systems with a known answer: the simulation agrees with the formula within its own doubt."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from theory_systems import SERVICE_S, assert_mean, run, system, waits_s
+
+from headgate.core.outcome import Outcome
+from headgate.core.policy import Policy, PolicyKind
+from headgate.core.records import Node, Request, Task
+from headgate.planning.queueing import (
+    erlang_b,
+    erlang_c,
+    md1_wait_s,
+    mg1_wait_s,
+    mmc_wait_quantile_s,
+    mmc_wait_s,
+)
+from headgate.sim.truth import TruthConfig
+
+EXPONENTIAL = TruthConfig("exponential")
+EXACT = TruthConfig("exact")
+
+
+@pytest.mark.parametrize("load", [0.3, 0.7])
+def test_mm1(load: float) -> None:
+    rate_per_s = load / SERVICE_S
+    done = run(system(1), rate_per_s, 100_000, EXPONENTIAL)
+    assert_mean(waits_s(done), mmc_wait_s(1, rate_per_s, SERVICE_S))
+    assert_mean(waits_s(done) > 0, load)  # whoever arrives finds the server busy with that chance
+
+
+@pytest.mark.parametrize("load", [0.3, 0.8])
+def test_md1(load: float) -> None:
+    rate_per_s = load / SERVICE_S
+    done = run(system(1), rate_per_s, 80_000, EXACT)
+    assert_mean(waits_s(done), md1_wait_s(rate_per_s, SERVICE_S))
+
+
+@pytest.mark.parametrize("cv", [0.5, 1.5])
+def test_mg1(cv: float) -> None:
+    """Pollaczek and Khinchine: the wait grows with the variance of service."""
+    rate_per_s = 0.5 / SERVICE_S
+    done = run(system(1), rate_per_s, 100_000, TruthConfig("lognormal", cv=cv))
+    assert_mean(waits_s(done), mg1_wait_s(rate_per_s, SERVICE_S, cv))
+
+
+@pytest.mark.parametrize(("servers", "load"), [(2, 1.4), (8, 6.4)])
+def test_mmc(servers: int, load: float) -> None:
+    """The share that waits is Erlang's C; the wait has the mean and the tail of M/M/c."""
+    rate_per_s = load / SERVICE_S
+    done = run(system(servers), rate_per_s, 100_000, EXPONENTIAL)
+    assert_mean(waits_s(done) > 0, erlang_c(servers, load))
+    assert_mean(waits_s(done), mmc_wait_s(servers, rate_per_s, SERVICE_S))
+    p90_s = mmc_wait_quantile_s(servers, rate_per_s, SERVICE_S, 0.9)
+    assert_mean(waits_s(done) > p90_s, 0.1)
+
+
+class _Loss(Policy):
+    """Nobody waits: a request that finds no server free is turned away."""
+
+    def on_arrival(self, request: Request) -> None:
+        if not self.view.free_nodes:
+            self.orders.reject(request, "no server is free")
+
+    def on_task_ready(self, task: Task) -> None:
+        self.orders.dispatch([task], next(iter(self.view.free_nodes.values())))
+
+    def on_capacity(self, node: Node) -> None:
+        pass
+
+
+@pytest.mark.parametrize("truth", [EXPONENTIAL, EXACT], ids=["exponential", "exact"])
+def test_erlang_b(truth: TruthConfig) -> None:
+    """The share turned away depends on service times through their mean alone."""
+    servers, load = 5, 4.0
+    done = run(system(servers), load / SERVICE_S, 60_000, truth, policy=PolicyKind(_Loss))
+    assert_mean(done.requests.outcome == Outcome.REJECTED, erlang_b(servers, load))
+    assert not np.any(waits_s(done)[done.requests.outcome == Outcome.MET])

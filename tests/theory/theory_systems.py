@@ -1,0 +1,58 @@
+"""Queueing systems as applications, and how a simulation is held against a formula."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headgate.core.clock import MILLISECOND_NS, SECOND_NS
+from headgate.core.model import App, Function, Pipeline, Pool, Profile, Stage, Variant
+from headgate.core.policy import PolicyKind
+from headgate.metrics.columns import RunColumns
+from headgate.metrics.confidence import batch_means
+from headgate.policies import find_policy
+from headgate.sim.run import Setup, simulate
+from headgate.sim.truth import TruthConfig
+from headgate.workload import poisson
+
+SERVICE_S = 0.001
+SERVICE_NS = MILLISECOND_NS
+
+
+def system(servers: int, exec_ns: int = SERVICE_NS) -> App:
+    """One function on servers that run one request at a time and start for nothing."""
+    function = Function(0, "f", (Variant(0, "f", 0, (0,), Profile(exec_ns=(exec_ns,))),))
+    pipeline = Pipeline(0, "f", (Stage(function),))
+    return App((function,), (pipeline,), (Pool(0, "server", nodes=servers),))
+
+
+def run(
+    app: App,
+    rate_per_s: float,
+    requests: int,
+    truth: TruthConfig,
+    *,
+    policy: PolicyKind | None = None,
+    seed: int = 1,
+) -> RunColumns:
+    """Poisson arrivals of about so many requests."""
+    arrivals = poisson(rate_per_s, int(requests / rate_per_s * SECOND_NS), seed=seed)
+    setup = Setup(app, policy or find_policy("balance"), truth=truth, seed=seed)
+    return simulate(setup, arrivals)
+
+
+def waits_s(run: RunColumns) -> NDArray[np.float64]:
+    """How long each request waited for service to begin."""
+    return (run.requests.started_ns - run.requests.arrival_ns) / SECOND_NS
+
+
+def sojourns_s(run: RunColumns) -> NDArray[np.float64]:
+    """How long each request was in the system."""
+    return (run.requests.finished_ns - run.requests.arrival_ns) / SECOND_NS
+
+
+def assert_mean(series: NDArray[np.floating] | NDArray[np.bool_], expected: float) -> None:
+    """The formula lies in the 99 % interval of the series, and the interval says something."""
+    interval = batch_means(series, batches=20, level=0.99)
+    assert interval.low <= expected <= interval.high, (interval, expected)
+    assert interval.high - interval.low < 0.3 * expected, "too wide to tell right from wrong"

@@ -1,0 +1,165 @@
+"""The event log: written, read, cut off, damaged, replayed."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from headgate.core.errors import ConfigError
+from headgate.core.events import BatchFinished, InstanceStarted, NodeJoined, RequestArrived
+from headgate.core.log import LogEntry, LogHeader, LogWriter, open_log, read_log, replay
+from headgate.core.policy import PolicyKind
+from headgate.core.scheduler import Scheduler
+from headgate.core.wire import to_wire
+
+from .rig import Rig
+from .toys import Fifo, Puppet, make_app
+
+HEADER = LogHeader({"pools": ["gpu"]}, "fifo", {"depth": 3}, seed=7, index=1, peers=2)
+HEADER_LINE = (
+    '{"headgate_log":1,"app":{"pools":["gpu"]},"policy":"fifo","settings":{"depth":3},'
+    '"seed":7,"index":1,"peers":2}\n'
+)
+GOOD_LINE = '[0,5,["NodeLost",3],[["CancelTimer",["t",1]]]]\n'
+
+
+@pytest.fixture
+def entries() -> list[LogEntry]:
+    """A request that is met."""
+    rig = Rig(make_app(), nodes=1)
+    rig.at(5, RequestArrived(0, 0))
+    rig.at(6, InstanceStarted(0, 0))
+    rig.at(16, BatchFinished(0))
+    return rig.entries
+
+
+def write(path: Path, entries: list[LogEntry]) -> None:
+    with open_log(path) as stream:
+        writer = LogWriter(stream, HEADER)
+        for entry in entries:
+            writer.write(entry.seq, entry.now_ns, entry.event, entry.actions)
+
+
+def plain(entry: LogEntry) -> object:
+    return (entry.seq, entry.now_ns, to_wire(entry.event), [to_wire(a) for a in entry.actions])
+
+
+def test_one_line_per_event_after_the_header() -> None:
+    stream = io.StringIO()
+    writer = LogWriter(stream, HEADER)
+    writer.write(0, 5, NodeJoined(3, 0, "n3"), [])
+    assert stream.getvalue() == HEADER_LINE + '[0,5,["NodeJoined",3,0,"n3"],[]]\n'
+
+
+@pytest.mark.parametrize("name", ["run.log", "run.log.gz"])
+def test_what_is_written_is_read(tmp_path: Path, entries: list[LogEntry], name: str) -> None:
+    write(tmp_path / name, entries)
+    header, reader = read_log(tmp_path / name)
+    assert header == HEADER
+    assert [plain(entry) for entry in reader] == [plain(entry) for entry in entries]
+    assert not reader.is_truncated
+
+
+def test_a_compressed_log_is_the_same_bytes_every_time(
+    tmp_path: Path, entries: list[LogEntry]
+) -> None:
+    path = tmp_path / "run.log.gz"
+    write(path, entries)
+    before = path.read_bytes()
+    write(path, entries)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["run.log", "run.log.gz"])
+def test_a_line_cut_off_by_a_crash_ends_the_log_and_is_reported(
+    tmp_path: Path, entries: list[LogEntry], name: str
+) -> None:
+    path = tmp_path / name
+    write(path, entries)
+    path.write_bytes(path.read_bytes()[:-12])
+    _, reader = read_log(path)
+    seen = [entry.seq for entry in reader]
+    assert seen == list(range(len(seen)))
+    assert reader.is_truncated
+    if path.suffix != ".gz":
+        assert len(seen) == len(entries) - 1
+
+
+def test_a_missing_newline_at_the_very_end_is_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    path.write_text(HEADER_LINE + GOOD_LINE.rstrip())
+    _, reader = read_log(path)
+    assert len(list(reader)) == 1
+    assert not reader.is_truncated
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("[0,5,", "is not JSON"),
+        ("\xff", "is not JSON"),
+        ("", "is not JSON"),
+        ("{}", "is not an entry"),
+        ("[0,5]", "is not an entry"),
+        ('["0",5,["NodeLost",3],[]]', "is not an entry"),
+        ('[0,5,["NodeLost",3],7]', "is not an entry"),
+        ('[0,5,["Nothing"],[]]', "neither an event nor an action"),
+        ('[0,5,["CancelTimer",["t",1]],[]]', "is not an event"),
+        ('[0,5,["NodeLost",3],[["NodeLost",3]]]', "is not an action"),
+        ('[-1,5,["NodeLost",3],[]]', "is out of order"),
+        ('[0,-5,["NodeLost",3],[]]', "is out of order"),
+    ],
+)
+def test_damage_is_said_with_file_and_line(tmp_path: Path, line: str, problem: str) -> None:
+    """A damaged line with a whole line behind it was not cut off by a crash."""
+    path = tmp_path / "run.log"
+    path.write_text(f"{HEADER_LINE}{line}\n{GOOD_LINE}", encoding="latin-1")
+    _, reader = read_log(path)
+    with pytest.raises(ConfigError, match=f"run.log:2: .*{problem}"):
+        list(reader)
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("", "run.log:1: is not JSON"),
+        ("[]\n", "run.log:1: is not an event log"),
+        ('{"policy":"fifo"}\n', "run.log:1: is not an event log"),
+        (HEADER_LINE.replace('log":1', 'log":2'), r"headgate_log: 2: unknown version \(allowed: 1"),
+        (HEADER_LINE.replace('"seed":7', '"seed":"7"'), r"seed: '7': is missing .*allowed: int"),
+        (HEADER_LINE.replace('"policy":"fifo",', ""), "policy: is missing"),
+        (HEADER_LINE[:-20], "run.log:1: is not JSON"),
+    ],
+)
+def test_what_is_not_a_log_is_not_read(tmp_path: Path, content: str, problem: str) -> None:
+    path = tmp_path / "run.log"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=problem):
+        read_log(path)
+
+
+def test_a_log_that_cannot_be_opened_or_unpacked(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.log: cannot be read: No such file"):
+        read_log(tmp_path / "nowhere.log")
+    (tmp_path / "fake.gz").write_text(HEADER_LINE)
+    with pytest.raises(ConfigError, match=r"fake\.gz:1: cannot be read"):
+        read_log(tmp_path / "fake.gz")
+
+
+def test_a_replay_gives_the_same_actions(entries: list[LogEntry]) -> None:
+    result = replay(entries, Scheduler(make_app(), PolicyKind(Fifo)))
+    assert (result.events, result.actions, result.first_difference) == (4, 3, None)
+
+
+def test_a_replay_ends_at_the_first_difference(entries: list[LogEntry]) -> None:
+    """Another policy answers the arrival with nothing."""
+    result = replay(entries, Scheduler(make_app(), PolicyKind(Puppet)))
+    assert (result.events, result.actions) == (2, 0)
+    assert result.first_difference is not None
+    assert (result.first_difference.seq, result.first_difference.got) == (1, [])
+    assert str(result.first_difference).startswith(
+        "event 1 at 5 ns, ['RequestArrived', 0, 0, 0, 1, 0, 0]: expected [['StartInstance', 0"
+    )
