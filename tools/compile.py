@@ -1,5 +1,4 @@
-"""
-Builds Headgate with mypyc: the same source, as C extensions, in a directory of its own.
+"""Builds Headgate with mypyc: the same source, as C extensions, in a directory of its own.
 
     python tools/compile.py [--out DIR]
 
@@ -76,7 +75,11 @@ def _compile(work: Path) -> None:
     """Run mypyc over a copy of the sources, in a process of its own: it changes directory."""
     paths = [str(path.relative_to(work)) for path in hot_modules(work / "src" / "headgate")]
     done = subprocess.run(
-        [sys.executable, "-c", _SETUP, *paths], cwd=work, capture_output=True, text=True, check=False
+        [sys.executable, "-c", _SETUP, *paths],
+        cwd=work,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         sys.exit(f"mypyc failed:\n{done.stdout}\n{done.stderr}")

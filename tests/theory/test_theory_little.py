@@ -10,7 +10,7 @@ from headgate.core.clock import SECOND_NS
 from headgate.core.events import Event, RequestArrived
 from headgate.metrics.confidence import mean_interval
 from headgate.policies import find_policy, policy_names
-from headgate.sim.engine import Observer
+from headgate.sim.hooks import Observer
 from headgate.sim.run import Setup, simulate
 from headgate.sim.truth import TruthConfig
 from headgate.workload import poisson

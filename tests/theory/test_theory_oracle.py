@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from theory_systems import SERVICE_S, run, system
+from theory_systems import SERVICE_S, system
 
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Stage, Variant
 from headgate.metrics.columns import SpanKind

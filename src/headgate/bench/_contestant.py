@@ -23,7 +23,7 @@ from headgate.core.model import App, Function, Pipeline, Pool, Profile, Stage, V
 from headgate.core.wire import to_wire
 from headgate.metrics.columns import RunColumns
 from headgate.policies import find_policy
-from headgate.sim.engine import Observer
+from headgate.sim.hooks import Observer
 from headgate.sim.run import Setup, simulate
 from headgate.sim.truth import TruthConfig
 from headgate.workload.generators import poisson

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headgate.app import LoadedApp, make_config
+from headgate.app.names import unknown
 from headgate.cli.fit import check_fit
 from headgate.core.policy import PolicyConfig, PolicyKind
-from headgate.policies import find_policy
+from headgate.policies import find_policy, policy_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +28,25 @@ class Chosen:
 
 
 def choose(
-    loaded: LoadedApp, where: str, name: str | None, given: Mapping[str, object]
+    loaded: LoadedApp,
+    where: str,
+    name: str | None,
+    given: Mapping[str, object],
+    *,
+    option: str = "--policy",
 ) -> Chosen:
     """Return the policy to use; raise `ConfigError` if it does not exist, or not for this app.
 
     The settings of the file count if it is the file's policy; those `given` go before them.
     """
     own = loaded.policy
-    kind = find_policy(own.name, where) if name is None else find_policy(name, "--policy")
-    name = own.name if name is None else name
+    if name is None:
+        name, place = own.name, {"where": where, "key": "policy"}
+    else:
+        place = {"where": option, "key": ""}
+    if name not in policy_names():
+        raise unknown("policy", name, policy_names(), **place)
+    kind = find_policy(name)
     make_config(kind.config, given, "--set")  # alone, so that an error names the right place
     settings = {**(own.settings if name == own.name else {}), **given}
     config = make_config(kind.config, settings, where)

@@ -13,7 +13,7 @@ from headgate.cli.files import writing
 from headgate.core.actions import Action
 from headgate.core.events import Event
 from headgate.core.log import LogHeader, LogWriter, open_log
-from headgate.sim.engine import Observer
+from headgate.sim.hooks import Observer
 
 
 class LogObserver(Observer):

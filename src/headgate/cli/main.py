@@ -1,5 +1,4 @@
-"""
-The way in: finds the command, runs it, and decides how the process ends.
+"""The way in: finds the command, runs it, and decides how the process ends.
 
 0 is fine, 1 is a check that does not hold, 2 is bad input. Bad input is exactly one line on stderr,
 whether Headgate or the parser of the command line found it. Any other exception is a defect of

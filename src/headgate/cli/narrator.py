@@ -107,7 +107,9 @@ class Narrator:
                 return f"forget timer {action.key[0]} {action.key[1]}"
             case Settle():
                 reason = f": {action.reason}" if action.reason else ""
-                return f"settle request {action.request_id}, {OUTCOME_NAMES[action.outcome]}{reason}"
+                return (
+                    f"settle request {action.request_id}, {OUTCOME_NAMES[action.outcome]}{reason}"
+                )
         return _anything(action)
 
     def _place(self, pool_id: int, node_id: int | None) -> str:

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import click
 import yaml
 
-from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.core.units import parse_duration
 
@@ -89,7 +88,7 @@ def seed_option(command: CommandT) -> CommandT:
 
 
 def workload_options(command: CommandT) -> CommandT:
-    """Take what says which requests are sent."""
+    """Take what says which requests are sent: the fields of `WorkloadOptions`."""
     options = (
         click.option("--trace", metavar="FILE", help="Requests from a trace: CSV or Parquet."),
         click.option(
@@ -105,15 +104,21 @@ def workload_options(command: CommandT) -> CommandT:
             metavar="S",
             help="Arrivals stop then: seconds, or 10min. Default: as APP says, or all the trace.",
         ),
-        click.option(
-            "--traces",
-            envvar="HEADGATE_TRACES",
-            type=click.Path(path_type=Path),
-            metavar="DIR",
-            help="Where traces are looked for by name. Default: $HEADGATE_TRACES.",
-        ),
+        click.option("--sort", is_flag=True, help="Put the rows of an unsorted trace in order."),
+        traces_option,
     )
     return reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
+
+
+def traces_option(command: CommandT) -> CommandT:
+    """Take --traces."""
+    return click.option(
+        "--traces",
+        envvar="HEADGATE_TRACES",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        help="Where traces are looked for by name. Default: $HEADGATE_TRACES.",
+    )(command)
 
 
 def report_option(command: CommandT) -> CommandT:

@@ -14,8 +14,7 @@ _PATIENCE_S: Final = 1.0
 
 
 class Progress:
-    """
-    Use it as a context, and call `update` as work gets done.
+    """Use it as a context, and call `update` as work gets done.
 
     The bar comes up from a thread of its own, so work that reports nothing still shows that time
     passes. It leaves no trace behind.
@@ -35,7 +34,7 @@ class Progress:
             self._bar.update(self._task, completed=done)
 
     def say(self, title: str, done: int | None = None, total: int | None = None) -> None:
-        """This is being done now."""
+        """Change what it says is being done."""
         if self._bar is not None:
             self._bar.update(self._task, description=title, completed=done, total=total)
 

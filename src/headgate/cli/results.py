@@ -40,10 +40,15 @@ def show_result(result: Result, title: str, explained: str) -> None:
 
 
 def _check_lines(checks: Sequence[Check]) -> Iterator[RenderableType]:
+    """Two lines for a check, or one where there is nothing to set side by side."""
     for check in checks:
         mark = ("✓ ", "bold green") if check.holds else ("✗ ", "bold red")
-        yield Text.assemble(mark, check.claim)
-        found = f"expected {cell(check.expected)}, measured {cell(check.measured)}"
-        yield Padding(Text.assemble(found, (f"  ({check.source})", "dim")), (0, 0, 0, 2))
+        expected, measured = cell(check.expected), cell(check.measured)
+        source = (f"  ({check.source})", "dim")
+        if check.holds and expected == measured:
+            yield Text.assemble(mark, f"{check.claim}: {measured}, as expected", source)
+        else:
+            yield Text.assemble(mark, check.claim, source)
+            yield Padding(Text(f"expected {expected}, measured {measured}"), (0, 0, 0, 2))
     if checks:
         yield ""

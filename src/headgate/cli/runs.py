@@ -12,18 +12,17 @@ from headgate.cli.progress import Progress
 from headgate.cli.workload import Workload
 from headgate.metrics.columns import RunColumns
 from headgate.metrics.summary import Summary, summarise
-from headgate.sim.engine import Observer
+from headgate.sim.hooks import Observer
 from headgate.sim.run import Setup, simulate
 from headgate.sim.truth import TruthConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What happened, in columns and in numbers, and how long it took to simulate."""
+    """What came of it, in numbers, and how long it took to simulate."""
 
     policy: str
     seed: int
-    columns: RunColumns
     summary: Summary
     took_s: float
 
@@ -51,7 +50,7 @@ def run(
     validate: bool = False,
     records_spans: bool = False,
     observer: Observer | None = None,
-) -> Run:
+) -> tuple[Run, RunColumns]:
     """Simulate, with a bar if it takes long."""
     choice = loaded.simulation
     setup = Setup(
@@ -80,7 +79,7 @@ def run(
         )
         took_s = perf_counter() - start_s
         summary = summarise(columns)
-    return Run(chosen.name, seed, columns, summary, took_s)
+    return Run(chosen.name, seed, summary, took_s), columns
 
 
 def truth_of(choice: SimulationChoice) -> TruthConfig:

@@ -12,7 +12,7 @@ from headgate.app import LoadedApp
 from headgate.core.errors import ConfigError
 from headgate.core.model import App
 from headgate.core.rng import stream
-from headgate.sim.engine import Client
+from headgate.sim.clients import LoopClients
 from headgate.workload import (
     Arrivals,
     ClosedLoop,
@@ -35,6 +35,7 @@ class WorkloadOptions:
     trace: str | None = None
     arrivals: tuple[str, ...] = ()
     duration_ns: int | None = None
+    sort: bool = False  # accept a trace that is not in order of time
     traces: Path | None = None  # a directory
 
 
@@ -46,9 +47,9 @@ class Workload:
     loops: tuple[ClosedLoop, ...]
     window_ns: int
 
-    def clients(self, app: App) -> list[Client]:
+    def clients(self, app: App) -> list[LoopClients]:
         """Return clients for one run: they remember what they sent, so each run needs its own."""
-        return []
+        return [LoopClients(loop, app) for loop in self.loops]
 
 
 def choose_workload(loaded: LoadedApp, where: str, options: WorkloadOptions, seed: int) -> Workload:
@@ -110,31 +111,29 @@ def _read(
         duration_ns = options.duration_ns or duration_ns
         return parse_arrivals(spec, duration_ns=duration_ns, seed=own_seed)
     path = find_trace(spec.removeprefix(_TRACE), options.traces)
-    arrivals = read_trace(path, seed=own_seed)
+    arrivals = read_trace(path, seed=own_seed, sort=options.sort)
     if options.duration_ns is None or options.duration_ns >= arrivals.duration_ns:
         return arrivals
     return window(arrivals, 0, options.duration_ns)
 
 
-def _with_known_names(
-    app: App, part: Arrivals | ClosedLoop, where: str
-) -> Arrivals | ClosedLoop:
-    """Check pipelines and clients; who is not named at all is the first client.
+def _with_known_names(app: App, part: Arrivals | ClosedLoop, where: str) -> Arrivals | ClosedLoop:
+    """Check pipelines and clients; where no client is named, the first one is meant.
 
     Where the application has only one, that is who is meant, whatever the trace calls it.
     """
-    pipelines = [pipeline.name for pipeline in app.pipelines]
     clients = [client.name for client in app.clients]
-    is_loop = isinstance(part, ClosedLoop)
-    _check_names((part.pipeline,) if is_loop else part.pipelines, pipelines, "pipeline", where)
-    if DEFAULT_NAME not in clients:
-        if isinstance(part, ClosedLoop):
-            client = clients[0] if part.client == DEFAULT_NAME else part.client
-            part = replace(part, client=client)
-        elif part.clients == (DEFAULT_NAME,):
+    is_anonymous = DEFAULT_NAME not in clients
+    if isinstance(part, ClosedLoop):
+        if is_anonymous and part.client == DEFAULT_NAME:
+            part = replace(part, client=clients[0])
+        names: tuple[tuple[str, ...], ...] = (part.pipeline,), (part.client,)
+    else:
+        if is_anonymous and part.clients == (DEFAULT_NAME,):
             part = replace(part, clients=(clients[0],))
-    named_clients = (part.client,) if isinstance(part, ClosedLoop) else part.clients
-    _check_names(named_clients, clients, "client", where)
+        names = part.pipelines, part.clients
+    _check_names(names[0], [pipeline.name for pipeline in app.pipelines], "pipeline", where)
+    _check_names(names[1], clients, "client", where)
     return part
 
 
@@ -162,7 +161,11 @@ def _check_sizes(app: App, arrivals: Arrivals, where: str) -> None:
             if len(sizes) and sizes.max() > most:
                 problem = f"is more than a batch of function {stage.function.name} can hold"
                 raise ConfigError(
-                    problem, where=where, key="items", value=int(sizes.max()), allowed=f"1 to {most}"
+                    problem,
+                    where=where,
+                    key="items",
+                    value=int(sizes.max()),
+                    allowed=f"1 to {most}",
                 )
 
 

@@ -8,6 +8,8 @@ all: it is an event.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class HeadgateError(Exception):
     """Every error that Headgate raises on purpose."""
@@ -42,7 +44,12 @@ class ConfigError(HeadgateError):
 
 
 class PolicyError(HeadgateError):
-    """A policy gave an order that is not legal now. The order changed nothing."""
+    """A policy gave an order that is not legal now. The order changed nothing.
+
+    Orders that it gave before, in the same event, stand; `actions` are what they led to.
+    """
+
+    actions: Sequence[object] = ()
 
 
 class DriverError(HeadgateError):

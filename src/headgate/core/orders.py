@@ -23,6 +23,7 @@ from headgate.core.lifecycle import (
 from headgate.core.model import Pool, Variant
 from headgate.core.outcome import Outcome
 from headgate.core.records import Batch, Instance, Node, Request, Reservation, Task
+from headgate.core.residency import Residents
 from headgate.core.view import View, is_evictable
 
 # Names of the Scheduler's own timers; a policy's timers must be called something else.
@@ -33,9 +34,10 @@ RESERVED_TIMERS = frozenset(("deadline", "lost", "unblock", "unblock_pool", "pla
 class Orders:
     """The only way for a policy to change anything."""
 
-    def __init__(self, view: View, ledger: Ledger) -> None:
+    def __init__(self, view: View, ledger: Ledger, residents: Residents) -> None:
         self._view = view
         self._ledger = ledger
+        self._residents = residents
         self._lost_after = view.app.limits.lost_after
 
     # --- running work --------------------------------------------------------------------------
@@ -52,7 +54,7 @@ class Orders:
 
         An instance is started there if there is none, or its weights loaded, evicting idle ones
         as needed. `variant` defaults to the node's own for this function. A task that is already
-        running may be sent again: a competing copy.
+        running may be sent again: a competing copy. The list becomes the batch's own.
         """
         if not tasks:
             raise PolicyError("a batch of no tasks")
@@ -69,24 +71,16 @@ class Orders:
         instance = node.instances.get(variant.id)
         if instance is None or instance.residency == Residency.HOST:
             instance = self._make_resident(variant, node, instance)
-        batch = self._new_batch(tasks, variant, instance, node, node.pool)
-        ledger = self._ledger
-        ledger.actions.append(
-            Dispatch(
-                batch.id,
-                variant.id,
-                task_ids,
-                batch.items,
-                node.pool.id,
-                node.id,
-                instance.id,
-                earliest_ns,
-                latest_ns,
-                self._moved_bytes(tasks, node.id),
-            )
+        batch = Batch(
+            self._ledger.next_batch_id(),
+            variant,
+            tasks,
+            instance,
+            node,
+            node.pool,
+            self._view.now_ns,
         )
-        if self._lost_after:
-            self._watch(batch, earliest_ns)
+        self._send(batch, task_ids, node.id, instance.id, earliest_ns, latest_ns)
         return batch
 
     def dispatch_to_pool(
@@ -109,24 +103,10 @@ class Orders:
         elif pool.id not in variant.pool_ids:
             raise PolicyError(f"{variant.name} does not run on pool {pool.name}")
         task_ids = self._check_tasks(tasks, variant)
-        batch = self._new_batch(tasks, variant, None, None, pool)
-        moved_bytes = self._moved_bytes(tasks, None)
-        self._ledger.actions.append(
-            Dispatch(
-                batch.id,
-                variant.id,
-                task_ids,
-                batch.items,
-                pool.id,
-                None,
-                None,
-                0,
-                latest_ns,
-                moved_bytes,
-            )
+        batch = Batch(
+            self._ledger.next_batch_id(), variant, tasks, None, None, pool, self._view.now_ns
         )
-        if self._lost_after:
-            self._watch(batch, 0)
+        self._send(batch, task_ids, None, None, 0, latest_ns)
         return batch
 
     def _check_tasks(self, tasks: list[Task], variant: Variant) -> list[int]:
@@ -160,36 +140,49 @@ class Orders:
         if not self._view.can_make_room(node, variant):
             raise PolicyError(f"{node.name} has no memory for {variant.name}")
         if instance is None:
-            return self._ledger.start_instance(variant, node.pool, node)
-        self._ledger.load_weights(instance, node)
+            return self._residents.start_instance(variant, node.pool, node)
+        self._residents.load_weights(instance, node)
         return instance
 
-    def _new_batch(
+    def _send(
         self,
-        tasks: list[Task],
-        variant: Variant,
-        instance: Instance | None,
-        node: Node | None,
-        pool: Pool,
-    ) -> Batch:
+        batch: Batch,
+        task_ids: list[int],
+        node_id: int | None,
+        instance_id: int | None,
+        earliest_ns: int,
+        latest_ns: int,
+    ) -> None:
+        view = self._view
         ledger = self._ledger
-        now_ns = self._view.now_ns
-        batch = Batch(ledger.next_batch_id(), variant, tasks, instance, node, pool, now_ns)
-        for task in tasks:
+        moved_bytes = 0
+        for task in batch.tasks:
             task.state = TaskState.RUNNING
             task.attempts_out += 1
             task.attempts_made += 1
-            task.batch = batch
             batch.items += task.request.items
-            if self._view.reservations:
+            if task.stage.after:
+                moved_bytes += view.moved_bytes(task, batch.pool.id, node_id)
+        if view.reservations:
+            for task in batch.tasks:
                 ledger.release_reservation(task)
         ledger.send(batch)
-        return batch
-
-    def _moved_bytes(self, tasks: list[Task], node_id: int | None) -> int:
-        if len(tasks) == 1 and not tasks[0].stage.after:
-            return 0
-        return sum(self._view.moved_bytes(task, node_id) for task in tasks)
+        ledger.actions.append(
+            Dispatch(
+                batch.id,
+                batch.variant.id,
+                task_ids,
+                batch.items,
+                batch.pool.id,
+                node_id,
+                instance_id,
+                earliest_ns,
+                latest_ns,
+                moved_bytes,
+            )
+        )
+        if self._lost_after:
+            self._watch(batch, earliest_ns)
 
     def _watch(self, batch: Batch, earliest_ns: int) -> None:
         """Give the batch up when it has not been heard of for far longer than expected."""
@@ -233,19 +226,19 @@ class Orders:
             raise PolicyError(f"{variant.name} does not run on pool {node.pool.name}")
         if not self._view.can_make_room(node, variant):
             raise PolicyError(f"{node.name} has no memory for {variant.name}")
-        return self._ledger.start_instance(variant, node.pool, node)
+        return self._residents.start_instance(variant, node.pool, node)
 
     def start_anywhere(self, variant: Variant, pool: Pool) -> Instance:
         """Start an instance on whichever node the pool's Broker grants."""
         if pool.id not in variant.pool_ids:
             raise PolicyError(f"{variant.name} does not run on pool {pool.name}")
-        return self._ledger.start_instance(variant, pool, None)
+        return self._residents.start_instance(variant, pool, None)
 
     def stop(self, instance: Instance) -> None:
         """Let an instance finish what it has begun, then be gone."""
         if instance.state in (InstanceState.DRAINING, InstanceState.GONE):
             raise PolicyError(f"instance {instance.id} is leaving already")
-        self._ledger.stop_instance(instance)
+        self._residents.stop_instance(instance)
 
     def evict(self, instance: Instance) -> None:
         """Move an idle instance's weights into host memory."""
@@ -255,7 +248,7 @@ class Orders:
         size = instance.variant.profile.memory_bytes
         if node.host_bytes_used + size > node.pool.host_memory_bytes:
             raise PolicyError(f"{node.name} has no host memory for {instance.variant.name}")
-        self._ledger.evict_weights(instance, node)
+        self._residents.evict_weights(instance, node)
 
     def load(self, instance: Instance) -> None:
         """Bring an instance's weights back onto the device before they are needed."""
@@ -264,7 +257,7 @@ class Orders:
             raise PolicyError(f"instance {instance.id} is not in host memory")
         if not self._view.can_make_room(node, instance.variant):
             raise PolicyError(f"{node.name} has no memory for {instance.variant.name}")
-        self._ledger.load_weights(instance, node)
+        self._residents.load_weights(instance, node)
 
     # --- promises ------------------------------------------------------------------------------
 

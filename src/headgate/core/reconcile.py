@@ -17,13 +17,13 @@ def reconcile(view: View, orders: Orders, plan: Plan) -> None:
             for instance in view.instances.values()
             if instance.variant.id == target.variant_id
             and instance.state != InstanceState.DRAINING
-            and (instance.node is None or instance.node.pool.id == target.pool_id)
+            and instance.pool.id == target.pool_id
         ]
         if len(present) < target.count:
             _start(view, orders, target, target.count - len(present))
         else:
             for instance in sorted(present, key=_stop_order)[: len(present) - target.count]:
-                if instance.state != InstanceState.BUSY:
+                if instance.running == 0:
                     orders.stop(instance)
 
 
@@ -40,5 +40,8 @@ def _start(view: View, orders: Orders, target: Target, count: int) -> None:
 
 def _stop_order(instance: Instance) -> tuple[int, int, int]:
     """Never stop a warm instance while a starting one could be called off; then the idlest."""
-    order = {InstanceState.STARTING: 0, InstanceState.IDLE: 1}.get(instance.state, 2)
+    if instance.running:
+        order = 2
+    else:
+        order = 0 if instance.state == InstanceState.STARTING else 1
     return (order, instance.last_used_ns, instance.id)

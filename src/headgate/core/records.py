@@ -75,10 +75,10 @@ class Task:
     __slots__ = (
         "attempts_made",
         "attempts_out",
-        "batch",
         "function",
         "id",
         "node_id",
+        "pool_id",
         "refusals",
         "request",
         "stage",
@@ -96,19 +96,23 @@ class Task:
         self.attempts_out = 0
         self.attempts_made = 0
         self.refusals = 0
-        self.batch: Batch | None = None  # the last one it was sent in
-        # Where its result lies once it is done: the location of the `Datum` its successors read.
+        # Where its result lies once it is done: what its successors read is there. A platform
+        # that picks its own instances names no node.
+        self.pool_id: int | None = None
         self.node_id: int | None = None
 
 
 @final
 class Datum:
-    """An intermediate result that successors read: how large it is and which node holds it."""
+    """An intermediate result that successors read: how large it is and where it lies."""
 
-    __slots__ = ("node_id", "size_bytes", "task_id")
+    __slots__ = ("node_id", "pool_id", "size_bytes", "task_id")
 
-    def __init__(self, task_id: int, node_id: int | None, size_bytes: int) -> None:
+    def __init__(
+        self, task_id: int, pool_id: int | None, node_id: int | None, size_bytes: int
+    ) -> None:
         self.task_id = task_id
+        self.pool_id = pool_id
         self.node_id = node_id
         self.size_bytes = size_bytes
 
@@ -122,15 +126,19 @@ class Instance:
         "is_preparing",
         "last_used_ns",
         "node",
+        "pool",
         "residency",
         "running",
         "state",
         "variant",
     )
 
-    def __init__(self, id: int, variant: Variant, node: Node | None, now_ns: int) -> None:
+    def __init__(
+        self, id: int, variant: Variant, pool: Pool, node: Node | None, now_ns: int
+    ) -> None:
         self.id = id
         self.variant = variant
+        self.pool = pool
         self.node = node  # None until a pool that picks its own node has said which
         self.state: int = InstanceState.STARTING
         self.residency: int = Residency.NOWHERE

@@ -72,8 +72,9 @@ class Validator:
             if b.node is node and b.instance is not None and b.instance.state != InstanceState.GONE
         ]
         _require(node.running == len(out) + preparing, f"{node.name} miscounts its work")
-        gpu = sum(b.variant.shape.gpu_sevenths for b in out)
-        _require(node.gpu_sevenths_used == gpu, f"{node.name} miscounts its GPU share")
+        if node.limits_compute:
+            gpu = sum(b.variant.shape.gpu_sevenths for b in out)
+            _require(node.gpu_sevenths_used == gpu, f"{node.name} miscounts its GPU share")
         on_device = sum(
             i.variant.profile.memory_bytes
             for i in node.instances.values()

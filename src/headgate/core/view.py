@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import final
 
 from headgate.core.events import TimerKey
-from headgate.core.lifecycle import InstanceState, NodeState, Residency
+from headgate.core.lifecycle import InstanceState, NodeState, Residency, TaskState
 from headgate.core.model import App, Variant
 from headgate.core.records import Batch, Datum, Instance, Node, Request, Reservation, Task
 
@@ -93,36 +93,45 @@ class View:
         inputs: list[Datum] = []
         for index in task.stage.after:
             before = task.request.tasks[index]
-            size = before.function.variants[0].profile.output_bytes * task.request.items
-            inputs.append(Datum(before.id, before.node_id, size))
+            if before.state == TaskState.DONE:  # one that was skipped has no result
+                size = before.function.variants[0].profile.output_bytes * task.request.items
+                inputs.append(Datum(before.id, before.pool_id, before.node_id, size))
         return inputs
 
-    def moved_bytes(self, task: Task, node_id: int | None) -> int:
-        """How much of this task's input lies on other nodes."""
-        return sum(d.size_bytes for d in self.inputs_of(task) if d.node_id != node_id)
+    def moved_bytes(self, task: Task, pool_id: int, node_id: int | None) -> int:
+        """How much of this task's input lies elsewhere."""
+        return sum(
+            datum.size_bytes
+            for datum in self.inputs_of(task)
+            if datum.pool_id != pool_id or datum.node_id != node_id
+        )
 
     def gpu_free_sevenths(self, node: Node, start_ns: int, end_ns: int) -> int:
         """GPU share of a node not promised to anybody at any time in [start_ns, end_ns)."""
-        promised = sum(
-            r.variant.shape.gpu_sevenths
-            for r in node.reservations.values()
-            if r.start_ns < end_ns and start_ns < r.end_ns
-        )
-        return node.pool.gpu_sevenths - promised
+        taken = [(r, r.variant.shape.gpu_sevenths) for r in node.reservations.values()]
+        return node.pool.gpu_sevenths - _promised(taken, start_ns, end_ns)
 
     def cpu_free_milli(self, node: Node, start_ns: int, end_ns: int) -> int:
         """CPU of a node not promised to anybody at any time in [start_ns, end_ns)."""
-        promised = sum(
-            r.variant.shape.cpu_milli
-            for r in node.reservations.values()
-            if r.start_ns < end_ns and start_ns < r.end_ns
-        )
-        return node.pool.cpu_milli - promised
+        taken = [(r, r.variant.shape.cpu_milli) for r in node.reservations.values()]
+        return node.pool.cpu_milli - _promised(taken, start_ns, end_ns)
+
+
+def _promised(taken: list[tuple[Reservation, int]], start_ns: int, end_ns: int) -> int:
+    """The most that is promised at any one time in [start_ns, end_ns)."""
+    return max(
+        (
+            sum(amount for r, amount in taken if r.start_ns <= at_ns < r.end_ns)
+            for at_ns in (start_ns, *(r.start_ns for r, _ in taken))
+            if start_ns <= at_ns < end_ns
+        ),
+        default=0,
+    )
 
 
 def is_evictable(instance: Instance) -> bool:
-    """Whether an instance can be put out of the way at once: it is idle."""
-    return instance.state == InstanceState.IDLE and instance.running == 0
+    """Whether an instance can be put out of the way at once: it is idle, and not loading."""
+    return instance.state == InstanceState.IDLE and not instance.is_preparing
 
 
 def is_free(view: View, node: Node) -> bool:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Final, Literal
 
 from headgate.core.clock import MILLISECOND_NS
 from headgate.core.model import App, Client, Function, Pipeline, Pool, Profile, Stage, Variant
 from headgate.core.policy import PolicyConfig, PolicyKind
-from headgate.experiments.experiment import run_all
-from headgate.metrics.confidence import Interval, mean_interval
+from headgate.experiments.experiment import Row, run_all
+from headgate.metrics.confidence import mean_interval
 from headgate.metrics.summary import summarise
 from headgate.policies import find_policy
 from headgate.sim.run import Setup, simulate
@@ -131,9 +132,25 @@ def waits(measured: Sequence[Measured], model: int | None = None) -> list[float]
     return [one.wait if model is None else one.wait_by_model[model] for one in measured]
 
 
-def difference(first: Sequence[float], second: Sequence[float]) -> Interval:
+def differences(first: Sequence[float], second: Sequence[float]) -> list[float]:
     """Return by how much `first` is above `second`, seed by seed: both had the same arrivals."""
-    return mean_interval([one - other for one, other in zip(first, second, strict=True)])
+    return [one - other for one, other in zip(first, second, strict=True)]
+
+
+def is_above(first: Sequence[float], second: Sequence[float]) -> bool:
+    """Whether `first` is above `second` by more than chance explains."""
+    return mean_interval(differences(first, second)).low > 0
+
+
+def wait_columns(name: str, values: Sequence[float]) -> Row:
+    """Return the mean over the runs and half the width of its 95 % interval."""
+    return {name: fmean(values), f"± {name}": margin(values)}
+
+
+def margin(values: Sequence[float]) -> float:
+    """Return half the width of the 95 % interval around the mean."""
+    interval = mean_interval(values)
+    return interval.high - interval.mean
 
 
 def client_names(model: Model, count: int) -> list[str]:

@@ -55,9 +55,9 @@ def load_figure(
     figure = sweep_figure(
         loads,
         lines,
-        title="BERT under SRTF: at which load does it wait as long as in the thesis?",
-        x_label=f"load (evaluation time asked for per GPU time); dashed: {wait}",
-        y_label="mean time on the queue",
+        title=f"BERT under SRTF as load rises; dashed: {wait} (thesis)",
+        x_label="load (evaluation time asked for per GPU time)",
+        y_label="mean time on the queue (timesteps)",
     )
     figure.axes[0].axhline(wait, color=MUTED, linewidth=1.1, linestyle=(0, (4, 3)))
     return figure

@@ -6,9 +6,8 @@ was expected and what was measured; a claim that does not hold is a result like 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby
 from math import isfinite
 from multiprocessing import get_context
 from pathlib import Path
@@ -55,18 +54,6 @@ class Result:
             "checks": [_plain(asdict(check)) for check in self.checks],
         }
 
-    def to_markdown(self) -> str:
-        """Return the rows and the checks as tables, as the pages under `docs/papers` show them.
-
-        >>> print(Result("toy", [{"x": 1, "y": 0.123456}], []).to_markdown())
-        | x | y |
-        |--|--|
-        | 1 | 0.1235 |
-        """
-        checks = [asdict(check) for check in self.checks]
-        tables = [list(rows) for _, rows in groupby([*self.rows, *checks], key=_keys)]
-        return "\n\n".join("\n".join(_markdown_lines(table)) for table in tables)
-
 
 class Experiment(Protocol):
     """What a module under `headgate.experiments` provides."""
@@ -88,26 +75,6 @@ def run_all(function: Callable[[C], R], cases: Sequence[C], *, quick: bool) -> l
         return [function(case) for case in cases]
     with get_context("spawn").Pool(2) as pool:
         return pool.map(function, cases, chunksize=max(1, len(cases) // 64))
-
-
-def _keys(row: Row) -> tuple[str, ...]:
-    return tuple(row)
-
-
-def _markdown_lines(rows: Sequence[Row]) -> Iterator[str]:
-    keys = list(rows[0])
-    yield f"| {' | '.join(keys)} |"
-    yield f"|{'|'.join('--' for _ in keys)}|"
-    for row in rows:
-        yield f"| {' | '.join(_cell(row[key]) for key in keys)} |"
-
-
-def _cell(value: Scalar) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if value is None or (isinstance(value, float) and not isfinite(value)):
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _plain(row: Row) -> Row:

@@ -35,7 +35,7 @@ from headgate.experiments._kaas import (
     build_app,
 )
 from headgate.experiments.experiment import Check, Progress, Result, Row
-from headgate.sim.engine import Observer
+from headgate.sim.hooks import Observer
 from headgate.sim.run import Setup, simulate
 from headgate.workload import Arrivals
 
@@ -137,33 +137,31 @@ _FORMS: Final = (ROUND_ROBIN, BALANCE, SRTF, SRTF_PRINTED, MLFQ, MLFQ_PRINTED, E
 
 def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
     """Run the five policies under both sets of times, and find a seed for MLFQ's draws."""
+    progress("Seeds for MLFQ's draws")
     hits = [seed for seed in range(_SEEDS) if _is_foreseen(MLFQ_PRINTED, seed)]
     seed = hits[0]
     share = len(hits) / _SEEDS
     causal_share = sum(_is_foreseen(MLFQ, seed) for seed in range(_SEEDS)) / _SEEDS
-    progress(
-        f"MLFQ draws the buckets R, R, R, B with {len(hits)} of the first {_SEEDS} seeds; "
-        f"the smallest, {seed}, is used"
-    )
-    traces: dict[tuple[str, str], Trace] = {}
-    for times, models in (("fitted", FITTED), ("stated", STATED)):
-        for form in _FORMS:
-            trace = traces[times, form.label] = trace_of(form, models, seed)
-            progress(f"\n{form.label}, {times} times ({_describe(models)})")
-            for line in trace.lines():
-                progress(line)
-    rows: list[Row] = [
-        {
-            "seeds": _SEEDS,
-            "draw R,R,R,B": len(hits),
-            "share": share,
-            "smallest such seed": seed,
-            "share if causal": causal_share,
-        }
-    ]
+    traces = {
+        (times, form.label): trace_of(form, models, seed)
+        for times, models in (("fitted", FITTED), ("stated", STATED))
+        for form in _FORMS
+    }
+    rows: list[Row] = []
+    for (times, policy), trace in traces.items():
+        rows += [{f"{policy} ({times} times)": line} for line in trace.lines()]
     rows += [_trace_row(*key, trace) for key, trace in traces.items()]
     for key, trace in traces.items():
         rows += _request_rows(*key, trace)
+    rows.append(
+        {
+            "MLFQ seeds tried": _SEEDS,
+            "that draw R,R,R,B": len(hits),
+            "share": share,
+            "the smallest, used above": seed,
+            "share if causal": causal_share,
+        }
+    )
     return Result(NAME, rows, [*_checks(traces), _share_check(share)])
 
 
@@ -207,10 +205,6 @@ def _arrivals() -> Arrivals:
 
 def _is_foreseen(form: Form, seed: int) -> bool:
     return trace_of(form, FITTED, seed).schedule == _FORESEEN
-
-
-def _describe(models: Models) -> str:
-    return ", ".join(f"{m.name} {m.exec_ms:g} + {m.cold_ms:g} cold" for m in models)
 
 
 def _trace_row(times: str, policy: str, trace: Trace) -> Row:

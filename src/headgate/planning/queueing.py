@@ -1,5 +1,4 @@
-"""
-The queueing formulas that planning uses and the simulator is held against.
+"""The queueing formulas that planning uses and the simulator is held against.
 
 Names follow Kendall: arrivals / service times / servers, M for memoryless, D for always the same,
 G for anything, PS for one server shared by all. `service_s` is the mean service time; the load is
@@ -13,8 +12,7 @@ import math
 
 
 def erlang_b(servers: int, load: float) -> float:
-    """
-    Return the share of requests turned away when nobody may wait: M/G/servers/servers.
+    """Return the share of requests turned away when nobody may wait: M/G/servers/servers.
 
     By the recursion on the number of servers, which neither over- nor underflows: O(servers).
 
@@ -30,8 +28,7 @@ def erlang_b(servers: int, load: float) -> float:
 
 
 def erlang_c(servers: int, load: float) -> float:
-    """
-    Return the share of requests that must wait: M/M/servers.
+    """Return the share of requests that must wait: M/M/servers.
 
     >>> round(erlang_c(8, 6.4), 4)
     0.4576
@@ -46,8 +43,7 @@ def erlang_c(servers: int, load: float) -> float:
 
 
 def mmc_wait_s(servers: int, rate_per_s: float, service_s: float) -> float:
-    """
-    Return the mean wait, before service begins, of M/M/servers.
+    """Return the mean wait, before service begins, of M/M/servers.
 
     >>> round(mmc_wait_s(1, 0.5, 1.0), 6)  # half loaded: one service time
     1.0
@@ -61,8 +57,7 @@ def mmc_wait_s(servers: int, rate_per_s: float, service_s: float) -> float:
 def mmc_wait_quantile_s(
     servers: int, rate_per_s: float, service_s: float, quantile: float
 ) -> float:
-    """
-    Return the wait that a share `quantile` of the requests of M/M/servers do not exceed.
+    """Return the wait that a share `quantile` of the requests of M/M/servers do not exceed.
 
     >>> mmc_wait_quantile_s(8, 1.0, 1.0, 0.5)  # most need not wait at all
     0.0
@@ -78,8 +73,7 @@ def mmc_wait_quantile_s(
 
 
 def mg1_wait_s(rate_per_s: float, service_s: float, cv: float) -> float:
-    """
-    Return the mean wait of M/G/1, first come first served (Pollaczek and Khinchine).
+    """Return the mean wait of M/G/1, first come first served (Pollaczek and Khinchine).
 
     `cv` is the standard deviation of the service times over their mean: 1 is M/M/1, 0 is M/D/1.
 
@@ -93,8 +87,7 @@ def mg1_wait_s(rate_per_s: float, service_s: float, cv: float) -> float:
 
 
 def md1_wait_s(rate_per_s: float, service_s: float) -> float:
-    """
-    Return the mean wait of M/D/1: half that of M/M/1.
+    """Return the mean wait of M/D/1: half that of M/M/1.
 
     >>> md1_wait_s(0.5, 1.0)
     0.5
@@ -103,8 +96,7 @@ def md1_wait_s(rate_per_s: float, service_s: float) -> float:
 
 
 def mg1_ps_sojourn_s(rate_per_s: float, service_s: float, own_s: float | None = None) -> float:
-    """
-    Return the mean time in M/G/1-PS of a request that would take `own_s` if it were alone.
+    """Return the mean time in M/G/1-PS of a request that would take `own_s` if it were alone.
 
     It depends on the service times of the others through their mean only. Without `own_s`, the
     mean over all requests.

@@ -9,10 +9,12 @@ from typing import Final, final
 
 from headgate.core.clock import MILLISECOND_NS
 from headgate.core.errors import ConfigError
+from headgate.core.events import Rank
 from headgate.core.model import App, Pipeline
 from headgate.core.model import Client as DeclaredClient
 from headgate.core.outcome import Outcome
-from headgate.sim.engine import Client, Engine
+from headgate.sim.engine import Engine
+from headgate.sim.hooks import Client
 from headgate.workload import ClosedLoop
 
 # A client that got no answer asks again only after this pause: one that is turned away at once,
@@ -132,6 +134,25 @@ class CopyingClient(Client):
         if group.is_answered:
             for other_id in group.open:
                 engine.cancel(now_ns, other_id)
+
+
+@final
+class Straggler(Client):
+    """Sends nothing, but keeps the run going until nothing is in flight any more.
+
+    A run is over when every request has ended, though batches may be out that nobody waits for.
+    Who wants to see how those end stays on.
+    """
+
+    def begin(self, engine: Engine) -> None:
+        """Look at the clock now and then."""
+        engine.wake_client(PAUSE_NS, self)
+
+    def woken(self, engine: Engine, now_ns: int) -> None:
+        """Stay as long as there is anything but timers to come."""
+        busy = [entry for entry in engine.agenda.heap if entry[1] == Rank.COMPLETION]
+        if busy or engine.recorder.open_rows():
+            engine.wake_client(max(now_ns + PAUSE_NS, min(busy)[0] if busy else 0), self)
 
 
 @final

@@ -51,42 +51,11 @@ from headgate.core.model import App
 from headgate.core.scheduler import Scheduler
 from headgate.sim.agenda import Agenda, Happening
 from headgate.sim.feed import Feed
+from headgate.sim.hooks import Client, Observer, Trouble
 from headgate.sim.node import Job, Report, SimNode, Wake
 from headgate.sim.platform import Invocation, Platform
 from headgate.sim.recorder import Recorder
 from headgate.sim.truth import Truth
-
-
-class Observer:
-    """Watches a run from outside: logs it, checks it. All methods are optional."""
-
-    def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
-        """An event was handled, and these are the actions it led to."""
-
-
-class Client:
-    """Somebody who reacts to answers: closed-loop load. `Engine` calls these."""
-
-    def begin(self, engine: Engine) -> None:
-        """The run begins."""
-
-    def woken(self, engine: Engine, now_ns: int) -> None:
-        """A time asked for with `Engine.wake_client` has come."""
-
-    def arrived(self, engine: Engine, now_ns: int, request_id: int) -> None:
-        """One of its requests has arrived, and this is its id. They arrive in order."""
-
-    def settled(self, engine: Engine, now_ns: int, request_id: int, outcome: int) -> None:
-        """One of its requests has ended."""
-
-
-class Trouble(Happening):
-    """A fault that begins or ends. See `headgate.sim.faults`."""
-
-    __slots__ = ()
-
-    def strike(self, engine: Engine, now_ns: int) -> None:
-        """Let it happen."""
 
 
 @final
@@ -124,6 +93,14 @@ class _ClientDue(Happening):
 
     def __init__(self, client: Client) -> None:
         self.client = client
+
+
+@final
+class _TroubleDue(Happening):
+    __slots__ = ("trouble",)
+
+    def __init__(self, trouble: Trouble) -> None:
+        self.trouble = trouble
 
 
 @final
@@ -283,8 +260,8 @@ class Engine:
             what.node.wake(now_ns, what.instance_id)
         elif isinstance(what, _Inbox):
             self.tell(now_ns, what.scheduler, what.event)
-        elif isinstance(what, Trouble):
-            what.strike(self, now_ns)
+        elif isinstance(what, _TroubleDue):
+            what.trouble.strike(self, now_ns)
         else:
             raise DriverError(f"nothing is known about {type(what).__name__}")
 
@@ -469,7 +446,7 @@ class Engine:
 
     def expect_trouble(self, at_ns: int, trouble: Trouble) -> None:
         """Have a fault begin or end then."""
-        self.agenda.push(at_ns, Rank.TIMER, trouble)
+        self.agenda.push(at_ns, Rank.TIMER, _TroubleDue(trouble))
 
     def crash(self, now_ns: int, node: SimNode) -> None:
         """A node goes down and takes everything on it with it."""

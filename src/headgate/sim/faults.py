@@ -17,7 +17,7 @@ from typing import Final, final
 from headgate.core.errors import ConfigError
 from headgate.core.model import App
 from headgate.core.rng import stream
-from headgate.sim.engine import Trouble
+from headgate.sim.hooks import Trouble
 from headgate.sim.trouble import Burst, Cancellations, Condition, WrongProfile
 
 # What each kind must be told beside its beginning. Those with an end are windows.

@@ -1,5 +1,4 @@
-"""
-When requests begin, worked out without events: the independent check of the event loop.
+"""When requests begin, worked out without events: the independent check of the event loop.
 
 First come, first served, on servers that are alike: the recursions of Lindley (one server) and of
 Kiefer and Wolfowitz (several). No agenda, no Scheduler, no policy; nothing here is shared with
@@ -14,8 +13,7 @@ from headgate.metrics.columns import Int64
 
 
 def fifo_starts_ns(arrival_ns: Int64, service_ns: Int64, servers: int) -> Int64:
-    """
-    Return when each request begins, given in order of arrival how long it takes.
+    """Return when each request begins, given in order of arrival how long it takes.
 
     The last axis is the requests; axes before it are runs, computed side by side. With one server
     the whole is three passes over the columns; with several it is a loop over the requests.

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Final, final
 
 from headgate.core.rng import stream
-from headgate.sim.engine import Engine, Trouble
+from headgate.sim.engine import Engine
+from headgate.sim.hooks import Trouble
 
 # The counters of `SimNode` that stand for the faults in force on it.
 COUNTERS: Final[Mapping[str, str]] = {
@@ -65,7 +66,7 @@ class Cancellations(Trouble):
     def strike(self, engine: Engine, now_ns: int) -> None:
         """Let it happen."""
         rng = stream(now_ns, "cancellations")
-        for request_id in engine.open_requests:
+        for request_id in engine.recorder.open_rows():
             if rng.random() < self._share:
                 engine.cancel(now_ns, request_id)
 

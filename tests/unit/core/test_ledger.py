@@ -6,6 +6,7 @@ from headgate.core.events import BatchFinished, InstanceStarted, RequestArrived
 from headgate.core.ledger import Ledger
 from headgate.core.lifecycle import TaskState
 from headgate.core.model import Pool, Stage
+from headgate.core.residency import Residents
 from headgate.core.view import View
 
 from .rig import Rig
@@ -18,17 +19,23 @@ def test_ids_are_drawn_in_steps_and_known_to_have_been_drawn() -> None:
     assert [i for i in range(-3, 12) if ledger.was_batch(i)] == [1, 4, 7]
 
 
+def _residents(ids_step: int) -> Residents:
+    """Books in which one instance has been started."""
+    view = View(make_app())
+    residents = Residents(view, Ledger(view, 0, ids_step), 0, ids_step)
+    residents.start_instance(view.app.variants[0], view.app.pools[0], None)
+    return residents
+
+
 def test_without_peers_only_our_own_starts_were_instances() -> None:
-    ledger = Ledger(View(make_app()), ids_start=0, ids_step=1)
-    ledger.start_instance(ledger.view.app.variants[0], ledger.view.app.pools[0], None)
-    assert [i for i in range(-1, 3) if ledger.was_instance(i)] == [0]
+    residents = _residents(ids_step=1)
+    assert [i for i in range(-1, 3) if residents.was_instance(i)] == [0]
 
 
 def test_with_peers_theirs_may_be_any_but_ours_are_known() -> None:
     """Of two, we draw the even ids: 2 and 4 are still to come, odd ones may be out there."""
-    ledger = Ledger(View(make_app()), ids_start=0, ids_step=2)
-    ledger.start_instance(ledger.view.app.variants[0], ledger.view.app.pools[0], None)
-    assert [i for i in range(-2, 6) if ledger.was_instance(i)] == [0, 1, 3, 5]
+    residents = _residents(ids_step=2)
+    assert [i for i in range(-2, 6) if residents.was_instance(i)] == [0, 1, 3, 5]
 
 
 def test_a_node_with_slots_left_stays_where_it_is_in_line(make_rig: type[Rig]) -> None:

@@ -63,7 +63,6 @@ ILLEGAL = [
     (NodeJoined(9, 7, "n9"), "no pool 7"),
     (NodeJoined(2, 1, "n2"), "another pool"),
     (NodeLost(9), "no node 9"),
-    (NodeLost(2), "down already"),
     (Event(), "unknown event"),
 ]
 

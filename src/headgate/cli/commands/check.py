@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 from rich.text import Text
 
 from headgate.app import LoadedApp, make_config
 from headgate.cli.application import load_app
 from headgate.cli.fit import policies_for
-from headgate.cli.options import app_argument, json_option
+from headgate.cli.options import app_argument, json_option, traces_option
 from headgate.cli.rows import rows_table
 from headgate.cli.screen import show, show_json
+from headgate.cli.workload import WorkloadOptions, choose_workload
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import TIER_NAMES, App, Pipeline, Pool, Variant
 from headgate.core.units import format_duration, format_size
@@ -19,12 +22,15 @@ from headgate.policies import find_policy
 
 @click.command("check")
 @app_argument
+@traces_option
 @json_option
-def command(app: str, as_json: bool) -> None:
+def command(app: str, traces: Path | None, as_json: bool) -> None:
     """Load APP, and say what it declares or what is wrong with it."""
     loaded = load_app(app)
     kind = find_policy(loaded.policy.name, app)
     make_config(kind.config, loaded.policy.settings, app)
+    if loaded.workload.streams:  # over an instant, because only what they say matters
+        choose_workload(loaded, app, WorkloadOptions(duration_ns=1, traces=traces), seed=0)
     if as_json:
         content = {"app": app, "policies": policies_for(loaded.app), "spec": loaded.spec}
         show_json(content)
@@ -46,9 +52,11 @@ def _show(name: str, loaded: LoadedApp) -> None:
     if streams:
         duration = format_duration(loaded.workload.duration_ns)
         show(rows_table(streams, f"Workload of {duration}"))
-    takers = policies_for(app)
-    others = f"can be run by {', '.join(takers)}" if takers else "no policy can take it yet"
-    show(Text(f"{name} is in order: its policy is {loaded.policy.name}; it {others}"))
+    takers = ", ".join(policies_for(app)) or "none yet"
+    show(
+        Text(f"policy: {loaded.policy.name}; policies that can take this: {takers}"),
+        Text(f"{name} is in order", "green"),
+    )
 
 
 def _function(variant: Variant, app: App) -> dict[str, object]:
@@ -80,7 +88,9 @@ def _pool(pool: Pool) -> dict[str, object]:
     return {
         "pool": pool.name,
         "tier": TIER_NAMES[pool.tier],
-        "nodes": pool.nodes if pool.serverless is None else f"up to {pool.serverless.concurrency_max}",
+        "nodes": pool.nodes
+        if pool.serverless is None
+        else f"up to {pool.serverless.concurrency_max}",
         "slots": pool.slots,
         "memory": "unlimited" if is_unlimited else format_size(pool.memory_bytes),
     }

@@ -30,7 +30,7 @@ def command(name: str | None, is_all: bool, quick: bool, as_json: bool, out: Pat
     Exits with 1 if a check does not hold; docs/papers says why.
     """
     if name is not None and is_all:
-        raise click.UsageError("give a NAME or --all, not both")
+        raise click.UsageError("Give a NAME or --all, not both.")
     if name is None and not is_all:
         _show_experiments(as_json)
         return 0

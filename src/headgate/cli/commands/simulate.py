@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import click
 from rich.text import Text
 
-from headgate.app import LoadedApp
 from headgate.cli.application import load_app
 from headgate.cli.chosen import choose
 from headgate.cli.files import make_directory, writing
+from headgate.cli.headline import Headline
 from headgate.cli.log_observer import logging_to
 from headgate.cli.options import (
     app_argument,
@@ -24,9 +25,11 @@ from headgate.cli.options import (
 from headgate.cli.runs import Run, run
 from headgate.cli.screen import show, show_json
 from headgate.cli.workload import WorkloadOptions, choose_workload
-from headgate.core.units import format_duration
+from headgate.metrics.columns import RunColumns
 from headgate.metrics.report import write_report
-from headgate.metrics.tables import group_table, resource_table, summary_table
+from headgate.metrics.tables import group_table, resource_table
+
+_RESOURCES_MAX: Final = 16  # more are in the JSON and in the report
 
 
 @click.command("simulate")
@@ -49,6 +52,7 @@ def command(
     trace: str | None,
     arrivals: tuple[str, ...],
     duration_ns: int | None,
+    sort: bool,
     traces: Path | None,
     policy: str | None,
     settings: tuple[tuple[str, object], ...],
@@ -67,12 +71,12 @@ def command(
     """
     loaded = load_app(app)
     chosen = choose(loaded, app, policy, dict(settings))
-    options = WorkloadOptions(trace, arrivals, duration_ns, traces)
+    options = WorkloadOptions(trace, arrivals, duration_ns, sort, traces)
     workload = choose_workload(loaded, app, options, seed)
     if report is not None:
         make_directory(report, "--report")
     with logging_to(log, loaded, chosen, seed) as observer:
-        done = run(
+        done, columns = run(
             loaded,
             chosen,
             workload,
@@ -82,36 +86,36 @@ def command(
             observer=observer,
         )
     if report is not None:
-        _write(report, app, done)
+        _write(report, app, done, columns)
     if as_json:
         show_json({"app": app, **done.to_json(), "settings": chosen.settings})
     else:
-        _show(app, loaded, done)
+        _show(app, done)
         _show_files(report, log, None if observer is None else observer.events)
 
 
-def _write(report: Path, app: str, done: Run) -> None:
+def _write(report: Path, app: str, done: Run, columns: RunColumns) -> None:
     meta = {"app": app, "policy": done.policy, "seed": done.seed}
     with writing(report, "--report"):
         title = f"{Path(app).stem} under {done.policy}"
-        write_report(report, done.columns, done.summary, meta, title=title)
+        write_report(report, columns, done.summary, meta, title=title)
 
 
-def _show(app: str, loaded: LoadedApp, done: Run) -> None:
+def _show(app: str, done: Run) -> None:
     summary = done.summary
-    window = format_duration(done.columns.window_ns)
-    show(summary_table([(f"{app} under {done.policy}, seed {done.seed}, {window}", summary)]))
+    show(Text(f"{app} under {done.policy}, seed {done.seed}\n", "bold"), Headline(summary))
     if len(summary.pipelines) > 1:
         show(group_table("Pipelines", summary.pipelines))
     if len(summary.clients) > 1:
         show(group_table("Clients", summary.clients))
-    show(resource_table(summary.resources))
+    if len(summary.resources) <= _RESOURCES_MAX:
+        show(resource_table(summary.resources))
     speed = f"{done.sim_requests_per_s:,.0f} requests/s"
-    show(Text(f"simulated in {done.took_s:.2f} s, {speed}", style="dim"))
+    show(Text(f"simulated in {done.took_s:.2f} s, {speed}", "dim"))
 
 
 def _show_files(report: Path | None, log: Path | None, events: int | None) -> None:
     if report is not None:
         show(Text(f"report: {report / 'report.html'}"))
     if log is not None:
-        show(Text(f"log: {log}, {events:,} events; headgate replay {log} decides it all again"))
+        show(Text(f"log: {log}, {events:,} events; headgate replay {log} decides them again"))

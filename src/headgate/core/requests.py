@@ -1,0 +1,175 @@
+"""Requests and their tasks: from arrival to the one outcome.
+
+A pipeline's tasks become ready as their predecessors finish; a cascade skips what it does not need;
+a request whose objective says so gives up when its deadline passes.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from headgate.core.errors import DriverError
+from headgate.core.events import RequestAnnounced, RequestArrived, RequestCancelled
+from headgate.core.ledger import Ledger
+from headgate.core.lifecycle import RequestState, TaskState
+from headgate.core.outcome import Outcome
+from headgate.core.policy import Policy
+from headgate.core.records import STAGES_MAX, Batch, Request, Task
+from headgate.core.view import View
+
+
+@final
+class Requests:
+    """Handles what clients do, and moves tasks along."""
+
+    def __init__(self, view: View, ledger: Ledger, policy: Policy) -> None:
+        self._view = view
+        self._ledger = ledger
+        self._policy = policy
+        self._pipelines = view.app.pipelines
+        self._clients = len(view.app.clients)
+        self._open_max = view.app.limits.open_requests_max
+        self._last_id = -1
+
+    # --- what clients do -----------------------------------------------------------------------
+
+    def arrived(self, now_ns: int, event: RequestArrived) -> None:
+        """A request is admitted or turned away; its first tasks become ready."""
+        request_id = event.request_id
+        if request_id <= self._last_id:
+            raise DriverError(f"request id {request_id} does not follow {self._last_id}")
+        if not 0 <= event.pipeline < len(self._pipelines) or event.items < 1:
+            raise DriverError(f"request {request_id}: no pipeline {event.pipeline}, or no items")
+        if not 0 <= event.client < self._clients:
+            raise DriverError(f"request {request_id}: no client {event.client}")
+        view = self._view
+        view.now_ns = now_ns
+        view.arrivals_seen[event.pipeline] += 1
+        self._last_id = request_id
+        request = self._new_request(now_ns, event)
+        if len(view.requests) > self._open_max:
+            self._ledger.settle(request, Outcome.REJECTED, "too many open requests")
+            return
+        policy = self._policy
+        policy.on_arrival(request)
+        if request.state != RequestState.OPEN:
+            return
+        if request.pipeline.slo.gives_up:
+            self._ledger.set_timer(("deadline", request_id), request.deadline_ns)
+        for task in request.tasks:
+            if task.waits_for == 0 and task.state == TaskState.BLOCKED:
+                task.state = TaskState.READY
+                policy.on_task_ready(task)
+
+    def _new_request(self, now_ns: int, event: RequestArrived) -> Request:
+        pipeline = self._pipelines[event.pipeline]
+        deadline_ns = event.deadline_ns
+        if deadline_ns == 0:
+            deadline_ns = pipeline.slo.deadline_ns(now_ns)
+        request_id = event.request_id
+        request = Request(
+            request_id, pipeline, event.client, event.items, event.priority, now_ns, deadline_ns
+        )
+        task_id = request_id * STAGES_MAX
+        tasks = request.tasks
+        for stage in pipeline.stages:
+            tasks.append(Task(task_id, request, stage))
+            task_id += 1
+        request.tasks_left = len(tasks)
+        self._view.requests[request_id] = request
+        return request
+
+    def announced(self, now_ns: int, event: RequestAnnounced) -> None:
+        """A clairvoyant policy is told what is to come."""
+        if not 0 <= event.pipeline < len(self._pipelines):
+            raise DriverError(f"request {event.request_id}: no pipeline {event.pipeline}")
+        if event.request_id <= self._last_id or event.arrival_ns < now_ns:
+            raise DriverError(f"request {event.request_id} is announced after it has arrived")
+        self._view.now_ns = now_ns
+        self._policy.on_announced(event.request_id, event.pipeline, event.arrival_ns)
+
+    def cancelled(self, now_ns: int, event: RequestCancelled) -> None:
+        """A request is settled at once; what is out of it comes back to nobody."""
+        if event.request_id > self._last_id:
+            raise DriverError(f"request {event.request_id} is cancelled but never arrived")
+        self._view.now_ns = now_ns
+        request = self._view.requests.get(event.request_id)
+        if request is None:  # the answer and the cancellation crossed
+            self._view.events_ignored += 1
+            return
+        self.settle_early(request, Outcome.CANCELLED, "cancelled by the client")
+
+    # --- how tasks go on -----------------------------------------------------------------------
+
+    def task_done(self, task: Task, batch: Batch, unsure: tuple[int, ...]) -> None:
+        """An attempt at a running task has succeeded, the first to do so."""
+        task.state = TaskState.DONE
+        if task.attempts_out:  # competing copies lose
+            self._ledger.call_back(task)
+        request = task.request
+        request.tasks_left -= 1
+        if request.tasks_left == 0:
+            self._answer(request)
+            return
+        task.pool_id = batch.pool.id
+        task.node_id = None if batch.node is None else batch.node.id
+        self._wake_successors(task, task.id in unsure)
+        if request.state == RequestState.OPEN:
+            self.give_up_if_overdue(request)
+
+    def _answer(self, request: Request) -> None:
+        is_late = self._view.now_ns > request.deadline_ns
+        self._ledger.settle(request, Outcome.LATE if is_late else Outcome.MET)
+
+    def _wake_successors(self, task: Task, is_unsure: bool) -> None:
+        request = task.request
+        is_overdue = self._is_overdue(request)
+        for index in request.pipeline.successors[task.id % STAGES_MAX]:
+            successor = request.tasks[index]
+            if successor.state != TaskState.BLOCKED:
+                continue
+            successor.waits_for -= 1
+            if successor.stage.only_if_unsure and not is_unsure:
+                self._skip(successor)
+            elif successor.waits_for == 0 and not is_overdue:
+                successor.state = TaskState.READY
+                self._policy.on_task_ready(successor)
+            if request.state != RequestState.OPEN:
+                return
+
+    def _skip(self, task: Task) -> None:
+        """A cascade ends before this task: it and all that only it leads to count as done."""
+        task.state = TaskState.SKIPPED
+        self._ledger.release_reservation(task)
+        request = task.request
+        request.tasks_left -= 1
+        if request.tasks_left == 0:
+            self._answer(request)
+        else:
+            self._wake_successors(task, is_unsure=False)
+
+    # --- how requests end before they are done -------------------------------------------------
+
+    def deadline_passed(self, request_id: int) -> None:
+        """Give up a request that still waits; one that is running may yet be late."""
+        request = self._view.requests.get(request_id)
+        if request is not None:
+            self.give_up_if_overdue(request)
+
+    def give_up_if_overdue(self, request: Request) -> None:
+        """Expire a request past its deadline once nothing of it is running."""
+        if self._is_overdue(request):
+            for task in request.tasks:
+                if task.state == TaskState.RUNNING:
+                    return
+            self.settle_early(request, Outcome.EXPIRED, "deadline passed while waiting")
+
+    def _is_overdue(self, request: Request) -> bool:
+        return request.pipeline.slo.gives_up and self._view.now_ns >= request.deadline_ns
+
+    def settle_early(self, request: Request, outcome: int, reason: str) -> None:
+        """Settle a request that still has tasks to go, and tell the policy which it may forget."""
+        waiting = [task for task in request.tasks if task.state == TaskState.READY]
+        self._ledger.settle(request, outcome, reason)
+        for task in waiting:
+            self._policy.on_task_withdrawn(task)

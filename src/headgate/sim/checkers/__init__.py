@@ -1,0 +1,39 @@
+"""Independent observers of a run. They know the rules, and nothing of the Scheduler's insides."""
+
+from headgate.core.model import App
+from headgate.sim.checkers.batches import BatchLimits, Causes, Windows
+from headgate.sim.checkers.checker import Checker, Checkers, Clock
+from headgate.sim.checkers.nodes import Exclusivity, Memory, Presence
+from headgate.sim.checkers.requests import Conservation, Deadlines, Stages, Starvation
+
+
+def all_checkers(
+    app: App,
+    *,
+    duplicates: bool = False,
+    losses: bool = False,
+    thinks: bool = False,
+    drained: bool = False,
+    wait_max_ns: int | None = None,
+) -> Checkers:
+    """Return every checker there is, as lenient as the faults of the run demand.
+
+    `duplicates`: completions may be told twice. `losses`: completions may never be told.
+    `thinks`: decisions take time, so messages cross. `drained`: the run went on until nothing was
+    in flight. `wait_max_ns`: no request may wait for longer than this for its first dispatch.
+    """
+    checkers: list[Checker] = [
+        Clock(),
+        Conservation(thinks=thinks),
+        Deadlines(app, thinks=thinks),
+        Stages(app),
+        Causes(duplicates=duplicates, losses=losses, thinks=thinks, drained=drained),
+        BatchLimits(app),
+        Windows(app),
+        Presence(),
+        Exclusivity(app),
+        Memory(app),
+    ]
+    if wait_max_ns is not None:
+        checkers.append(Starvation(wait_max_ns))
+    return Checkers(checkers)

@@ -1,0 +1,171 @@
+"""Checkers of nodes: what is not there is not used, and nothing is used beyond what it has."""
+
+from __future__ import annotations
+
+from typing import final
+
+import numpy as np
+
+from headgate.core.actions import (
+    Action,
+    Dispatch,
+    EvictWeights,
+    LoadWeights,
+    StartInstance,
+    StopInstance,
+)
+from headgate.core.events import (
+    Event,
+    InstanceAppeared,
+    InstanceStarted,
+    InstanceStopped,
+    NodeJoined,
+    NodeLost,
+)
+from headgate.core.model import App, Pool
+from headgate.metrics.columns import RunColumns
+from headgate.sim.checkers.checker import Checker
+
+
+@final
+class Presence(Checker):
+    """Nothing is ordered of a node or an instance that is not there, as far as was told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._up: set[tuple[int, int]] = set()  # (Scheduler, node id)
+        # (Scheduler, instance id) -> its node; None while a pool has yet to pick one
+        self._instances: dict[tuple[int, int], int | None] = {}
+
+    def note_event(self, now_ns: int, scheduler: int, event: Event) -> None:
+        """Nodes and instances come and go."""
+        if isinstance(event, NodeJoined):
+            self._up.add((scheduler, event.node_id))
+        elif isinstance(event, NodeLost):
+            self._up.discard((scheduler, event.node_id))
+            for key, node_id in list(self._instances.items()):
+                if key[0] == scheduler and node_id == event.node_id:
+                    del self._instances[key]
+        elif isinstance(event, InstanceStarted):
+            if (scheduler, event.instance_id) in self._instances:
+                self._instances[scheduler, event.instance_id] = event.node_id
+        elif isinstance(event, InstanceAppeared):
+            self._instances[scheduler, event.instance_id] = event.node_id
+        elif isinstance(event, InstanceStopped):
+            self._instances.pop((scheduler, event.instance_id), None)
+
+    def note_action(self, now_ns: int, scheduler: int, action: Action) -> None:
+        """Compare the place an order goes to with what is there."""
+        if isinstance(action, StartInstance):
+            self._check_node(now_ns, scheduler, action.node_id)
+            self._instances[scheduler, action.instance_id] = action.node_id
+        elif isinstance(action, Dispatch | LoadWeights | EvictWeights | StopInstance):
+            self._check_node(now_ns, scheduler, action.node_id)
+            if action.instance_id is not None:
+                self._check_instance(now_ns, (scheduler, action.instance_id), action)
+
+    def _check_instance(
+        self,
+        now_ns: int,
+        key: tuple[int, int],
+        action: Dispatch | LoadWeights | EvictWeights | StopInstance,
+    ) -> None:
+        if key not in self._instances or self._instances[key] != action.node_id:
+            name = type(action).__name__
+            self.blame(now_ns, f"{name}: no instance {key[1]} on node {action.node_id}")
+        if isinstance(action, StopInstance):
+            self._instances.pop(key, None)
+
+    def _check_node(self, now_ns: int, scheduler: int, node_id: int | None) -> None:
+        if node_id is not None and (scheduler, node_id) not in self._up:
+            self.blame(now_ns, f"node {node_id} is not there for Scheduler {scheduler}")
+
+
+@final
+class Exclusivity(Checker):
+    """A node never does more at once than it has slots; a platform keeps to its concurrency.
+
+    Looks at the spans of the run, so it checks only runs that record them.
+    """
+
+    def __init__(self, app: App) -> None:
+        super().__init__()
+        self._limits: list[int] = []  # by resource: nodes first, then platforms
+        for pool in app.pools:
+            if pool.serverless is None:
+                self._limits += [pool.slots] * pool.nodes
+        self._limits += [p.serverless.concurrency_max for p in app.pools if p.serverless]
+
+    def finish(self, run: RunColumns) -> None:
+        """Sweep over the spans of each resource."""
+        spans = run.spans
+        for resource, limit in enumerate(self._limits):
+            mine = spans.node == resource
+            times_ns = np.concatenate((spans.end_ns[mine], spans.start_ns[mine]))
+            changes = np.repeat((-1, 1), mine.sum())
+            # Stable: at one instant what ends comes before what begins.
+            order = np.argsort(times_ns, kind="stable")
+            running = np.cumsum(changes[order])
+            if len(running) and running.max() > limit:
+                worst_ns = int(times_ns[order][running.argmax()])
+                name = run.resources[resource].name
+                self.blame(worst_ns, f"{name} does {running.max()} things at once, of {limit}")
+
+
+@final
+class Memory(Checker):
+    """The weights that are ordered onto a node fit its device, and its host memory."""
+
+    def __init__(self, app: App) -> None:
+        super().__init__()
+        self._app = app
+        self._pools: dict[int, Pool] = {}  # by node id
+        self._bytes: dict[int, int] = {}  # instance id -> how large
+        self._device: dict[int, dict[int, None]] = {}  # node id -> instance ids
+        self._host: dict[int, dict[int, None]] = {}
+
+    def note_event(self, now_ns: int, scheduler: int, event: Event) -> None:
+        """What is gone takes no memory; what a pool has placed does."""
+        if isinstance(event, NodeJoined):
+            self._pools[event.node_id] = self._app.pools[event.pool_id]
+        elif isinstance(event, NodeLost):
+            self._device.pop(event.node_id, None)
+            self._host.pop(event.node_id, None)
+        elif isinstance(event, InstanceStopped):
+            self._forget(event.instance_id)
+        elif isinstance(event, InstanceStarted) and event.instance_id in self._bytes:
+            self._put(now_ns, self._device, event.node_id, event.instance_id)
+
+    def note_action(self, now_ns: int, scheduler: int, action: Action) -> None:
+        """Weights move in the order in which they are told to."""
+        if isinstance(action, StartInstance):
+            profile = self._app.variants[action.variant_id].profile
+            self._bytes[action.instance_id] = profile.memory_bytes
+            if action.node_id is not None:
+                self._put(now_ns, self._device, action.node_id, action.instance_id)
+        elif isinstance(action, StopInstance):
+            self._forget(action.instance_id)
+        elif isinstance(action, LoadWeights):
+            self._put(now_ns, self._device, action.node_id, action.instance_id)
+        elif isinstance(action, EvictWeights):
+            self._put(now_ns, self._host, action.node_id, action.instance_id)
+
+    def _put(
+        self, now_ns: int, place: dict[int, dict[int, None]], node_id: int, instance_id: int
+    ) -> None:
+        for where in (self._device, self._host):
+            where.get(node_id, {}).pop(instance_id, None)
+        place.setdefault(node_id, {})[instance_id] = None
+        pool = self._pools.get(node_id)
+        if pool is None:
+            return  # `Presence` has something to say about that
+        limit = pool.memory_bytes if place is self._device else pool.host_memory_bytes
+        used = sum(self._bytes[i] for i in place[node_id])
+        if used > limit:
+            self.blame(now_ns, f"node {node_id} holds {used} bytes of {limit}")
+
+    def _forget(self, instance_id: int) -> None:
+        self._bytes.pop(instance_id, None)
+        for places in (self._device, self._host):
+            for held in places.values():
+                held.pop(instance_id, None)

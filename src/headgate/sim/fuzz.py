@@ -1,0 +1,143 @@
+"""One seed, one random world: is a policy, and all that is under it, right in it?
+
+A failure is reported as the command that repeats it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Final, final
+
+from headgate.core.actions import Action
+from headgate.core.clock import SECOND_NS
+from headgate.core.events import Event
+from headgate.core.log import LogEntry, replay
+from headgate.core.outcome import OUTCOME_NAMES
+from headgate.core.policy import PolicyConfig, PolicyKind
+from headgate.core.rng import stream
+from headgate.core.scheduler import Scheduler
+from headgate.core.wire import Wire, to_wire
+from headgate.policies import find_policy
+from headgate.sim.checkers import Checker, all_checkers
+from headgate.sim.clients import LoopClients, Straggler
+from headgate.sim.hooks import Client, Observer
+from headgate.sim.random_case import Case, random_case
+from headgate.sim.run import Setup, simulate
+
+_LIMIT_NS: Final = 3_600 * SECOND_NS  # long after the last fault: what is open now stays open
+
+
+@dataclass(frozen=True, slots=True)
+class FuzzReport:
+    """What was checked, what happened, and what was wrong."""
+
+    policy: str
+    seed: int
+    checks: tuple[str, ...]
+    failures: tuple[str, ...]
+    events: Mapping[str, int]  # how often each kind of event was handled
+    outcomes: Mapping[str, int]
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether nothing was wrong."""
+        return not self.failures
+
+    @property
+    def line(self) -> str:
+        """The command that repeats it."""
+        return f"headgate fuzz --policy {self.policy} --seed {self.seed}"
+
+    def __str__(self) -> str:
+        return "\n  ".join((self.line, *(self.failures or ("ok",))))
+
+
+def fuzz(policy: str, seed: int) -> FuzzReport:
+    """Run a policy in the world of this seed, twice, under all checkers; then replay its log.
+
+    >>> fuzz("balance", seed=1).is_ok
+    True
+    """
+    return fuzz_kind(policy, find_policy(policy), seed)
+
+
+def fuzz_kind(name: str, kind: PolicyKind, seed: int) -> FuzzReport:
+    """Do the same to a policy that need not be one of the package's."""
+    case = random_case(kind.takes, seed)
+    setup = _setup(case, kind, seed)
+    first = _Log()
+    checkers = all_checkers(
+        case.app,
+        duplicates="duplicate" in case.plan.kinds,
+        losses="lose" in case.plan.kinds,
+        thinks=case.decision_ns > 0 or case.work_unit_ns > 0,
+        drained=True,
+    )
+    failures: list[str] = []
+    try:
+        run = simulate(setup, case.arrivals, clients=_clients(case), observer=_Both(first, checkers))
+        checkers.finish(run)
+        failures.extend(checkers.violations)
+        failures.extend(_differences(first, setup, case))
+        outcomes = Counter(OUTCOME_NAMES[outcome] for outcome in run.requests.outcome)
+    except Exception as error:  # whatever it is, the seed must be told
+        failures.append(f"{type(error).__name__}: {error}")
+        outcomes = Counter()
+    checks = (*checkers.names, "validate", "determinism", "replay")
+    return FuzzReport(name, seed, checks, tuple(failures), first.counts, outcomes)
+
+
+def _setup(case: Case, kind: PolicyKind, seed: int) -> Setup:
+    return Setup(
+        case.app,
+        kind,
+        _config(case, kind, seed),
+        seed=seed,
+        truth=case.truth,
+        schedulers=case.schedulers,
+        decision_ns=case.decision_ns,
+        work_unit_ns=case.work_unit_ns,
+        announces=case.announces,
+        validate=True,
+        records_spans=True,
+        faults=case.plan.troubles(),
+        limit_ns=_LIMIT_NS,
+    )
+
+
+def _config(case: Case, kind: PolicyKind, seed: int) -> PolicyConfig:
+    """Settings that several policies share are drawn; the others stay as they are."""
+    rng = stream(seed, "config")
+    drawn = {"batch_max": rng.choice((1, 2, 8)), "clairvoyant": case.announces}
+    known = {field.name for field in fields(kind.config)}
+    return kind.config(**{name: value for name, value in drawn.items() if name in known})
+
+
+def _clients(case: Case) -> list[Client]:
+    loops: list[Client] = [] if case.loop is None else [LoopClients(case.loop, case.app)]
+    return [*loops, Straggler()]
+
+
+def _differences(first: _Log, setup: Setup, case: Case) -> list[str]:
+    """Run it again, without validation, and replay every Scheduler's log: all must be the same."""
+    second = _Log()
+    again = Setup(**{**_fields(setup), "validate": False})
+    simulate(again, case.arrivals, clients=_clients(case), observer=second)
+    found = []
+    if first.wires != second.wires:
+        found.append(f"determinism: {_first_difference(first.wires, second.wires)}")
+    for index in range(setup.schedulers):
+        rng = stream(setup.seed, f"policy/{index}")
+        fresh = Scheduler(
+            setup.app, setup.policy, setup.config, rng=rng, index=index, peers=setup.schedulers
+        )
+        result = replay(first.entries.get(index, ()), fresh)
+        if result.first_difference is not None:
+            found.append(f"replay: {result.first_difference}")
+    return found
+
+
+def _fields(setup: Setup) -> dict[str, object]:
+    return {field.name: getattr(setup, field.name) for field in fields(setup)}

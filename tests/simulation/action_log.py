@@ -1,0 +1,109 @@
+"""Prints the build and a hash of everything that was decided, per policy, under faults.
+
+Run by `test_compiled`, once for each build, as a script of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+
+from headgate.app import declare
+from headgate.core.actions import Action
+from headgate.core.build import build_kind
+from headgate.core.clock import SECOND_NS
+from headgate.core.events import Event
+from headgate.core.model import App
+from headgate.core.wire import to_wire
+from headgate.policies import find_policy, policy_names
+from headgate.sim.faults import random_plan
+from headgate.sim.hooks import Observer
+from headgate.sim.run import Setup, simulate
+from headgate.sim.truth import TruthConfig
+from headgate.workload import mix, named, poisson
+
+SEEDS = range(3)
+DURATION_NS = 2 * SECOND_NS
+
+# Models that do not fit side by side, so that weights come and go.
+CROWDED = declare(
+    functions={
+        "a": {"exec": "4ms", "start": "20ms", "memory": "6GB"},
+        "b": {"exec": "18ms", "start": "60ms", "load": "8ms", "memory": "12GB"},
+    },
+    pools={"gpu": {"nodes": 4, "memory": "16GB", "host_memory": "64GB"}},
+    slo={"latency": "200ms", "gives_up": True},
+    limits={"lost_after": 4},
+).app
+# A cascade on nodes that slow down with company, behind a network.
+SHARED = declare(
+    functions={
+        "small": {"exec": "4ms", "slowdown": [1, 1.5, 2.5, 4]},
+        "large": {"exec": "18ms", "slowdown": [1, 1.5, 2.5, 4], "concurrency": 2},
+    },
+    pipelines={
+        "a": {"stages": {"only": {"function": "small"}}},
+        "b": {
+            "stages": {
+                "first": {"function": "small"},
+                "then": {
+                    "function": "large",
+                    "after": ["first"],
+                    "only_if_unsure": True,
+                    "unsure_probability": 0.5,
+                },
+            }
+        },
+    },
+    pools={"gpu": {"nodes": 3, "slots": 4, "network": "1ms"}},
+).app
+
+
+class _Hasher(Observer):
+    """Takes in every event and every action, whatever their kind."""
+
+    def __init__(self) -> None:
+        self.digest = sha256()
+        self.actions = 0
+
+    def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+        wires = [to_wire(action) for action in actions]
+        self.actions += len(wires)
+        self.digest.update(json.dumps([now_ns, scheduler, to_wire(event), wires]).encode())
+
+
+def hashed(app: App, policy: str, seed: int) -> str:
+    """Return the number of actions of one run under one fault plan, and a hash of it all."""
+    observer = _Hasher()
+    arrivals = mix(
+        [
+            named(poisson(300.0, DURATION_NS, seed=seed), "a"),
+            named(poisson(60.0, DURATION_NS, seed=seed + 100), "b"),
+        ]
+    )
+    setup = Setup(
+        app,
+        find_policy(policy),
+        seed=seed,
+        truth=TruthConfig("lognormal", cv=0.5),
+        faults=random_plan(app, DURATION_NS, seed, intensity=2.0).troubles(),
+    )
+    requests = simulate(setup, arrivals, observer=observer).requests
+    for column in (requests.started_ns, requests.finished_ns, requests.outcome):
+        observer.digest.update(column.tobytes())
+    return f"{observer.actions} {observer.digest.hexdigest()}"
+
+
+def main() -> None:
+    """Print what the test compares, as JSON."""
+    runs = {
+        f"{policy} {seed}": hashed(CROWDED, policy, seed)
+        for policy in policy_names()
+        for seed in SEEDS
+    }
+    runs |= {f"shared {seed}": hashed(SHARED, "balance", seed) for seed in SEEDS}
+    print(json.dumps({"build": build_kind(), "runs": runs}))
+
+
+if __name__ == "__main__":
+    main()

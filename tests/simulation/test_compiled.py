@@ -1,0 +1,45 @@
+"""The compiled build decides as the interpreted one does: every action, to the bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = Path(__file__).with_name("action_log.py")
+
+
+def _decided(source: Path) -> tuple[str, dict[str, str]]:
+    """What `action_log.py` prints when the package is imported from there."""
+    environment = os.environ | {"PYTHONPATH": str(source)}
+    done = subprocess.run(
+        [sys.executable, SCRIPT], env=environment, capture_output=True, text=True, check=True
+    )
+    printed = json.loads(done.stdout)
+    return printed["build"], printed["runs"]
+
+
+def _has_compiler() -> bool:
+    compiler = os.environ.get("CC") or str(sysconfig.get_config_var("CC") or "cc")
+    return shutil.which(compiler.split()[0]) is not None
+
+
+@pytest.mark.compiled
+@pytest.mark.skipif(not _has_compiler(), reason="there is no C compiler")
+def test_both_builds_decide_alike() -> None:
+    """All policies under fault plans, on nodes that run one thing at a time and on shared ones."""
+    compile_script = ROOT / "tools" / "compile.py"
+    done = subprocess.run(
+        [sys.executable, compile_script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    kind, runs = _decided(Path(done.stdout.strip()))
+    assert kind == "compiled"
+    assert _decided(ROOT / "src") == ("interpreted", runs)
