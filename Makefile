@@ -27,7 +27,6 @@ setup: $(READY_DEV)  ## put everything that developing needs into .venv
 demo: $(READY)  ## compare six policies on one workload and write a report
 	$(BIN)/headgate compare examples/kaas.yaml \
 	  --policies round_robin,balance,srtf,mlfq,exclusive,affinity --report out/demo
-	@echo "The report: out/demo/report.html"
 
 test: $(READY_DEV)  ## the tests that CI runs
 	$(PYTEST) -m "not slow"

@@ -41,14 +41,20 @@ def choose(
     """
     own = loaded.policy
     if name is None:
-        name, place = own.name, {"where": where, "key": "policy"}
+        name = own.name
+        kind = known_policy(name, where, "policy")
     else:
-        place = {"where": option, "key": ""}
-    if name not in policy_names():
-        raise unknown("policy", name, policy_names(), **place)
-    kind = find_policy(name)
+        kind = known_policy(name, option)
     make_config(kind.config, given, "--set")  # alone, so that an error names the right place
     settings = {**(own.settings if name == own.name else {}), **given}
     config = make_config(kind.config, settings, where)
     check_fit(loaded.app, name, kind, where)
     return Chosen(name, kind, config, settings)
+
+
+def known_policy(name: str, where: str, key: str | None = None) -> PolicyKind:
+    """Return the policy of that name, or raise `ConfigError` saying which one was meant."""
+    names = policy_names()
+    if name not in names:
+        raise unknown("policy", name, names, where=where, key=key)
+    return find_policy(name)

@@ -10,13 +10,13 @@ from headgate.core.errors import ConfigError
 
 
 @contextmanager
-def writing(path: Path, option: str) -> Iterator[None]:
+def writing(path: Path | None, option: str) -> Iterator[None]:
     """Turn a failure to write at `path` into a `ConfigError` that names the option."""
     try:
         yield
-    except BrokenPipeError:
-        raise
     except OSError as error:
+        if path is None or isinstance(error, BrokenPipeError):
+            raise  # not the doing of this option
         problem = f"cannot be written: {error.strerror}"
         raise ConfigError(problem, where=option, value=str(error.filename or path)) from None
 

@@ -1,4 +1,4 @@
-"""The options that several commands share, and the kinds of value they take."""
+"""The options that several commands share, and how their values are read."""
 
 from __future__ import annotations
 
@@ -16,41 +16,32 @@ from headgate.core.units import parse_duration
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 
-class Duration(click.ParamType[int]):
-    """A time with a unit, or a number of seconds; in nanoseconds, and more than zero."""
+def duration_ns(text: str) -> int:
+    """Read a number of seconds, or a time with its unit; more than zero.
 
-    name = "seconds"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        """Read `90`, `1.5min`."""
-        where = param.opts[0] if param is not None else None
-        text = str(value).strip()
-        has_unit = not text.replace(".", "", 1).lstrip("-").isdecimal()
-        duration_ns = parse_duration(text if has_unit else f"{text}s", where=where)
-        if duration_ns == 0:
-            raise ConfigError("must be longer than zero", where=where, value=value)
-        return duration_ns
+    >>> duration_ns("90") == duration_ns("1.5min")
+    True
+    """
+    is_bare = text.removeprefix("-").replace(".", "", 1).isdecimal()
+    value_ns = parse_duration(f"{text}s" if is_bare else text, where="--duration")
+    if value_ns == 0:
+        raise ConfigError("must be longer than zero", where="--duration", value=text)
+    return value_ns
 
 
-class Setting(click.ParamType[tuple[str, object]]):
-    """`KEY=VALUE`, the value written as in the YAML file."""
+def setting(text: str) -> tuple[str, object]:
+    """Read `KEY=VALUE`, the value as it would stand in the YAML file.
 
-    name = "key=value"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, object]:
-        """Read `batch_max=4`."""
-        key, equals, text = str(value).partition("=")
-        where = param.opts[0] if param is not None else None
-        if not key or not equals:
-            raise ConfigError("is not a setting", where=where, value=value, allowed="KEY=VALUE")
-        try:
-            return key, yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError):
-            raise ConfigError("is not YAML", where=where, key=key, value=text) from None
+    >>> setting("batch_max=4")
+    ('batch_max', 4)
+    """
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise ConfigError("is not a setting", where="--set", value=text, allowed="KEY=VALUE")
+    try:
+        return key, yaml.safe_load(value)
+    except (yaml.YAMLError, ValueError):
+        raise ConfigError("is not YAML", where="--set", key=key, value=value) from None
 
 
 def app_argument(command: CommandT) -> CommandT:
@@ -72,7 +63,7 @@ def policy_option(command: CommandT) -> CommandT:
 def set_option(help: str) -> Callable[[CommandT], CommandT]:
     """Take --set, which may be given more than once."""
     return click.option(
-        "settings", "--set", type=Setting(), multiple=True, metavar="KEY=VALUE", help=help
+        "settings", "--set", type=setting, multiple=True, metavar="KEY=VALUE", help=help
     )
 
 
@@ -100,7 +91,7 @@ def workload_options(command: CommandT) -> CommandT:
         click.option(
             "duration_ns",
             "--duration",
-            type=Duration(),
+            type=duration_ns,
             metavar="S",
             help="Arrivals stop then: seconds, or 10min. Default: as APP says, or all the trace.",
         ),

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from rich.console import RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from headgate.cli.rows import cell, rows_table
-from headgate.cli.screen import show
+from headgate.cli.screen import hanging, show
 from headgate.experiments.experiment import Check, Result
 
 
@@ -18,7 +17,7 @@ def show_list(titles: Sequence[tuple[str, str]], usage: str) -> None:
     """Print what there is to choose from, and how to choose."""
     width = max((len(name) for name, _ in titles), default=0) + 2
     for name, title in titles:
-        show(Text.assemble((name.ljust(width), "bold"), title))
+        show(hanging(name, width, title, "bold"))
     show(Text(f"\n{usage}"))
 
 
@@ -42,13 +41,14 @@ def show_result(result: Result, title: str, explained: str) -> None:
 def _check_lines(checks: Sequence[Check]) -> Iterator[RenderableType]:
     """Two lines for a check, or one where there is nothing to set side by side."""
     for check in checks:
-        mark = ("✓ ", "bold green") if check.holds else ("✗ ", "bold red")
+        mark, style = ("✓", "bold green") if check.holds else ("✗", "bold red")
         expected, measured = cell(check.expected), cell(check.measured)
         source = (f"  ({check.source})", "dim")
         if check.holds and expected == measured:
-            yield Text.assemble(mark, f"{check.claim}: {measured}, as expected", source)
+            text = Text.assemble(f"{check.claim}: {measured}, as expected", source)
+            yield hanging(mark, 2, text, style)
         else:
-            yield Text.assemble(mark, check.claim, source)
-            yield Padding(Text(f"expected {expected}, measured {measured}"), (0, 0, 0, 2))
+            yield hanging(mark, 2, Text.assemble(check.claim, source), style)
+            yield hanging("", 2, f"expected {expected}, measured {measured}")
     if checks:
         yield ""

@@ -50,6 +50,7 @@ def run(
     validate: bool = False,
     records_spans: bool = False,
     observer: Observer | None = None,
+    title: str = "simulating",
 ) -> tuple[Run, RunColumns]:
     """Simulate, with a bar if it takes long."""
     choice = loaded.simulation
@@ -67,7 +68,7 @@ def run(
     )
     arrivals = workload.arrivals
     total = None if arrivals is None or workload.loops else len(arrivals)
-    with Progress(f"simulating {chosen.name}", total) as progress:
+    with Progress(f"{title} {chosen.name}", total) as progress:
         start_s = perf_counter()
         columns = simulate(
             setup,

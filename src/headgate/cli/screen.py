@@ -13,6 +13,8 @@ from typing import Final
 
 import click
 from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 _WIDE: Final = 10_000  # nobody wraps what goes to a file
 
@@ -38,6 +40,15 @@ def show(*things: RenderableType) -> None:
             console.print(thing)
     lines = [line.rstrip() for line in capture.get().splitlines()]
     click.echo("\n".join(lines))
+
+
+def hanging(label: str, width: int, text: str | Text, style: str = "") -> RenderableType:
+    """Return text beside a label; where it wraps, it stays beside it."""
+    grid = Table.grid()
+    grid.add_column(width=width, no_wrap=True)
+    grid.add_column()
+    grid.add_row(Text(label, style), text if isinstance(text, Text) else Text(text))
+    return grid
 
 
 def show_json(content: object) -> None:

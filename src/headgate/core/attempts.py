@@ -35,7 +35,9 @@ class Attempts:
             self._ignore(now_ns, event.batch_id)
             return
         view.now_ns = now_ns
-        self._end(batch, BatchState.FINISHED)
+        self._ledger.take_back(batch, BatchState.FINISHED)
+        if self._lost_after:
+            self._ledger.cancel_timer(("lost", batch.id))
         for task in batch.tasks:
             if task.state == TaskState.RUNNING:
                 self._requests.task_done(task, batch, event.unsure)

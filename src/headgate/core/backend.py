@@ -76,10 +76,7 @@ class Backend:
         if self._can_begin(now_ns, order, resident) and not (
             self._held and self._somebody_waits(now_ns)
         ):
-            self.running += 1
-            resident.running += 1
-            if self._limits_compute:
-                self._take_compute(resident.variant)
+            self._begin(resident)
             return Verdict.BEGIN
         if not resident.is_ready:  # it waits for its own instance, as far as that has slots
             is_welcome = resident.held < resident.variant.concurrency
@@ -240,11 +237,8 @@ class Backend:
         self.running += 1
         resident.running += 1
         if self._limits_compute:
-            self._take_compute(resident.variant)
-
-    def _take_compute(self, variant: Variant) -> None:
-        self._cpu_milli += variant.shape.cpu_milli
-        self._gpu_sevenths += variant.shape.gpu_sevenths
+            self._cpu_milli += resident.variant.shape.cpu_milli
+            self._gpu_sevenths += resident.variant.shape.gpu_sevenths
 
     def _prepare(self, now_ns: int, order: Action, resident: Resident) -> int:
         if not self._held and self._has_slot(resident):

@@ -109,17 +109,14 @@ class Requests:
         request = task.request
         request.tasks_left -= 1
         if request.tasks_left == 0:
-            self._answer(request)
+            is_late = self._view.now_ns > request.deadline_ns
+            self._ledger.settle(request, Outcome.LATE if is_late else Outcome.MET)
             return
         task.pool_id = batch.pool.id
         task.node_id = None if batch.node is None else batch.node.id
         self._wake_successors(task, task.id in unsure)
         if request.state == RequestState.OPEN:
             self.give_up_if_overdue(request)
-
-    def _answer(self, request: Request) -> None:
-        is_late = self._view.now_ns > request.deadline_ns
-        self._ledger.settle(request, Outcome.LATE if is_late else Outcome.MET)
 
     def _wake_successors(self, task: Task, is_unsure: bool) -> None:
         request = task.request
@@ -144,7 +141,8 @@ class Requests:
         request = task.request
         request.tasks_left -= 1
         if request.tasks_left == 0:
-            self._answer(request)
+            is_late = self._view.now_ns > request.deadline_ns
+            self._ledger.settle(request, Outcome.LATE if is_late else Outcome.MET)
         else:
             self._wake_successors(task, is_unsure=False)
 

@@ -7,14 +7,14 @@ timesteps; here one timestep is a millisecond, and everything arrives on a whole
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Final, Literal
 
 from headgate.core.clock import MILLISECOND_NS
 from headgate.core.model import App, Client, Function, Pipeline, Pool, Profile, Stage, Variant
 from headgate.core.policy import PolicyConfig, PolicyKind
-from headgate.experiments.experiment import Row, run_all
+from headgate.experiments.experiment import Row
 from headgate.metrics.confidence import mean_interval
 from headgate.metrics.summary import summarise
 from headgate.policies import find_policy
@@ -77,7 +77,6 @@ class Case:
     """One run under Poisson arrivals. `load` is evaluation time asked for per GPU time."""
 
     form: Form
-    seed: int = 0
     models: Models = STATED
     gpus: int = 4
     load: float = 0.8
@@ -106,25 +105,18 @@ def build_app(models: Models, gpus: int, clients: Sequence[str]) -> App:
     )
 
 
-def measure(case: Case) -> Measured:
+def measure(case: Case, seed: int) -> Measured:
     """Run a case. A top-level function of plain values: worker processes can be given it."""
     clients = [c for model in case.models for c in client_names(model, case.clients_per_model)]
     app = build_app(case.models, case.gpus, clients)
     kind, config = case.form.build()
-    setup = Setup(app, kind, config, seed=case.seed, announces=case.form.announces)
-    summary = summarise(simulate(setup, draw_arrivals(case)))
+    setup = Setup(app, kind, config, seed=seed, announces=case.form.announces)
+    summary = summarise(simulate(setup, draw_arrivals(case, seed)))
     return Measured(
         summary.cold_starts,
         summary.mean_wait_ms,
         tuple(row.mean_wait_ms for row in summary.pipelines),
     )
-
-
-def measure_all(cases: Sequence[Case], seeds: int, *, quick: bool) -> dict[Case, list[Measured]]:
-    """Run every case with seeds 0, 1, ...: the same arrivals for all that differ only in form."""
-    jobs = [replace(case, seed=seed) for case in cases for seed in range(seeds)]
-    measured = run_all(measure, jobs, quick=quick)
-    return {case: measured[place * seeds : (place + 1) * seeds] for place, case in enumerate(cases)}
 
 
 def waits(measured: Sequence[Measured], model: int | None = None) -> list[float]:
@@ -158,7 +150,7 @@ def client_names(model: Model, count: int) -> list[str]:
     return [f"{model.name}-{number + 1}" for number in range(count)]
 
 
-def draw_arrivals(case: Case) -> Arrivals:
+def draw_arrivals(case: Case, seed: int) -> Arrivals:
     """Return Poisson arrivals on whole timesteps; they do not depend on the policy.
 
     A Poisson stream dealt out at random among clients is one Poisson stream for each, so the
@@ -170,11 +162,11 @@ def draw_arrivals(case: Case) -> Arrivals:
             poisson(
                 1000 * rate,
                 case.duration_ms * MILLISECOND_NS,
-                seed=case.seed * len(case.models) + place,
+                seed=seed * len(case.models) + place,
             ),
             {model.name: 1.0},
             dict.fromkeys(client_names(model, case.clients_per_model), 1.0),
-            seed=case.seed,
+            seed=seed,
         )
         for place, (model, rate) in enumerate(zip(case.models, rates, strict=True))
     ]

@@ -6,7 +6,7 @@ was expected and what was measured; a claim that does not hold is a result like 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
 from multiprocessing import get_context
@@ -17,7 +17,7 @@ Scalar = str | int | float | bool | None
 Row = dict[str, Scalar]
 Progress = Callable[[str], None]  # is given one line at a time
 
-C = TypeVar("C")
+C = TypeVar("C", bound=Hashable)
 R = TypeVar("R")
 
 
@@ -65,16 +65,21 @@ class Experiment(Protocol):
         """Run it. Deterministic. `quick` takes seconds; figures are written into `out`."""
 
 
-def run_all(function: Callable[[C], R], cases: Sequence[C], *, quick: bool) -> list[R]:
-    """Return `function` of every case, in order. The long form uses two processes.
+def over_seeds(
+    function: Callable[[C, int], R], cases: Sequence[C], seeds: int, *, quick: bool
+) -> dict[C, list[R]]:
+    """Return `function(case, seed)` of every case, for seeds 0, 1, ... in order.
 
-    `function` must be at the top level of a module and the cases plain values, because a fresh
-    process imports the one and is sent the others.
+    The long form uses two processes: `function` must then be at the top level of a module and the
+    cases plain values, because a fresh process imports the one and is sent the others.
     """
+    jobs = [(case, seed) for case in cases for seed in range(seeds)]
     if quick:
-        return [function(case) for case in cases]
-    with get_context("spawn").Pool(2) as pool:
-        return pool.map(function, cases, chunksize=max(1, len(cases) // 64))
+        results = [function(case, seed) for case, seed in jobs]
+    else:
+        with get_context("spawn").Pool(2) as pool:
+            results = pool.starmap(function, jobs, chunksize=max(1, len(jobs) // 64))
+    return {case: results[place * seeds : (place + 1) * seeds] for place, case in enumerate(cases)}
 
 
 def _plain(row: Row) -> Row:

@@ -31,12 +31,12 @@ from headgate.experiments._kaas import (
     differences,
     is_above,
     margin,
-    measure_all,
+    measure,
     wait_columns,
     waits,
 )
 from headgate.experiments._kaas_figures import log_sweep_figure, write_figure
-from headgate.experiments.experiment import Check, Progress, Result, Row
+from headgate.experiments.experiment import Check, Progress, Result, Row, over_seeds
 from headgate.metrics.confidence import mean_interval
 
 NAME = "kaas-sweeps"
@@ -73,10 +73,12 @@ def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
     for sweep in sweeps:
         progress(f"{sweep.title}: {len(sweep.points)} points, {seeds} seeds")
         cases = [case for form in ALL_FORMS for case in sweep.cases(form)]
-        runs |= measure_all([case for case in cases if case not in runs], seeds, quick=quick)
+        runs |= over_seeds(
+            measure, [case for case in cases if case not in runs], seeds, quick=quick
+        )
     progress(f"Cold starts in long runs: {_LONG_MS} timesteps")
     long_cases = [case for form in ALL_FORMS for case in _cold_pair(form, _LONG_MS)]
-    runs |= measure_all(long_cases, 3 if quick else 30, quick=quick)
+    runs |= over_seeds(measure, long_cases, 3 if quick else 30, quick=quick)
     rate, gpus, _, execution, clients = sweeps
     return Result(
         NAME,
@@ -97,6 +99,7 @@ def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
 
 
 def _sweeps(quick: bool) -> tuple[Sweep, Sweep, Sweep, Sweep, Sweep]:
+    """Return the sweeps. The quick one leaves the lightest load out: ten seeds decide nothing."""
     return (
         Sweep(
             "rate",

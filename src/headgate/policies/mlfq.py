@@ -73,7 +73,7 @@ class Mlfq(Policy):
         self._serve()
 
     def on_task_withdrawn(self, task: Task) -> None:
-        del self._ready[task.id]
+        self._ready.pop(task.id, None)  # `_serve` may have met it already
         self._serve()
 
     def on_capacity(self, node: Node) -> None:

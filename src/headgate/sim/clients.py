@@ -141,18 +141,21 @@ class Straggler(Client):
     """Sends nothing, but keeps the run going until nothing is in flight any more.
 
     A run is over when every request has ended, though batches may be out that nobody waits for.
-    Who wants to see how those end stays on.
+    Who wants to see how those end stays on, at least until `until_ns`.
     """
 
+    def __init__(self, until_ns: int) -> None:
+        self._until_ns = until_ns
+
     def begin(self, engine: Engine) -> None:
-        """Look at the clock now and then."""
-        engine.wake_client(PAUSE_NS, self)
+        """Look when the others have left."""
+        engine.wake_client(self._until_ns, self)
 
     def woken(self, engine: Engine, now_ns: int) -> None:
-        """Stay as long as there is anything but timers to come."""
-        busy = [entry for entry in engine.agenda.heap if entry[1] == Rank.COMPLETION]
-        if busy or engine.recorder.open_rows():
-            engine.wake_client(max(now_ns + PAUSE_NS, min(busy)[0] if busy else 0), self)
+        """Stay as long as there is anything but timers to come; look ever more seldom."""
+        is_busy = any(entry[1] == Rank.COMPLETION for entry in engine.agenda.heap)
+        if is_busy or engine.recorder.open_rows():
+            engine.wake_client(now_ns + max(PAUSE_NS, now_ns // 4), self)
 
 
 @final

@@ -8,6 +8,7 @@ left to happen, so every request has been settled or something is wrong (and the
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from heapq import heappop
 from typing import final
@@ -115,14 +116,24 @@ class _Order(Happening):
 
 
 @final
-class _Inbox(Happening):
-    """An event that waits because the Scheduler is still thinking."""
+class _Decided(Happening):
+    """An action that took the Scheduler until now to decide on."""
 
-    __slots__ = ("event", "scheduler")
+    __slots__ = ("action", "scheduler")
 
-    def __init__(self, scheduler: int, event: Event) -> None:
+    def __init__(self, scheduler: int, action: Action) -> None:
         self.scheduler = scheduler
-        self.event = event
+        self.action = action
+
+
+@final
+class _Inbox(Happening):
+    """A Scheduler that was thinking looks at the next event that waits for it."""
+
+    __slots__ = ("scheduler",)
+
+    def __init__(self, scheduler: int) -> None:
+        self.scheduler = scheduler
 
 
 @final
@@ -164,6 +175,7 @@ class Engine:
         self._network_ns = [pool.network_ns for pool in app.pools]
         self._is_direct = self._peers == 1 and not any(self._network_ns)
         self._free_at_ns = [0] * self._peers
+        self._inboxes: list[deque[Event]] = [deque() for _ in schedulers]
         self._limit_ns = limit_ns
         self._timers: list[dict[TimerKey, int]] = [{} for _ in schedulers]
         self._token = 0
@@ -213,7 +225,10 @@ class Engine:
             recorder.arrived(now_ns, pipeline, client)
         self._open += 1
         index = 0 if self._peers == 1 else self._scheduler_of_request(request_id)
-        self.tell(now_ns, index, RequestArrived(request_id, pipeline, client, items))
+        event = RequestArrived(request_id, pipeline, client, items)
+        if self._thinking_takes_time:  # a deadline counts from now, not from when it is heard of
+            event.deadline_ns = self.app.pipelines[pipeline].slo.deadline_ns(now_ns)
+        self.tell(now_ns, index, event)
 
     def _scheduler_of_request(self, request_id: int) -> int:
         """What stands in front of the gateways spreads requests evenly, and not in lockstep."""
@@ -259,7 +274,14 @@ class Engine:
         elif isinstance(what, Wake):
             what.node.wake(now_ns, what.instance_id)
         elif isinstance(what, _Inbox):
-            self.tell(now_ns, what.scheduler, what.event)
+            self._think(now_ns, what.scheduler, self._inboxes[what.scheduler].popleft())
+            if self._inboxes[what.scheduler]:
+                self.agenda.push(self._free_at_ns[what.scheduler], Rank.COMPLETION, what)
+        elif isinstance(what, _Decided):
+            if isinstance(what.action, Settle):
+                self._settle(now_ns, what.action)
+            else:
+                self._perform(now_ns, what.scheduler, what.action)
         elif isinstance(what, _TroubleDue):
             what.trouble.strike(self, now_ns)
         else:
@@ -294,7 +316,7 @@ class Engine:
         """Feed one Scheduler one event and carry out what it says."""
         scheduler = self.schedulers[index]
         if self._thinking_takes_time:
-            self._tell_a_thinker(now_ns, index, scheduler, event)
+            self._tell_a_thinker(now_ns, index, event)
             return
         actions = scheduler.handle(now_ns, event)
         if self._observer is not None:
@@ -307,19 +329,30 @@ class Engine:
             else:
                 self._perform(now_ns, index, action)
 
-    def _tell_a_thinker(self, now_ns: int, index: int, scheduler: Scheduler, event: Event) -> None:
-        if now_ns < self._free_at_ns[index]:
-            self.agenda.push(self._free_at_ns[index], event.rank, _Inbox(index, event))
-            return
+    def _tell_a_thinker(self, now_ns: int, index: int, event: Event) -> None:
+        """Events wait in line: none overtakes another, even at the instant the thinking ends."""
+        inbox = self._inboxes[index]
+        if inbox:
+            inbox.append(event)
+        elif now_ns < self._free_at_ns[index]:
+            inbox.append(event)
+            self.agenda.push(self._free_at_ns[index], Rank.COMPLETION, _Inbox(index))
+        else:
+            self._think(now_ns, index, event)
+
+    def _think(self, now_ns: int, index: int, event: Event) -> None:
+        scheduler = self.schedulers[index]
         work = scheduler.work
         actions = scheduler.handle(now_ns, event)
         if self._observer is not None:
             self._observer.saw(now_ns, index, event, actions)
         cost_ns = self._decision_ns + (scheduler.work - work) * self._work_unit_ns
+        if isinstance(event, RequestAnnounced):
+            cost_ns = 0  # that was thought before the run
         done_ns = now_ns + cost_ns
         self._free_at_ns[index] = done_ns
         for action in actions:
-            self.agenda.push(done_ns, Rank.COMPLETION, _Order(index, action))
+            self.agenda.push(done_ns, Rank.COMPLETION, _Decided(index, action))
 
     # --- from the Schedulers -------------------------------------------------------------------
 
@@ -360,10 +393,6 @@ class Engine:
         """An action has reached the place where it is carried out."""
         if isinstance(action, Dispatch) and action.node_id is None:
             self.platforms[action.pool_id].take(now_ns, action)
-        elif isinstance(action, Settle):
-            self._settle(now_ns, action)
-        elif isinstance(action, SetTimer | CancelTimer):
-            self._perform(now_ns, index, action)
         elif isinstance(action, StartInstance) and action.node_id is None:
             self._ask_broker(now_ns, index, action)
         elif isinstance(action, StopInstance) and action.node_id is None:

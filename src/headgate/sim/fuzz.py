@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from itertools import zip_longest
 from typing import Final, final
 
 from headgate.core.actions import Action
@@ -17,14 +18,13 @@ from headgate.core.log import LogEntry, replay
 from headgate.core.outcome import OUTCOME_NAMES
 from headgate.core.policy import PolicyConfig, PolicyKind
 from headgate.core.rng import stream
-from headgate.core.scheduler import Scheduler
 from headgate.core.wire import Wire, to_wire
 from headgate.policies import find_policy
-from headgate.sim.checkers import Checker, all_checkers
+from headgate.sim.checkers import Checkers, all_checkers
 from headgate.sim.clients import LoopClients, Straggler
 from headgate.sim.hooks import Client, Observer
 from headgate.sim.random_case import Case, random_case
-from headgate.sim.run import Setup, simulate
+from headgate.sim.run import Setup, build_schedulers, simulate
 
 _LIMIT_NS: Final = 3_600 * SECOND_NS  # long after the last fault: what is open now stays open
 
@@ -67,7 +67,7 @@ def fuzz_kind(name: str, kind: PolicyKind, seed: int) -> FuzzReport:
     """Do the same to a policy that need not be one of the package's."""
     case = random_case(kind.takes, seed)
     setup = _setup(case, kind, seed)
-    first = _Log()
+    first = _Log(case.schedulers)
     checkers = all_checkers(
         case.app,
         duplicates="duplicate" in case.plan.kinds,
@@ -77,7 +77,9 @@ def fuzz_kind(name: str, kind: PolicyKind, seed: int) -> FuzzReport:
     )
     failures: list[str] = []
     try:
-        run = simulate(setup, case.arrivals, clients=_clients(case), observer=_Both(first, checkers))
+        run = simulate(
+            setup, case.arrivals, clients=_clients(case), observer=_Both(first, checkers)
+        )
         checkers.finish(run)
         failures.extend(checkers.violations)
         failures.extend(_differences(first, setup, case))
@@ -86,7 +88,7 @@ def fuzz_kind(name: str, kind: PolicyKind, seed: int) -> FuzzReport:
         failures.append(f"{type(error).__name__}: {error}")
         outcomes = Counter()
     checks = (*checkers.names, "validate", "determinism", "replay")
-    return FuzzReport(name, seed, checks, tuple(failures), first.counts, outcomes)
+    return FuzzReport(name, seed, checks, tuple(failures), first.counts(), outcomes)
 
 
 def _setup(case: Case, kind: PolicyKind, seed: int) -> Setup:
@@ -117,27 +119,54 @@ def _config(case: Case, kind: PolicyKind, seed: int) -> PolicyConfig:
 
 def _clients(case: Case) -> list[Client]:
     loops: list[Client] = [] if case.loop is None else [LoopClients(case.loop, case.app)]
-    return [*loops, Straggler()]
+    return [*loops, Straggler(case.arrivals.duration_ns)]
 
 
 def _differences(first: _Log, setup: Setup, case: Case) -> list[str]:
     """Run it again, without validation, and replay every Scheduler's log: all must be the same."""
-    second = _Log()
-    again = Setup(**{**_fields(setup), "validate": False})
+    second = _Log(case.schedulers)
+    again = replace(setup, validate=False)
     simulate(again, case.arrivals, clients=_clients(case), observer=second)
-    found = []
+    found: list[str] = []
     if first.wires != second.wires:
-        found.append(f"determinism: {_first_difference(first.wires, second.wires)}")
-    for index in range(setup.schedulers):
-        rng = stream(setup.seed, f"policy/{index}")
-        fresh = Scheduler(
-            setup.app, setup.policy, setup.config, rng=rng, index=index, peers=setup.schedulers
-        )
-        result = replay(first.entries.get(index, ()), fresh)
+        pairs = zip_longest(first.wires, second.wires)
+        one, other = next((a, b) for a, b in pairs if a != b)
+        found.append(f"determinism: first {one}, then {other}")
+    for scheduler, entries in zip(build_schedulers(again), first.entries, strict=True):
+        result = replay(entries, scheduler)
         if result.first_difference is not None:
             found.append(f"replay: {result.first_difference}")
     return found
 
 
-def _fields(setup: Setup) -> dict[str, object]:
-    return {field.name: getattr(setup, field.name) for field in fields(setup)}
+@final
+class _Log(Observer):
+    """Every event and action, as they were when they came about."""
+
+    def __init__(self, schedulers: int) -> None:
+        self.wires: list[tuple[int, int, Wire, list[Wire]]] = []
+        self.entries: list[list[LogEntry]] = [[] for _ in range(schedulers)]
+
+    def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+        """Write it down."""
+        wire, wires = to_wire(event), [to_wire(action) for action in actions]
+        self.wires.append((now_ns, scheduler, wire, wires))
+        self.entries[scheduler].append(LogEntry(len(self.wires), now_ns, event, actions))
+
+    def counts(self) -> Counter[str]:
+        """How often each kind of event was handled."""
+        return Counter(str(wire[0]) for _, _, wire, _ in self.wires)
+
+
+@final
+class _Both(Observer):
+    """Logs, then checks: a checker that raises leaves the log complete."""
+
+    def __init__(self, log: _Log, checkers: Checkers) -> None:
+        self._log = log
+        self._checkers = checkers
+
+    def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+        """Pass it on."""
+        self._log.saw(now_ns, scheduler, event, actions)
+        self._checkers.saw(now_ns, scheduler, event, actions)

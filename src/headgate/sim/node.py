@@ -228,6 +228,7 @@ class SimNode:
         if self._shares:
             self._progress(now_ns)
         self.jobs.remove(job)
+        job.ends_ns = NEVER_NS  # where jobs share, it may be on the agenda twice
         order = job.order
         self.busy_ns += now_ns - job.began_ns
         has_more_to_do = self.backend.ended(now_ns, order)
@@ -333,6 +334,7 @@ class SimNode:
         count = len(self.jobs)
         for job in self.jobs:
             togo_ns = job.left_ns * job.variant.profile.slowdown_at(count)
+            job.ends_ns = NEVER_NS  # the end worked out before does not hold any more
             if best is None or togo_ns < best_ns:
                 best, best_ns = job, togo_ns
         if best is not None:

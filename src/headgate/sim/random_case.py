@@ -6,7 +6,7 @@ limits are tight, so that they are met.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import final
 
@@ -58,11 +58,13 @@ def random_case(takes: Takes, seed: int) -> Case:
     schedulers = rng.randint(1, 3) if takes.many_schedulers else 1
     app = _Draft(takes, schedulers, rng).app()
     duration_ns = rng.randint(50, 500) * MILLISECOND_NS
-    # Requests are announced by the id they will have, so nobody else may send any.
+    # Requests are announced by the id they will have, so nobody else may send any; and those
+    # who wait for them wait for ever if the Scheduler turns them away at the door.
     announces = takes.clairvoyance and rng.random() < 0.5
     plan = random_plan(app, duration_ns, seed, intensity=rng.choice((0.0, 0.5, 1.5)))
     if announces:
         plan = FaultPlan(tuple(fault for fault in plan.faults if fault.kind != "burst"))
+        app = replace(app, limits=replace(app.limits, open_requests_max=1_000))
     return Case(
         app=app,
         arrivals=_arrivals(app, duration_ns, rng),
@@ -96,7 +98,9 @@ class _Draft:
         functions = tuple(self._function(i, drafts) for i in range(rng.randint(1, 4)))
         pools = tuple(self._with_memory(pool, functions) for pool in drafts)
         pipelines = tuple(self._pipeline(i, functions) for i in range(rng.randint(1, 3)))
-        clients = tuple(Client(i, f"c{i}", rng.choice((1.0, 2.0))) for i in range(rng.randint(1, 3)))
+        clients = tuple(
+            Client(i, f"c{i}", rng.choice((1.0, 2.0))) for i in range(rng.randint(1, 3))
+        )
         return App(functions, pipelines, pools, clients, self._limits())
 
     def _pool(self, id: int) -> Pool:
@@ -138,11 +142,11 @@ class _Draft:
         ]
         if pool.serverless is not None or self._is_shared or not sizes or rng.random() < 0.4:
             return pool
-        limits = {
-            "memory_bytes": rng.randint(max(sizes), sum(sizes)),
-            "host_memory_bytes": rng.choice((0, sum(sizes) // 2)),
-        }
-        return Pool(**{**{name: getattr(pool, name) for name in pool.__match_args__}, **limits})
+        return replace(
+            pool,
+            memory_bytes=rng.randint(max(sizes), sum(sizes)),
+            host_memory_bytes=rng.choice((0, sum(sizes) // 2)),
+        )
 
     def _function(self, id: int, pools: list[Pool]) -> Function:
         rng = self._rng

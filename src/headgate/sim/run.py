@@ -76,7 +76,7 @@ def simulate(
                 nodes.append(SimNode(len(nodes), name, pool, app, agenda, truth, recorder))
     engine = Engine(
         app,
-        _schedulers(setup),
+        build_schedulers(setup),
         nodes,
         platforms,
         agenda,
@@ -99,7 +99,8 @@ def simulate(
     return _columns(engine, feed, window_ns)
 
 
-def _schedulers(setup: Setup) -> list[Scheduler]:
+def build_schedulers(setup: Setup) -> list[Scheduler]:
+    """Return the Schedulers of a run, fresh: to drive them, or to replay what they were told."""
     return [
         Scheduler(
             setup.app,

@@ -49,25 +49,21 @@ class Truth:
         self._next = 0
         self.scale = list(config.scale)
 
-    def factor(self, function_id: int) -> float:
-        """How true time relates to expected time, for one piece of work."""
-        scale = self.scale
-        factor = scale[function_id] if function_id < len(scale) else 1.0
-        if self._is_exact:
-            return factor
-        index = self._next
-        if index == len(self._factors):
-            self._factors = self._draw()
-            index = 0
-        self._next = index + 1
-        return factor * self._factors[index]
-
     def exec_ns(self, variant: Variant, items: int) -> int:
         """True time of a batch that has its node to itself. At least a nanosecond."""
         expected_ns = variant.profile.exec_ns[items - 1]
-        if self._is_exact and not self.scale:
+        scale = self.scale
+        if self._is_exact and not scale:
             return expected_ns
-        return int(expected_ns * self.factor(variant.function_id)) or 1
+        factor = scale[variant.function_id] if variant.function_id < len(scale) else 1.0
+        if not self._is_exact:
+            index = self._next
+            if index == len(self._factors):
+                self._factors = self._draw()
+                index = 0
+            self._next = index + 1
+            factor *= self._factors[index]
+        return int(expected_ns * factor) or 1
 
     def _draw(self) -> list[float]:
         cv = self._config.cv

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from headgate.app import LoadedApp, make_config
 from headgate.cli.application import load_app
+from headgate.cli.chosen import known_policy
 from headgate.cli.fit import policies_for
 from headgate.cli.options import app_argument, json_option, traces_option
 from headgate.cli.rows import rows_table
@@ -17,7 +18,6 @@ from headgate.cli.workload import WorkloadOptions, choose_workload
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import TIER_NAMES, App, Pipeline, Pool, Variant
 from headgate.core.units import format_duration, format_size
-from headgate.policies import find_policy
 
 
 @click.command("check")
@@ -27,7 +27,7 @@ from headgate.policies import find_policy
 def command(app: str, traces: Path | None, as_json: bool) -> None:
     """Load APP, and say what it declares or what is wrong with it."""
     loaded = load_app(app)
-    kind = find_policy(loaded.policy.name, app)
+    kind = known_policy(loaded.policy.name, app, "policy")
     make_config(kind.config, loaded.policy.settings, app)
     if loaded.workload.streams:  # over an instant, because only what they say matters
         choose_workload(loaded, app, WorkloadOptions(duration_ns=1, traces=traces), seed=0)

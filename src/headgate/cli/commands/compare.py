@@ -59,7 +59,9 @@ def command(
     as_json: bool,
     report: Path | None,
 ) -> None:
-    """Simulate APP under several policies: the same requests, one table, one plot.
+    """Simulate APP under several policies, side by side.
+
+    All get the same requests. Prints one table; the report has one plot.
 
     \b
     headgate compare examples/kaas.yaml
@@ -74,7 +76,9 @@ def command(
     for number in range(seed, seed + seeds):
         workload = choose_workload(loaded, app, options, number)
         for each in chosen:
-            runs[each.name].append(run(loaded, each, workload, seed=number)[0])
+            title = f"seed {number}," if seeds > 1 else "simulating"
+            done, _ = run(loaded, each, workload, seed=number, title=title)
+            runs[each.name].append(done)
     comparison = Comparison(app, seed, seeds, runs)
     if report is not None:
         with writing(report, "--report"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import click
 from rich.text import Text
 
 from headgate.app import LoadedApp, from_spec, make_config
+from headgate.cli.chosen import known_policy
 from headgate.cli.narrator import Narrator
 from headgate.cli.options import json_option
 from headgate.cli.progress import Progress
@@ -20,7 +22,6 @@ from headgate.core.rng import stream
 from headgate.core.scheduler import Scheduler
 from headgate.core.story import story
 from headgate.core.wire import to_wire
-from headgate.policies import find_policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +55,14 @@ def command(log: Path, as_json: bool, request_id: int | None) -> int:
     headgate replay run.log --story 17
     """
     header, entries = read_log(log)
-    loaded = from_spec(header.app, f"{log}:1: app")
-    if request_id is not None:
-        _tell(log, loaded, entries, request_id, as_json)
-        return 0
-    scheduler = _scheduler(header, loaded, f"{log}:1")
-    with Progress(f"replaying {log.name}"):
-        verdict = _replay(entries, scheduler)
+    with closing(entries):
+        loaded = from_spec(header.app, f"{log}:1: app")
+        if request_id is not None:
+            _tell(log, loaded, entries, request_id, as_json)
+            return 0
+        scheduler = _scheduler(header, loaded, f"{log}:1")
+        with Progress(f"replaying {log.name}"):
+            verdict = _replay(entries, scheduler)
     if as_json:
         show_json(_to_json(log, header, entries, verdict))
     else:
@@ -69,7 +71,7 @@ def command(log: Path, as_json: bool, request_id: int | None) -> int:
 
 
 def _scheduler(header: LogHeader, loaded: LoadedApp, where: str) -> Scheduler:
-    kind = find_policy(header.policy, where)
+    kind = known_policy(header.policy, where, "policy")
     config = make_config(kind.config, header.settings, where)
     rng = stream(header.seed, f"policy/{header.index}")
     return Scheduler(loaded.app, kind, config, rng=rng, index=header.index, peers=header.peers)

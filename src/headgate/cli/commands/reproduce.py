@@ -53,7 +53,7 @@ def _show_experiments(as_json: bool) -> None:
 
 
 def _run(experiment: Experiment, quick: bool, out: Path | None, as_json: bool) -> Result:
-    with Progress(experiment.NAME) as progress, writing(out or Path(), "--out"):
+    with Progress(experiment.NAME) as progress, writing(out, "--out"):
         result = experiment.run(quick=quick, out=out, progress=progress.say)
     if not as_json:
         show_result(result, experiment.TITLE, "docs/papers says why")

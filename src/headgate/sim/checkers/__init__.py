@@ -6,6 +6,23 @@ from headgate.sim.checkers.checker import Checker, Checkers, Clock
 from headgate.sim.checkers.nodes import Exclusivity, Memory, Presence
 from headgate.sim.checkers.requests import Conservation, Deadlines, Stages, Starvation
 
+__all__ = [
+    "BatchLimits",
+    "Causes",
+    "Checker",
+    "Checkers",
+    "Clock",
+    "Conservation",
+    "Deadlines",
+    "Exclusivity",
+    "Memory",
+    "Presence",
+    "Stages",
+    "Starvation",
+    "Windows",
+    "all_checkers",
+]
+
 
 def all_checkers(
     app: App,

@@ -104,11 +104,8 @@ class Causes(Checker):
         """Nothing is in flight any more, if the run went on for long enough."""
         if not self._drained:
             return
-        for batch_id in self._out:
+        for batch_id in () if self._losses else (*self._out, *self._given_up):
             self.blame(run.end_ns, f"batch {batch_id} has not ended")
-        for batch_id in self._given_up:
-            if not self._losses:
-                self.blame(run.end_ns, f"batch {batch_id} was given up, and has not ended")
         for kind, instance_id in self._pending:
             self.blame(run.end_ns, f"{kind.__name__} of instance {instance_id} has not ended")
 
@@ -147,8 +144,8 @@ class Causes(Checker):
             for kind in (StartInstance, StopInstance, LoadWeights, EvictWeights):
                 pending.pop((kind, instance_id), None)
         elif isinstance(event, WeightsLoaded):  # a load is done, or an eviction was declined
-            if pending.pop((LoadWeights, instance_id), None) is None:
-                pending.pop((EvictWeights, instance_id), None)
+            pending.pop((LoadWeights, instance_id), None)
+            pending.pop((EvictWeights, instance_id), None)
         else:
             pending.pop((EvictWeights, instance_id), None)
 

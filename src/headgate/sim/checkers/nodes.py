@@ -123,6 +123,7 @@ class Memory(Checker):
         self._bytes: dict[int, int] = {}  # instance id -> how large
         self._device: dict[int, dict[int, None]] = {}  # node id -> instance ids
         self._host: dict[int, dict[int, None]] = {}
+        self._unplaced: set[int] = set()  # instances whose pool has yet to pick a node
 
     def note_event(self, now_ns: int, scheduler: int, event: Event) -> None:
         """What is gone takes no memory; what a pool has placed does."""
@@ -133,7 +134,8 @@ class Memory(Checker):
             self._host.pop(event.node_id, None)
         elif isinstance(event, InstanceStopped):
             self._forget(event.instance_id)
-        elif isinstance(event, InstanceStarted) and event.instance_id in self._bytes:
+        elif isinstance(event, InstanceStarted) and event.instance_id in self._unplaced:
+            self._unplaced.discard(event.instance_id)
             self._put(now_ns, self._device, event.node_id, event.instance_id)
 
     def note_action(self, now_ns: int, scheduler: int, action: Action) -> None:
@@ -141,7 +143,9 @@ class Memory(Checker):
         if isinstance(action, StartInstance):
             profile = self._app.variants[action.variant_id].profile
             self._bytes[action.instance_id] = profile.memory_bytes
-            if action.node_id is not None:
+            if action.node_id is None:
+                self._unplaced.add(action.instance_id)
+            else:
                 self._put(now_ns, self._device, action.node_id, action.instance_id)
         elif isinstance(action, StopInstance):
             self._forget(action.instance_id)
@@ -165,7 +169,7 @@ class Memory(Checker):
             self.blame(now_ns, f"node {node_id} holds {used} bytes of {limit}")
 
     def _forget(self, instance_id: int) -> None:
-        self._bytes.pop(instance_id, None)
+        self._unplaced.discard(instance_id)
         for places in (self._device, self._host):
             for held in places.values():
                 held.pop(instance_id, None)

@@ -1,0 +1,91 @@
+"""`headgate fuzz`: a policy in random worlds where things go wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import click
+from rich.text import Text
+
+from headgate.cli.chosen import known_policy
+from headgate.cli.options import json_option, seed_option
+from headgate.cli.progress import Progress
+from headgate.cli.rows import cell
+from headgate.cli.screen import hanging, show, show_json
+from headgate.sim.fuzz import FuzzReport, fuzz
+
+
+@click.command("fuzz")
+@click.option("--policy", required=True, metavar="NAME", help="Which policy to try.")
+@seed_option
+@click.option(
+    "--count",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="K",
+    help="Try K worlds: seeds N, N + 1, ... Default: 1.",
+)
+@json_option
+def command(policy: str, seed: int, count: int, as_json: bool) -> int:
+    """Run a policy in random worlds with random faults, under every checker.
+
+    Each seed is an application, a workload and a plan of faults. It is run twice and its log is
+    replayed. Exits with 1 if anything is wrong, with the command that repeats it.
+
+    \b
+    headgate fuzz --policy balance --seed 7
+    headgate fuzz --policy affinity --count 200
+    """
+    known_policy(policy, "--policy")
+    reports: list[FuzzReport] = []
+    with Progress(f"fuzzing {policy}", count) as progress:
+        for number in range(seed, seed + count):
+            reports.append(fuzz(policy, number))
+            progress.update(len(reports))
+    if as_json:
+        show_json(_to_json(policy, seed, reports))
+    else:
+        _show(policy, reports)
+    return 0 if all(report.is_ok for report in reports) else 1
+
+
+def _to_json(policy: str, seed: int, reports: list[FuzzReport]) -> dict[str, object]:
+    return {
+        "policy": policy,
+        "seed": seed,
+        "count": len(reports),
+        "checks": list(reports[0].checks),
+        "events": _sum([report.events for report in reports]),
+        "outcomes": _sum([report.outcomes for report in reports]),
+        "failures": [
+            {"seed": report.seed, "repeat": report.line, "found": list(report.failures)}
+            for report in reports
+            if not report.is_ok
+        ],
+    }
+
+
+def _show(policy: str, reports: list[FuzzReport]) -> None:
+    outcomes = _sum([report.outcomes for report in reports])
+    show(
+        hanging("requests", 10, cell(outcomes) or "none"),
+        hanging("events", 10, cell(_sum([report.events for report in reports]))),
+        hanging("checks", 10, ", ".join(reports[0].checks)),
+        "",
+    )
+    failing = [report for report in reports if not report.is_ok]
+    for report in failing:
+        show(Text(report.line, "bold"), *(hanging("✗", 2, text) for text in report.failures))
+    worlds = "1 world" if len(reports) == 1 else f"{len(reports):,} worlds"
+    if failing:
+        show(Text(f"{policy} fails in {len(failing):,} of {worlds}", "bold red"))
+    else:
+        show(Text(f"✓ {policy} is right in {worlds}", "green"))
+
+
+def _sum(counts: list[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total.most_common())

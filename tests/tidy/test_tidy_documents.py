@@ -1,0 +1,170 @@
+"""Commands in documents do what the documents say: they are run, in a copy of the repository.
+
+In a block fenced as `console`, every line after `$ ` is a command and what follows is what it
+prints; in one fenced as `bash`, every line is a command. What a block prints is compared line by
+line, in order, with numbers and white space set aside and `...` for anything; a comment
+`<!-- exact -->` on the line before the fence compares it to the letter. A comment
+`<!-- needs: minutes -->` (or a cloud, a cluster, a gpu) keeps a block from being run. A block after
+`<!-- file: NAME -->` is that file, which the commands that follow may use.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from tidy_sources import ROOT, kept_files, name_of
+
+NEEDS = frozenset(("cloud", "cluster", "gpu", "minutes"))
+BIN = Path(sys.executable).parent
+TIMEOUT_S = 120
+DOCUMENTS = sorted(path for path in kept_files() if path.suffix == ".md")
+
+
+@dataclass
+class Command:
+    """A line to run, where it stands, and what it should print (None: whatever)."""
+
+    text: str
+    line: int
+    expected: list[str] | None
+    is_exact: bool = False
+
+
+@dataclass
+class Block:
+    """A fenced block and the comment before it."""
+
+    language: str
+    mark: str
+    line: int
+    lines: list[str] = field(default_factory=list)
+
+
+def blocks(text: str) -> list[Block]:
+    """The fenced blocks of a document."""
+    found: list[Block] = []
+    inside: Block | None = None
+    before = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if inside is not None:
+            if line.strip() == "```":
+                inside = None
+            else:
+                inside.lines.append(line)
+        elif line.startswith("```"):
+            inside = Block(line[3:].strip(), before, number)
+            found.append(inside)
+        before = line.strip()
+    assert inside is None, "a fence is not closed"
+    return found
+
+
+def commands(block: Block) -> list[Command]:
+    """What a block wants to be run; nothing if it is marked as needing something."""
+    needs = re.fullmatch(r"<!-- needs: (\w+) -->", block.mark)
+    if needs is not None:
+        assert needs[1] in NEEDS, f"line {block.line}: unknown need {needs[1]!r}"
+        return []
+    is_exact = block.mark == "<!-- exact -->"
+    found: list[Command] = []
+    for offset, line in enumerate(block.lines, 1):
+        if found and found[-1].text.endswith("\\"):
+            found[-1].text = f"{found[-1].text[:-1]}{line.strip()}"
+        elif block.language == "console" and line.startswith("$ "):
+            found.append(Command(line[2:], block.line + offset, [], is_exact))
+        elif block.language == "bash" and line.strip() and not line.startswith("#"):
+            found.append(Command(line, block.line + offset, None))
+        elif block.language == "console" and found and found[-1].expected is not None:
+            found[-1].expected.append(line)
+    return found
+
+
+def loose(line: str) -> str:
+    """A line without its numbers and its alignment, which may differ from run to run."""
+    return re.sub(r"\s+|─+", " ", re.sub(r"[0-9][0-9.,e+-]*", "#", line)).strip()
+
+
+def missing(expected: list[str], printed: list[str]) -> str | None:
+    """The first expected line that was not printed after the one before it."""
+    rest = iter(printed)
+    for line in expected:
+        if line and line != "..." and line not in rest:
+            return line
+    return None
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the repository, with the environment that runs the tests as its own."""
+    for path in kept_files():
+        target = tmp_path / "headgate" / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, target)
+    (tmp_path / "headgate" / ".venv").symlink_to(BIN.parent)
+    if not (BIN / "headgate").exists():  # the package is on the path but was never installed
+        shim = tmp_path / "bin" / "headgate"
+        shim.parent.mkdir()
+        shim.write_text(f'#!/bin/sh\nexec {sys.executable} -m headgate "$@"\n', encoding="utf-8")
+        shim.chmod(0o755)
+    return tmp_path / "headgate"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_commands_run(document: Path, checkout: Path) -> None:
+    for block in blocks(document.read_text(encoding="utf-8")):
+        file = re.fullmatch(r"<!-- file: (\S+) -->", block.mark)
+        if file is not None:
+            (checkout / file[1]).write_text("\n".join([*block.lines, ""]), encoding="utf-8")
+        for command in commands(block):
+            _run(command, checkout, f"{name_of(document)}:{command.line}: {command.text}")
+
+
+def test_the_parser_of_documents() -> None:
+    """What is run, what is not, and what counts as printed."""
+    run = "```console\n$ a \\\n  b\nx 1\n$ c\n```\n"
+    not_run = "<!-- needs: gpu -->\n```bash\nd\n```\n```\ne\n```\n"
+    first, second, third = blocks(run + not_run)
+    assert [(c.text, c.expected) for c in commands(first)] == [("a b", ["x 1"]), ("c", [])]
+    assert commands(second) == commands(third) == []
+    assert missing([loose("x 1.5"), "...", "z"], [loose("x   22"), "y", "z"]) is None
+    assert missing(["z", "x"], ["x", "z"]) == "x"
+
+
+def _run(command: Command, checkout: Path, where: str) -> None:
+    if command.text.startswith("make ") and not (BIN.parent / ".ready").exists():
+        return  # this environment was not made by `make`, which would make it anew
+    done = subprocess.run(
+        command.text,
+        shell=True,
+        cwd=checkout,
+        env=os.environ
+        | {
+            "PATH": os.pathsep.join((str(BIN), str(checkout.parent / "bin"), os.environ["PATH"])),
+            "PYTHONPATH": str(checkout / "src"),
+            "COLUMNS": "100",
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{where}\n{done.stdout}"
+    if command.expected is not None:
+        _compare(command, command.expected, done.stdout, where)
+
+
+def _compare(command: Command, expected: list[str], printed: str, where: str) -> None:
+    if command.is_exact:
+        assert printed.strip() == "\n".join(expected).strip(), where
+        return
+    first = missing([loose(e) for e in expected], [loose(p) for p in printed.splitlines()])
+    assert first is None, f"{where}\nnot printed: {first}\n{printed}"

@@ -1,0 +1,54 @@
+"""Runs the command line in this process, as the tests of it need it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+
+from headgate.cli.main import cli
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+KAAS = str(EXAMPLES / "kaas.yaml")
+
+APP = """
+functions: {resnet: {exec: 5ms, start: 20ms}, bert: {exec: 20ms, memory: 1GB}}
+slo: {latency: 100ms}
+pools: {gpu: {nodes: 2, memory: 16GB, price: $1.20/h}}
+policy: balance
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a command printed, and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """What it printed, if that is JSON. NaN is not."""
+        return json.loads(self.out, parse_constant=_refuse)
+
+
+def headgate(*arguments: object) -> Ended:
+    """Run a command. An exception that is not bad input comes through, as our bugs should."""
+    result = CliRunner().invoke(cli, [str(each) for each in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Ended(result.exit_code, result.stdout, result.stderr)
+
+
+def write(path: Path, text: str) -> str:
+    """Write a file and return its name."""
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def _refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is not JSON")

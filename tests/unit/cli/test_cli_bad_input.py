@@ -1,0 +1,178 @@
+"""Bad input is one line on stderr that says where, what and what is allowed; and exit code 2."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from pathlib import Path
+
+import pytest
+from cli_rig import APP, EXAMPLES, KAAS, headgate, write
+
+
+def complaint(*arguments: object) -> str:
+    """Run a command that must be refused, and return the one line it says."""
+    ended = headgate(*arguments)
+    lines = ended.err.splitlines()
+    assert (ended.code, ended.out, len(lines)) == (2, "", 1), ended
+    assert lines[0].startswith("headgate: error: ")
+    return lines[0].removeprefix("headgate: error: ")
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "said"),
+    [
+        ("nodes: 2", "nodez: 2", "pools.gpu: 'nodez': unknown key, did you mean nodes?"),
+        ("exec: 5ms", "exec: -5ms", "functions.resnet.exec: '-5ms': must not be negative"),
+        ("exec: 5ms", "exec: 5", "functions.resnet.exec: 5"),
+        ("memory: 1GB", "memory: 99GB", "functions.bert.memory: '99GB': fits no pool"),
+        (": balance", ": balanec", "policy: 'balanec': unknown policy, did you mean balance?"),
+        (": balance", ": {name: balance, batch: 2}", "policy: 'batch': unknown setting"),
+    ],
+)
+def test_the_application_file(tmp_path: Path, written: str, instead: str, said: str) -> None:
+    app = write(tmp_path / "app.yaml", APP.replace(written, instead))
+    for command in ("simulate", "compare", "check"):
+        if command != "compare" or "policy" not in said:  # which brings its own
+            line = complaint(command, app, *_some_arrivals(command))
+            assert line.startswith(f"{app}: {said}"), line
+            assert "(allowed: " in line
+
+
+def _some_arrivals(command: str) -> list[str]:
+    return [] if command == "check" else ["--arrivals", "poisson:rate=5/s,pipeline=resnet"]
+
+
+def test_a_pipeline_that_waits_for_itself(tmp_path: Path) -> None:
+    stages = "stages: {x: {function: bert, after: [y]}, y: {function: bert, after: [x]}}"
+    app = write(tmp_path / "app.yaml", f"{APP}pipelines: {{p: {{{stages}}}}}\n")
+    said = "pipelines.p.stages: wait for each other: x -> y -> x (allowed: no cycles)"
+    assert complaint("simulate", app) == f"{app}: {said}"
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ("1.0,resnet\n0.5,resnet\n", ":3: time: '0.5': is earlier than the row before"),
+        ("1.0,resnet\n1.5", ":3: the row has 1 cells, the header 2"),
+        ("-1.0,resnet\n", ":2: time: '-1.0': must not be negative"),
+        ("1.0,vgg\n", ": pipeline: 'vgg': unknown pipeline (allowed: resnet, bert)"),
+        ("", ": has a header but no rows"),
+    ],
+)
+def test_a_trace(tmp_path: Path, rows: str, said: str) -> None:
+    app = write(tmp_path / "app.yaml", APP)
+    trace = write(tmp_path / "trace.csv", f"time,pipeline\n{rows}")
+    assert complaint("simulate", app, "--trace", trace).startswith(f"{trace}{said}")
+
+
+def test_a_compressed_trace_that_was_cut_off(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv.gz"
+    rows = "".join(f"{second * 1.37},resnet\n" for second in range(5_000))
+    trace.write_bytes(gzip.compress(f"time,pipeline\n{rows}".encode())[:-2_000])
+    assert "cut short" in complaint("simulate", KAAS, "--trace", trace)
+
+
+def test_a_trace_that_names_no_pipeline_where_there_are_several(tmp_path: Path) -> None:
+    trace = write(tmp_path / "trace.csv", "time\n1.0\n")
+    said = f"{trace}: pipeline: does not say which pipeline (allowed: resnet, bert)"
+    assert complaint("simulate", KAAS, "--trace", trace) == said
+
+
+def test_a_request_larger_than_any_batch(tmp_path: Path) -> None:
+    """It could never be dispatched: say so now, rather than blame a policy later."""
+    trace = write(tmp_path / "trace.csv", "time,pipeline,items\n1.0,resnet,3\n")
+    line = complaint("simulate", KAAS, "--trace", trace)
+    assert line.startswith(f"{trace}: items: 3: is more than a batch of function resnet can hold")
+
+
+def test_no_requests_at_all(tmp_path: Path) -> None:
+    app = write(tmp_path / "app.yaml", APP)
+    line = complaint("simulate", app)
+    assert line.startswith(f"{app}: workload.arrivals: there are no requests to send")
+    assert "--trace FILE" in line
+
+
+def test_arrivals_of_the_file(tmp_path: Path) -> None:
+    stream = "workload: {arrivals: [{pipeline: bert, spec: 'poison:rate=5/s'}]}"
+    app = write(tmp_path / "app.yaml", f"{APP}{stream}\n")
+    for command in ("simulate", "check"):
+        said = f"{app}: workload.arrivals[0].spec: 'poison': unknown kind of arrivals"
+        assert complaint(command, app).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--policy", "srft"], "--policy: 'srft': unknown policy, did you mean srtf?"),
+        (["--arrivals", "poisson:rate=5"], "--arrivals: poisson.rate: '5': needs a unit"),
+        (["--arrivals", "poisson:rate=5/s"], "--arrivals poisson:rate=5/s: pipeline: does not say"),
+        (["--trace", "a", "--arrivals", "b"], "--trace: 'a': cannot be given together"),
+        (["--trace", "nosuch"], "--trace: trace: 'nosuch': no such file"),
+        (["--traces", "/nosuch", "--trace", "t"], "/nosuch: no such directory of traces"),
+        (["--set", "batch_max"], "--set: 'batch_max': is not a setting (allowed: KEY=VALUE)"),
+        (["--set", "batch=2"], "--set: policy: 'batch': unknown setting"),
+        (["--set", "batch_max=two"], "--set: policy.batch_max: 'two': is text"),
+        (["--set", "batch_max=[2"], "--set: batch_max: '[2': is not YAML"),
+        (["--duration", "0"], "--duration: '0': must be longer than zero"),
+        (["--duration", "-5"], "--duration: '-5s': must not be negative"),
+        (["--duration", "5 parsecs"], "--duration: '5 parsecs': "),
+        (["--seed", "-1"], "simulate: Invalid value for '--seed': -1"),
+        (["--log", "/nosuch/run.log"], "--log: '/nosuch/run.log': cannot be written"),
+        (["--report", f"{KAAS}/report"], f"--report: '{KAAS}/report': cannot be written"),
+        (["--nosuch"], "simulate: No such option"),
+        (["more"], "simulate: Got unexpected extra argument"),
+    ],
+)
+def test_options(options: list[str], said: str) -> None:
+    assert complaint("simulate", KAAS, *options).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["simulat"], "'simulat': unknown command, did you mean simulate? (allowed: bench, "),
+        (["--nosuch"], "No such option"),
+        (["simulate"], "simulate: Missing argument 'APP'."),
+        (["simulate", "nosuch.yaml"], "nosuch.yaml: cannot be read: No such file or directory"),
+        (["simulate", "no_such:app"], "no_such:app: cannot be imported: No module named"),
+        (["compare", KAAS, "--policies", "a,b"], "--policies: 'a': unknown policy"),
+        (["compare", KAAS, "--policies", "srtf,srtf"], "--policies: 'srtf': is there twice"),
+        (["compare", KAAS, "--set", "batch_max=2"], "--set: 'batch_max': does not say of which"),
+        (["compare", KAAS, "--set", "lifo.x=2"], "--set: 'lifo': unknown policy"),
+        (["replay", "nosuch.log"], "nosuch.log: cannot be read: No such file or directory"),
+        (["replay", KAAS], f"{KAAS}:1: is not JSON"),
+        (["reproduce", "nosuch"], "experiment: 'nosuch': unknown experiment (allowed: "),
+        (["reproduce", "kaas-traces", "--all"], "reproduce: Give a NAME or --all, not both."),
+        (["bench", "nosuch"], "'nosuch': unknown benchmark (allowed: "),
+        (["fuzz"], "fuzz: Missing option '--policy'."),
+        (["fuzz", "--policy", "nosuch"], "--policy: 'nosuch': unknown policy (allowed: "),
+    ],
+)
+def test_commands(arguments: list[str], said: str) -> None:
+    assert complaint(*arguments).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "said"),
+    [
+        ("raises", "raise ValueError('boom\\nand more')", "ValueError: boom and more"),
+        ("unclosed", "app = (", "SyntaxError: '(' was never closed"),
+        ("empty", "from headgate.app import declare\ndeclare({}, {})", "functions: is empty"),
+        ("other", "other = 1", "has no attribute 'app'"),
+    ],
+)
+def test_a_module_that_does_not_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: str, said: str
+) -> None:
+    """The user's own code failed, so its line is told; it is not our traceback."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    write(tmp_path / f"app_that_{name}.py", source)
+    assert said in complaint("simulate", f"app_that_{name}:app")
+
+
+def test_a_policy_that_cannot_take_the_application() -> None:
+    app = str(EXAMPLES / "burst.yaml")
+    line = complaint("simulate", app, "--policy", "balance")
+    assert line.startswith(f"{app}: pools.lambda: policy balance does not take serverless pools")

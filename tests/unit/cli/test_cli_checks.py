@@ -1,0 +1,120 @@
+"""`reproduce`, `bench` and `fuzz`: exit code 1 says that something does not hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_rig import headgate
+
+from headgate.bench import bench_names
+from headgate.cli.commands import bench as bench_command
+from headgate.cli.commands import fuzz as fuzz_command
+from headgate.cli.commands import reproduce as reproduce_command
+from headgate.experiments import experiment_names
+from headgate.experiments.experiment import Check, Progress, Result
+from headgate.sim.fuzz import FuzzReport
+
+GOOD = Check("two and two", "arithmetic", 4, 4, holds=True)
+BAD = Check("three and three", "a misprint", 7, 6, holds=False)
+
+
+class Toy:
+    """An experiment, or a benchmark, that finds what it is told to."""
+
+    TITLE = "sums"
+
+    def __init__(self, name: str, *checks: Check) -> None:
+        self.NAME = name
+        self.checks = list(checks)
+
+    def run(self, *, progress: Progress, quick: bool = False, out: Path | None = None) -> Result:
+        progress("adding")
+        rows: list[dict[str, str | int | float | bool | None]] = [{"a": 2, "sum": float("nan")}]
+        figures = () if out is None else (out / "sums.png",)
+        return Result(self.NAME, [*rows, {"quick": quick}], self.checks, figures)
+
+
+@pytest.fixture(name="toys")
+def have_toys(monkeypatch: pytest.MonkeyPatch) -> None:
+    toys = {"good": Toy("good", GOOD), "bad": Toy("bad", GOOD, BAD)}
+    monkeypatch.setattr(reproduce_command, "experiment_names", lambda: list(toys))
+    monkeypatch.setattr(reproduce_command, "find_experiment", toys.__getitem__)
+    monkeypatch.setattr(bench_command, "bench_names", lambda: list(toys))
+    monkeypatch.setattr(bench_command, "find_bench", toys.__getitem__)
+
+
+@pytest.mark.usefixtures("toys")
+@pytest.mark.parametrize("command", ["reproduce", "bench"])
+def test_a_check_that_does_not_hold_is_exit_code_1(command: str) -> None:
+    assert headgate(command, "good").code == 0
+    ended = headgate(command, "bad", "--json")
+    assert (ended.code, ended.err) == (1, "")
+    assert set(ended.json) == {"name", "rows", "checks"}
+    assert ended.json["rows"][0] == {"a": 2, "sum": None}
+    assert ended.json["checks"][1] == {
+        "claim": "three and three",
+        "source": "a misprint",
+        "expected": 7,
+        "measured": 6,
+        "holds": False,
+    }
+
+
+@pytest.mark.usefixtures("toys")
+def test_checks_as_people_read_them(tmp_path: Path) -> None:
+    ended = headgate("reproduce", "bad", "--out", tmp_path / "figures")
+    assert "✓ two and two: 4, as expected  (arithmetic)" in ended.out
+    assert "✗ three and three  (a misprint)\n  expected 7, measured 6" in ended.out
+    assert f"written: {tmp_path / 'figures' / 'sums.png'}" in ended.out
+    assert ended.out.rstrip().endswith("1 of 2 checks do not hold: docs/papers says why")
+    assert "all 1 checks hold" in headgate("reproduce", "good").out
+
+
+@pytest.mark.usefixtures("toys")
+def test_all_experiments() -> None:
+    ended = headgate("reproduce", "--all", "--quick", "--json")
+    assert ended.code == 1
+    assert [each["name"] for each in ended.json] == ["good", "bad"]
+    assert ended.json[0]["rows"][1] == {"quick": True}
+
+
+def test_the_lists() -> None:
+    for command, names in (("reproduce", experiment_names()), ("bench", bench_names())):
+        ended = headgate(command)
+        assert ended.code == 0
+        assert names
+        assert all(name in ended.out for name in names)
+        assert [each["name"] for each in headgate(command, "--json").json] == names
+
+
+def test_a_real_experiment() -> None:
+    """Its claims are tested elsewhere; here, that the code says whether all of them hold."""
+    ended = headgate("reproduce", "kaas-traces", "--quick", "--json")
+    assert ended.json["name"] == "kaas-traces"
+    assert ended.code == (0 if all(check["holds"] for check in ended.json["checks"]) else 1)
+
+
+def fake_fuzz(policy: str, seed: int) -> FuzzReport:
+    failures = ("Conservation: request 5 was lost",) if seed == 8 else ()
+    return FuzzReport(policy, seed, ("Conservation",), failures, {"NodeLost": 2}, {"met": 3})
+
+
+def test_fuzzing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzz_command, "fuzz", fake_fuzz)
+    fine = headgate("fuzz", "--policy", "balance", "--seed", 7)
+    assert fine.code == 0
+    assert "✓ balance is right in 1 world" in fine.out
+    broken = headgate("fuzz", "--policy", "balance", "--seed", 7, "--count", 3)
+    assert broken.code == 1
+    assert "headgate fuzz --policy balance --seed 8\n✗ Conservation: request 5 " in broken.out
+    assert "balance fails in 1 of 3 worlds" in broken.out
+
+
+def test_fuzzing_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzz_command, "fuzz", fake_fuzz)
+    ended = headgate("fuzz", "--policy", "balance", "--seed", 7, "--count", 3, "--json")
+    assert ended.code == 1
+    assert (ended.json["events"], ended.json["outcomes"]) == ({"NodeLost": 6}, {"met": 9})
+    (failure,) = ended.json["failures"]
+    assert failure["repeat"] == "headgate fuzz --policy balance --seed 8"

@@ -1,0 +1,56 @@
+"""`headgate compare`: the same requests under several policies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_rig import KAAS, headgate
+
+from headgate.policies import policy_names
+
+
+def test_all_six_policies_get_the_same_requests() -> None:
+    found = headgate("compare", KAAS, "--duration", "1", "--json").json
+    assert found["policies"] == policy_names()
+    assert len(found["policies"]) >= 6
+    assert len({run["requests"] for run in found["runs"]}) == 1
+    waits = {run["policy"]: run["mean_wait_ms"] for run in found["runs"]}
+    assert waits["srtf"] < waits["balance"] < waits["round_robin"]
+
+
+def test_the_table_has_a_row_for_each() -> None:
+    ended = headgate("compare", KAAS, "--duration", "1", "--policies", "srtf, balance")
+    rows = [line.split()[0] for line in ended.out.splitlines() if line.strip()]
+    assert [name for name in rows if name in policy_names()] == ["srtf", "balance"]
+
+
+def test_settings_of_one_of_them() -> None:
+    options = ("--policies", "balance,mlfq", "--duration", "1", "--json")
+    plain = headgate("compare", KAAS, *options).json["runs"]
+    changed = headgate("compare", KAAS, *options, "--set", "mlfq.bucket_ratio=100").json["runs"]
+    assert changed[0]["mean_wait_ms"] == plain[0]["mean_wait_ms"]
+    assert changed[1]["mean_wait_ms"] != plain[1]["mean_wait_ms"]
+
+
+def test_several_seeds() -> None:
+    options = ("--policies", "balance,srtf", "--duration", "1", "--seeds", "3", "--seed", "5")
+    found = headgate("compare", KAAS, *options, "--json").json
+    assert [run["seed"] for run in found["runs"]] == [5, 6, 7, 5, 6, 7]
+    waits = [run["mean_wait_ms"] for run in found["runs"][:3]]
+    assert found["means"]["balance"]["mean_wait_ms"]["mean"] == pytest.approx(sum(waits) / 3)
+    assert found["means"]["balance"]["mean_wait_ms"]["half_interval"] > 0
+    assert " ±" in headgate("compare", KAAS, *options).out
+
+
+def test_the_report(tmp_path: Path) -> None:
+    options = ("--policies", "balance,srtf", "--duration", "1", "--report", tmp_path)
+    ended = headgate("compare", KAAS, *options)
+    assert f"report: {tmp_path / 'report.html'}" in ended.out
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {"report.html", "comparison.png", "comparison.json"}
+    assert json.loads((tmp_path / "comparison.json").read_text())["policies"] == ["balance", "srtf"]
+    page = (tmp_path / "report.html").read_text()
+    assert "<svg" in page
+    assert "met by srtf" in page

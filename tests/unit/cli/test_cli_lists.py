@@ -1,0 +1,99 @@
+"""`policies`, `schema`, `check`, the help: what there is, and what an application declares."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from cli_rig import APP, EXAMPLES, KAAS, headgate, write
+
+import headgate as package
+from headgate.app import from_spec
+from headgate.app.schema import json_schema
+from headgate.cli.fit import check_fit, policies_for
+from headgate.core.errors import ConfigError
+from headgate.policies import find_policy, policy_names
+
+TWO_POOLS = """
+functions: {small: {exec: 5ms, memory: 1GB}, large: {exec: 20ms, memory: 30GB}}
+pools: {cheap: {memory: 16GB}, dear: {memory: 80GB}}
+workload: {duration: 1s, arrivals: [{pipeline: large, spec: "deterministic:rate=5/s"}]}
+"""
+
+
+def test_policies() -> None:
+    found = headgate("policies", "--json").json
+    assert [policy["name"] for policy in found] == policy_names()
+    mlfq = next(policy for policy in found if policy["name"] == "mlfq")
+    assert mlfq["settings"] == {"bucket_ratio": 2.0, "clairvoyant": False}
+    assert mlfq["takes"]["clairvoyance"] is True
+    assert mlfq["about"].startswith("Buckets of similar length")
+    shown = headgate("policies").out
+    assert all(policy["about"] in shown for policy in found)
+    assert "settings bucket_ratio=2.0, clairvoyant=false" in shown
+
+
+def test_schema() -> None:
+    assert json.loads(headgate("schema").out) == json_schema()
+
+
+@pytest.mark.parametrize("name", ["kaas", "ensemble", "burst"])
+def test_the_examples_are_in_order(name: str) -> None:
+    app = EXAMPLES / f"{name}.yaml"
+    ended = headgate("check", app)
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.endswith(f"{app} is in order\n")
+    found = headgate("check", app, "--json").json
+    assert from_spec(found["spec"], "spec").app.functions
+
+
+def test_a_function_that_not_all_nodes_can_run(tmp_path: Path) -> None:
+    """Only policies that say they take mixed pools may be given one."""
+    app = write(tmp_path / "app.yaml", TWO_POOLS)
+    ended = headgate("simulate", app)
+    said = "functions.large: policy balance does not take a function that the nodes of pool cheap"
+    assert (ended.code, ended.err.startswith(f"headgate: error: {app}: {said}")) == (2, True)
+    assert "(allowed: affinity" in ended.err
+    assert headgate("simulate", app, "--policy", "affinity", "--json").json["met"] == 5
+    assert "affinity" in headgate("compare", app, "--json").json["policies"]
+    assert "balance" not in headgate("check", app, "--json").json["policies"]
+
+
+def test_every_policy_either_fits_or_says_why_not(tmp_path: Path) -> None:
+    for example in ("kaas", "ensemble", "burst"):
+        spec = headgate("check", EXAMPLES / f"{example}.yaml", "--json").json["spec"]
+        app = from_spec(spec, example).app
+        for name in policy_names():
+            if name in policies_for(app):
+                check_fit(app, name, find_policy(name), example)
+            else:
+                with pytest.raises(ConfigError, match=f"policy {name} does not take"):
+                    check_fit(app, name, find_policy(name), example)
+
+
+def test_help_lists_every_command() -> None:
+    first, second = ["bench", "check", "compare", "fuzz"], ["policies", "replay", "reproduce"]
+    commands = [*first, *second, "schema", "simulate"]
+    for arguments in ([], ["--help"]):
+        ended = headgate(*arguments)
+        assert ended.code == 0
+        assert all(f"\n  {command} " in ended.out for command in commands)
+    for command in commands:
+        assert headgate(command, "--help").out.startswith(f"Usage: headgate {command} ")
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    project = tomllib.loads((EXAMPLES.parent / "pyproject.toml").read_text())["project"]
+    assert package.__version__ == project["version"]
+    assert headgate("--version").out == f"headgate {package.__version__}\n"
+
+
+def test_check_finds_a_trace_where_it_is_told(tmp_path: Path) -> None:
+    write(tmp_path / "t.csv", "time\n0.5\n")
+    stream = "workload: {arrivals: [{pipeline: bert, spec: 'trace:t'}]}\n"
+    app = write(tmp_path / "app.yaml", APP + stream)
+    assert headgate("check", app).code == 2
+    assert headgate("check", app, "--traces", tmp_path).code == 0
+    assert headgate("check", KAAS).code == 0

@@ -1,0 +1,59 @@
+"""Parts of the command line that are easier to test alone."""
+
+from __future__ import annotations
+
+import statistics
+from math import nan
+
+import pytest
+
+from headgate.app import declare
+from headgate.cli.rows import rows_table
+from headgate.cli.runs import truth_of
+from headgate.cli.spread import spread_json
+from headgate.metrics.summary import Summary, summarise
+from headgate.metrics.tables import render
+from headgate.policies import find_policy
+from headgate.sim.run import Setup, simulate
+from headgate.sim.truth import Truth
+from headgate.workload import poisson
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        {"distribution": "uniform", "cv": 0.3},
+        {"distribution": "lognormal", "cv": 0.3},
+        {"distribution": "exponential"},
+    ],
+)
+def test_the_truth_scatters_as_the_file_says(truth: dict[str, object]) -> None:
+    """`cv` is the deviation over the mean, whatever the distribution is told."""
+    loaded = declare({"f": {"exec": "1s"}}, {"gpu": {}}, simulation={"truth": truth})
+    drawn = Truth(truth_of(loaded.simulation), seed=1)
+    times_s = [drawn.exec_ns(loaded.app.variants[0], 1) / 1e9 for _ in range(20_000)]
+    assert statistics.fmean(times_s) == pytest.approx(1.0, rel=0.03)
+    assert statistics.stdev(times_s) == pytest.approx(float(str(truth.get("cv", 1.0))), rel=0.03)
+
+
+def test_rows_with_different_keys_are_one_table() -> None:
+    rows = [{"name": "a", "wait_ms": 1.5}, {"name": "b", "is_cold": True, "wait_ms": nan}]
+    lines = [line.split() for line in render(rows_table(rows)).splitlines()]
+    assert lines[0] == ["name", "wait", "ms", "is", "cold"]
+    assert lines[2:] == [["a", "1.5", "-"], ["b", "-", "yes"]]
+
+
+def test_a_mean_over_seeds_leaves_out_what_is_not_a_number() -> None:
+    """A seed without a single answer has no latency; the others still do."""
+    loaded = declare({"f": {"exec": "5ms"}}, {"gpu": {}})
+    setup = Setup(loaded.app, find_policy("balance"))
+
+    def run(rate_per_s: float) -> Summary:
+        return summarise(simulate(setup, poisson(rate_per_s, 10**9, seed=1)))
+
+    busy, idle = run(50.0), run(1e-6)
+    found = spread_json([busy, idle])
+    assert found["p99_ms"] == {
+        "mean": busy.p99_ms,
+        "half_interval": pytest.approx(nan, nan_ok=True),
+    }

@@ -1,0 +1,114 @@
+"""The command line as a process: exit codes, pipes, terminals and tracebacks."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from cli_rig import KAAS, headgate
+
+from headgate.cli import progress as progress_module
+from headgate.cli.progress import Progress
+
+SOURCE = Path(__file__).parents[3] / "src"
+COMMAND = (sys.executable, "-m", "headgate")
+
+
+def environment(**extra: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    return {**kept, "PYTHONPATH": str(SOURCE), "TERM": "xterm-256color", **extra}
+
+
+def process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, env=environment(), check=False
+    )
+
+
+def on_a_terminal(*arguments: str, **extra: str) -> str:
+    """Run with stdout on a terminal, and return what it shows."""
+    reader, writer = pty.openpty()
+    with subprocess.Popen([*COMMAND, *arguments], stdout=writer, env=environment(**extra)):
+        os.close(writer)
+        shown = b""
+        try:
+            while chunk := os.read(reader, 65_536):
+                shown += chunk
+        except OSError:  # how Linux says that the other end is closed
+            pass
+    os.close(reader)
+    return shown.decode()
+
+
+def test_bad_input_is_one_line_and_no_traceback() -> None:
+    ended = process("simulate", "nosuch.yaml")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == (
+        "headgate: error: nosuch.yaml: cannot be read: No such file or directory\n"
+    )
+
+
+def test_our_own_defects_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def break_down(reference: str) -> None:
+        raise ZeroDivisionError(reference)
+
+    monkeypatch.setattr("headgate.cli.commands.check.load_app", break_down)
+    with pytest.raises(ZeroDivisionError):
+        headgate("check", KAAS)
+
+
+def test_whoever_reads_may_leave() -> None:
+    """As in `headgate schema | head -0`."""
+    command = [*COMMAND, "schema"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    ) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdout.close()
+        assert running.stderr.read() == b""
+    assert running.returncode == 141
+
+
+def test_colour_is_for_terminals_that_want_it() -> None:
+    assert "\x1b[" in on_a_terminal("check", KAAS)
+    assert "\x1b[" not in on_a_terminal("check", KAAS, NO_COLOR="1")
+    assert "\x1b[" not in on_a_terminal("check", KAAS, TERM="dumb")
+    assert "\x1b[" not in process("check", KAAS).stdout
+
+
+def test_a_terminal_that_knows_only_ascii() -> None:
+    shown = on_a_terminal("check", KAAS, PYTHONIOENCODING="ascii")
+    assert "is in order" in shown
+
+
+class FakeTerminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_comes_up_only_for_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = FakeTerminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with Progress("quick", 10) as progress:
+        progress.update(5)
+    assert terminal.getvalue() == ""
+    monkeypatch.setattr(progress_module, "_PATIENCE_S", 0.0)
+    with Progress("slow", 10) as progress:
+        progress._timer.join()
+        progress.update(5)
+        progress.say("slower")
+    assert "slow" in terminal.getvalue()
+
+
+def test_there_is_no_bar_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("anything") as progress:
+        progress.say("something")
+        progress.update(1)
+    assert capsys.readouterr().err == ""

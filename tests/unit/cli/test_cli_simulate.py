@@ -1,0 +1,153 @@
+"""`headgate simulate`: what it prints, what it reads, what it writes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_rig import APP, EXAMPLES, KAAS, headgate, write
+
+KEYS = {
+    *("requests", "met", "late", "rejected", "expired", "failed", "cancelled"),
+    *("slo_attainment", "goodput_rps", "p50_ms", "p99_ms", "mean_wait_ms", "cold_starts"),
+    *("cost_usd", "sim_requests_per_s", "seed", "policy"),
+}
+BERT = ("--arrivals", "deterministic:rate=10/s,pipeline=bert")
+
+
+def test_json_has_the_numbers_people_ask_for() -> None:
+    ended = headgate("simulate", KAAS, "--duration", "2", "--json")
+    assert (ended.code, ended.err) == (0, "")
+    found = ended.json
+    assert set(found) >= KEYS
+    assert (found["policy"], found["seed"]) == ("balance", 0)
+    outcomes = ("met", "late", "rejected", "expired", "failed", "cancelled")
+    assert sum(found[outcome] for outcome in outcomes) == found["requests"] > 500
+    assert found["sim_requests_per_s"] > 0
+
+
+def test_what_is_not_a_number_is_null() -> None:
+    nobody = ("--arrivals", "poisson:rate=0.001/h,pipeline=bert", "--duration", "1ms")
+    found = headgate("simulate", KAAS, *nobody, "--json").json
+    assert (found["requests"], found["p99_ms"], found["slo_attainment"]) == (0, None, 1.0)
+
+
+def test_the_seed_decides() -> None:
+    def simulate(seed: int) -> dict[str, Any]:
+        found = headgate("simulate", KAAS, "--duration", "1", "--seed", seed, "--json").json
+        del found["sim_requests_per_s"]
+        return dict(found)
+
+    assert simulate(1) == simulate(1)
+    assert simulate(1)["mean_wait_ms"] != simulate(2)["mean_wait_ms"]
+
+
+def test_streams_of_the_same_kind_are_independent(tmp_path: Path) -> None:
+    """Two Poisson streams of one seed must not bring their requests at the same instants."""
+    stream = "{pipeline: bert, spec: 'poisson:rate=20/s'}"
+    workload = f"workload: {{duration: 2s, arrivals: [{stream}, {stream}]}}\n"
+    app = write(tmp_path / "app.yaml", APP + workload)
+    log = tmp_path / "run.log"
+    headgate("simulate", app, "--log", log)
+    entries = [json.loads(line) for line in log.read_text().splitlines()[1:]]
+    arrivals = [entry[1] for entry in entries if entry[2][0] == "RequestArrived"]
+    assert len(set(arrivals)) == len(arrivals) > 40
+
+
+def test_settings_of_the_file_and_of_the_command_line(tmp_path: Path) -> None:
+    app = write(tmp_path / "app.yaml", APP.replace(": balance", ": {name: mlfq, bucket_ratio: 4}"))
+    own = headgate("simulate", app, *BERT, "--duration", "1", "--json").json
+    assert (own["policy"], own["settings"]) == ("mlfq", {"bucket_ratio": 4})
+    options = ("--set", "bucket_ratio=8", "--set", "clairvoyant=true", *BERT, "--json")
+    given = headgate("simulate", app, *options, "--duration", "1").json
+    assert given["settings"] == {"bucket_ratio": 8, "clairvoyant": True}
+    other = headgate("simulate", app, *BERT, "--duration", "1", "--policy", "srtf", "--json").json
+    assert (other["policy"], other["settings"]) == ("srtf", {})
+
+
+def test_a_clairvoyant_policy_is_told_of_the_future(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    common = ("simulate", KAAS, "--duration", "100ms", "--policy", "srtf", "--log", log)
+    headgate(*common, "--set", "clairvoyant=true")
+    assert '["RequestAnnounced"' in log.read_text()
+    headgate(*common)
+    assert '["RequestAnnounced"' not in log.read_text()
+
+
+def test_a_trace_by_name_cut_to_a_duration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = "".join(f"{second}.5,bert\n" for second in range(10))
+    write(tmp_path / "ten.csv", f"time,pipeline\n{rows}")
+    common = ("simulate", KAAS, "--trace", "ten", "--json")
+    assert headgate(*common, "--traces", tmp_path).json["requests"] == 10
+    monkeypatch.setenv("HEADGATE_TRACES", str(tmp_path))
+    assert headgate(*common, "--duration", "4").json["requests"] == 4
+    assert headgate(*common, "--duration", "1h").json["requests"] == 10
+
+
+def test_a_trace_in_the_file(tmp_path: Path) -> None:
+    """The stream says whose requests these are, whatever the trace calls them."""
+    trace = write(tmp_path / "t.csv", "time,pipeline\n0.5,other\n0.7,another\n")
+    stream = f"workload: {{arrivals: [{{pipeline: bert, spec: 'trace:{trace}'}}]}}\n"
+    found = headgate("simulate", write(tmp_path / "app.yaml", APP + stream), "--json").json
+    assert [(p["name"], p["requests"]) for p in found["pipelines"]] == [("resnet", 0), ("bert", 2)]
+
+
+def test_an_unsorted_trace_can_be_sorted(tmp_path: Path) -> None:
+    trace = write(tmp_path / "t.csv", "time,pipeline\n1.0,bert\n0.5,resnet\n")
+    assert headgate("simulate", KAAS, "--trace", trace, "--sort", "--json").json["met"] == 2
+
+
+def test_any_pipeline_of_a_trace_is_the_only_one_there_is(tmp_path: Path) -> None:
+    app = "functions: {f: {exec: 5ms}}\npools: {gpu: {}}\n"
+    trace = write(tmp_path / "t.csv", "time,pipeline,client\n0.5,a,x\n0.7,b,y\n")
+    found = headgate("simulate", write(tmp_path / "app.yaml", app), "--trace", trace, "--json").json
+    assert [(p["name"], p["requests"]) for p in found["pipelines"]] == [("f", 2)]
+
+
+def test_several_arrivals_and_closed_loops_together() -> None:
+    options = ("--arrivals", "closed:clients=3,pipeline=bert,client=language", *BERT)
+    found = headgate("simulate", KAAS, *options, "--duration", "2", "--json").json
+    by_client = {client["name"]: client["requests"] for client in found["clients"]}
+    assert by_client["vision"] == 20  # who is not named is the first client
+    assert by_client["language"] > 200  # 3 clients that wait 20 ms each, and 10 ms at first
+    assert found["window_ms"] == 2_000
+
+
+def test_a_whole_pipeline_with_overheads_and_an_uncertain_truth() -> None:
+    app = EXAMPLES / "ensemble.yaml"
+    found = headgate("simulate", app, "--duration", "1", "--validate", "--json").json
+    assert found["requests"] > 20
+    assert found["failed"] == 0
+
+
+def test_an_application_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`module:app` is found in the working directory."""
+    functions, pools = {"f": {"exec": "5ms"}}, {"gpu": {"nodes": 2}}
+    source = f"from headgate.app import declare\napp = declare({functions}, {pools})\n"
+    write(tmp_path / "declared_here.py", source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    options = ("--arrivals", "poisson:rate=50/s", "--duration", "1", "--json")
+    assert headgate("simulate", "declared_here:app", *options).json["met"] > 10
+
+
+def test_the_report(tmp_path: Path) -> None:
+    directory = tmp_path / "deep" / "report"
+    ended = headgate("simulate", KAAS, "--duration", "1", "--report", directory)
+    assert f"report: {directory / 'report.html'}" in ended.out
+    written = {path.name for path in directory.iterdir()}
+    assert {"report.html", "summary.json", "trace.json", "schedule.png"} <= written
+    meta = json.loads((directory / "summary.json").read_text())["meta"]
+    assert (meta["policy"], meta["seed"]) == ("balance", 0)
+
+
+def test_people_get_tables_without_colour() -> None:
+    ended = headgate("simulate", KAAS, "--duration", "1")
+    assert ended.err == ""
+    assert "\x1b" not in ended.out
+    for title in ("SLO attainment", "Pipelines", "Clients", "Resources", "simulated in "):
+        assert title in ended.out
+    assert all(line == line.rstrip() for line in ended.out.splitlines())
