@@ -49,35 +49,35 @@ class Spill(Policy):
 
 @final
 class Share(Policy):
-    """Asks the pool's Broker for nodes and gives back what it has no work for.
+    """Asks the pool's Broker for nodes, and gives them back when it has no work for them.
 
-    One instance to a node, whoever started it; whether a peer keeps it busy is for the node to
-    say.
+    It uses its peers' instances as well as its own: whether one is busy is for its node to say.
     """
 
     def __init__(self, context: Context, config: PolicyConfig) -> None:
         super().__init__(context, config)
         self._queues: list[deque[Task]] = [deque() for _ in self.view.app.functions]
         self._asked: dict[int, Instance] = {}  # by function: an instance that is to be started
+        self._mine: dict[int, Instance] = {}
 
     def on_task_ready(self, task: Task) -> None:
         self._queues[task.function.id].append(task)
         self._serve(task.function.id)
 
     def on_task_withdrawn(self, task: Task) -> None:
-        """Call off what is started for nobody."""
-        asked = self._asked.get(task.function.id)
-        if self._head(task.function.id) is None and asked is not None:
-            del self._asked[task.function.id]
-            self.orders.stop(asked)
+        self._serve(task.function.id)
 
     def on_instance_started(self, instance: Instance) -> None:
-        self._forget(instance)
-        self._serve(instance.variant.function_id)
+        if self._asked.get(instance.variant.function_id) is instance:
+            del self._asked[instance.variant.function_id]
+            self._mine[instance.id] = instance
 
     def on_instance_gone(self, instance: Instance) -> None:
-        self._forget(instance)
-        self._serve(instance.variant.function_id)
+        self._mine.pop(instance.id, None)
+        function_id = instance.variant.function_id
+        if self._asked.get(function_id) is instance:
+            del self._asked[function_id]
+            self._serve(function_id)
 
     def on_capacity(self, node: Node) -> None:
         for function_id in range(len(self._queues)):
@@ -87,10 +87,12 @@ class Share(Policy):
         while (task := self._head(function_id)) is not None:
             instance = self._idle_instance(function_id)
             if instance is None or instance.node is None:
-                self._ask_for_more(function_id)
+                if function_id not in self._asked:
+                    self._ask(function_id)
                 return
             self._queues[function_id].popleft()
             self.orders.dispatch([task], instance.node, instance.variant)
+        self._give_back(function_id)
 
     def _head(self, function_id: int) -> Task | None:
         queue = self._queues[function_id]
@@ -100,30 +102,28 @@ class Share(Policy):
 
     def _idle_instance(self, function_id: int) -> Instance | None:
         for instance in self.view.instances.values():
-            if instance.variant.function_id == function_id and self._is_idle(instance):
+            node = instance.node
+            is_free = node is not None and node.id in self.view.free_nodes
+            is_ours = instance.variant.function_id == function_id
+            if is_free and is_ours and instance.state == InstanceState.IDLE:
                 return instance
         return None
 
-    def _is_idle(self, instance: Instance) -> bool:
-        node = instance.node
-        is_free = node is not None and node.id in self.view.free_nodes
-        return is_free and instance.state == InstanceState.IDLE
-
-    def _ask_for_more(self, function_id: int) -> None:
-        """Start one more, and stop an idle one that is of no use to us: the pool may be small."""
-        if function_id in self._asked:
-            return
-        for instance in list(self.view.instances.values()):
-            if self._is_idle(instance) and self._head(instance.variant.function_id) is None:
-                self.orders.stop(instance)
-                break
+    def _ask(self, function_id: int) -> None:
         variant = self.view.app.functions[function_id].variants[0]
         pool = self.view.app.pools[variant.pool_ids[0]]
         self._asked[function_id] = self.orders.start_anywhere(variant, pool)
 
-    def _forget(self, instance: Instance) -> None:
-        if self._asked.get(instance.variant.function_id) is instance:
-            del self._asked[instance.variant.function_id]
+    def _give_back(self, function_id: int) -> None:
+        """Nobody waits: call off what is still to be started, and stop what is idle."""
+        asked = self._asked.pop(function_id, None)
+        if asked is not None:
+            self.orders.stop(asked)
+        for instance in list(self._mine.values()):
+            is_idle = instance.state == InstanceState.IDLE
+            if is_idle and instance.variant.function_id == function_id:
+                del self._mine[instance.id]
+                self.orders.stop(instance)
 
 
 SPILL = PolicyKind(Spill, takes=Takes(mixed_pools=True, serverless=True))

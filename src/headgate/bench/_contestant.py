@@ -13,11 +13,12 @@ import random
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from hashlib import sha256
 
-from headgate.core import scheduler
+from headgate.app import make_config
 from headgate.core.actions import Action
+from headgate.core.build import build_kind
 from headgate.core.events import Event
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Stage, Variant
 from headgate.core.wire import to_wire
@@ -62,14 +63,14 @@ def simpy(requests: int) -> dict[str, object]:
     servers = simpy.Resource(environment, capacity=SERVERS)
     waits: list[float] = []
 
-    def request() -> object:
+    def request() -> Generator[simpy.Event, object, None]:
         arrived = environment.now
         with servers.request() as turn:
             yield turn
             waits.append(environment.now - arrived)
             yield environment.timeout(rng.expovariate(1.0))
 
-    def source() -> object:
+    def source() -> Generator[simpy.Event, object, None]:
         for _ in range(requests):
             yield environment.timeout(rng.expovariate(0.8 * SERVERS))
             environment.process(request())
@@ -81,7 +82,7 @@ def simpy(requests: int) -> dict[str, object]:
 
 def simfaas(requests: int) -> dict[str, object]:
     """SimFaaS: eight instances at most, and no queue: what does not fit is turned away."""
-    from simfaas.ServerlessSimulator import ServerlessSimulator  # noqa: PLC0415
+    from simfaas.ServerlessSimulator import ServerlessSimulator  # noqa: PLC0415 - likewise
 
     simulator = ServerlessSimulator(
         arrival_rate=0.8 * SERVERS,
@@ -93,11 +94,6 @@ def simfaas(requests: int) -> dict[str, object]:
     )
     seconds = _seconds(lambda: simulator.generate_trace(debug_print=False, progress=False))
     return _row(simulator.total_req_count, seconds, 0.0)
-
-
-def build_kind() -> str:
-    """Whether the Scheduler is compiled."""
-    return "interpreted" if str(scheduler.__file__).endswith(".py") else "compiled"
 
 
 class _Hasher(Observer):
@@ -115,7 +111,8 @@ def _setup(exec_ns: tuple[int, ...] = (SERVICE_NS,), batch_max: int = 1) -> Setu
     pipeline = Pipeline(0, "function", (Stage(function),))
     app = App((function,), (pipeline,), (Pool(0, "node", nodes=SERVERS),))
     kind = find_policy("balance")
-    return Setup(app, kind, kind.config(batch_max=batch_max), truth=TruthConfig("exponential"))
+    config = make_config(kind.config, {"batch_max": batch_max}, "bench")
+    return Setup(app, kind, config, truth=TruthConfig("exponential"))
 
 
 def _timed(setup: Setup, requests: int, rate_per_s: float) -> dict[str, object]:
@@ -145,13 +142,17 @@ def _row(requests: int, seconds: float, mean_wait_ms: float) -> dict[str, object
     }
 
 
-CONTESTANTS: dict[str, Callable[[int], dict[str, object]]] = {
-    "ours": ours,
-    "ours-batching": ours_batching,
-    "ours-log": ours_log,
-    "simpy": simpy,
-    "simfaas": simfaas,
-}
+def main() -> None:
+    """Run the contestant named on the command line, with so many requests."""
+    contestants: dict[str, Callable[[int], dict[str, object]]] = {
+        "ours": ours,
+        "ours-batching": ours_batching,
+        "ours-log": ours_log,
+        "simpy": simpy,
+        "simfaas": simfaas,
+    }
+    print(json.dumps(contestants[sys.argv[1]](int(sys.argv[2]))))
+
 
 if __name__ == "__main__":
-    print(json.dumps(CONTESTANTS[sys.argv[1]](int(sys.argv[2]))))
+    main()

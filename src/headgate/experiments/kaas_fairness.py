@@ -54,6 +54,7 @@ _GPUS: Final = 4
 _CROWD: Final = 8
 _NEIGHBOURS: Final = 4
 _COPIES: Final = (1, 2, 4, 8)
+_SHARE_TIMES: Final = (1, 2, 8)
 _ALONE_FORMS: Final = (BALANCE, SRTF, MLFQ, AFFINITY)
 _COPY_FORMS: Final = (ROUND_ROBIN, BALANCE, AFFINITY)
 _TIMES: Final = ("exact", "exponential")
@@ -122,7 +123,7 @@ def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
     ]
     copy_runs = over_seeds(run_copying, copy_cases, seeds, quick=quick)
     shares = {
-        (form, keep): [share_of(form, times, keep) for times in _COPIES]
+        (form, keep): [share_of(form, times, keep) for times in _SHARE_TIMES]
         for keep in (1, 2)
         for form in _COPY_FORMS
     }
@@ -253,8 +254,11 @@ def _copy_row(case: Copying, runs: Sequence[Copied]) -> Row:
 
 
 def _share_row(form: Form, others_keep: int, shares: Sequence[float]) -> Row:
-    row: Row = {"others keep": others_keep, "policy; share of one that keeps times": form.label}
-    return row | {str(times): share for times, share in zip(_COPIES, shares, strict=True)}
+    row: Row = {
+        "others keep": others_keep,
+        "policy; share of one that keeps ... times as many": form.label,
+    }
+    return row | {str(times): share for times, share in zip(_SHARE_TIMES, shares, strict=True)}
 
 
 def _figures(

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import final
 
 from headgate.core.batching import take_batch
+from headgate.core.errors import ConfigError
 from headgate.core.lifecycle import TaskState
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind, Takes
 from headgate.core.records import Node, Task
@@ -34,6 +35,12 @@ class Config(PolicyConfig):
 
     miss_penalty: float = 10.0  # in expected times of the task
     batch_max: int = 1  # items to a batch, within what the function can take
+
+    def __post_init__(self) -> None:
+        if self.batch_max < 1:
+            raise ConfigError("must be at least 1", key="batch_max", value=self.batch_max)
+        if self.miss_penalty < 0:
+            raise ConfigError("must not be negative", key="miss_penalty", value=self.miss_penalty)
 
 
 @final

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import final
 
 from headgate.core.batching import take_batch
+from headgate.core.errors import ConfigError
 from headgate.core.lifecycle import TaskState
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind, Takes
 from headgate.core.records import Node, Task
@@ -30,6 +31,10 @@ class Config(PolicyConfig):
     """Settings of `balance`."""
 
     batch_max: int = 1  # items to a batch, within what the function can take
+
+    def __post_init__(self) -> None:
+        if self.batch_max < 1:
+            raise ConfigError("must be at least 1", key="batch_max", value=self.batch_max)
 
 
 @final

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import final
 
 from headgate.core.apportion import apportion
+from headgate.core.errors import ConfigError
 from headgate.core.lifecycle import TaskState
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind
 from headgate.core.records import Node, Task
@@ -35,6 +36,12 @@ class Config(PolicyConfig):
 
     adapt_every: int = 200  # arrivals between two sharings-out; 0: only when nodes come or go
     steal_factor: float = 1.5  # how much fuller a queue must be to steal; 0: never
+
+    def __post_init__(self) -> None:
+        if self.adapt_every < 0:
+            raise ConfigError("must not be negative", key="adapt_every", value=self.adapt_every)
+        if self.steal_factor < 0:
+            raise ConfigError("must not be negative", key="steal_factor", value=self.steal_factor)
 
 
 @final

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from math import floor, log
 from typing import final
 
+from headgate.core.errors import ConfigError
 from headgate.core.lifecycle import TaskState
 from headgate.core.model import Function
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind, Takes
@@ -34,6 +35,10 @@ class Config(PolicyConfig):
 
     bucket_ratio: float = 2.0  # a bucket holds expected times within this ratio
     clairvoyant: bool = False  # heed announced requests, and wait for them
+
+    def __post_init__(self) -> None:
+        if self.bucket_ratio <= 1:
+            raise ConfigError("must be above 1", key="bucket_ratio", value=self.bucket_ratio)
 
 
 @final

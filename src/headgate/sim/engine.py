@@ -183,7 +183,9 @@ class Engine:
         self._expected = 0  # submissions and clients on the agenda
         self._senders: dict[int, Client] = {}
         self._brokers: dict[int, Broker] = {}
-        self._starts: dict[int, tuple[int, StartInstance]] = {}  # waiting for a broker's grant
+        self._starts: dict[int, StartInstance] = {}  # waiting for a broker's grant
+        self._granted: dict[int, int] = {}  # instance id -> the node that a broker found for it
+        self._untold: set[int] = set()  # those of them whose Scheduler does not know where yet
         self._variant_of: dict[int, int] = {}  # instance id -> variant id, where pools are shared
 
     # --- the loop ------------------------------------------------------------------------------
@@ -302,8 +304,14 @@ class Engine:
             return
         assert isinstance(event, InstanceStarted | InstanceStopped | WeightsLoaded | WeightsEvicted)
         owner = event.instance_id % self._peers
-        if isinstance(event, InstanceStopped):
-            self._broker_freed(now_ns, event.instance_id)
+        if isinstance(event, InstanceStarted):
+            if event.instance_id not in self.nodes[event.node_id].backend.residents:
+                return  # the node has crashed since, and everybody was told
+            self._untold.discard(event.instance_id)
+        elif isinstance(event, InstanceStopped):
+            self._untold.discard(event.instance_id)
+            self._granted.pop(event.instance_id, None)
+            self._broker_freed(now_ns)
         for index in range(self._peers):
             if index == owner or not isinstance(event, InstanceStarted):
                 self.tell(now_ns, index, event)
@@ -394,10 +402,9 @@ class Engine:
         if isinstance(action, Dispatch) and action.node_id is None:
             self.platforms[action.pool_id].take(now_ns, action)
         elif isinstance(action, StartInstance) and action.node_id is None:
-            self._ask_broker(now_ns, index, action)
+            self._ask_broker(now_ns, action)
         elif isinstance(action, StopInstance) and action.node_id is None:
-            self._starts.pop(action.instance_id, None)
-            self._deliver(now_ns, InstanceStopped(action.instance_id, "never started"))
+            self._call_off(now_ns, action)
         elif isinstance(
             action,
             Dispatch | StartInstance | StopInstance | LoadWeights | EvictWeights | CancelBatch,
@@ -416,15 +423,27 @@ class Engine:
 
     # --- shared pools --------------------------------------------------------------------------
 
-    def _ask_broker(self, now_ns: int, index: int, order: StartInstance) -> None:
+    def _ask_broker(self, now_ns: int, order: StartInstance) -> None:
         broker = self._broker_of(order.pool_id)
         variant = self.app.variants[order.variant_id]
         if broker.request(order.instance_id, variant.function_id):
-            self._starts[order.instance_id] = (index, order)
+            self._starts[order.instance_id] = order
             self._grant(now_ns, broker)
         else:
             stopped = InstanceStopped(order.instance_id, "the pool is exhausted")
             self.agenda.push(now_ns, Rank.COMPLETION, Report(stopped))
+
+    def _call_off(self, now_ns: int, order: StopInstance) -> None:
+        """Stop an instance whose Scheduler does not know where it is, if it is anywhere yet."""
+        start = self._starts.pop(order.instance_id, None)
+        node_id = self._granted.get(order.instance_id)
+        if start is not None:
+            self._broker_of(start.pool_id).withdraw(order.instance_id)
+            self._deliver(now_ns, InstanceStopped(order.instance_id, "never started"))
+        elif node_id is not None:
+            self.nodes[node_id].take(now_ns, StopInstance(order.instance_id, node_id))
+        else:
+            self._deliver(now_ns, InstanceStopped(order.instance_id, "gone already"))
 
     def _broker_of(self, pool_id: int) -> Broker:
         broker = self._brokers.get(pool_id)
@@ -437,13 +456,15 @@ class Engine:
 
     def _grant(self, now_ns: int, broker: Broker) -> None:
         for grant in broker.grants():
-            _, order = self._starts.pop(grant.instance_id)
+            order = self._starts.pop(grant.instance_id)
+            self._granted[grant.instance_id] = grant.node_id
+            self._untold.add(grant.instance_id)
             granted = StartInstance(
                 order.instance_id, order.variant_id, order.pool_id, grant.node_id
             )
             self.nodes[grant.node_id].take(now_ns, granted)
 
-    def _broker_freed(self, now_ns: int, instance_id: int) -> None:
+    def _broker_freed(self, now_ns: int) -> None:
         for pool_id, broker in self._brokers.items():
             for node in self.nodes:
                 if node.pool.id == pool_id and node.is_up and not node.backend.residents:
@@ -481,13 +502,19 @@ class Engine:
         """A node goes down and takes everything on it with it."""
         if not node.is_up:
             return
-        for event in node.crash(now_ns):
-            self._deliver(now_ns, event)
+        events = node.crash(now_ns)
         broker = self._brokers.get(node.pool.id)
         if broker is not None:
             broker.node_lost(node.id)
+        for event in events:
+            self._deliver(now_ns, event)
         for index in range(self._peers):
             self.tell(now_ns, index, NodeLost(node.id))
+        # Whoever was to be started here by grant of the broker does not know that it was here.
+        for instance_id in [i for i, node_id in self._granted.items() if node_id == node.id]:
+            del self._granted[instance_id]
+            if instance_id in self._untold:
+                self._deliver(now_ns, InstanceStopped(instance_id, "its node is gone"))
 
     def join(self, now_ns: int, node: SimNode) -> None:
         """A node is there, or back."""

@@ -7,7 +7,8 @@ next job to end is worked out anew whenever one comes or goes.
 
 from __future__ import annotations
 
-from typing import final
+from collections.abc import Mapping
+from typing import Final, final
 
 from headgate.core.actions import (
     Action,
@@ -369,7 +370,11 @@ class SimNode:
         self._agenda.push(now_ns + self.pool.network_ns, Rank.COMPLETION, Report(event))
 
 
-_REFUSALS = {Verdict.BUSY: Refusal.BUSY, Verdict.LATE: Refusal.LATE, Verdict.GONE: Refusal.GONE}
+_REFUSALS: Final[Mapping[int, int]] = {
+    Verdict.BUSY: Refusal.BUSY,
+    Verdict.LATE: Refusal.LATE,
+    Verdict.GONE: Refusal.GONE,
+}
 
 
 def has_cascades(app: App) -> bool:

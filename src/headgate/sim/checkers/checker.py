@@ -12,7 +12,7 @@ from headgate.metrics.columns import RunColumns
 from headgate.sim.hooks import Observer
 
 _VIOLATIONS_MAX: Final = 20  # of one checker; one cause tends to have many effects
-_EVENTS_MAX: Final = 1_000_000
+_EVENTS_MAX: Final = 200_000
 
 
 class Checker(Observer):

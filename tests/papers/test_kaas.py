@@ -1,0 +1,153 @@
+"""Chapter 6 of the thesis: what holds is held, and what does not is what the page says."""
+
+from __future__ import annotations
+
+import json
+import re
+from math import nan
+from pathlib import Path
+
+import pytest
+
+from headgate.core.errors import ConfigError
+from headgate.experiments import experiment_names, find_experiment
+from headgate.experiments._kaas import (
+    BALANCE,
+    EXCLUSIVE,
+    FITTED,
+    MIXES,
+    MLFQ_PRINTED,
+    ROUND_ROBIN,
+    SRTF,
+    SRTF_PRINTED,
+    STATED,
+    Case,
+    Form,
+    draw_arrivals,
+    measure,
+)
+from headgate.experiments.experiment import Check, Result, over_seeds
+from headgate.experiments.kaas_traces import trace_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "papers" / "kaas.md"
+FIGURES = {"kaas-traces": 0, "kaas-poisson": 3, "kaas-sweeps": 5, "kaas-fairness": 2}
+MLFQ_SEED = 25  # the smallest that draws ResNet, ResNet, ResNet, BERT
+
+_SUMMARY = """\
+Total time taken is: {}
+Total cold starts is: {}
+Total cache hits is: {}
+Cache hit percentage is: {}
+Average time waiting is: {}
+Client(name=Client1, model_type=ModelType.RESNET):
+Average time on queue is {}
+Client(name=Client2, model_type=ModelType.BERT):
+Average time on queue is {}"""
+_IN_ORDER = ("RESNET 0 0 GPU1", "BERT 1 1 GPU2", "RESNET 2 6 GPU1", "RESNET 3 8 GPU1")
+_FORESEEN = ("RESNET 0 0 GPU1", "RESNET 2 2 GPU2", "RESNET 3 6 GPU1", "BERT 1 8 GPU2")
+
+
+@pytest.mark.parametrize(
+    ("form", "starts", "numbers"),
+    [
+        (
+            ROUND_ROBIN,
+            (*_IN_ORDER[:3], "RESNET 3 19 GPU2"),
+            # The text has lost Client1's line; the overall average of 5.0 leaves it no choice.
+            (25, 3, 1, 0.25, 5.0, 5.0 * 4 / 3, 0.0),
+        ),
+        (BALANCE, _IN_ORDER, (19, 2, 2, 0.5, 2.25, 3.0, 0.0)),
+        (SRTF_PRINTED, _FORESEEN, (26, 3, 1, 0.25, 2.5, 1.0, 7.0)),
+        (MLFQ_PRINTED, _FORESEEN, (26, 3, 1, 0.25, 2.5, 1.0, 7.0)),
+        (EXCLUSIVE, _IN_ORDER, (19, 2, 2, 0.5, 2.25, 3.0, 0.0)),
+    ],
+    ids=lambda value: value.label if isinstance(value, Form) else "",
+)
+def test_the_printed_schedules_line_for_line(
+    form: Form, starts: tuple[str, ...], numbers: tuple[float, ...]
+) -> None:
+    lines = []
+    for start in starts:
+        model, arrival, at, gpu = start.split()
+        lines.append(
+            f"Request(arrival_time={arrival}, model_type=ModelType.{model}) is being scheduled "
+            f"at timestep {at} on resource {gpu}"
+        )
+    lines += _SUMMARY.format(*numbers).splitlines()
+    assert trace_of(form, FITTED, MLFQ_SEED).lines() == lines
+
+
+def test_a_scheduler_that_cannot_see_ahead_starts_bert_at_once() -> None:
+    assert trace_of(SRTF, FITTED, 0) == trace_of(BALANCE, FITTED, 0)
+    assert trace_of(SRTF_PRINTED, FITTED, 0) != trace_of(BALANCE, FITTED, 0)
+
+
+def test_the_seed_for_mlfq_is_the_smallest_that_will_do() -> None:
+    wanted = trace_of(SRTF_PRINTED, FITTED, 0)
+    found = [
+        seed for seed in range(MLFQ_SEED + 1) if trace_of(MLFQ_PRINTED, FITTED, seed) == wanted
+    ]
+    assert found == [MLFQ_SEED]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_what_does_not_hold_is_exactly_what_the_page_lists(name: str, tmp_path: Path) -> None:
+    """Also: claims differ, figures are written, and what is found can be said as JSON."""
+    said: list[str] = []
+    result = find_experiment(name).run(quick=True, out=tmp_path, progress=said.append)
+    assert {check.claim for check in result.failing} == _documented(name)
+    assert len({check.claim for check in result.checks}) == len(result.checks), "claims are unique"
+    assert said, "somebody who waits is told of progress"
+    assert len(result.figures) == FIGURES[name]
+    assert all(path.parent == tmp_path and path.stat().st_size for path in result.figures)
+    content = result.to_json()
+    assert set(content) == {"name", "rows", "checks"}
+    assert json.loads(json.dumps(content, allow_nan=False)) == content
+
+
+def test_one_process_and_two_give_the_same() -> None:
+    cases = [Case(BALANCE), Case(SRTF, mix="equal rates")]
+    assert over_seeds(measure, cases, 2, quick=True) == over_seeds(measure, cases, 2, quick=False)
+
+
+def test_both_mixes_ask_for_the_load_they_are_said_to() -> None:
+    """In the long run the evaluation time asked for is the load, and equal is equal."""
+    for mix in MIXES:
+        case = Case(BALANCE, mix=mix, duration_ms=200_000)
+        arrivals = draw_arrivals(case, seed=0)
+        resnet, bert = (int((arrivals.pipeline == place).sum()) for place in (0, 1))
+        work = [resnet * STATED[0].exec_ms, bert * STATED[1].exec_ms]
+        assert sum(work) / (case.gpus * case.duration_ms) == pytest.approx(case.load, rel=0.03)
+        equal = work if mix == "equal work" else [resnet, bert]
+        assert equal[0] == pytest.approx(equal[1], rel=0.05)
+
+
+def test_a_result_as_json() -> None:
+    check = Check("water is wet", "everyday life", 1, nan, holds=False)
+    result = Result("toy", [{"x": nan, "y": 2}], [check])
+    assert result.failing == [check]
+    assert result.to_json() == {
+        "name": "toy",
+        "rows": [{"x": None, "y": 2}],
+        "checks": [
+            {
+                "claim": "water is wet",
+                "source": "everyday life",
+                "expected": 1,
+                "measured": None,
+                "holds": False,
+            }
+        ],
+    }
+
+
+def test_experiments_are_found_by_name() -> None:
+    assert set(FIGURES) <= set(experiment_names())
+    assert "experiment" not in experiment_names()
+    with pytest.raises(ConfigError, match=r"kaas_traces.*unknown experiment.*kaas-traces"):
+        find_experiment("kaas_traces")
+
+
+def _documented(name: str) -> set[str]:
+    """The claims that the page lists as not holding."""
+    return set(re.findall(rf"^\| {name} \| (.*?) \| .* \|$", PAGE.read_text("utf-8"), re.MULTILINE))
