@@ -1,13 +1,18 @@
-"""Two policies for tests: one that spills over to a function platform, one that shares a pool."""
+"""Policies for tests: one spills over to a platform, one shares a pool, one does as it likes."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from typing import final
 
+from headgate.core.clock import MILLISECOND_NS, NEVER_NS
+from headgate.core.errors import PolicyError
 from headgate.core.lifecycle import InstanceState, TaskState
+from headgate.core.model import Pool
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind, Takes
-from headgate.core.records import Instance, Node, Task
+from headgate.core.records import Batch, Instance, Node, Request, Task
 
 
 @final
@@ -77,7 +82,11 @@ class Share(Policy):
         function_id = instance.variant.function_id
         if self._asked.get(function_id) is instance:
             del self._asked[function_id]
-            self._serve(function_id)
+            # Not at once: if starts fail, and in no time, we would ask for ever at this instant.
+            self.orders.set_timer("retry", self.view.now_ns + MILLISECOND_NS, function_id)
+
+    def on_timer(self, name: str, number: int) -> None:
+        self._serve(number)
 
     def on_capacity(self, node: Node) -> None:
         for function_id in range(len(self._queues)):
@@ -87,7 +96,7 @@ class Share(Policy):
         while (task := self._head(function_id)) is not None:
             instance = self._idle_instance(function_id)
             if instance is None or instance.node is None:
-                if function_id not in self._asked:
+                if function_id not in self._asked and not self._is_pausing(function_id):
                     self._ask(function_id)
                 return
             self._queues[function_id].popleft()
@@ -109,6 +118,9 @@ class Share(Policy):
                 return instance
         return None
 
+    def _is_pausing(self, function_id: int) -> bool:
+        return ("retry", function_id) in self.view.timers
+
     def _ask(self, function_id: int) -> None:
         variant = self.view.app.functions[function_id].variants[0]
         pool = self.view.app.pools[variant.pool_ids[0]]
@@ -126,5 +138,93 @@ class Share(Policy):
                 self.orders.stop(instance)
 
 
+@final
+class Wild(Policy):
+    """Orders anything at any time, legal or not; but looks again and again, so that all ends.
+
+    What is illegal must raise and change nothing. What is legal must not break anything.
+    """
+
+    def on_arrival(self, request: Request) -> None:
+        if self.rng.random() < 0.05:
+            self.orders.reject(request, "on a whim")
+
+    def on_task_ready(self, task: Task) -> None:
+        if ("tick", 0) not in self.view.timers:
+            self.orders.set_timer("tick", self.view.now_ns + 3 * MILLISECOND_NS)
+        self._play()
+
+    def on_capacity(self, node: Node) -> None:
+        self._play()
+
+    def on_pool_open(self, pool_id: int) -> None:
+        self._play()
+
+    def on_instance_started(self, instance: Instance) -> None:
+        self._play()
+
+    def on_instance_gone(self, instance: Instance) -> None:
+        self._play()
+
+    def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
+        self._play()
+
+    def on_node_lost(self, node: Node) -> None:
+        self._play()
+
+    def on_task_withdrawn(self, task: Task) -> None:
+        self._play()
+
+    def on_timer(self, name: str, number: int) -> None:
+        """Send everything out, as far as that is possible: nothing waits for ever."""
+        for request in list(self.view.requests.values()):
+            for task in list(request.tasks):
+                self._try(self._dispatch, [task])
+        if self.view.requests:
+            self.orders.set_timer("tick", self.view.now_ns + 3 * MILLISECOND_NS)
+
+    def _play(self) -> None:
+        self.orders.report_work(self.rng.randrange(3))
+        tasks = [task for request in self.view.requests.values() for task in request.tasks]
+        instances = list(self.view.instances.values())
+        if tasks:
+            self._try(
+                self._dispatch, self.rng.sample(tasks, min(len(tasks), self.rng.choice((1, 3))))
+            )
+        if tasks and self.rng.random() < 0.1:
+            self._try(self.orders.expire, self.rng.choice(tasks).request, "on a whim")
+        if tasks and self.rng.random() < 0.3:
+            self._try(self._reserve, self.rng.choice(tasks))
+        if instances and self.rng.random() < 0.3:
+            order = self.rng.choice((self.orders.stop, self.orders.evict, self.orders.load))
+            self._try(order, self.rng.choice(instances))
+        if self.view.nodes and self.rng.random() < 0.1:
+            node = self.rng.choice(list(self.view.nodes.values()))
+            self._try(self.orders.start, self.rng.choice(self.view.app.variants), node)
+
+    def _dispatch(self, tasks: list[Task]) -> None:
+        now_ns = self.view.now_ns
+        places: list[Node | Pool] = [*self.view.nodes.values(), *self.view.app.pools]
+        place = self.rng.choice(places)
+        earliest_ns = now_ns + self.rng.choice((0, 0, 0, MILLISECOND_NS))
+        latest_ns = earliest_ns + self.rng.choice((0, MILLISECOND_NS, NEVER_NS))
+        if isinstance(place, Node):
+            self.orders.dispatch(tasks, place, None, earliest_ns, min(latest_ns, NEVER_NS))
+        else:
+            self.orders.dispatch_to_pool(tasks, place, None, min(latest_ns, NEVER_NS))
+
+    def _reserve(self, task: Task) -> None:
+        node = self.rng.choice(list(self.view.nodes.values()))
+        start_ns = self.view.now_ns + self.rng.randrange(-1, 5)
+        end_ns = start_ns + self.rng.randrange(-1, 5)
+        self.orders.reserve(task, node, self.rng.choice(task.function.variants), start_ns, end_ns)
+
+    def _try(self, order: Callable[..., object], *arguments: object) -> None:
+        with suppress(PolicyError):
+            order(*arguments)
+
+
+EVERYTHING = Takes(batches=True, mixed_pools=True, serverless=True)
+WILD = PolicyKind(Wild, takes=EVERYTHING)
 SPILL = PolicyKind(Spill, takes=Takes(mixed_pools=True, serverless=True))
 SHARE = PolicyKind(Share, takes=Takes(many_schedulers=True))

@@ -36,13 +36,23 @@ Decision = tuple[Action, int]  # an order and its verdict
 class Resident:
     """An instance as its own node knows it."""
 
-    __slots__ = ("held", "id", "idle_since_ns", "is_draining", "is_ready", "running", "variant")
+    __slots__ = (
+        "held",
+        "id",
+        "idle_since_ns",
+        "is_draining",
+        "is_leaving",
+        "is_ready",
+        "running",
+        "variant",
+    )
 
     def __init__(self, id: int, variant: Variant) -> None:
         self.id = id
         self.variant = variant
         self.is_ready = False  # weights on the device: started, and not being loaded
         self.is_draining = False
+        self.is_leaving = False  # its weights are to leave the device when its work has ended
         self.running = 0
         self.held = 0  # dispatches accepted and not begun
         self.idle_since_ns = 0  # when it last ended something; meaningful while nothing runs
@@ -100,12 +110,20 @@ class Backend:
         if resident is None or resident.is_draining:
             return Verdict.GONE
         resident.is_ready = False
+        resident.is_leaving = False
         return self._prepare(now_ns, order, resident)
 
     def evict(self, instance_id: int) -> bool:
-        """The weights leave the device. False if the instance is not there or not idle."""
+        """Whether the weights are off the device at once; else they leave when its work has ended.
+
+        A Scheduler orders this of what it takes to be idle; it may have given a batch up for lost
+        that still runs, or know nothing of a peer's.
+        """
         resident = self.residents.get(instance_id)
-        if resident is None or resident.running or resident.held:
+        if resident is None:
+            return True
+        if resident.running or resident.held:
+            resident.is_leaving = True
             return False
         resident.is_ready = False
         return True
@@ -118,8 +136,7 @@ class Backend:
         resident.is_draining = True
         if resident.running or resident.held:
             return False
-        self._held = [o for o in self._held if _instance_of(o) != instance_id]
-        del self.residents[instance_id]
+        self._drop(instance_id)
         return True
 
     def cancel(self, batch_id: int) -> Dispatch | None:
@@ -149,7 +166,7 @@ class Backend:
             self._gpu_sevenths -= shape.gpu_sevenths
         if not isinstance(order, Dispatch):
             resident.is_ready = True
-        return resident.is_draining or len(self._held) > 0
+        return resident.is_draining or resident.is_leaving or len(self._held) > 0
 
     def pump(self, now_ns: int) -> list[Decision]:
         """Begin or refuse whatever has been held and can be by now."""
@@ -178,13 +195,26 @@ class Backend:
         return decisions
 
     def gone_after(self, order: Action) -> int | None:
-        """The instance that was to stop and can, now that this order has ended."""
+        """The instance that was to stop and has, now that this order has ended.
+
+        Ask this, and `left_after`, whenever an order is over: it has ended, was refused by `pump`
+        or was taken back by `cancel`.
+        """
         instance_id = _instance_of(order)
         resident = self.residents.get(instance_id)
         if resident is None or not resident.is_draining or resident.running or resident.held:
             return None
-        del self.residents[instance_id]
+        self._drop(instance_id)
         return instance_id
+
+    def left_after(self, order: Action) -> int | None:
+        """The instance whose weights were to leave the device and have, now that this has ended."""
+        resident = self.residents.get(_instance_of(order))
+        if resident is None or not resident.is_leaving or resident.running or resident.held:
+            return None
+        resident.is_leaving = False
+        resident.is_ready = False
+        return resident.id
 
     def start_failed(self, instance_id: int) -> list[Dispatch]:
         """An instance could not be started: the batches that waited for it never ran."""
@@ -254,6 +284,12 @@ class Backend:
             for order in self._held
             if isinstance(order, Dispatch) and self.residents[_instance_of(order)].is_ready
         )
+
+    def _drop(self, instance_id: int) -> None:
+        """Forget an instance, and its start if that was still held."""
+        del self.residents[instance_id]
+        if self._held:
+            self._held = [o for o in self._held if _instance_of(o) != instance_id]
 
     def _drop_held(self, instance_id: int) -> list[Dispatch]:
         dropped = [o for o in self.held_batches() if o.instance_id == instance_id]

@@ -28,6 +28,8 @@ from headgate.sim.run import Setup, build_schedulers, simulate
 
 _LIMIT_NS: Final = 3_600 * SECOND_NS  # long after the last fault: what is open now stays open
 
+_EVENTS_MAX: Final = 100_000  # far more than any of these worlds needs
+
 
 @dataclass(frozen=True, slots=True)
 class FuzzReport:
@@ -74,6 +76,7 @@ def fuzz_kind(name: str, kind: PolicyKind, seed: int) -> FuzzReport:
         losses="lose" in case.plan.kinds,
         thinks=case.decision_ns > 0 or case.work_unit_ns > 0,
         drained=True,
+        events_max=_EVENTS_MAX,
     )
     failures: list[str] = []
     try:

@@ -137,11 +137,8 @@ class SimNode:
         elif isinstance(order, LoadWeights):
             self._settle_verdict(now_ns, order, self.backend.load(now_ns, order))
         elif isinstance(order, EvictWeights):
-            is_out = self.backend.evict(order.instance_id)
-            instance_id = order.instance_id
-            self.report(
-                now_ns, WeightsEvicted(instance_id) if is_out else WeightsLoaded(instance_id)
-            )
+            if self.backend.evict(order.instance_id):
+                self.report(now_ns, WeightsEvicted(order.instance_id))
         elif isinstance(order, StopInstance):
             if self.backend.stop(order.instance_id):
                 self.report(now_ns, InstanceStopped(order.instance_id, "stopped"))
@@ -149,6 +146,7 @@ class SimNode:
             held = self.backend.cancel(order.batch_id)
             if held is not None:
                 self.report(now_ns, BatchRefused(held.batch_id, Refusal.CANCELLED))
+                self._let_go(now_ns, held)
 
     def take_batch(self, now_ns: int, order: Dispatch) -> None:
         """Begin a batch, hold it or refuse it."""
@@ -298,22 +296,33 @@ class SimNode:
 
     def _after(self, now_ns: int, order: Action) -> None:
         """Begin what was held back; let an instance go that was only to finish this."""
+        self._pump(now_ns)
+        if not self._let_go(now_ns, order) and self._retires_idle:
+            at_ns = now_ns + self.pool.idle_timeout_ns
+            self._agenda.push(at_ns, Rank.COMPLETION, Wake(self, _instance_id(order)))
+
+    def _pump(self, now_ns: int) -> None:
         for held, verdict in self.backend.pump(now_ns):
             self._settle_verdict(now_ns, held, verdict)
+            if verdict == Verdict.LATE:  # it may have been the last thing its instance waited for
+                self._let_go(now_ns, held)
+
+    def _let_go(self, now_ns: int, order: Action) -> bool:
+        """An order is over: whether its instance was to stop after that, and has."""
+        left = self.backend.left_after(order)
+        if left is not None:
+            self.report(now_ns, WeightsEvicted(left))
         gone = self.backend.gone_after(order)
         if gone is not None:
             self.report(now_ns, InstanceStopped(gone, "stopped"))
-        elif self._retires_idle:
-            at_ns = now_ns + self.pool.idle_timeout_ns
-            self._agenda.push(at_ns, Rank.COMPLETION, Wake(self, _instance_id(order)))
+        return gone is not None
 
     def wake(self, now_ns: int, instance_id: int | None) -> None:
         """Look at what was held for later, or retire an instance that has long been idle."""
         if not self.is_up:
             return
         if instance_id is None:
-            for held, verdict in self.backend.pump(now_ns):
-                self._settle_verdict(now_ns, held, verdict)
+            self._pump(now_ns)
         elif self.backend.retire_idle(now_ns, instance_id):
             self.report(now_ns, InstanceStopped(instance_id, "idle for too long"))
 

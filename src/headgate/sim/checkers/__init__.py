@@ -2,7 +2,7 @@
 
 from headgate.core.model import App
 from headgate.sim.checkers.batches import BatchLimits, Causes, Windows
-from headgate.sim.checkers.checker import Checker, Checkers, Clock
+from headgate.sim.checkers.checker import EVENTS_MAX, Checker, Checkers, Clock
 from headgate.sim.checkers.nodes import Exclusivity, Memory, Presence
 from headgate.sim.checkers.requests import Conservation, Deadlines, Stages, Starvation
 
@@ -32,15 +32,17 @@ def all_checkers(
     thinks: bool = False,
     drained: bool = False,
     wait_max_ns: int | None = None,
+    events_max: int = EVENTS_MAX,
 ) -> Checkers:
     """Return every checker there is, as lenient as the faults of the run demand.
 
     `duplicates`: completions may be told twice. `losses`: completions may never be told.
     `thinks`: decisions take time, so messages cross. `drained`: the run went on until nothing was
     in flight. `wait_max_ns`: no request may wait for longer than this for its first dispatch.
+    `events_max`: a run of more events stands still, and is stopped.
     """
     checkers: list[Checker] = [
-        Clock(),
+        Clock(events_max),
         Conservation(thinks=thinks),
         Deadlines(app, thinks=thinks),
         Stages(app),

@@ -12,7 +12,7 @@ from headgate.metrics.columns import RunColumns
 from headgate.sim.hooks import Observer
 
 _VIOLATIONS_MAX: Final = 20  # of one checker; one cause tends to have many effects
-_EVENTS_MAX: Final = 200_000
+EVENTS_MAX: Final = 1_000_000_000
 
 
 class Checker(Observer):
@@ -80,7 +80,7 @@ class Checkers(Checker):
 class Clock(Checker):
     """Time never goes back, and goes on: a run that stands still is stopped."""
 
-    def __init__(self, events_max: int = _EVENTS_MAX) -> None:
+    def __init__(self, events_max: int = EVENTS_MAX) -> None:
         super().__init__()
         self._events_left = events_max
         self._last_ns = 0

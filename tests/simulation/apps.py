@@ -1,0 +1,141 @@
+"""Small applications, and one run of them under all checkers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from headgate.core.actions import Action
+from headgate.core.clock import MILLISECOND_NS, NEVER_NS
+from headgate.core.events import Event
+from headgate.core.model import (
+    App,
+    Client,
+    Function,
+    Limits,
+    Pipeline,
+    Pool,
+    Profile,
+    Serverless,
+    Slo,
+    Stage,
+    Tier,
+    Variant,
+)
+from headgate.core.policy import PolicyKind
+from headgate.metrics.columns import RunColumns
+from headgate.policies import find_policy
+from headgate.sim.checkers import Checkers, all_checkers
+from headgate.sim.clients import Straggler
+from headgate.sim.faults import Fault, FaultPlan
+from headgate.sim.hooks import Client as SimClient
+from headgate.sim.hooks import Observer
+from headgate.sim.run import Setup, simulate
+from headgate.workload import Arrivals, constant_column
+
+MS = MILLISECOND_NS
+GPU = Pool(0, "gpu")
+CLOUD = Pool(1, "cloud", Tier.SERVERLESS, serverless=Serverless(memory_bytes=1024**3))
+
+
+def make_app(
+    *,
+    exec_ms: Sequence[int] = (10,),
+    start_ms: int = 0,
+    pools: tuple[Pool, ...] = (GPU,),
+    latency_ms: int | None = None,
+    limits: Limits = Limits(),  # noqa: B008 - frozen
+    clients: int = 1,
+    slowdown: tuple[float, ...] = (1.0,),
+    memory_bytes: int = 0,
+    concurrency: int = 1,
+) -> App:
+    """One pipeline of one stage for each function; every function runs on every pool."""
+    functions = []
+    for id, ms in enumerate(exec_ms):
+        profile = Profile((ms * MS,), slowdown, start_ms * MS, memory_bytes=memory_bytes)
+        pool_ids = tuple(pool.id for pool in pools)
+        variant = Variant(id, f"v{id}", id, pool_ids, profile, concurrency=concurrency)
+        functions.append(Function(id, f"f{id}", (variant,)))
+    slo = Slo(NEVER_NS if latency_ms is None else latency_ms * MS)
+    pipelines = tuple(Pipeline(f.id, f"p{f.id}", (Stage(f),), slo) for f in functions)
+    named = tuple(Client(i, f"c{i}") for i in range(clients))
+    return App(tuple(functions), pipelines, pools, named, limits)
+
+
+def at_ms(*times_ms: int) -> Arrivals:
+    """Requests of one client for the first pipeline, at these times."""
+    times_ns = np.array([ms * MS for ms in times_ms], dtype=np.int64)
+    zeros = constant_column(len(times_ns))
+    return Arrivals(times_ns, 10**6 * MS, zeros, zeros, ("p0",), ("c0",))
+
+
+class Seen(Observer):
+    """Every event, with its time, and all actions."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[int, Event]] = []
+        self.actions: list[Action] = []
+
+    def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+        self.events.append((now_ns, event))
+        self.actions.extend(actions)
+
+    def count(self, kind: type[Event]) -> int:
+        return sum(isinstance(event, kind) for _, event in self.events)
+
+
+class Checked(Seen):
+    """The same, under checkers."""
+
+    def __init__(self, checkers: Checkers) -> None:
+        super().__init__()
+        self._checkers = checkers
+
+    def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+        super().saw(now_ns, scheduler, event, actions)
+        self._checkers.saw(now_ns, scheduler, event, actions)
+
+
+def run(
+    app: App,
+    arrivals: Arrivals | None,
+    *faults: Fault,
+    policy: PolicyKind | None = None,
+    clients: Sequence[SimClient] = (),
+    schedulers: int = 1,
+    decision_ns: int = 0,
+) -> tuple[RunColumns, Seen]:
+    """Simulate in `validate` mode, under all checkers, until nothing is in flight."""
+    plan = FaultPlan(faults).check(app)
+    setup = Setup(
+        app,
+        find_policy("balance") if policy is None else policy,
+        schedulers=schedulers,
+        decision_ns=decision_ns,
+        validate=True,
+        records_spans=True,
+        faults=plan.troubles(),
+        limit_ns=10**6 * MS,
+    )
+    checkers = all_checkers(
+        app,
+        duplicates="duplicate" in plan.kinds,
+        losses="lose" in plan.kinds,
+        thinks=decision_ns > 0,
+        drained=True,
+    )
+    seen = Checked(checkers)
+    straggler = Straggler(plan.end_ns)
+    columns = simulate(setup, arrivals, clients=[*clients, straggler], observer=seen)
+    checkers.finish(columns)
+    checkers.raise_if_any()
+    return columns, seen
+
+
+def waits_ms(columns: RunColumns) -> list[float]:
+    """How long each request took, from arrival to end."""
+    requests = columns.requests
+    took_ns: list[int] = (requests.finished_ns - requests.arrival_ns).tolist()
+    return [ns / MS for ns in took_ns]

@@ -1,0 +1,249 @@
+"""Fault plans: each fault does what it says, plans end, and plans are plain data."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+import pytest
+
+from headgate.core.errors import ConfigError
+from headgate.core.events import (
+    BatchFailed,
+    BatchFinished,
+    BatchLost,
+    BatchRefused,
+    InstanceStopped,
+    NodeJoined,
+    NodeLost,
+    RequestCancelled,
+)
+from headgate.core.model import Limits, Pool
+from headgate.core.outcome import Outcome
+from headgate.policies import find_policy
+from headgate.sim.faults import KINDS, Fault, FaultPlan, random_plan, swizzle
+from headgate.sim.run import Setup, simulate
+
+from .apps import CLOUD, GPU, MS, at_ms, make_app, run, waits_ms
+from .policies import SPILL
+
+TWO = (Pool(0, "gpu", nodes=2),)
+
+
+# --- what each fault does ----------------------------------------------------------------------
+
+
+def test_a_crash_loses_what_runs_and_the_node_comes_back_empty() -> None:
+    """The batch that begins at 5 is lost at 10; the node is back, cold, at 30."""
+    app = make_app(start_ms=5)
+    columns, seen = run(app, at_ms(0), Fault("crash", 10 * MS, until_ns=30 * MS, node=0))
+    assert waits_ms(columns) == [45.0]  # back at 30, 5 to start, 10 to run
+    assert (seen.count(BatchLost), seen.count(NodeLost), seen.count(NodeJoined)) == (1, 1, 2)
+
+
+def test_crashes_that_overlap_are_one_crash() -> None:
+    columns, seen = run(
+        make_app(),
+        at_ms(0, 15),
+        Fault("crash", 20 * MS, until_ns=40 * MS, node=0),
+        Fault("crash", 30 * MS, until_ns=60 * MS, node=0),
+        Fault("crash", 60 * MS, until_ns=70 * MS, node=0),
+    )
+    assert waits_ms(columns) == [10.0, 65.0]
+    assert (seen.count(NodeLost), seen.count(NodeJoined)) == (1, 2)
+
+
+def test_a_slow_node_takes_longer_for_what_it_begins() -> None:
+    columns, _ = run(
+        make_app(), at_ms(0, 20, 100), Fault("slow", 15 * MS, until_ns=25 * MS, node=0, factor=3.0)
+    )
+    assert waits_ms(columns) == [10.0, 30.0, 10.0]
+
+
+def test_slow_windows_that_overlap_multiply_and_leave_nothing_behind() -> None:
+    columns, _ = run(
+        make_app(),
+        at_ms(1, 20, 100),
+        Fault("slow", 0, until_ns=25 * MS, node=0, factor=0.3),
+        Fault("slow", 10 * MS, until_ns=30 * MS, node=0, factor=0.7),
+    )
+    assert waits_ms(columns) == [3.0, 2.1, 10.0]
+
+
+def test_a_lost_completion_is_noticed_by_its_scheduler() -> None:
+    """It ends at 10 and nobody hears of it. At 20, twice the profile, it is sent again."""
+    app = make_app(limits=Limits(lost_after=2.0))
+    columns, seen = run(app, at_ms(0), Fault("lose", 5 * MS, until_ns=15 * MS, node=0))
+    assert columns.requests.outcome.tolist() == [Outcome.MET]
+    assert columns.requests.attempts.tolist() == [2]
+    assert waits_ms(columns) == [31.0]  # 20, 1 until the node is tried again, 10 to run
+    assert seen.count(BatchFinished) == 1
+
+
+def test_a_duplicated_completion_is_told_twice_and_counts_once() -> None:
+    columns, seen = run(
+        make_app(), at_ms(0, 20), Fault("duplicate", 5 * MS, until_ns=15 * MS, node=0)
+    )
+    assert waits_ms(columns) == [10.0, 10.0]
+    assert seen.count(BatchFinished) == 3
+
+
+def test_a_node_that_refuses_is_tried_again() -> None:
+    columns, seen = run(make_app(), at_ms(5), Fault("refuse", 0, until_ns=7 * MS, node=0))
+    assert waits_ms(columns) == [12.0]  # refused at 5 and 6, taken at 7
+    assert seen.count(BatchRefused) == 2
+
+
+def test_a_batch_that_fails_is_repeated_while_attempts_are_left() -> None:
+    app = make_app(limits=Limits(attempts_max=2))
+    columns, seen = run(app, at_ms(0, 100), Fault("break", 5 * MS, until_ns=25 * MS, node=0))
+    assert columns.requests.outcome.tolist() == [Outcome.FAILED, Outcome.MET]
+    assert seen.count(BatchFailed) == 2
+
+
+def test_an_instance_that_cannot_be_started_is_gone_and_tried_again() -> None:
+    app = make_app(start_ms=5)
+    columns, seen = run(app, at_ms(0), Fault("break_starts", 0, until_ns=8 * MS, node=0))
+    assert (seen.count(InstanceStopped), seen.count(BatchRefused)) == (1, 1)
+    assert waits_ms(columns) == [21.0]  # 5 for nothing, 1 of pause, 5 to start, 10 to run
+
+
+def test_a_platform_that_throttles_is_tried_again() -> None:
+    app = make_app(pools=(GPU, CLOUD))
+    columns, seen = run(
+        app, at_ms(0, 1), Fault("throttle", 0, until_ns=3 * MS, pool=1), policy=SPILL
+    )
+    assert waits_ms(columns) == [10.0, 12.0]  # the second goes to the cloud, at 3
+    assert seen.count(BatchRefused) == 2
+
+
+def test_requests_are_cancelled_whether_they_wait_or_run() -> None:
+    columns, seen = run(make_app(), at_ms(0, 1, 50), Fault("cancel", 5 * MS, share=1.0))
+    expected = [Outcome.CANCELLED, Outcome.CANCELLED, Outcome.MET]
+    assert columns.requests.outcome.tolist() == expected
+    assert seen.count(RequestCancelled) == 2
+
+
+def test_a_share_of_the_open_requests_is_cancelled() -> None:
+    columns, _ = run(make_app(), at_ms(*range(200)), Fault("cancel", 199 * MS, share=0.5))
+    cancelled = int((columns.requests.outcome == Outcome.CANCELLED).sum())
+    assert 60 <= cancelled <= 120  # about half of the 181 that are open
+
+
+def test_a_burst_is_so_many_requests_more() -> None:
+    columns, _ = run(make_app(exec_ms=(10, 5)), at_ms(0), Fault("burst", MS, pipeline=1, count=3))
+    assert columns.requests.pipeline.tolist() == [0, 1, 1, 1]
+    assert waits_ms(columns) == [10.0, 14.0, 19.0, 24.0]
+
+
+def test_a_profile_becomes_wrong_and_stays_so() -> None:
+    app = make_app(exec_ms=(10, 10))
+    columns, _ = run(
+        app,
+        at_ms(0, 20, 40),
+        Fault("wrong_profile", 15 * MS, function=0, factor=1.5),
+        Fault("wrong_profile", 16 * MS, function=1, factor=9.0),
+    )
+    assert waits_ms(columns) == [10.0, 15.0, 15.0]
+
+
+def test_a_setup_can_be_run_again() -> None:
+    """Troubles hold no state, and what they did to one run is not there in the next."""
+    plan = FaultPlan(
+        (
+            Fault("slow", 0, until_ns=15 * MS, node=0, factor=2.0),
+            Fault("wrong_profile", 0, function=0, factor=2.0),
+            Fault("crash", 60 * MS, until_ns=70 * MS, node=0),
+            Fault("refuse", 70 * MS, until_ns=80 * MS, node=0),
+        )
+    )
+    setup = Setup(make_app(), find_policy("balance"), faults=plan.troubles())
+    first, second = (simulate(setup, at_ms(1, 50)) for _ in range(2))
+    assert waits_ms(first) == waits_ms(second) == [40.0, 50.0]
+
+
+# --- plans as data -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_plan_survives_json(seed: int) -> None:
+    app = make_app(pools=(GPU, CLOUD), limits=Limits(lost_after=2.0))
+    plan = random_plan(app, 1_000 * MS, seed, intensity=3.0)
+    text = json.dumps(plan.to_spec())
+    assert FaultPlan.from_spec(json.loads(text)) == plan
+
+
+@pytest.mark.parametrize(
+    ("spec", "complaint"),
+    [
+        ({}, "plan.yaml: faults: {}: must be a list"),
+        ([{"kind": "crash"}], "faults[0]: {'kind': 'crash'}: needs `kind` and `at_ns`"),
+        ([{"kind": "flood", "at_ns": 1}], "faults[0].kind: 'flood': no such fault (allowed: crash"),
+        ([{"kind": "cancel", "at_ns": 1}], "faults[0].cancel.share: is missing"),
+        ([{"kind": "cancel", "at_ns": 1, "share": 0}], "cancel.share: 0: is out of range"),
+        ([{"kind": "cancel", "at_ns": 1, "share": 1.5}], "more than 0, at most 1"),
+        ([{"kind": "cancel", "at_ns": -1, "share": 1}], "at_ns: -1: must not be negative"),
+        ([{"kind": "cancel", "at_ns": 0.5, "share": 1}], "at_ns: 0.5: is of a wrong type"),
+        ([{"kind": "cancel", "at_ns": True, "share": 1}], "at_ns: True: is of a wrong type"),
+        ([{"kind": "cancel", "at_ns": 1, "shade": 1}], "shade: 1: is unknown (allowed: kind, at"),
+        ([{"kind": "crash", "at_ns": 5, "until_ns": 5, "node": 0}], "until_ns: 5: is out of range"),
+        ([{"kind": "crash", "at_ns": 5, "until_ns": 9, "node": -1}], "node: -1: is out of range"),
+        ([{"kind": "burst", "at_ns": 5, "pipeline": 0, "count": 0}], "count: 0: is out of range"),
+        ([{"kind": "burst", "at_ns": 5, "pipeline": 0, "count": 1, "node": 2}], "means nothing"),
+    ],
+)
+def test_a_plan_that_makes_no_sense_is_refused_in_one_line(spec: object, complaint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        FaultPlan.from_spec(spec, where="plan.yaml")
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fault", "complaint"),
+    [
+        (Fault("crash", 0, until_ns=1, node=2), "faults[0].node: 2: there is none"),
+        (Fault("throttle", 0, until_ns=1, pool=0), "faults[0].pool: 'gpu': is not serverless"),
+        (Fault("throttle", 0, until_ns=1, pool=7), "faults[0].pool: 7: there is none"),
+        (Fault("burst", 0, pipeline=1, count=1), "faults[0].pipeline: 1: there is none"),
+        (Fault("wrong_profile", 0, function=1, factor=2.0), "faults[0].function: 1: there is none"),
+    ],
+)
+def test_a_plan_is_checked_against_the_application(fault: Fault, complaint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        FaultPlan((fault,)).check(make_app(pools=TWO))
+    assert complaint in str(caught.value)
+
+
+# --- plans from a seed -------------------------------------------------------------------------
+
+
+def test_random_plans_end_in_time_and_fit_the_application() -> None:
+    app = make_app(pools=(Pool(0, "gpu", nodes=3), CLOUD), limits=Limits(lost_after=2.0))
+    plans = [random_plan(app, 100 * MS, seed, intensity=2.0).check(app) for seed in range(200)]
+    assert all(plan.end_ns <= 100 * MS for plan in plans)
+    assert frozenset().union(*(plan.kinds for plan in plans)) == KINDS.keys()
+    assert len({json.dumps(plan.to_spec()) for plan in plans}) > 150  # seeds differ
+
+
+def test_the_same_seed_draws_the_same_plan() -> None:
+    app = make_app(pools=TWO)
+    assert random_plan(app, 100 * MS, 7) == random_plan(app, 100 * MS, 7)
+
+
+def test_nothing_goes_wrong_at_intensity_zero() -> None:
+    assert not any(random_plan(make_app(), MS, seed, intensity=0.0).faults for seed in range(20))
+
+
+def test_completions_are_lost_only_where_that_is_noticed() -> None:
+    kinds = [random_plan(make_app(), MS, seed, intensity=3.0).kinds for seed in range(100)]
+    assert not any("lose" in found for found in kinds)
+
+
+def test_a_swizzle_strikes_one_by_one_and_lets_go_in_another_order() -> None:
+    faults = swizzle("crash", list(range(8)), 0, 1_000, Random(1))
+    begins = sorted(faults, key=lambda fault: fault.at_ns)
+    ends = sorted(faults, key=lambda fault: fault.end_ns)
+    assert max(f.at_ns for f in faults) < 500 <= min(f.end_ns for f in faults)
+    assert [f.node for f in begins] != [f.node for f in ends]
+    assert len({f.at_ns for f in faults}) == len(faults)
