@@ -24,7 +24,17 @@ ROOT = Path(__file__).resolve().parent.parent
 # Reading and writing text gains nothing from being compiled.
 INTERPRETED = frozenset(("core/log.py", "core/story.py", "core/units.py", "core/wire.py"))
 # What a simulated request passes through; the rest of `sim` runs once per run.
-SIM = ("agenda", "engine", "feed", "node", "platform", "recorder", "truth")
+SIM = (
+    "agenda",
+    "engine",
+    "feed",
+    "happenings",
+    "node",
+    "platform",
+    "recorder",
+    "shared_pools",
+    "truth",
+)
 
 
 def main() -> None:

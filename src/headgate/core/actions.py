@@ -6,7 +6,7 @@ Every action with an effect ends in exactly one later event that names it; the d
 
 from __future__ import annotations
 
-from typing import final
+from typing import TypeAlias, final
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.events import TimerKey
@@ -161,3 +161,9 @@ class Settle(Action):
         self.request_id = request_id
         self.outcome = outcome
         self.reason = reason
+
+
+# Actions that are carried out on a node, or by a pool when `node_id` is None.
+PlacedAction: TypeAlias = (
+    Dispatch | CancelBatch | StartInstance | StopInstance | LoadWeights | EvictWeights
+)

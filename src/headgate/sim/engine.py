@@ -15,17 +15,14 @@ from typing import final
 
 from headgate.core.actions import (
     Action,
-    CancelBatch,
     CancelTimer,
     Dispatch,
-    EvictWeights,
-    LoadWeights,
+    PlacedAction,
     SetTimer,
     Settle,
     StartInstance,
     StopInstance,
 )
-from headgate.core.broker import Broker
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import DriverError
 from headgate.core.events import (
@@ -52,88 +49,22 @@ from headgate.core.model import App
 from headgate.core.scheduler import Scheduler
 from headgate.sim.agenda import Agenda, Happening
 from headgate.sim.feed import Feed
+from headgate.sim.happenings import (
+    Cancellation,
+    ClientDue,
+    Decided,
+    Inbox,
+    Order,
+    Submission,
+    TimerDue,
+    TroubleDue,
+)
 from headgate.sim.hooks import Client, Observer, Trouble
 from headgate.sim.node import Job, Report, SimNode, Wake
 from headgate.sim.platform import Invocation, Platform
 from headgate.sim.recorder import Recorder
+from headgate.sim.shared_pools import SharedPools
 from headgate.sim.truth import Truth
-
-
-@final
-class _TimerDue(Happening):
-    __slots__ = ("key", "scheduler", "token")
-
-    def __init__(self, scheduler: int, key: TimerKey, token: int) -> None:
-        self.scheduler = scheduler
-        self.key = key
-        self.token = token
-
-
-@final
-class _Submission(Happening):
-    __slots__ = ("client", "items", "pipeline", "sender")
-
-    def __init__(self, pipeline: int, client: int, items: int, sender: Client | None) -> None:
-        self.pipeline = pipeline
-        self.client = client
-        self.items = items
-        self.sender = sender
-
-
-@final
-class _Cancellation(Happening):
-    __slots__ = ("request_id",)
-
-    def __init__(self, request_id: int) -> None:
-        self.request_id = request_id
-
-
-@final
-class _ClientDue(Happening):
-    __slots__ = ("client",)
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-
-
-@final
-class _TroubleDue(Happening):
-    __slots__ = ("trouble",)
-
-    def __init__(self, trouble: Trouble) -> None:
-        self.trouble = trouble
-
-
-@final
-class _Order(Happening):
-    """An action on its way to where it is carried out."""
-
-    __slots__ = ("action", "scheduler")
-
-    def __init__(self, scheduler: int, action: Action) -> None:
-        self.scheduler = scheduler
-        self.action = action
-
-
-@final
-class _Decided(Happening):
-    """An action that took the Scheduler until now to decide on."""
-
-    __slots__ = ("action", "scheduler")
-
-    def __init__(self, scheduler: int, action: Action) -> None:
-        self.scheduler = scheduler
-        self.action = action
-
-
-@final
-class _Inbox(Happening):
-    """A Scheduler that was thinking looks at the next event that waits for it."""
-
-    __slots__ = ("scheduler",)
-
-    def __init__(self, scheduler: int) -> None:
-        self.scheduler = scheduler
 
 
 @final
@@ -182,10 +113,7 @@ class Engine:
         self._open = 0  # requests that have arrived and not ended
         self._expected = 0  # submissions and clients on the agenda
         self._senders: dict[int, Client] = {}
-        self._brokers: dict[int, Broker] = {}
-        self._starts: dict[int, StartInstance] = {}  # waiting for a broker's grant
-        self._granted: dict[int, int] = {}  # instance id -> the node that a broker found for it
-        self._untold: set[int] = set()  # those of them whose Scheduler does not know where yet
+        self._shared = SharedPools(app, nodes, agenda)
         self._variant_of: dict[int, int] = {}  # instance id -> variant id, where pools are shared
 
     # --- the loop ------------------------------------------------------------------------------
@@ -248,43 +176,43 @@ class Engine:
         elif isinstance(what, Invocation):
             platform = what.platform
             self._reported(now_ns, platform.end(now_ns, what), platform.pool.network_ns)
-        elif isinstance(what, _TimerDue):
+        elif isinstance(what, TimerDue):
             timers = self._timers[what.scheduler]
             if timers.get(what.key) == what.token:
                 del timers[what.key]
                 self.tell(now_ns, what.scheduler, TimerFired(what.key))
         elif isinstance(what, Report):
             self._deliver(now_ns, what.event)
-        elif isinstance(what, _Order):
+        elif isinstance(what, Order):
             self._carry_out(now_ns, what.scheduler, what.action)
         else:
             self._happen_rarely(now_ns, what)
 
     def _happen_rarely(self, now_ns: int, what: Happening) -> None:
-        if isinstance(what, _Submission):
+        if isinstance(what, Submission):
             self._expected -= 1
             if what.sender is not None:
                 self._senders[self.recorder.count] = what.sender
                 what.sender.arrived(self, now_ns, self.recorder.count)
             self._submit_now(now_ns, what.pipeline, what.client, what.items)
-        elif isinstance(what, _ClientDue):
+        elif isinstance(what, ClientDue):
             self._expected -= 1
             what.client.woken(self, now_ns)
-        elif isinstance(what, _Cancellation):
+        elif isinstance(what, Cancellation):
             index = self._scheduler_of_request(what.request_id)
             self.tell(now_ns, index, RequestCancelled(what.request_id))
         elif isinstance(what, Wake):
             what.node.wake(now_ns, what.instance_id)
-        elif isinstance(what, _Inbox):
+        elif isinstance(what, Inbox):
             self._think(now_ns, what.scheduler, self._inboxes[what.scheduler].popleft())
             if self._inboxes[what.scheduler]:
                 self.agenda.push(self._free_at_ns[what.scheduler], Rank.COMPLETION, what)
-        elif isinstance(what, _Decided):
+        elif isinstance(what, Decided):
             if isinstance(what.action, Settle):
                 self._settle(now_ns, what.action)
             else:
                 self._perform(now_ns, what.scheduler, what.action)
-        elif isinstance(what, _TroubleDue):
+        elif isinstance(what, TroubleDue):
             what.trouble.strike(self, now_ns)
         else:
             raise DriverError(f"nothing is known about {type(what).__name__}")
@@ -307,11 +235,9 @@ class Engine:
         if isinstance(event, InstanceStarted):
             if event.instance_id not in self.nodes[event.node_id].backend.residents:
                 return  # the node has crashed since, and everybody was told
-            self._untold.discard(event.instance_id)
+            self._shared.started(event.instance_id)
         elif isinstance(event, InstanceStopped):
-            self._untold.discard(event.instance_id)
-            self._granted.pop(event.instance_id, None)
-            self._broker_freed(now_ns)
+            self._shared.stopped(now_ns, event.instance_id)
         for index in range(self._peers):
             if index == owner or not isinstance(event, InstanceStarted):
                 self.tell(now_ns, index, event)
@@ -344,7 +270,7 @@ class Engine:
             inbox.append(event)
         elif now_ns < self._free_at_ns[index]:
             inbox.append(event)
-            self.agenda.push(self._free_at_ns[index], Rank.COMPLETION, _Inbox(index))
+            self.agenda.push(self._free_at_ns[index], Rank.COMPLETION, Inbox(index))
         else:
             self._think(now_ns, index, event)
 
@@ -360,7 +286,7 @@ class Engine:
         done_ns = now_ns + cost_ns
         self._free_at_ns[index] = done_ns
         for action in actions:
-            self.agenda.push(done_ns, Rank.COMPLETION, _Decided(index, action))
+            self.agenda.push(done_ns, Rank.COMPLETION, Decided(index, action))
 
     # --- from the Schedulers -------------------------------------------------------------------
 
@@ -369,7 +295,7 @@ class Engine:
         if isinstance(action, Dispatch):
             if self._network_ns[action.pool_id]:
                 at_ns = now_ns + self._network_ns[action.pool_id]
-                self.agenda.push(at_ns, Rank.COMPLETION, _Order(index, action))
+                self.agenda.push(at_ns, Rank.COMPLETION, Order(index, action))
             elif action.node_id is not None:
                 self.nodes[action.node_id].take_batch(now_ns, action)
             else:
@@ -377,7 +303,7 @@ class Engine:
         elif isinstance(action, SetTimer):
             self._token += 1
             self._timers[index][action.key] = self._token
-            due = _TimerDue(index, action.key, self._token)
+            due = TimerDue(index, action.key, self._token)
             self.agenda.push(max(now_ns, action.at_ns), Rank.TIMER, due)
         elif isinstance(action, CancelTimer):
             self._timers[index].pop(action.key, None)
@@ -385,15 +311,13 @@ class Engine:
             self._perform_on_node(now_ns, index, action)
 
     def _perform_on_node(self, now_ns: int, index: int, action: Action) -> None:
-        assert isinstance(
-            action, StartInstance | StopInstance | LoadWeights | EvictWeights | CancelBatch
-        )
+        assert isinstance(action, PlacedAction)
         if isinstance(action, StartInstance):
             self._variant_of[action.instance_id] = action.variant_id
         node_id = action.node_id
         network_ns = 0 if node_id is None else self.nodes[node_id].pool.network_ns
         if network_ns:
-            self.agenda.push(now_ns + network_ns, Rank.COMPLETION, _Order(index, action))
+            self.agenda.push(now_ns + network_ns, Rank.COMPLETION, Order(index, action))
         else:
             self._carry_out(now_ns, index, action)
 
@@ -402,13 +326,11 @@ class Engine:
         if isinstance(action, Dispatch) and action.node_id is None:
             self.platforms[action.pool_id].take(now_ns, action)
         elif isinstance(action, StartInstance) and action.node_id is None:
-            self._ask_broker(now_ns, action)
+            self._shared.ask(now_ns, action)
         elif isinstance(action, StopInstance) and action.node_id is None:
-            self._call_off(now_ns, action)
-        elif isinstance(
-            action,
-            Dispatch | StartInstance | StopInstance | LoadWeights | EvictWeights | CancelBatch,
-        ):
+            self._shared.call_off(now_ns, action)
+        else:
+            assert isinstance(action, PlacedAction)
             if action.node_id is not None:
                 self.nodes[action.node_id].take(now_ns, action)
 
@@ -421,56 +343,6 @@ class Engine:
             if sender is not None:
                 sender.settled(self, now_ns, request_id, action.outcome)
 
-    # --- shared pools --------------------------------------------------------------------------
-
-    def _ask_broker(self, now_ns: int, order: StartInstance) -> None:
-        broker = self._broker_of(order.pool_id)
-        variant = self.app.variants[order.variant_id]
-        if broker.request(order.instance_id, variant.function_id):
-            self._starts[order.instance_id] = order
-            self._grant(now_ns, broker)
-        else:
-            stopped = InstanceStopped(order.instance_id, "the pool is exhausted")
-            self.agenda.push(now_ns, Rank.COMPLETION, Report(stopped))
-
-    def _call_off(self, now_ns: int, order: StopInstance) -> None:
-        """Stop an instance whose Scheduler does not know where it is, if it is anywhere yet."""
-        start = self._starts.pop(order.instance_id, None)
-        node_id = self._granted.get(order.instance_id)
-        if start is not None:
-            self._broker_of(start.pool_id).withdraw(order.instance_id)
-            self._deliver(now_ns, InstanceStopped(order.instance_id, "never started"))
-        elif node_id is not None:
-            self.nodes[node_id].take(now_ns, StopInstance(order.instance_id, node_id))
-        else:
-            self._deliver(now_ns, InstanceStopped(order.instance_id, "gone already"))
-
-    def _broker_of(self, pool_id: int) -> Broker:
-        broker = self._brokers.get(pool_id)
-        if broker is None:
-            broker = self._brokers[pool_id] = Broker()
-            for node in self.nodes:
-                if node.pool.id == pool_id and node.is_up:
-                    broker.node_joined(node.id)
-        return broker
-
-    def _grant(self, now_ns: int, broker: Broker) -> None:
-        for grant in broker.grants():
-            order = self._starts.pop(grant.instance_id)
-            self._granted[grant.instance_id] = grant.node_id
-            self._untold.add(grant.instance_id)
-            granted = StartInstance(
-                order.instance_id, order.variant_id, order.pool_id, grant.node_id
-            )
-            self.nodes[grant.node_id].take(now_ns, granted)
-
-    def _broker_freed(self, now_ns: int) -> None:
-        for pool_id, broker in self._brokers.items():
-            for node in self.nodes:
-                if node.pool.id == pool_id and node.is_up and not node.backend.residents:
-                    broker.node_freed(node.id)
-            self._grant(now_ns, broker)
-
     # --- what clients and faults may do --------------------------------------------------------
 
     def submit(
@@ -478,16 +350,16 @@ class Engine:
     ) -> None:
         """Have a request arrive."""
         self._expected += 1
-        self.agenda.push(at_ns, Rank.ARRIVAL, _Submission(pipeline, client, items, sender))
+        self.agenda.push(at_ns, Rank.ARRIVAL, Submission(pipeline, client, items, sender))
 
     def cancel(self, now_ns: int, request_id: int) -> None:
         """Have a client withdraw its request, if it is still open."""
-        self.agenda.push(now_ns, Rank.ARRIVAL, _Cancellation(request_id))
+        self.agenda.push(now_ns, Rank.ARRIVAL, Cancellation(request_id))
 
     def wake_client(self, at_ns: int, client: Client) -> None:
         """Call `client.woken` then."""
         self._expected += 1
-        self.agenda.push(at_ns, Rank.ARRIVAL, _ClientDue(client))
+        self.agenda.push(at_ns, Rank.ARRIVAL, ClientDue(client))
 
     def announce(self, request_id: int, pipeline: int, client: int, arrival_ns: int) -> None:
         """Tell clairvoyant policies, before the run, of a request that will arrive."""
@@ -496,35 +368,26 @@ class Engine:
 
     def expect_trouble(self, at_ns: int, trouble: Trouble) -> None:
         """Have a fault begin or end then."""
-        self.agenda.push(at_ns, Rank.TIMER, _TroubleDue(trouble))
+        self.agenda.push(at_ns, Rank.TIMER, TroubleDue(trouble))
 
     def crash(self, now_ns: int, node: SimNode) -> None:
         """A node goes down and takes everything on it with it."""
         if not node.is_up:
             return
         events = node.crash(now_ns)
-        broker = self._brokers.get(node.pool.id)
-        if broker is not None:
-            broker.node_lost(node.id)
+        orphans = self._shared.node_lost(node)
         for event in events:
             self._deliver(now_ns, event)
         for index in range(self._peers):
             self.tell(now_ns, index, NodeLost(node.id))
-        # Whoever was to be started here by grant of the broker does not know that it was here.
-        for instance_id in [i for i, node_id in self._granted.items() if node_id == node.id]:
-            del self._granted[instance_id]
-            if instance_id in self._untold:
-                self._deliver(now_ns, InstanceStopped(instance_id, "its node is gone"))
+        for instance_id in orphans:
+            self._deliver(now_ns, InstanceStopped(instance_id, "its node is gone"))
 
     def join(self, now_ns: int, node: SimNode) -> None:
         """A node is there, or back."""
         if node.is_up:
             return
         node.join(now_ns)
-        broker = self._brokers.get(node.pool.id)
-        if broker is not None:
-            broker.node_joined(node.id)
         for index in range(self._peers):
             self.tell(now_ns, index, NodeJoined(node.id, node.pool.id, node.name))
-        if broker is not None:
-            self._grant(now_ns, broker)
+        self._shared.node_joined(now_ns, node)

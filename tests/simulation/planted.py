@@ -1,0 +1,99 @@
+"""Runs made by hand, for checkers to look at: what happened, what was done, what was left."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headgate.core.actions import Action, Dispatch, Settle
+from headgate.core.events import BatchFinished, Event, RequestArrived, TimerFired
+from headgate.core.model import App, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
+from headgate.metrics.columns import (
+    RequestColumns,
+    ResourceUse,
+    RunColumns,
+    SpanColumns,
+    SpanKind,
+)
+from headgate.sim.checkers import Checker
+
+# Functions 0 and 1; pipeline 0 is a chain of both, 1 and 2 are cascades: 0, then 1 if unsure.
+_PROFILE = Profile((10, 15), memory_bytes=60)
+F0, F1 = (
+    Function(i, f"f{i}", (Variant(i, f"v{i}", i, (0,), _PROFILE, concurrency=2),)) for i in range(2)
+)
+APP = App(
+    (F0, F1),
+    (
+        Pipeline(0, "chain", (Stage(F0), Stage(F1, (0,))), Slo(100)),
+        Pipeline(1, "cascade", (Stage(F0), Stage(F1, (0,), only_if_unsure=True)), Slo(100)),
+    ),
+    (Pool(0, "gpu", nodes=2, slots=2, memory_bytes=100, host_memory_bytes=60),),
+)
+
+Entry = tuple[int, Event, list[Action]]  # when, what, and what was done about it
+Span = tuple[int, int, int, int, int]  # node, start_ns, end_ns, batch, items
+
+
+def arrives(request_id: int = 0, pipeline: int = 0) -> Entry:
+    return (0, RequestArrived(request_id, pipeline), [])
+
+
+def sends(batch_id: int, *task_ids: int, now_ns: int = 1, variant: int = 0) -> Entry:
+    order = Dispatch(batch_id, variant, list(task_ids), len(task_ids), 0, 0, 0)
+    return (now_ns, TimerFired(("tick", 0)), [order])
+
+
+def finishes(batch_id: int, *unsure: int, now_ns: int = 20) -> Entry:
+    return (now_ns, BatchFinished(batch_id, unsure), [])
+
+
+def settles(outcome: int, request_id: int = 0, now_ns: int = 50) -> Entry:
+    return (now_ns, TimerFired(("tick", 0)), [Settle(request_id, outcome)])
+
+
+def does(*actions: Action, now_ns: int = 1) -> Entry:
+    return (now_ns, TimerFired(("tick", 0)), list(actions))
+
+
+def columns(*spans: Span, finished_ns: tuple[int, ...] = (), outcome: int = 0) -> RunColumns:
+    """What a run leaves behind: requests that arrived at 0, due at 100, and batches that ran."""
+    count = len(finished_ns)
+    zeros = np.zeros(count, dtype=np.int32)
+    node, start_ns, end_ns, batch, items = zip(*spans, strict=True) if spans else ((),) * 5
+    return RunColumns(
+        requests=RequestColumns(
+            arrival_ns=np.zeros(count, dtype=np.int64),
+            started_ns=np.zeros(count, dtype=np.int64),
+            finished_ns=np.array(finished_ns, dtype=np.int64),
+            deadline_ns=np.full(count, 100, dtype=np.int64),
+            outcome=np.full(count, outcome, dtype=np.int8),
+            pipeline=zeros,
+            client=zeros,
+            attempts=zeros,
+            cold=np.zeros(count, dtype=np.int8),
+        ),
+        spans=SpanColumns(
+            node=np.array(node, dtype=np.int32),
+            function=np.zeros(len(node), dtype=np.int32),
+            kind=np.full(len(node), SpanKind.RUN, dtype=np.int8),
+            start_ns=np.array(start_ns, dtype=np.int64),
+            end_ns=np.array(end_ns, dtype=np.int64),
+            batch=np.array(batch, dtype=np.int64),
+            items=np.array(items, dtype=np.int32),
+        ),
+        resources=tuple(ResourceUse(f"gpu{i}", "gpu", "gpu", 0, 0, 0, 0, 0.0, 0.0) for i in (1, 2)),
+        pipelines=("chain", "cascade"),
+        functions=("f0", "f1"),
+        clients=("client",),
+        window_ns=100,
+        end_ns=1_000,
+    )
+
+
+def found(checker: Checker, *entries: Entry, run: RunColumns | None = None) -> str:
+    """What a checker has to say about all that."""
+    for now_ns, event, actions in entries:
+        checker.saw(now_ns, 0, event, actions)
+    if run is not None:
+        checker.finish(run)
+    return "\n".join(checker.violations)
