@@ -41,6 +41,7 @@ check: $(READY_DEV)  ## style, types and layers
 	$(BIN)/lint-imports
 
 bench: $(READY_BENCH)  ## the speed of the simulator, beside that of others
+	-$(BIN)/python tools/compile.py  # without a C compiler, the compiled build stays out of it
 	$(BIN)/headgate bench sim
 
 compile: $(READY_DEV)  ## the compiled build, in build/compiled (needs a C compiler)

@@ -127,7 +127,8 @@ def run(
         drained=True,
     )
     seen = Checked(checkers)
-    straggler = Straggler(plan.end_ns)
+    last_ns = int(arrivals.times_ns[-1]) if arrivals is not None else 0
+    straggler = Straggler(max(plan.end_ns, last_ns))
     columns = simulate(setup, arrivals, clients=[*clients, straggler], observer=seen)
     checkers.finish(columns)
     checkers.raise_if_any()

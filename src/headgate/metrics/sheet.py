@@ -52,7 +52,7 @@ def comparison_sheet(rows: Sequence[tuple[str, Summary]]) -> Sheet:
             format_column("goodput", "rate", [s.goodput_rps for s in summaries]),
             format_column("wait", "time_ms", [s.mean_wait_ms for s in summaries]),
             format_column("p99", "time_ms", [s.p99_ms for s in summaries]),
-            format_column("cold", "share", [s.cold_request_share for s in summaries]),
+            format_column("cold", "count", [s.cold_starts for s in summaries]),
             format_column("busy", "share", [s.utilisation for s in summaries]),
             format_column("cost", "usd", [s.cost_usd for s in summaries]),
             format_column("per 1000", "usd", [s.cost_per_1000_met_usd for s in summaries]),

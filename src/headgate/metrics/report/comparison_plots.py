@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headgate.metrics.confidence import Interval
 from headgate.metrics.report.style import (
@@ -87,6 +88,10 @@ def _draw_panel(axes: Axes, panel: _Panel, values: Sequence[float]) -> None:
     column = format_column(panel.title, panel.quantity, values)
     rows = np.arange(len(values))
     shown = np.array(values, dtype=np.float64)
+    unit = column.unit
+    if _spans_decades(panel, shown):  # or the largest would leave nothing to see of the others
+        unit += ", log"
+        shown = np.log10(shown / (0.5 * np.nanmin(shown)))
     axes.hlines(rows, 0, shown, color=GRID, linewidth=2.5, zorder=1)
     axes.plot(shown, rows, "o", color=BLUE, markersize=8, zorder=2, clip_on=False)
     for row, (value, cell) in enumerate(zip(shown, column.cells, strict=True)):
@@ -101,7 +106,17 @@ def _draw_panel(axes: Axes, panel: _Panel, values: Sequence[float]) -> None:
         )
     largest = float(np.nanmax(shown, initial=0.0))
     axes.set_xlim(0, (largest or 1.0) * 1.45)  # room for the values
-    dress(axes, title=f"{panel.title} ({column.unit})", grid="")
+    dress(axes, title=f"{panel.title} ({unit})", grid="")
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
     axes.tick_params(axis="y", length=0)
+
+
+def _spans_decades(panel: _Panel, values: NDArray[np.float64]) -> bool:
+    finite = values[np.isfinite(values)]
+    return (
+        panel.quantity == "time_ms"
+        and len(finite) > 0
+        and bool(finite.min() > 0)
+        and bool(finite.max() > 100 * finite.min())
+    )

@@ -80,7 +80,7 @@ def html_page(
         '<html lang="en"><head><meta charset="utf-8">',
         # The browser itself sees to it that the page fetches nothing and runs nothing.
         '<meta http-equiv="Content-Security-Policy"'
-        " content=\"default-src 'none'; style-src 'unsafe-inline'\">",
+        " content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">",
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
         f"<header><h1>{escape(title)}</h1><dl>{facts}</dl></header>",

@@ -1,0 +1,67 @@
+"""A dedicated pool that spills over to a function platform."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from headgate.core.events import BatchRefused
+from headgate.core.model import Pool, Serverless
+from headgate.metrics.columns import SpanKind
+
+from .apps import CLOUD, GPU, MS, at_ms, make_app, run, waits_ms
+from .policies import SPILL
+
+
+def cloud(platform: Serverless) -> Pool:
+    """The platform, on other terms."""
+    return replace(CLOUD, serverless=platform)
+
+
+def test_what_finds_no_node_free_goes_to_the_platform() -> None:
+    """Each instance of the platform is started for one request, and serves the next that comes."""
+    app = make_app(start_ms=5, pools=(GPU, CLOUD))
+    columns, _ = run(app, at_ms(0, 1, 2, 20), policy=SPILL)
+    assert waits_ms(columns) == [15.0, 15.0, 15.0, 10.0]
+    platform = columns.resources[1]
+    assert (platform.name, platform.cold_starts) == ("cloud", 2)
+    ran = columns.spans.node[columns.spans.kind == SpanKind.RUN].tolist()
+    assert sorted(ran) == [0, 0, 1, 1]
+
+
+def test_an_idle_instance_of_the_platform_is_used_again_while_it_is_kept() -> None:
+    app = make_app(start_ms=5, pools=(GPU, cloud(Serverless(1, keep_alive_ns=20 * MS))))
+    busy = (0, 30, 60, 100)  # the node
+    columns, _ = run(app, at_ms(*sorted((*busy, 1, 31, 101))), policy=SPILL)
+    assert waits_ms(columns) == [15.0, 15.0, 10.0, 10.0, 10.0, 10.0, 15.0]
+    assert columns.resources[1].cold_starts == 2
+
+
+@pytest.mark.parametrize(
+    "platform", [Serverless(1, concurrency_max=2), Serverless(1, burst=2, starts_per_s=0.0)]
+)
+def test_beyond_its_limits_the_platform_throttles(platform: Serverless) -> None:
+    """Four at once on one node and two instances: the fourth waits for the first that is free."""
+    app = make_app(pools=(GPU, cloud(platform)))
+    columns, seen = run(app, at_ms(0, 0, 0, 0), policy=SPILL)
+    assert waits_ms(columns) == [10.0, 10.0, 10.0, 20.0]
+    assert seen.count(BatchRefused) > 0
+
+
+def test_the_bill_is_by_gigabyte_seconds_rounded_up_and_by_request() -> None:
+    terms = Serverless(
+        memory_bytes=2 * 1024**3,
+        usd_per_gb_s=0.5,
+        usd_per_request=0.25,
+        billing_step_ns=100 * MS,
+    )
+    app = make_app(exec_ms=(120,), start_ms=30, pools=(GPU, cloud(terms)))
+    columns, _ = run(app, at_ms(0, 0), policy=SPILL)
+    assert columns.resources[1].usage_usd == pytest.approx(0.2 * 2 * 0.5 + 0.25)
+
+
+def test_the_way_to_the_platform_takes_time_both_ways() -> None:
+    app = make_app(pools=(GPU, replace(CLOUD, network_ns=3 * MS)))
+    columns, _ = run(app, at_ms(0, 0), policy=SPILL)
+    assert waits_ms(columns) == [10.0, 16.0]
