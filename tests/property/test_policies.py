@@ -43,7 +43,7 @@ from headgate.workload import Arrivals
 
 MS = MILLISECOND_NS
 every_policy = pytest.mark.parametrize("policy", policy_names())
-few = settings(max_examples=15, deadline=None)
+few = settings(max_examples=50, deadline=None)
 
 # Policies that go by the ids of nodes on purpose, so that relabelling nodes is another input.
 NODE_IDS_MATTER = {

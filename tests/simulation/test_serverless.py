@@ -7,7 +7,10 @@ from dataclasses import replace
 import pytest
 
 from headgate.core.events import BatchRefused
-from headgate.core.model import Pool, Serverless
+from headgate.core.model import App, Limits, Pipeline, Pool, Serverless, Stage
+from headgate.core.outcome import Outcome
+from headgate.core.policy import Policy, PolicyKind
+from headgate.core.records import Node, Task
 from headgate.metrics.columns import SpanKind
 
 from .apps import CLOUD, GPU, MS, at_ms, make_app, run, waits_ms
@@ -65,3 +68,60 @@ def test_the_way_to_the_platform_takes_time_both_ways() -> None:
     app = make_app(pools=(GPU, replace(CLOUD, network_ns=3 * MS)))
     columns, _ = run(app, at_ms(0, 0), policy=SPILL)
     assert waits_ms(columns) == [10.0, 16.0]
+
+
+def test_a_cascade_goes_on_wherever_its_first_stage_ran() -> None:
+    """Every first answer is unsure, so both requests need the second stage, one in the cloud."""
+    app = make_app(exec_ms=(10, 10), pools=(GPU, CLOUD))
+    first, second = app.functions
+    stages = (Stage(first), Stage(second, (0,), only_if_unsure=True))
+    cascade = replace(app, pipelines=(Pipeline(0, "p0", stages),))
+    columns, _ = run(cascade, at_ms(0, 0), policy=SPILL)
+    assert columns.requests.attempts.tolist() == [2, 2]
+    assert waits_ms(columns) == [20.0, 20.0]
+
+
+class Impatient(Policy):
+    """Sends to the platform what must begin within a millisecond."""
+
+    def on_task_ready(self, task: Task) -> None:
+        self.orders.dispatch_to_pool([task], CLOUD, latest_ns=self.view.now_ns + MS)
+
+    def on_capacity(self, node: Node) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("network_ms", "outcome"), [(0, Outcome.MET), (1, Outcome.MET), (2, Outcome.FAILED)]
+)
+def test_what_comes_too_late_to_the_platform_is_refused(network_ms: int, outcome: int) -> None:
+    pools = (GPU, replace(CLOUD, network_ns=network_ms * MS))
+    app = make_app(pools=pools, limits=Limits(refusals_max=2))
+    columns, seen = run(app, at_ms(0), policy=PolicyKind(Impatient))
+    assert columns.requests.outcome.tolist() == [outcome]
+    assert seen.count(BatchRefused) == (2 if outcome == Outcome.FAILED else 0)
+
+
+class Split(Policy):
+    """The first function on the node, the second on the platform."""
+
+    def on_task_ready(self, task: Task) -> None:
+        if task.function.id == 0:
+            self.orders.dispatch([task], self.view.nodes[0])
+        else:
+            self.orders.dispatch_to_pool([task], self.view.app.pools[1])
+
+    def on_capacity(self, node: Node) -> None:
+        pass
+
+
+def test_what_lies_elsewhere_must_be_moved_to_the_platform() -> None:
+    """The first result, 1 MB, lies on the node; a millisecond at 1 GB/s."""
+    app = make_app(exec_ms=(10, 10), pools=(GPU, replace(CLOUD, bytes_per_s=1e9)))
+    variant = app.variants[0]
+    large = replace(variant, profile=replace(variant.profile, output_bytes=10**6))
+    first, second = replace(app.functions[0], variants=(large,)), app.functions[1]
+    chain = Pipeline(0, "p0", (Stage(first), Stage(second, (0,))))
+    moving = App((first, second), (chain,), app.pools, app.clients)
+    columns, _ = run(moving, at_ms(0), policy=PolicyKind(Split))
+    assert waits_ms(columns) == [21.0]

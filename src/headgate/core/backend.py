@@ -154,7 +154,7 @@ class Backend:
     def ended(self, now_ns: int, order: Action) -> bool:
         """A start, a load or a batch that had begun has ended.
 
-        True if that leaves anything for `pump` or `gone_after` to do.
+        True if that leaves anything for `pump`, `gone_after` or `left_after` to do.
         """
         resident = self.residents[_instance_of(order)]
         self.running -= 1
@@ -271,7 +271,7 @@ class Backend:
             self._gpu_sevenths += resident.variant.shape.gpu_sevenths
 
     def _prepare(self, now_ns: int, order: Action, resident: Resident) -> int:
-        if not self._held and self._has_slot(resident):
+        if self._has_slot(resident) and not (self._held and self._somebody_waits(now_ns)):
             self._begin(resident)
             return Verdict.BEGIN
         self._held.append(order)

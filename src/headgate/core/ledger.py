@@ -60,8 +60,8 @@ class Ledger:
             node.cpu_milli_used += shape.cpu_milli
             node.gpu_sevenths_used += shape.gpu_sevenths
         node.running += 1
-        if node.running >= node.slots:
-            view.free_nodes.pop(node.id, None)
+        if node.running >= node.slots and node.id in view.free_nodes:
+            del view.free_nodes[node.id]
 
     def take_back(self, batch: Batch, state: int) -> None:
         """A batch has ended, this way or that: its slot and its compute are free again."""

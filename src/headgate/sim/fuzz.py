@@ -9,10 +9,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
+from pathlib import Path
+from traceback import extract_tb
 from typing import Final, final
 
 from headgate.core.actions import Action
 from headgate.core.clock import SECOND_NS
+from headgate.core.errors import ConfigError
 from headgate.core.events import Event
 from headgate.core.log import LogEntry, replay
 from headgate.core.outcome import OUTCOME_NAMES
@@ -88,7 +91,9 @@ def fuzz_kind(name: str, kind: PolicyKind, seed: int) -> FuzzReport:
         failures.extend(_differences(first, setup, case))
         outcomes = Counter(OUTCOME_NAMES[outcome] for outcome in run.requests.outcome)
     except Exception as error:  # whatever it is, the seed must be told
-        failures.append(f"{type(error).__name__}: {error}")
+        frame = extract_tb(error.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}:{frame.lineno}"
+        failures.append(f"{type(error).__name__}: {error} ({where})")
         outcomes = Counter()
     checks = (*checkers.names, "validate", "determinism", "replay")
     return FuzzReport(name, seed, checks, tuple(failures), first.counts(), outcomes)
@@ -113,11 +118,23 @@ def _setup(case: Case, kind: PolicyKind, seed: int) -> Setup:
 
 
 def _config(case: Case, kind: PolicyKind, seed: int) -> PolicyConfig:
-    """Settings that several policies share are drawn; the others stay as they are."""
+    """Draw settings near their defaults: rare paths of a policy hide behind large numbers."""
     rng = stream(seed, "config")
-    drawn = {"batch_max": rng.choice((1, 2, 8)), "clairvoyant": case.announces}
-    known = {field.name for field in fields(kind.config)}
-    return kind.config(**{name: value for name, value in drawn.items() if name in known})
+    drawn: dict[str, object] = {}
+    for field in fields(kind.config):
+        default = field.default
+        if field.name == "batch_max":
+            drawn[field.name] = rng.choice((1, 2, 8))
+        elif isinstance(default, bool):
+            drawn[field.name] = case.announces if field.name == "clairvoyant" else default
+        elif isinstance(default, int):
+            drawn[field.name] = rng.choice((default, 2 * default, max(1, default // 40)))
+        elif isinstance(default, float):
+            drawn[field.name] = rng.choice((default, 1.5 * default))
+    try:
+        return kind.config(**drawn)
+    except ConfigError:  # then it does not take them together
+        return kind.config()
 
 
 def _clients(case: Case) -> list[Client]:

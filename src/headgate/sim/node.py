@@ -35,9 +35,9 @@ from headgate.core.events import (
     WeightsLoaded,
 )
 from headgate.core.model import App, Pool, Variant
-from headgate.core.records import STAGES_MAX
 from headgate.metrics.columns import SpanKind
 from headgate.sim.agenda import Agenda, Happening
+from headgate.sim.cascade import has_cascades, unsure_tasks
 from headgate.sim.recorder import Recorder
 from headgate.sim.truth import Truth
 
@@ -250,29 +250,23 @@ class SimNode:
             )
         if self.loses or self.breaks or self.duplicates:
             return self._faulty_end(now_ns, order)
-        return BatchFinished(order.batch_id, self._unsure(order) if self._has_cascades else ())
+        if self._has_cascades:
+            return self._finished(order)
+        return BatchFinished(order.batch_id)
 
     def _faulty_end(self, now_ns: int, order: Dispatch) -> Event | None:
         if self.loses:
             return None
         if self.breaks:
             return BatchFailed(order.batch_id, "broken by a fault")
-        self.report(now_ns, BatchFinished(order.batch_id, self._unsure(order)))
-        return BatchFinished(order.batch_id, self._unsure(order))
+        self.report(now_ns, self._finished(order))
+        return self._finished(order)
 
-    def _unsure(self, order: Dispatch) -> tuple[int, ...]:
-        """Which tasks a cascade should go on with; drawn by hashing, so that order is no matter."""
-        return tuple(t for t in order.task_ids if self._is_unsure(t))
-
-    def _is_unsure(self, task_id: int) -> bool:
-        row = task_id // STAGES_MAX
-        pipeline = self._app.pipelines[self._recorder.pipeline[row]]
-        for index in pipeline.successors[task_id % STAGES_MAX]:
-            stage = pipeline.stages[index]
-            if stage.only_if_unsure:
-                drawn = (task_id * 2654435761 % 4294967296) / 4294967296
-                return drawn < stage.unsure_probability
-        return False
+    def _finished(self, order: Dispatch) -> BatchFinished:
+        unsure: tuple[int, ...] = ()
+        if self._has_cascades:
+            unsure = unsure_tasks(self._app, self._recorder, order.task_ids)
+        return BatchFinished(order.batch_id, unsure)
 
     def _prepared(self, now_ns: int, job: Job, order: Action) -> Event | None:
         is_start = isinstance(order, StartInstance)
@@ -384,11 +378,6 @@ _REFUSALS: Final[Mapping[int, int]] = {
     Verdict.LATE: Refusal.LATE,
     Verdict.GONE: Refusal.GONE,
 }
-
-
-def has_cascades(app: App) -> bool:
-    """Whether any stage runs only for some requests."""
-    return any(s.only_if_unsure for p in app.pipelines for s in p.stages)
 
 
 def _instance_id(order: Action) -> int:

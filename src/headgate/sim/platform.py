@@ -15,6 +15,7 @@ from headgate.core.events import BatchFinished, BatchRefused, Rank, Refusal
 from headgate.core.model import App, Pool, Serverless
 from headgate.metrics.columns import SpanKind
 from headgate.sim.agenda import Agenda, Happening
+from headgate.sim.cascade import has_cascades, unsure_tasks
 from headgate.sim.node import Report
 from headgate.sim.recorder import Recorder
 from headgate.sim.truth import Truth
@@ -56,6 +57,7 @@ class Platform:
         self._agenda = agenda
         self._truth = truth
         self._recorder = recorder
+        self._has_cascades = has_cascades(app)
         self._idle_since_ns: dict[int, list[int]] = {}  # by variant id, a stack
         self._running = 0
         self._tokens = float(spec.burst)
@@ -68,7 +70,10 @@ class Platform:
         self.cost_usd = 0.0
 
     def take(self, now_ns: int, order: Dispatch) -> None:
-        """Run a batch on an idle instance or a new one, or throttle it."""
+        """Run a batch on an idle instance or a new one, or refuse it: too late, or throttled."""
+        if now_ns > order.latest_ns:
+            self._report(now_ns, Report(BatchRefused(order.batch_id, Refusal.LATE)))
+            return
         idle = self._idle_since_ns.setdefault(order.variant_id, [])
         while idle and now_ns - idle[0] > self._spec.keep_alive_ns:
             self.up_ns += self._spec.keep_alive_ns
@@ -89,6 +94,8 @@ class Platform:
             self._recorder.waits_for_start(now_ns, order.task_ids)
         variant = self._app.variants[order.variant_id]
         length_ns = start_ns + self._truth.exec_ns(variant, order.items)
+        if order.moved_bytes and self.pool.bytes_per_s > 0:
+            length_ns += int(order.moved_bytes / self.pool.bytes_per_s * 1e9)
         invocation = Invocation(self, order, now_ns, start_ns)
         self._agenda.push(now_ns + length_ns, Rank.COMPLETION, invocation)
 
@@ -116,7 +123,10 @@ class Platform:
         self._recorder.span(
             self.id, function_id, SpanKind.RUN, began_ns, now_ns, order.batch_id, order.items
         )
-        return BatchFinished(order.batch_id)
+        if not self._has_cascades:
+            return BatchFinished(order.batch_id)
+        unsure = unsure_tasks(self._app, self._recorder, order.task_ids)
+        return BatchFinished(order.batch_id, unsure)
 
     def _may_start(self, now_ns: int) -> bool:
         spec = self._spec

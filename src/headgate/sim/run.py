@@ -13,10 +13,11 @@ from headgate.core.rng import stream
 from headgate.core.scheduler import Scheduler
 from headgate.metrics.columns import ResourceUse, RunColumns
 from headgate.sim.agenda import Agenda
+from headgate.sim.cascade import has_cascades
 from headgate.sim.engine import Engine
 from headgate.sim.feed import Feed
 from headgate.sim.hooks import Client, Observer, Trouble
-from headgate.sim.node import SimNode, has_cascades
+from headgate.sim.node import SimNode
 from headgate.sim.platform import Platform
 from headgate.sim.recorder import Recorder
 from headgate.sim.truth import Truth, TruthConfig

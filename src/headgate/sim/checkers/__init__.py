@@ -1,12 +1,13 @@
 """Independent observers of a run. They know the rules, and nothing of the Scheduler's insides."""
 
 from headgate.core.model import App
-from headgate.sim.checkers.batches import BatchLimits, Causes, Windows
+from headgate.sim.checkers.batches import Attempts, BatchLimits, Causes, Windows
 from headgate.sim.checkers.checker import EVENTS_MAX, Checker, Checkers, Clock
 from headgate.sim.checkers.nodes import Exclusivity, Memory, Presence
-from headgate.sim.checkers.requests import Conservation, Deadlines, Stages, Starvation
+from headgate.sim.checkers.requests import Conservation, Deadlines, GivingUp, Stages, Starvation
 
 __all__ = [
+    "Attempts",
     "BatchLimits",
     "Causes",
     "Checker",
@@ -15,6 +16,7 @@ __all__ = [
     "Conservation",
     "Deadlines",
     "Exclusivity",
+    "GivingUp",
     "Memory",
     "Presence",
     "Stages",
@@ -47,12 +49,15 @@ def all_checkers(
         Deadlines(app, thinks=thinks),
         Stages(app),
         Causes(duplicates=duplicates, losses=losses, thinks=thinks, drained=drained),
+        Attempts(app),
         BatchLimits(app),
         Windows(app),
         Presence(),
         Exclusivity(app),
         Memory(app),
     ]
+    if not thinks:
+        checkers.append(GivingUp(app))
     if wait_max_ns is not None:
         checkers.append(Starvation(wait_max_ns))
     return Checkers(checkers)

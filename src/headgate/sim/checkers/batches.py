@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import final
 
 from headgate.core.actions import (
@@ -148,6 +149,41 @@ class Causes(Checker):
             pending.pop((EvictWeights, instance_id), None)
         else:
             pending.pop((EvictWeights, instance_id), None)
+
+
+@final
+class Attempts(Checker):
+    """A task runs no more often than allowed, and once at most if it may not be repeated.
+
+    What was refused did not run. Of what was given up for lost nobody knows, so it counts.
+    """
+
+    def __init__(self, app: App) -> None:
+        super().__init__()
+        self._app = app
+        self._runs: Counter[int] = Counter()  # by task id
+        self._out: dict[int, list[int]] = {}  # batch id -> task ids
+
+    def note_event(self, now_ns: int, scheduler: int, event: Event) -> None:
+        """A refusal takes its attempts back."""
+        if isinstance(event, BatchFinished | BatchFailed | BatchLost):
+            self._out.pop(event.batch_id, None)
+        elif isinstance(event, BatchRefused):
+            self._runs.subtract(self._out.pop(event.batch_id, ()))
+        elif isinstance(event, TimerFired) and event.key[0] == "lost":
+            self._out.pop(event.key[1], None)
+
+    def note_action(self, now_ns: int, scheduler: int, action: Action) -> None:
+        """Every task that goes out is an attempt."""
+        if not isinstance(action, Dispatch):
+            return
+        self._out[action.batch_id] = action.task_ids
+        function = self._app.functions[self._app.variants[action.variant_id].function_id]
+        runs_max = self._app.limits.attempts_max if function.is_idempotent else 1
+        for task_id in action.task_ids:
+            self._runs[task_id] += 1
+            if self._runs[task_id] > runs_max:
+                self.blame(now_ns, f"task {task_id} is sent out again, beyond {runs_max} runs")
 
 
 @final

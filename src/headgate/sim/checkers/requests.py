@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import final
 
 from headgate.core.actions import Action, Dispatch, Settle
@@ -117,6 +118,48 @@ class Deadlines(Checker):
         for request_id in wrong.nonzero()[0].tolist():
             name = OUTCOME_NAMES[rows.outcome[request_id]]
             self.blame(int(rows.finished_ns[request_id]), f"request {request_id} is not {name}")
+
+
+@final
+class GivingUp(Checker):
+    """A request that gives up at its deadline is not begun after it, nor begun again.
+
+    What runs then may end and be late, and so may its other branches; so nothing is said about a
+    request that has anything out. Where decisions take time, the deadline may be heard of late.
+    """
+
+    def __init__(self, app: App) -> None:
+        super().__init__()
+        self._app = app
+        self._deadline_ns: dict[int, int] = {}  # request id -> when it gives up
+        self._out: dict[int, list[int]] = {}  # batch id -> request ids
+        self._running: Counter[int] = Counter()  # request id -> tasks that are out
+
+    def note_event(self, now_ns: int, scheduler: int, event: Event) -> None:
+        """Requests come; batches end."""
+        if isinstance(event, RequestArrived):
+            slo = self._app.pipelines[event.pipeline].slo
+            if slo.gives_up:
+                deadline_ns = event.deadline_ns or slo.deadline_ns(now_ns)
+                self._deadline_ns[event.request_id] = deadline_ns
+        elif isinstance(event, BatchFinished | BatchFailed | BatchRefused | BatchLost):
+            self._end(event.batch_id)
+        elif isinstance(event, TimerFired) and event.key[0] == "lost":
+            self._end(event.key[1])
+
+    def note_action(self, now_ns: int, scheduler: int, action: Action) -> None:
+        """Nothing goes out for a request that should have been given up."""
+        if isinstance(action, Dispatch):
+            requests = [task_id // STAGES_MAX for task_id in action.task_ids]
+            for request_id in requests:
+                is_over = now_ns > self._deadline_ns.get(request_id, NEVER_NS)
+                if is_over and not self._running[request_id]:
+                    self.blame(now_ns, f"request {request_id} should have been given up")
+            self._out[action.batch_id] = requests
+            self._running.update(requests)
+
+    def _end(self, batch_id: int) -> None:
+        self._running.subtract(self._out.pop(batch_id, ()))
 
 
 @final

@@ -1,0 +1,231 @@
+"""Every checker of batches and nodes can fail, and passes what is right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from headgate.core.actions import (
+    Action,
+    CancelTimer,
+    Dispatch,
+    EvictWeights,
+    LoadWeights,
+    SetTimer,
+    StartInstance,
+    StopInstance,
+)
+from headgate.core.events import (
+    BatchFailed,
+    BatchLost,
+    BatchRefused,
+    Event,
+    InstanceAppeared,
+    InstanceStarted,
+    InstanceStopped,
+    NodeJoined,
+    NodeLost,
+    Refusal,
+    TimerFired,
+    WeightsEvicted,
+    WeightsLoaded,
+)
+from headgate.sim.checkers import (
+    Attempts,
+    BatchLimits,
+    Causes,
+    Exclusivity,
+    Memory,
+    Presence,
+    Windows,
+)
+
+from .planted import APP, Entry, arrives, columns, does, finishes, found, sends
+
+# --- batches -----------------------------------------------------------------------------------
+
+
+def test_a_batch_ends_once() -> None:
+    assert found(Causes(), arrives(), sends(0, 0), finishes(0)).count("timer") == 1  # the tick
+    assert "was never sent" in found(Causes(), finishes(0))
+    assert "ended twice" in found(Causes(), sends(0, 0), finishes(0), finishes(0))
+    assert "ended twice" in found(Causes(), sends(0, 0), finishes(0), (21, BatchLost(0), []))
+    assert "sent twice" in found(Causes(), sends(0, 0), sends(0, 0))
+
+
+def test_a_completion_may_be_told_twice_where_faults_do_that() -> None:
+    twice = (sends(0, 0), finishes(0), finishes(0))
+    assert "ended twice" not in found(Causes(duplicates=True), *twice)
+    refused: Entry = (21, BatchRefused(0, 0), [])
+    assert "ended twice" in found(Causes(duplicates=True), sends(0, 0), finishes(0), refused)
+
+
+def test_a_batch_that_was_given_up_may_still_end_once() -> None:
+    sent = does(Dispatch(0, 0, [0], 1, 0, 0, 0), SetTimer(("lost", 0), 5))
+    given_up: Entry = (5, TimerFired(("lost", 0)), [])
+    assert "batch" not in found(Causes(), sent, given_up, finishes(0))
+    assert "ended twice" in found(Causes(), sent, given_up, finishes(0), finishes(0))
+
+
+def test_nothing_is_in_flight_when_a_run_has_drained() -> None:
+    assert "not ended" not in found(Causes(), sends(0, 0), run=columns())
+    assert "batch 0 has not ended" in found(Causes(drained=True), sends(0, 0), run=columns())
+    lost = Causes(drained=True, losses=True)
+    assert "not ended" not in found(lost, sends(0, 0), run=columns())
+
+
+@pytest.mark.parametrize(
+    ("order", "ends"),
+    [
+        (StartInstance(0, 0, 0, 0), (InstanceStarted(0, 0), InstanceStopped(0, ""), NodeLost(0))),
+        (StopInstance(0, 0), (InstanceStopped(0, ""), NodeLost(0))),
+        (LoadWeights(0, 0), (WeightsLoaded(0), InstanceStopped(0, ""), NodeLost(0))),
+        (EvictWeights(0, 0), (WeightsEvicted(0), WeightsLoaded(0), NodeLost(0))),
+    ],
+    ids=lambda thing: type(thing).__name__,
+)
+def test_an_order_about_an_instance_ends(order: Action, ends: tuple[Event, ...]) -> None:
+    started: Entry = (2, InstanceStarted(0, 0), [])
+    told = (does(StartInstance(0, 0, 0, 0)), started, does(order))
+    text = found(Causes(drained=True), *told, run=columns())
+    assert f"{type(order).__name__} of instance 0 has not ended" in text
+    for event in ends:
+        assert "not ended" not in found(Causes(drained=True), *told, (3, event, []), run=columns())
+
+
+def test_events_about_instances_name_one_that_was_started() -> None:
+    for event in (InstanceStarted(0, 0), InstanceStopped(0, ""), WeightsLoaded(0)):
+        assert "was never started" in found(Causes(), (1, event, []))
+    start = does(StartInstance(0, 0, 0, 0))
+    assert "started twice" in found(Causes(), start, start)
+    assert "where it was ordered" in found(Causes(), start, (2, InstanceAppeared(0, 0, 0), []))
+    checker = Causes()
+    found(checker, start)
+    checker.saw(2, 1, InstanceStarted(0, 0), [])
+    assert "not Scheduler 1's" in checker.violations[-1]
+
+
+def test_timers_fire_in_their_time_and_only_if_set() -> None:
+    sets: Entry = (0, NodeJoined(0, 0, ""), [SetTimer(("a", 1), 10)])
+    cancels: Entry = (1, NodeLost(0), [CancelTimer(("a", 1))])
+    in_time: Entry = (10, TimerFired(("a", 1)), [])
+    early: Entry = (9, TimerFired(("a", 1)), [])
+    assert found(Causes(), sets, in_time) == ""
+    for wrong in ((in_time,), (sets, early), (sets, cancels, in_time), (sets, in_time, in_time)):
+        assert "not set, or too early" in found(Causes(), *wrong)
+    assert found(Causes(thinks=True), sets, cancels, in_time) == ""
+
+
+def test_a_task_runs_no_more_often_than_allowed() -> None:
+    """`APP` allows three runs."""
+    three = [entry for i in range(3) for entry in (sends(i, 0), (2, BatchFailed(i, ""), []))]
+    assert found(Attempts(APP), *three) == ""
+    assert "beyond 3 runs" in found(Attempts(APP), *three, sends(3, 0))
+
+
+def test_what_was_refused_did_not_run_and_what_was_given_up_may_have() -> None:
+    refused: Entry = (2, BatchRefused(0, 0), [])
+    given_up: Entry = (2, TimerFired(("lost", 0)), [])
+    again = [sends(i, 0) for i in (1, 2, 3)]
+    assert found(Attempts(APP), sends(0, 0), refused, *again) == ""
+    for ending in ((given_up,), (given_up, refused)):  # a refusal that comes too late
+        assert "beyond 3 runs" in found(Attempts(APP), sends(0, 0), *ending, *again)
+
+
+def test_what_may_not_be_repeated_runs_once() -> None:
+    functions = tuple(replace(function, is_idempotent=False) for function in APP.functions)
+    careful = Attempts(replace(APP, functions=functions))
+    assert "beyond 1 runs" in found(careful, sends(0, 0), (2, BatchLost(0), []), sends(1, 0))
+
+
+def test_batch_limits() -> None:
+    both = (arrives(0), arrives(1))
+    third = arrives(2)
+    assert found(BatchLimits(APP), *both, sends(0, 0, 256)) == ""
+    assert "has 3 items" in found(BatchLimits(APP), *both, third, sends(0, 0, 256, 512))
+    assert "runs f0 by mistake" in found(BatchLimits(APP), *both, sends(0, 0, variant=1))
+    assert "has a task twice" in found(BatchLimits(APP), *both, sends(0, 0, 0))
+    miscounted = does(Dispatch(0, 0, [0], 2, 0, 0, 0))
+    assert "in truth 1" in found(BatchLimits(APP), *both, miscounted)
+    elsewhere = does(Dispatch(0, 0, [0], 1, 5, 0, 0))
+    assert "does not run on pool 5" in found(BatchLimits(APP), *both, elsewhere)
+
+
+def test_windows() -> None:
+    order = Dispatch(0, 0, [0], 1, 0, 0, 0, earliest_ns=10, latest_ns=20)
+    good = (0, 10, 15, 0, 1)
+    assert found(Windows(APP), does(order), run=columns(good)) == ""
+    for begin_ns in (9, 21):
+        text = found(Windows(APP), does(order), run=columns((0, begin_ns, 30, 0, 1)))
+        assert "outside of its window" in text
+    assert "never sent" in found(Windows(APP), run=columns(good))
+    assert "ran twice" in found(Windows(APP), does(order), run=columns(good, (0, 15, 20, 0, 1)))
+    for other in ((1, 10, 15, 0, 1), (0, 10, 15, 0, 2)):
+        assert "otherwise than" in found(Windows(APP), does(order), run=columns(other))
+
+
+def test_a_batch_is_refused_as_late_only_if_it_is() -> None:
+    order = does(Dispatch(0, 0, [0], 1, 0, 0, 0, latest_ns=20))
+    refusal = BatchRefused(0, Refusal.LATE)
+    assert found(Windows(APP), order, (21, refusal, [])) == ""
+    assert "is refused as late" in found(Windows(APP), order, (20, refusal, []))
+
+
+# --- nodes -------------------------------------------------------------------------------------
+
+JOINS: Entry = (0, NodeJoined(0, 0, "gpu1"), [])
+STARTS = does(StartInstance(0, 0, 0, 0))
+
+
+def test_nothing_is_ordered_of_what_is_not_there() -> None:
+    assert found(Presence(), JOINS, STARTS, sends(0, 0)) == ""
+    assert "node 0 is not there" in found(Presence(), STARTS)
+    assert "no instance 0 on node 0" in found(Presence(), JOINS, sends(0, 0))
+    lost: Entry = (2, NodeLost(0), [])
+    assert "node 0 is not there" in found(Presence(), JOINS, STARTS, lost, sends(0, 0))
+    assert "no instance 0" in found(Presence(), JOINS, STARTS, lost, JOINS, sends(0, 0))
+    for gone in (does(StopInstance(0, 0)), (2, InstanceStopped(0, ""), [])):
+        assert "no instance 0" in found(Presence(), JOINS, STARTS, gone, sends(0, 0))
+
+
+def test_what_a_pool_has_placed_is_known_when_it_is_told() -> None:
+    anywhere = does(StartInstance(0, 0, 0, None))
+    started: Entry = (2, InstanceStarted(0, 0), [])
+    assert found(Presence(), JOINS, anywhere, started, sends(0, 0)) == ""
+    assert "no instance 0" in found(Presence(), JOINS, anywhere, sends(0, 0))
+    appeared: Entry = (2, InstanceAppeared(0, 0, 0), [])
+    assert found(Presence(), JOINS, appeared, sends(0, 0)) == ""
+
+
+def test_exclusivity() -> None:
+    """Two slots: what ends at 10 makes room for what begins at 10."""
+    two = ((0, 0, 10, 0, 1), (0, 5, 15, 1, 1))
+    assert found(Exclusivity(APP), run=columns(*two, (0, 10, 20, 2, 1))) == ""
+    text = found(Exclusivity(APP), run=columns(*two, (0, 9, 20, 2, 1)))
+    assert "at 9 ns: gpu1 does 3 things at once, of 2" in text
+    assert found(Exclusivity(APP), run=columns(*two, (1, 9, 20, 2, 1))) == ""
+
+
+def test_memory() -> None:
+    """Two of 60 bytes do not fit the device's 100; one fits the host's 60."""
+    second = does(StartInstance(1, 1, 0, 0))
+    assert "holds 120 bytes of 100" in found(Memory(APP), JOINS, STARTS, second)
+    for freed in (
+        does(EvictWeights(0, 0)),
+        does(StopInstance(0, 0)),
+        (2, InstanceStopped(0, ""), []),
+    ):
+        assert found(Memory(APP), JOINS, STARTS, freed, second) == ""
+    evicted = (JOINS, STARTS, does(EvictWeights(0, 0)), second)
+    assert "holds 120 bytes of 60" in found(Memory(APP), *evicted, does(EvictWeights(1, 0)))
+    assert "holds 120 bytes of 100" in found(Memory(APP), *evicted, does(LoadWeights(0, 0)))
+    lost: Entry = (2, NodeLost(0), [])
+    assert found(Memory(APP), JOINS, STARTS, lost, JOINS, second) == ""
+
+
+def test_memory_of_what_a_pool_has_placed() -> None:
+    anywhere = does(StartInstance(1, 1, 0, None))
+    told = (JOINS, STARTS, anywhere)
+    assert found(Memory(APP), *told) == ""
+    assert "holds 120 bytes" in found(Memory(APP), *told, (2, InstanceStarted(1, 0), []))

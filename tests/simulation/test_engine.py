@@ -1,0 +1,138 @@
+"""The driver: what takes time, what overtakes what, and how jobs share a node."""
+
+from __future__ import annotations
+
+import pytest
+
+from headgate.core.events import InstanceStopped, RequestArrived, WeightsEvicted
+from headgate.core.model import App, Limits, Pool
+from headgate.core.outcome import Outcome
+from headgate.core.policy import Policy, PolicyKind
+from headgate.core.records import Batch, Node, Task
+from headgate.policies import srtf
+from headgate.sim.clients import CopyingClient
+from headgate.sim.faults import Fault
+from headgate.sim.run import Setup, simulate
+
+from .apps import MS, at_ms, make_app, run, waits_ms
+
+# --- thinking takes time -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("network_ms", "decision_ms"), [(0, 0), (0, 2), (3, 0), (3, 2)])
+def test_the_network_and_thought_add_up(network_ms: int, decision_ms: int) -> None:
+    """There and back; and one decision to dispatch, one to settle."""
+    app = make_app(pools=(Pool(0, "gpu", network_ns=network_ms * MS),))
+    columns, _ = run(app, at_ms(50), decision_ns=decision_ms * MS)
+    assert waits_ms(columns) == [10 + 2 * network_ms + 2 * decision_ms]
+
+
+def test_no_event_overtakes_another_while_a_scheduler_thinks() -> None:
+    """1. Request 0 is thought about from 1 to 2. 2. Request 1 comes meanwhile, and waits.
+
+    3. Request 2 comes at the very instant the thinking ends. It must not be heard before 1.
+    """
+    client = CopyingClient([MS, 2 * MS], copies=1)
+    _, seen = run(make_app(), at_ms(1, 1), clients=[client], decision_ns=MS)
+    ids = [event.request_id for _, event in seen.events if isinstance(event, RequestArrived)]
+    assert ids == sorted(ids)
+
+
+def test_a_deadline_counts_from_the_arrival_not_from_when_it_is_heard_of() -> None:
+    """All come at 50 and are due at 63. Heard of at 50, 52 and 54, they are answered from 62 on."""
+    app = make_app(pools=(Pool(0, "gpu", nodes=3),), latency_ms=13)
+    columns, _ = run(app, at_ms(50, 50, 50), decision_ns=2 * MS)
+    assert columns.requests.outcome.tolist() == [Outcome.MET, Outcome.LATE, Outcome.LATE]
+
+
+def test_announcements_cost_no_time() -> None:
+    config = srtf.Config(clairvoyant=True)
+    setup = Setup(make_app(), srtf.POLICY, config, announces=True, decision_ns=MS)
+    columns = simulate(setup, at_ms(*range(0, 500, 20)))
+    assert columns.requests.outcome.tolist() == [Outcome.MET] * 25
+
+
+# --- sharing a node ----------------------------------------------------------------------------
+
+
+def shared(*slowdown: float) -> App:
+    """One node of three slots, where company slows everybody down."""
+    pools = (Pool(0, "gpu", slots=3),)
+    return make_app(pools=pools, slowdown=slowdown, concurrency=3)
+
+
+def test_company_that_comes_puts_the_end_off() -> None:
+    """Alone the first would end at 10. From 5 on both go at half speed, from 15 one is alone."""
+    columns, _ = run(shared(1.0, 2.0), at_ms(0, 5))
+    assert waits_ms(columns) == [15.0, 15.0]
+
+
+def test_an_end_that_was_put_off_does_not_come_in_its_old_time() -> None:
+    """Its neighbour is faster and ends first: until then the old end must not count."""
+    app = make_app(
+        exec_ms=(10, 6), pools=(Pool(0, "gpu", slots=2),), slowdown=(1.0, 2.0), concurrency=1
+    )
+    columns, _ = run(app, at_ms(0), Fault("burst", MS, pipeline=1, count=1))
+    assert waits_ms(columns) == [16.0, 12.0]  # 1 alone, 12 shared, 3 alone
+
+
+def test_company_that_does_no_harm_leaves_the_end_where_it_was() -> None:
+    """The end is worked out anew when the second comes, and is the same: it comes once."""
+    columns, _ = run(shared(1.0, 1.0, 1.5), at_ms(0, 5))
+    assert waits_ms(columns) == [10.0, 10.0]
+
+
+# --- instances that go -------------------------------------------------------------------------
+
+
+class Stopper(Policy):
+    """Sends a task out for later, and stops the instance before that; or evicts it."""
+
+    def on_task_ready(self, task: Task) -> None:
+        node = self.view.nodes[0]
+        now_ns = self.view.now_ns
+        batch = self.orders.dispatch([task], node, None, now_ns + 5 * MS, now_ns + 8 * MS)
+        if task.request.id == 1:
+            assert batch.instance is not None
+            self.orders.stop(batch.instance)
+
+    def on_capacity(self, node: Node) -> None:
+        pass
+
+
+def test_an_instance_whose_last_batch_was_withdrawn_goes_all_the_same() -> None:
+    columns, seen = run(
+        make_app(), at_ms(0, 30), Fault("cancel", 32 * MS, share=1.0), policy=PolicyKind(Stopper)
+    )
+    assert columns.requests.outcome.tolist() == [Outcome.MET, Outcome.CANCELLED]
+    assert seen.count(InstanceStopped) == 1
+
+
+class Evicter(Policy):
+    """Runs one task at a time, and evicts the instance when it hears the batch is lost."""
+
+    def on_task_ready(self, task: Task) -> None:
+        if task.attempts_made == 0:
+            self.orders.dispatch([task], self.view.nodes[0])
+
+    def on_capacity(self, node: Node) -> None:
+        pass
+
+    def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
+        if batch.instance is not None:
+            self.orders.evict(batch.instance)
+
+
+def test_weights_are_evicted_when_the_batch_that_was_given_up_has_ended() -> None:
+    """Given up at 12, though it runs until 20: then the weights leave, not before."""
+    pool = Pool(0, "gpu", memory_bytes=1, host_memory_bytes=1)
+    app = make_app(limits=Limits(lost_after=1.2, attempts_max=1), pools=(pool,), memory_bytes=1)
+    columns, seen = run(
+        app,
+        at_ms(1),
+        Fault("slow", 0, until_ns=2 * MS, node=0, factor=2.0),
+        policy=PolicyKind(Evicter),
+    )
+    assert columns.requests.outcome.tolist() == [Outcome.FAILED]
+    evicted = [now_ns for now_ns, event in seen.events if isinstance(event, WeightsEvicted)]
+    assert evicted == [21 * MS]
