@@ -8,7 +8,7 @@ as much, most of all in a compiled build.
 from __future__ import annotations
 
 from array import array
-from typing import final
+from typing import Final, final
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from headgate.core.model import App
 from headgate.core.records import STAGES_MAX
 from headgate.metrics.columns import Int8, Int32, Int64, RequestColumns, SpanColumns
 
-_JOURNAL_MAX = 65_536
+_JOURNAL_MAX: Final = 4_096
 
 
 @final
