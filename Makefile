@@ -24,9 +24,9 @@ help:  ## list the targets
 
 setup: $(READY_DEV)  ## put everything that developing needs into .venv
 
-demo: $(READY)  ## compare six policies on one workload and write a report
+demo: $(READY)  ## compare seven policies on one workload and write a report
 	$(BIN)/headgate compare examples/kaas.yaml \
-	  --policies round_robin,balance,srtf,mlfq,exclusive,affinity --report out/demo
+	  --policies round_robin,balance,srtf,mlfq,exclusive,affinity,headgate --report out/demo
 
 test: $(READY_DEV)  ## the tests that CI runs
 	$(PYTEST) -m "not slow"

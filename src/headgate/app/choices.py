@@ -24,7 +24,7 @@ def choose_policy(spec: str | dict[str, Any], where: str) -> PolicyChoice:
             where=where,
             key="policy.name",
             value=name,
-            allowed="the name of a policy, such as balance",
+            allowed="the name of a policy, such as headgate",
         )
     return PolicyChoice(name, {key: value for key, value in spec.items() if key != "name"})
 

@@ -42,7 +42,7 @@ def declare(
 
     >>> loaded = declare(functions={"resnet": {"exec": "5ms"}}, pools={"gpu": {"nodes": 4}})
     >>> loaded.app.pipelines[0].name, loaded.policy.name
-    ('resnet', 'balance')
+    ('resnet', 'headgate')
     """
     return from_spec({"functions": functions, "pools": pools, **sections}, "declare()")
 

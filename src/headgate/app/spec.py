@@ -267,6 +267,6 @@ class AppSpec(Section, frozen=True):
     policy: Annotated[
         str | dict[str, Any],
         Meta(description="Its name, or a map with `name` and the policy's settings."),
-    ] = "balance"
+    ] = "headgate"
     workload: WorkloadSpec = WorkloadSpec()
     simulation: SimulationSpec = SimulationSpec()

@@ -65,6 +65,7 @@ EXCLUSIVE_FIXED: Final = Form(
 )
 EXCLUSIVE: Final = Form("exclusive", "exclusive")
 AFFINITY: Final = Form("affinity", "affinity")
+HEADGATE: Final = Form("headgate", "headgate")
 SRTF_PRINTED: Final = Form("srtf, printed", "srtf", (("clairvoyant", True),), announces=True)
 MLFQ_PRINTED: Final = Form("mlfq, printed", "mlfq", (("clairvoyant", True),), announces=True)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Final
 
 from headgate.experiments._kaas import (
@@ -20,6 +20,7 @@ from headgate.experiments._kaas import (
     BALANCE,
     EXCLUSIVE_FIXED,
     FITTED,
+    HEADGATE,
     MIXES,
     ROUND_ROBIN,
     SRTF,
@@ -61,9 +62,10 @@ def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
         Case(form, models=_TIMES[name], mix=mix)
         for name in times
         for mix in MIXES
-        for form in (*ALL_FORMS, SRTF_PRINTED)
+        for form in (*ALL_FORMS, HEADGATE, SRTF_PRINTED)
     ]
-    cases += [Case(form, mix=mix, load=_BERT_LOAD) for mix in MIXES for form in ALL_FORMS]
+    forms = (*ALL_FORMS, HEADGATE)
+    cases += [Case(form, mix=mix, load=_BERT_LOAD) for mix in MIXES for form in forms]
     runs = over_seeds(measure, cases, seeds, quick=quick)
     rows = [_row(case, runs[case]) for case in cases]
     progress("SRTF under rising load")
@@ -72,6 +74,8 @@ def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
     rows += [_load_row(case, runs[case]) for curve in curves.values() for case in curve]
     rows += [_reached_row(*key, curve, runs) for key, curve in curves.items()]
     checks = [check for mix in MIXES for check in _checks(mix, runs)]
+    for load in (Case(HEADGATE).load, _BERT_LOAD):
+        checks += [check for mix in MIXES for check in _headgate_checks(mix, load, runs)]
     figures: tuple[Path, ...] = ()
     if out is not None:
         progress("figures")
@@ -178,6 +182,39 @@ def _wait_checks(mix: Mix, by_form: dict[Form, list[Measured]]) -> list[Check]:
     ]
 
 
+def _headgate_checks(mix: Mix, load: float, runs: Runs) -> list[Check]:
+    """The default policy lies on the frontier of the others, and starves nobody."""
+    rivals = {form.label: runs[Case(form, mix=mix, load=load)] for form in ALL_FORMS}
+    ours = runs[Case(HEADGATE, mix=mix, load=load)]
+    better = [label for label, theirs in rivals.items() if _beats(theirs, ours)]
+    extra = fmean(waits(ours, _BERT)) - fmean(waits(ours, _RESNET))
+    # Without objectives headgate orders by arrival plus ten lengths: that is all BERT can lose.
+    bound = 10 * (STATED[_BERT].exec_ms - STATED[_RESNET].exec_ms)
+    return [
+        Check(
+            f"{mix}, load {load}: who has no more cold starts than headgate and shorter waits",
+            "a goal of this project",
+            "nobody",
+            ", ".join(better) or "nobody",
+            not better,
+        ),
+        Check(
+            f"{mix}, load {load}: BERT is not starved by headgate: its wait beyond ResNet's",
+            "a goal of this project",
+            f"at most {bound:g}",
+            round(extra, 2),
+            extra <= bound,
+        ),
+    ]
+
+
+def _beats(theirs: Sequence[Measured], ours: Sequence[Measured]) -> bool:
+    """Whether they have no more cold starts, shorter waits, and more of at least one."""
+    cold = fmean(one.cold_starts for one in theirs), fmean(one.cold_starts for one in ours)
+    wait = fmean(one.wait for one in theirs), fmean(one.wait for one in ours)
+    return cold[0] <= cold[1] and wait[0] <= wait[1] and (cold[0] < cold[1] or wait[0] < wait[1])
+
+
 def _longest_check(claim: str, expected: Form, values: dict[Form, list[float]]) -> Check:
     """Check who waits longest; it must be above each other one beyond what chance explains."""
     longest = max(values, key=lambda form: sum(values[form]))
@@ -193,7 +230,7 @@ def _figures(out: Path, runs: Runs, curves: dict[tuple[str, Mix], list[Case]]) -
         series = {
             model.name: {
                 form.label: mean_interval(waits(runs[Case(form, mix=mix)], place))
-                for form in ALL_FORMS
+                for form in (*ALL_FORMS, HEADGATE)
             }
             for place, model in enumerate(STATED)
         }

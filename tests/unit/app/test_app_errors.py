@@ -230,7 +230,7 @@ def test_stages(stages: object, said: str, allowed: str) -> None:
         ("slo.cost", "$x", "'$x': is not a number with a unit", "$0.001, $1/1k, $5/1M"),
         ("slo.latency", "0s", "'0s': must be longer than zero", "5ms, 10min"),
         ("limits.backoff", "-1ms", "'-1ms': must not be negative", UNITS),
-        ("policy.name", 3, "3: is not a name", "the name of a policy, such as balance"),
+        ("policy.name", 3, "3: is not a name", "the name of a policy, such as headgate"),
         ("workload.duration", 0, "0: must be longer than zero", "5ms, 10min"),
         ("simulation.truth.cv", 1, "1.0: means nothing to exact", "0"),
         ("simulation.truth.scale", {"z": 1}, "'z': unknown function", "a, b"),

@@ -70,7 +70,7 @@ def test_the_schema_file_is_up_to_date() -> None:
 def test_the_spec_has_every_default_filled_in(tmp_path: Path) -> None:
     """So that a log means the same after a default has changed."""
     spec = load(write(tmp_path, SMALL)).spec
-    assert spec["policy"] == "balance"
+    assert spec["policy"] == "headgate"
     assert isinstance(spec["pools"], dict)
     assert spec["pools"]["gpu"]["slots"] == 1
     assert from_spec(spec, "again").spec == spec

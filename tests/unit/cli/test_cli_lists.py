@@ -52,7 +52,7 @@ def test_the_examples_are_in_order(name: str) -> None:
 def test_a_function_that_not_all_nodes_can_run(tmp_path: Path) -> None:
     """Only policies that say they take mixed pools may be given one."""
     app = write(tmp_path / "app.yaml", TWO_POOLS)
-    ended = headgate("simulate", app)
+    ended = headgate("simulate", app, "--policy", "balance")
     said = "functions.large: policy balance does not take a function that the nodes of pool cheap"
     assert (ended.code, ended.err.startswith(f"headgate: error: {app}: {said}")) == (2, True)
     assert "(allowed: affinity" in ended.err

@@ -1,0 +1,278 @@
+"""Earliest deadline first, in batches that the slack allows, admitting only what can be kept.
+
+The policy that is meant for everything, with one configuration. Its parts:
+
+- *Order.* Within a priority, the earliest deadline goes first. A request without an objective is
+  given a deadline for ordering's sake, `stretch` times its own length after its arrival: short ones
+  go first, and yet nobody starves.
+- *Batches.* As large as the slack of the most urgent member allows, counted in items. An idle node
+  never waits for a batch to fill.
+- *Placement.* A free node that holds the weights. Elsewhere a cold start is paid while the function
+  has fewer places than its load calls for, or when waiting would miss a deadline or has lasted for
+  many times what the start takes.
+- *Admission.* A request whose predicted finish is past its deadline is turned away at once, with
+  the prediction. Once the queue takes half of what the deadline allows, a client that has more than
+  its fair share of it is turned away too, so that others find room.
+- *Correction.* Predictions are the profile's times a quantile of what was lately observed over it.
+
+Cost per decision: O(functions + nodes).
+
+>>> from headgate.policies import find_policy
+>>> find_policy("headgate").takes.batches
+True
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heappop, heappush, heapreplace
+from typing import final
+
+from headgate.core.clock import NEVER_NS
+from headgate.core.errors import ConfigError
+from headgate.core.lifecycle import BatchState, NodeState, TaskState
+from headgate.core.model import Pipeline, Variant
+from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind, Takes
+from headgate.core.records import Batch, Node, Request, Task
+from headgate.planning.demand import OfferedLoad
+from headgate.planning.quantile import QuantileTracker
+from headgate.planning.slack import items_within
+
+Entry = tuple[int, int, int, Task]  # (priority, deadline, task id, task): the smallest goes first
+
+
+@dataclass(frozen=True)
+class Config(PolicyConfig):
+    """Settings of `headgate`. The defaults are meant to stay."""
+
+    stretch: float = 10.0  # deadline of a request without objective, in its own lengths
+    start_patience: float = 5.0  # waiting, in cold starts, after which one is paid all the same
+    load_memory_ns: int = 30_000_000_000  # how far back demand is looked at
+    correction_quantile: float = 0.9  # of observed over expected time
+    fair_share_from: float = 0.5  # how much of the time allowed the queue may take before it binds
+
+    def __post_init__(self) -> None:
+        for key in ("stretch", "start_patience", "load_memory_ns"):
+            if getattr(self, key) <= 0:
+                raise ConfigError("must be positive", key=key, value=getattr(self, key))
+        for key in ("correction_quantile", "fair_share_from"):
+            if not 0 < getattr(self, key) < 1:
+                raise ConfigError("must lie between 0 and 1", key=key, value=getattr(self, key))
+
+
+@final
+class Headgate(Policy):
+    """A heap of tasks per function, and a prediction of when each node will be free."""
+
+    def __init__(self, context: Context, config: Config) -> None:
+        super().__init__(context, config)
+        app = self.view.app
+        self._config = config
+        self._queues: list[list[Entry]] = [[] for _ in app.functions]
+        self._ready_ns: dict[int, int] = {}  # by task id: since when it waits
+        self._items = [0 for _ in app.functions]  # that wait
+        self._client_items = [0 for _ in app.clients]
+        self._weight_sum = sum(client.weight for client in app.clients)
+        self._free_at_ns: dict[int, float] = {}  # by node id, as predicted
+        self._corrections = [QuantileTracker(config.correction_quantile) for _ in app.variants]
+        self._loads = [OfferedLoad(config.load_memory_ns, 10 * f.exec_ns) for f in app.functions]
+
+    # --- admission -----------------------------------------------------------------------------
+
+    def on_arrival(self, request: Request) -> None:
+        if request.deadline_ns == NEVER_NS:
+            return
+        now_ns = self.view.now_ns
+        slots = sum(n.slots for n in self.view.nodes.values() if n.state == NodeState.UP)
+        if slots == 0:
+            return  # nobody knows what there will be
+        queue_ns = sum(self._backlog_ns(f) for f in range(len(self._queues))) / slots
+        wait_ns = max(queue_ns, self._soonest_ns() - now_ns)
+        latency_ns = wait_ns + self._critical_ns(request.pipeline, request.items)
+        allowed_ns = request.deadline_ns - now_ns
+        if latency_ns > allowed_ns:
+            self.orders.reject(request, f"would be late: {latency_ns / 1e6:.1f} ms predicted")
+        elif queue_ns > self._config.fair_share_from * allowed_ns and self._is_greedy(request):
+            self.orders.reject(request, "more than its fair share is waiting already")
+
+    def _backlog_ns(self, function_id: int) -> float:
+        """How long what waits of a function would keep one place busy, in full batches."""
+        items = self._items[function_id]
+        if items == 0:
+            return 0.0
+        variant = self.view.app.functions[function_id].variants[0]
+        size = min(items, variant.profile.items_max)
+        return items / size * self._expected_ns(variant, size)
+
+    def _soonest_ns(self) -> float:
+        """When a node will next be free."""
+        if self.view.free_nodes or not self._free_at_ns:
+            return float(self.view.now_ns)
+        return min(self._free_at_ns.values())
+
+    def _critical_ns(self, pipeline: Pipeline, items: int) -> float:
+        """Expected time of the longest path through the pipeline."""
+        finish_ns: list[float] = []
+        for stage in pipeline.stages:
+            variant = stage.function.variants[0]
+            company = items + self._items[stage.function.id]  # it may go out with those
+            own_ns = self._expected_ns(variant, min(company, variant.profile.items_max))
+            # A file may list stages in any order; one not seen yet counts for nothing here.
+            before_ns = [finish_ns[i] for i in stage.after if i < len(finish_ns)]
+            finish_ns.append(own_ns + max(before_ns, default=0.0))
+        return max(finish_ns)
+
+    def _expected_ns(self, variant: Variant, items: int) -> float:
+        return variant.profile.exec_ns[items - 1] * self._corrections[variant.id].value
+
+    def _is_greedy(self, request: Request) -> bool:
+        """Whether a client has more of what waits than its weight entitles it to."""
+        share = self.view.app.clients[request.client].weight / self._weight_sum
+        waiting = self._client_items[request.client]
+        return share < 1 and waiting > share * sum(self._items)
+
+    # --- the queues ----------------------------------------------------------------------------
+
+    def on_task_ready(self, task: Task) -> None:
+        work_ns = task.function.exec_ns * task.request.items
+        self._loads[task.function.id].offer(self.view.now_ns, work_ns)
+        self.on_task_returned(task)
+
+    def on_task_returned(self, task: Task) -> None:
+        request = task.request
+        deadline_ns = request.deadline_ns
+        if deadline_ns == NEVER_NS:
+            deadline_ns = request.arrival_ns + int(self._config.stretch * task.function.exec_ns)
+        entry = (request.priority, deadline_ns, task.id, task)
+        heappush(self._queues[task.function.id], entry)
+        self._ready_ns[task.id] = self.view.now_ns
+        self._items[task.function.id] += request.items
+        self._client_items[request.client] += request.items
+        self._serve()
+
+    def on_task_withdrawn(self, task: Task) -> None:
+        self._leave(task)
+
+    def _leave(self, task: Task) -> None:
+        """A task waits no longer."""
+        del self._ready_ns[task.id]
+        self._items[task.function.id] -= task.request.items
+        self._client_items[task.request.client] -= task.request.items
+
+    # --- dispatch ------------------------------------------------------------------------------
+
+    def on_capacity(self, node: Node) -> None:
+        self._serve()
+
+    def on_timer(self, name: str, number: int) -> None:
+        self._serve()
+
+    def on_node_lost(self, node: Node) -> None:
+        self._free_at_ns.pop(node.id, None)
+
+    def _serve(self) -> None:
+        """Most urgent first; a function that had better wait for a certain node is passed over."""
+        while self.view.free_nodes:
+            heads = sorted(queue[0] for queue in self._queues if self._clean(queue))
+            if not any(self._send(entry) for entry in heads):
+                return
+
+    def _clean(self, queue: list[Entry]) -> bool:
+        """Put in order what is at the head; say whether anything is left.
+
+        What was withdrawn goes; what can no longer be in time stands back behind all that can.
+        """
+        while queue:
+            priority, deadline_ns, task_id, task = queue[0]
+            if task.state != TaskState.READY:
+                heappop(queue)
+            elif deadline_ns == task.request.deadline_ns and self._is_hopeless(task):
+                heapreplace(queue, (priority, NEVER_NS, task_id, task))
+            else:
+                return True
+        return False
+
+    def _is_hopeless(self, task: Task) -> bool:
+        variant = task.function.variants[0]
+        exec_ns = self._expected_ns(variant, min(task.request.items, variant.profile.items_max))
+        return self.view.now_ns + exec_ns > task.request.deadline_ns
+
+    def _send(self, entry: Entry) -> bool:
+        _, deadline_ns, _, task = entry
+        node = self._place(task, deadline_ns)
+        if node is None:
+            return False
+        variant = node.variants[task.function.id]
+        assert variant is not None
+        batch = self._take_batch(task.function.id, variant, deadline_ns)
+        items = sum(member.request.items for member in batch)
+        start_ns = 0 if self.view.is_resident(node, task.function.id) else variant.profile.start_ns
+        self._free_at_ns[node.id] = self.view.now_ns + start_ns + self._expected_ns(variant, items)
+        self.orders.dispatch(batch, node)
+        return True
+
+    def _take_batch(self, function_id: int, variant: Variant, deadline_ns: int) -> list[Task]:
+        """The most urgent task and whatever fits into a batch within its slack."""
+        queue = self._queues[function_id]
+        correction = self._corrections[variant.id].value
+        items_max = items_within(variant.profile, deadline_ns - self.view.now_ns, correction)
+        batch: list[Task] = []
+        items = 0
+        while self._clean(queue):
+            task = queue[0][3]
+            items += task.request.items
+            if batch and items > items_max:
+                break
+            heappop(queue)
+            self._leave(task)
+            batch.append(task)
+        return batch
+
+    def _place(self, task: Task, deadline_ns: int) -> Node | None:
+        """A free node with the weights; one without them where that is worth a cold start."""
+        view, function_id = self.view, task.function.id
+        stranger: Node | None = None
+        for node in view.free_nodes.values():
+            if view.can_take(node, function_id):
+                if view.is_resident(node, function_id):
+                    return node
+                if stranger is None:
+                    stranger = node
+        if stranger is None or self._is_worth_a_start(task, stranger, deadline_ns):
+            return stranger
+        return None
+
+    def _is_worth_a_start(self, task: Task, node: Node, deadline_ns: int) -> bool:
+        function_id, now_ns = task.function.id, self.view.now_ns
+        variant = node.variants[function_id]
+        assert variant is not None
+        homes = [n for n in self.view.nodes.values() if self.view.is_resident(n, function_id)]
+        if not homes:
+            return True
+        start_ns = variant.profile.start_ns
+        free_ns = min(self._free_at_ns.get(n.id, 0.0) for n in homes)
+        wait_ns = max(0.0, free_ns - now_ns)
+        if task.request.deadline_ns < NEVER_NS:
+            exec_ns = self._expected_ns(variant, task.request.items)
+            if now_ns + wait_ns + exec_ns > deadline_ns:
+                return True
+        if len(homes) < self._loads[function_id].places(now_ns) and start_ns <= wait_ns:
+            return True
+        until_ns = self._ready_ns[task.id] + int(self._config.start_patience * start_ns)
+        if until_ns > now_ns:
+            self.orders.set_timer("patience", until_ns, function_id)
+        return until_ns <= now_ns
+
+    # --- learning ------------------------------------------------------------------------------
+
+    def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
+        """Compare with the profile; what may have included a cold start is no evidence."""
+        profile = batch.variant.profile
+        expected_ns = profile.exec_ns[batch.items - 1]
+        cold_ns = profile.start_ns + profile.load_ns
+        is_evidence = cold_ns == 0 or took_ns < expected_ns + cold_ns
+        if batch.state == BatchState.FINISHED and batch.node is not None and is_evidence:
+            self._corrections[batch.variant.id].see(took_ns / max(1, expected_ns))
+
+
+POLICY = PolicyKind(Headgate, Config, Takes(batches=True, mixed_pools=True))

@@ -1,0 +1,197 @@
+"""The default policy: what it admits, in which order, together with whom, and where."""
+
+from __future__ import annotations
+
+from headgate.core.actions import Action, Dispatch, Settle, StartInstance
+from headgate.core.events import (
+    BatchFinished,
+    Event,
+    InstanceStarted,
+    NodeJoined,
+    RequestArrived,
+)
+from headgate.core.model import App, Client, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
+from headgate.core.outcome import Outcome
+from headgate.core.scheduler import Scheduler
+from headgate.policies import find_policy
+
+MS = 1_000_000
+
+
+class Rig:
+    """A Scheduler under `headgate`, with nodes that have joined at 0."""
+
+    def __init__(
+        self,
+        *profiles: Profile,
+        nodes: int = 1,
+        latency_ms: float | None = None,
+        clients: int = 1,
+    ) -> None:
+        functions = tuple(
+            Function(i, f"f{i}", (Variant(i, f"f{i}", i, (0,), profile),))
+            for i, profile in enumerate(profiles)
+        )
+        slo = Slo() if latency_ms is None else Slo(latency_ns=int(latency_ms * MS))
+        app = App(
+            functions=functions,
+            pipelines=tuple(Pipeline(f.id, f.name, (Stage(f),), slo) for f in functions),
+            pools=(Pool(0, "gpu", nodes=nodes),),
+            clients=tuple(Client(i, f"c{i}") for i in range(clients)),
+        )
+        self.scheduler = Scheduler(app, find_policy("headgate"), validate=True)
+        self.requests = 0
+        for node in range(nodes):
+            self.at(0, NodeJoined(node, 0, f"gpu{node}"))
+
+    def at(self, at_ms: float, event: Event) -> list[Action]:
+        """What is done about an event. Starts that take no time are over at once."""
+        now_ns = int(at_ms * MS)
+        actions = self.scheduler.handle(now_ns, event)
+        for action in actions:
+            if isinstance(action, StartInstance) and action.node_id is not None:
+                profile = self.scheduler.app.variants[action.variant_id].profile
+                if profile.start_ns == 0:
+                    started = InstanceStarted(action.instance_id, action.node_id)
+                    actions = actions + self.scheduler.handle(now_ns, started)
+        return actions
+
+    def ask(
+        self,
+        at_ms: float,
+        pipeline: int = 0,
+        *,
+        client: int = 0,
+        priority: int = 0,
+        deadline_ms: float = 0,
+    ) -> list[Action]:
+        request_id = self.requests
+        self.requests += 1
+        deadline_ns = int(deadline_ms * MS)
+        return self.at(
+            at_ms, RequestArrived(request_id, pipeline, client, 1, priority, deadline_ns)
+        )
+
+
+def sent(actions: list[Action]) -> list[tuple[list[int], int | None]]:
+    """Which requests went out together, and to which node."""
+    dispatches = [a for a in actions if isinstance(a, Dispatch)]
+    return [([task_id // 256 for task_id in d.task_ids], d.node_id) for d in dispatches]
+
+
+def outcomes(actions: list[Action]) -> list[int]:
+    return [a.outcome for a in actions if isinstance(a, Settle)]
+
+
+TEN = Profile(exec_ns=(10 * MS,))
+BATCHES = Profile(exec_ns=(10 * MS, 12 * MS, 14 * MS, 16 * MS))
+
+
+def test_the_earliest_deadline_goes_first() -> None:
+    rig = Rig(TEN, latency_ms=1_000)
+    rig.ask(0)
+    rig.ask(1, deadline_ms=500)
+    rig.ask(2, deadline_ms=100)
+    assert sent(rig.at(10, BatchFinished(0))) == [([2], 0)]
+    assert sent(rig.at(20, BatchFinished(1))) == [([1], 0)]
+
+
+def test_priority_goes_before_deadline() -> None:
+    rig = Rig(TEN, latency_ms=1_000)
+    rig.ask(0)
+    rig.ask(1, deadline_ms=100)
+    rig.ask(2, priority=-1, deadline_ms=900)
+    assert sent(rig.at(10, BatchFinished(0))) == [([2], 0)]
+
+
+def test_without_objectives_the_short_go_first_but_the_long_do_not_starve() -> None:
+    """Ten lengths after arrival: the long one, 0 + 200, yields to short ones until 150."""
+    rig = Rig(Profile(exec_ns=(5 * MS,)), Profile(exec_ns=(20 * MS,)))
+    rig.ask(0)
+    rig.ask(0, pipeline=1)
+    rig.ask(4)
+    assert sent(rig.at(5, BatchFinished(0))) == [([2], 0)]
+    rig.ask(160)
+    assert sent(rig.at(161, BatchFinished(1))) == [([1], 0)]
+
+
+def test_a_lone_request_does_not_wait_for_company() -> None:
+    assert sent(Rig(BATCHES, latency_ms=100).ask(0)) == [([0], 0)]
+
+
+def test_a_batch_is_as_large_as_the_slack_of_its_most_urgent_member_allows() -> None:
+    """At 10 the most urgent has 15 ms left: three fit (14 ms), four (16 ms) do not."""
+    rig = Rig(BATCHES, latency_ms=1_000)
+    rig.ask(0)
+    for deadline_ms in (900, 25, 800, 700):
+        rig.ask(1, deadline_ms=deadline_ms)
+    assert sent(rig.at(10, BatchFinished(0))) == [([2, 4, 3], 0)]
+
+
+def test_what_would_be_late_is_turned_away_with_the_prediction() -> None:
+    rig = Rig(TEN, latency_ms=25)
+    assert [outcomes(rig.ask(0)) for _ in range(3)] == [[], [], []]
+    (rejected,) = rig.ask(0)
+    assert isinstance(rejected, Settle)
+    assert rejected.outcome == Outcome.REJECTED
+    assert rejected.reason == "would be late: 30.0 ms predicted"
+
+
+def test_what_can_no_longer_be_in_time_stands_back() -> None:
+    """The node was slower than the profile says: request 1 is lost, request 2 is not."""
+    rig = Rig(TEN)
+    rig.ask(0, deadline_ms=100)
+    rig.ask(0, deadline_ms=25)
+    rig.ask(0, deadline_ms=60)
+    assert sent(rig.at(20, BatchFinished(0))) == [([2], 0)]
+
+
+def test_a_greedy_client_is_turned_away_before_the_others_are() -> None:
+    """Half of the 200 ms allowed is queued, all of it by client 0: only client 1 finds room."""
+    rig = Rig(TEN, latency_ms=200, clients=2)
+    for _ in range(12):
+        rig.ask(0, client=0)
+    assert outcomes(rig.ask(0, client=0)) == [Outcome.REJECTED]
+    assert outcomes(rig.ask(0, client=1)) == []
+
+
+def test_a_node_that_holds_the_weights_is_preferred() -> None:
+    """Node 0 was free first, but node 1 holds the function."""
+    rig = Rig(Profile(exec_ns=(10 * MS,), start_ns=50 * MS), TEN, nodes=2)
+    rig.ask(0, pipeline=1)  # keeps node 0 busy
+    rig.ask(0)  # starts on node 1
+    rig.at(50, InstanceStarted(1, 1))
+    rig.at(60, BatchFinished(1))
+    rig.at(61, BatchFinished(0))
+    assert sent(rig.ask(70)) == [([2], 1)]
+
+
+def test_a_cold_start_is_not_paid_for_a_wait_that_is_shorter() -> None:
+    """Node 0 will be free in 5 ms; starting on node 1 takes 50 ms."""
+    rig = Rig(Profile(exec_ns=(10 * MS,), start_ns=50 * MS), nodes=2)
+    rig.ask(0)
+    rig.at(50, InstanceStarted(0, 0))
+    rig.at(60, BatchFinished(0))
+    assert sent(rig.ask(100)) == [([1], 0)]
+    assert sent(rig.ask(105)) == []
+    assert sent(rig.at(110, BatchFinished(1))) == [([2], 0)]
+
+
+def test_a_cold_start_is_paid_where_waiting_would_miss_the_deadline() -> None:
+    rig = Rig(Profile(exec_ns=(100 * MS,), start_ns=5 * MS), nodes=2, latency_ms=150)
+    rig.ask(0)
+    actions = rig.ask(1)
+    assert [type(a) for a in actions] == [StartInstance, Dispatch]
+    assert sent(actions) == [([1], 1)]
+
+
+def test_predictions_follow_what_is_observed() -> None:
+    """Everything takes twice what the profile says: soon 15 ms are known not to be enough."""
+    rig = Rig(TEN)
+    now_ms = 0.0
+    for number in range(60):
+        rig.ask(now_ms)
+        rig.at(now_ms + 20, BatchFinished(number))
+        now_ms += 20
+    assert outcomes(rig.ask(now_ms, deadline_ms=now_ms + 15)) == [Outcome.REJECTED]
+    assert outcomes(rig.ask(now_ms, deadline_ms=now_ms + 25)) == []
