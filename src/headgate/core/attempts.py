@@ -41,7 +41,11 @@ class Attempts:
         for task in batch.tasks:
             if task.state == TaskState.RUNNING:
                 self._requests.task_done(task, batch, event.unsure)
-        self._tell_policy(batch)
+        policy = self._policy
+        policy.on_batch_ended(batch, now_ns - batch.sent_ns)
+        node = batch.node
+        if node is not None and node.state == NodeState.UP:
+            policy.on_capacity(node)
 
     def refused(self, now_ns: int, event: BatchRefused) -> None:
         """It never ran, so its tasks may be tried again; the place is left alone for a moment."""

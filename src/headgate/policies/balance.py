@@ -55,7 +55,8 @@ class Balance(Policy):
         self._serve()
 
     def on_capacity(self, node: Node) -> None:
-        self._serve()
+        if self._queue:
+            self._serve()
 
     def _serve(self) -> None:
         queue = self._queue
