@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +19,14 @@ def writing(path: Path | None, option: str) -> Iterator[None]:
             raise  # not the doing of this option
         problem = f"cannot be written: {error.strerror}"
         raise ConfigError(problem, where=option, value=str(error.filename or path)) from None
+
+
+def check_not_read(path: Path | None, option: str, read: Iterable[Path]) -> None:
+    """Refuse to write over a file that the command reads."""
+    for other in read:
+        if path is not None and path.exists() and other.exists() and path.samefile(other):
+            problem = "would be written over, and it is read"
+            raise ConfigError(problem, where=option, value=str(path), allowed="another file")
 
 
 def make_directory(path: Path, option: str) -> None:

@@ -28,6 +28,10 @@ class LogObserver(Observer):
         self._writer.write(self.events, now_ns, event, actions)
         self.events += 1
 
+    def close(self) -> None:
+        """Write the end mark, once the run has come to its end."""
+        self._writer.close()
+
 
 @contextmanager
 def logging_to(
@@ -39,4 +43,6 @@ def logging_to(
         return
     header = LogHeader(loaded.spec, chosen.name, chosen.settings, seed)
     with writing(path, "--log"), open_log(path) as stream:
-        yield LogObserver(stream, header)
+        observer = LogObserver(stream, header)
+        yield observer
+        observer.close()  # not if the run broke: then there is more to it than the log says

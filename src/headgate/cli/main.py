@@ -7,6 +7,7 @@ ours and keeps its traceback.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pkgutil
@@ -25,6 +26,7 @@ from headgate.core.errors import ConfigError
 BAD_INPUT: Final = 2
 INTERRUPTED: Final = 130  # as a shell reports SIGINT
 PIPE_CLOSED: Final = 141  # as a shell reports SIGPIPE
+_OUTPUT_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 class Commands(click.Group):
@@ -57,8 +59,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            # What is still buffered must go somewhere when the interpreter closes stdout.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _discard_output()
             return PIPE_CLOSED
 
     def main(  # type: ignore[override]  # never returns, so it needs no standalone mode
@@ -79,6 +80,13 @@ class Commands(click.Group):
         except click.Abort:
             click.echo("headgate: interrupted", err=True)
             status = INTERRUPTED
+        except MemoryError:
+            status = _complain("this needs more memory than there is")
+        except OSError as error:
+            if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
+                raise  # no doing of stdout, which has no name
+            status = _complain(f"the output cannot be written: {error.strerror}")
+            _discard_output()
         sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -97,6 +105,8 @@ def cli(context: click.Context) -> None:
 
 def main() -> NoReturn:
     """The entry point `headgate`."""
+    if sys.stdout is None:  # as in `headgate schema >&-`
+        sys.exit(_complain("the output cannot be written: it is closed"))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a µ must not break an ASCII terminal
@@ -107,6 +117,11 @@ def _complain(problem: str) -> int:
     """Say in one line what is wrong with the input."""
     click.echo(f"headgate: error: {' '.join(problem.splitlines())}", err=True)
     return BAD_INPUT
+
+
+def _discard_output() -> None:
+    """Send what is still buffered nowhere, or the interpreter would fail again as it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _usage_problem(error: click.ClickException) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from headgate.core.actions import (
     Action,
@@ -40,7 +40,10 @@ class Narrator:
     """Tells entries. It must hear the log first, because that is where nodes get their names."""
 
     def __init__(self, app: App) -> None:
-        self._app = app
+        self._pipelines = [pipeline.name for pipeline in app.pipelines]
+        self._clients = [client.name for client in app.clients]
+        self._variants = [variant.name for variant in app.variants]
+        self._pools = [pool.name for pool in app.pools]
         self._nodes: dict[int, str] = {}
 
     def hear(self, entries: Iterable[LogEntry]) -> Iterator[LogEntry]:
@@ -61,15 +64,15 @@ class Narrator:
         """Say what happened."""
         match event:
             case RequestArrived():
-                pipeline = self._app.pipelines[event.pipeline].name
-                client = self._app.clients[event.client].name
+                pipeline = _name(self._pipelines, event.pipeline)
+                client = _name(self._clients, event.client)
                 return f"request {event.request_id} arrived: {pipeline}, from {client}"
             case BatchFinished():
                 return f"batch {event.batch_id} finished"
             case BatchFailed():
                 return f"batch {event.batch_id} failed: {event.reason}"
             case BatchRefused():
-                return f"batch {event.batch_id} was refused: {REFUSAL_NAMES[event.reason]}"
+                return f"batch {event.batch_id} was refused: {_name(REFUSAL_NAMES, event.reason)}"
             case BatchLost():
                 return f"batch {event.batch_id} was lost"
             case InstanceStarted():
@@ -88,12 +91,12 @@ class Narrator:
         """Say what was ordered."""
         match action:
             case Dispatch():
-                name = self._app.variants[action.variant_id].name
+                name = _name(self._variants, action.variant_id)
                 where = self._place(action.pool_id, action.node_id)
                 items = "" if action.items == 1 else f", {action.items} items"
                 return f"dispatch batch {action.batch_id} of {name} to {where}{items}"
             case StartInstance():
-                name = self._app.variants[action.variant_id].name
+                name = _name(self._variants, action.variant_id)
                 where = self._place(action.pool_id, action.node_id)
                 return f"start instance {action.instance_id} of {name} on {where}"
             case LoadWeights():
@@ -107,16 +110,20 @@ class Narrator:
                 return f"forget timer {action.key[0]} {action.key[1]}"
             case Settle():
                 reason = f": {action.reason}" if action.reason else ""
-                return (
-                    f"settle request {action.request_id}, {OUTCOME_NAMES[action.outcome]}{reason}"
-                )
+                outcome = _name(OUTCOME_NAMES, action.outcome)
+                return f"settle request {action.request_id}, {outcome}{reason}"
         return _anything(action)
 
     def _place(self, pool_id: int, node_id: int | None) -> str:
-        return self._app.pools[pool_id].name if node_id is None else self._node(node_id)
+        return _name(self._pools, pool_id) if node_id is None else self._node(node_id)
 
     def _node(self, node_id: int) -> str:
         return self._nodes.get(node_id, str(node_id))
+
+
+def _name(names: Sequence[str], number: int) -> str:
+    """The number itself if nothing has it: stories are told of damaged logs too."""
+    return names[number] if 0 <= number < len(names) else str(number)
 
 
 def _anything(thing: Event | Action) -> str:

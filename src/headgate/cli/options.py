@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 import yaml
@@ -14,6 +15,20 @@ from headgate.core.errors import ConfigError
 from headgate.core.units import parse_duration
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+_NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+
+
+class OutputPath(click.Path):
+    """Where something is to be written: anything but an empty name."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return a path."""
+        if value == "":
+            self.fail("the name is empty.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def duration_ns(text: str) -> int:
@@ -22,7 +37,7 @@ def duration_ns(text: str) -> int:
     >>> duration_ns("90") == duration_ns("1.5min")
     True
     """
-    is_bare = text.removeprefix("-").replace(".", "", 1).isdecimal()
+    is_bare = _NUMBER.fullmatch(text) is not None
     value_ns = parse_duration(f"{text}s" if is_bare else text, where="--duration")
     if value_ns == 0:
         raise ConfigError("must be longer than zero", where="--duration", value=text)
@@ -32,14 +47,17 @@ def duration_ns(text: str) -> int:
 def setting(text: str) -> tuple[str, object]:
     """Read `KEY=VALUE`, the value as it would stand in the YAML file.
 
-    >>> setting("batch_max=4")
-    ('batch_max', 4)
+    >>> setting("batch_max=4"), setting("patience=1e3")
+    (('batch_max', 4), ('patience', 1000.0))
     """
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise ConfigError("is not a setting", where="--set", value=text, allowed="KEY=VALUE")
     try:
-        return key, yaml.safe_load(value)
+        read = yaml.safe_load(value)
+        if isinstance(read, str) and _NUMBER.fullmatch(value):  # to YAML 1.1, 1e3 is text
+            read = float(value)
+        return key, read
     except (yaml.YAMLError, ValueError):
         raise ConfigError("is not YAML", where="--set", key=key, value=value) from None
 
@@ -116,7 +134,7 @@ def report_option(command: CommandT) -> CommandT:
     """Take --report."""
     return click.option(
         "--report",
-        type=click.Path(path_type=Path),
+        type=OutputPath(),
         metavar="DIR",
         help="Write a page, plots and data there.",
     )(command)

@@ -72,6 +72,16 @@ def choose_workload(loaded: LoadedApp, where: str, options: WorkloadOptions, see
     )
 
 
+def trace_files(loaded: LoadedApp, options: WorkloadOptions) -> list[Path]:
+    """Return the files that the requests come from."""
+    if options.trace is not None:
+        names = [options.trace]
+    else:
+        specs = options.arrivals or [asked.spec for asked in loaded.workload.streams]
+        names = [spec.removeprefix(_TRACE) for spec in specs if spec.startswith(_TRACE)]
+    return [find_trace(name, options.traces) for name in names]
+
+
 def _from_command_line(
     loaded: LoadedApp, options: WorkloadOptions, seed: int
 ) -> Iterator[tuple[str, Arrivals | ClosedLoop]]:
@@ -80,8 +90,9 @@ def _from_command_line(
     for index, spec in enumerate(specs):
         with _located(where, None):
             part = _read(spec, options, loaded.workload.duration_ns, seed, index)
-        place = spec.removeprefix(_TRACE) if spec.startswith(_TRACE) else f"{where} {spec}"
-        yield place, _with_known_names(loaded.app, part, place)
+        is_trace = spec.startswith(_TRACE)
+        place = spec.removeprefix(_TRACE) if is_trace else f"{where} {spec}"
+        yield place, _with_known_names(loaded.app, part, place, is_trace=is_trace)
 
 
 def _from_file(
@@ -97,6 +108,8 @@ def _from_file(
         with _located(where, key):
             part = _read(asked.spec, options, choice.duration_ns, seed, index)
         names = asked.pipeline.name, asked.client.name
+        if not asked.spec.startswith(_TRACE):
+            _check_agreement(part, names, where, key)
         if isinstance(part, ClosedLoop):
             yield f"{where}: {key}", replace(part, pipeline=names[0], client=names[1])
         else:
@@ -117,29 +130,48 @@ def _read(
     return window(arrivals, 0, options.duration_ns)
 
 
-def _with_known_names(app: App, part: Arrivals | ClosedLoop, where: str) -> Arrivals | ClosedLoop:
+def _check_agreement(
+    part: Arrivals | ClosedLoop, names: tuple[str, str], where: str, key: str
+) -> None:
+    """Refuse a specification that names another pipeline or client than its stream does."""
+    for noun, own, (said,) in zip(("pipeline", "client"), names, _names(part), strict=True):
+        if said not in (DEFAULT_NAME, own):
+            problem = f"the {noun} of the stream is another"
+            raise ConfigError(problem, where=where, key=f"{key}: {noun}", value=said, allowed=own)
+
+
+def _with_known_names(
+    app: App, part: Arrivals | ClosedLoop, where: str, *, is_trace: bool
+) -> Arrivals | ClosedLoop:
     """Check pipelines and clients; where no client is named, the first one is meant.
 
-    Where the application has only one, that is who is meant, whatever the trace calls it.
+    Where the application has only one, that is who is meant, whatever a trace calls it.
     """
     clients = [client.name for client in app.clients]
     is_anonymous = DEFAULT_NAME not in clients
     if isinstance(part, ClosedLoop):
         if is_anonymous and part.client == DEFAULT_NAME:
             part = replace(part, client=clients[0])
-        names: tuple[tuple[str, ...], ...] = (part.pipeline,), (part.client,)
-    else:
-        if is_anonymous and part.clients == (DEFAULT_NAME,):
-            part = replace(part, clients=(clients[0],))
-        names = part.pipelines, part.clients
-    _check_names(names[0], [pipeline.name for pipeline in app.pipelines], "pipeline", where)
-    _check_names(names[1], clients, "client", where)
+    elif is_anonymous and part.clients == (DEFAULT_NAME,):
+        part = replace(part, clients=(clients[0],))
+    pipelines = [pipeline.name for pipeline in app.pipelines]
+    for noun, names, known in zip(
+        ("pipeline", "client"), _names(part), (pipelines, clients), strict=True
+    ):
+        if len(known) == 1:
+            names = () if is_trace else tuple(name for name in names if name != DEFAULT_NAME)
+        _check_names(names, known, noun, where)
     return part
 
 
+def _names(part: Arrivals | ClosedLoop) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The pipelines and the clients that its requests carry."""
+    if isinstance(part, ClosedLoop):
+        return (part.pipeline,), (part.client,)
+    return part.pipelines, part.clients
+
+
 def _check_names(names: Iterable[str], known: list[str], noun: str, where: str) -> None:
-    if len(known) == 1:
-        return
     for name in names:
         if name not in known:
             problem = f"does not say which {noun}" if name == DEFAULT_NAME else f"unknown {noun}"

@@ -2,6 +2,10 @@
 
     {"headgate_log": 1, "app": {...}, "policy": "fifo", "settings": {...}, "seed": 7, ...}
     [seq, now_ns, event, [action, ...]]
+    [seq, now_ns, ["end"], []]
+
+The last line, the end mark, tells a run that ended from one that was cut short. It has the shape
+of an entry, so its number says how many there are.
 
 Because the Scheduler is deterministic, its log is more than a record: `replay` feeds the events to
 another Scheduler and compares the answers, so a live incident is a unit test.
@@ -22,7 +26,7 @@ from headgate.core.actions import Action
 from headgate.core.errors import ConfigError
 from headgate.core.events import Event
 from headgate.core.scheduler import Scheduler
-from headgate.core.wire import Wire, from_wire, to_wire
+from headgate.core.wire import Wire, from_wire, is_int, to_wire
 
 LOG_VERSION: Final = 1
 
@@ -52,10 +56,15 @@ class LogEntry:
 
 @final
 class LogWriter:
-    """Writes a header, then one line per event. The stream is the caller's: flush it, close it."""
+    """Writes a header, one line per event, numbered from 0, and at the end of a run its end mark.
+
+    The stream is the caller's: flush it, close it.
+    """
 
     def __init__(self, stream: TextIO, header: LogHeader) -> None:
         self._stream = stream
+        self._events = 0
+        self._last_ns = 0
         fields: dict[str, object] = {"headgate_log": header.version}
         for name in _HEADER_TYPES:
             fields[name] = getattr(header, name)
@@ -64,6 +73,12 @@ class LogWriter:
     def write(self, seq: int, now_ns: int, event: Event, actions: Iterable[Action]) -> None:
         """Write one event and the actions it was answered with."""
         self._write_line([seq, now_ns, to_wire(event), [to_wire(action) for action in actions]])
+        self._events += 1
+        self._last_ns = now_ns
+
+    def close(self) -> None:
+        """Say that nothing is missing. Not for a run that broke: its log ends where it broke."""
+        self._write_line([self._events, self._last_ns, [_END], []])
 
     def _write_line(self, content: object) -> None:
         # One write per line, so that a crash can only cut off the end of the last one.
@@ -74,16 +89,16 @@ class LogWriter:
 class LogReader:
     """The entries of a log, one by one.
 
-    A crash while writing cuts the last line off. That is no error: the entries end before it and
-    `is_truncated` is then true.
+    `events` says how many were read so far. A crash leaves a log without its end mark, perhaps cut
+    off within a line. That is no error: the entries end there and `is_complete` stays false.
     """
 
     def __init__(self, path: Path, stream: TextIO) -> None:
-        self.is_truncated = False
+        self.events = 0
+        self.is_complete = False
         self._path = path
         self._stream = stream
         self._line = 0
-        self._last_seq = -1
         self._last_ns = 0
 
     def __iter__(self) -> Iterator[LogEntry]:
@@ -94,14 +109,19 @@ class LogReader:
         if not line:
             raise StopIteration
         try:
-            entry = self._entry(line)
+            content = _parse(line, self.where)
         except ConfigError:
             if line.endswith("\n"):
                 raise
-            self.is_truncated = True
             self.close()
             raise StopIteration from None
-        self._last_seq = entry.seq
+        entry = self._entry(content)
+        if entry is None:
+            if self.next_line():
+                raise ConfigError("follows the end mark", where=self.where)
+            self.is_complete = True
+            raise StopIteration
+        self.events += 1
         self._last_ns = entry.now_ns
         return entry
 
@@ -112,8 +132,8 @@ class LogReader:
         if not self._stream.closed:
             try:
                 line = self._stream.readline()
-            except EOFError:  # compressed, and cut off
-                self.is_truncated = True
+            except EOFError:
+                pass  # compressed, and cut off
             except (OSError, zlib.error) as error:
                 raise ConfigError(f"cannot be read: {error}", where=self.where) from None
             if not line:
@@ -129,15 +149,21 @@ class LogReader:
         """Stop reading; needed only before the end."""
         self._stream.close()
 
-    def _entry(self, line: str) -> LogEntry:
-        content = _parse(line, self.where)
+    def _entry(self, content: object) -> LogEntry | None:
+        """Return the entry, or None if it is the end mark."""
         if not isinstance(content, list) or len(content) != 4:
             raise ConfigError("is not an entry", where=self.where, allowed=_ENTRY)
         seq, now_ns, wire, wires = content
-        if not isinstance(seq, int) or not isinstance(now_ns, int) or not isinstance(wires, list):
+        if not is_int(seq) or not is_int(now_ns) or not isinstance(wires, list):
             raise ConfigError("is not an entry", where=self.where, allowed=_ENTRY)
-        if seq <= self._last_seq or now_ns < self._last_ns:
+        if seq > self.events:
+            raise ConfigError(
+                f"entry {self.events} is missing before it", where=self.where, value=seq
+            )
+        if seq < self.events or now_ns < self._last_ns:
             raise ConfigError("is out of order", where=self.where, value=[seq, now_ns])
+        if wire == [_END] and not wires:
+            return None
         event = from_wire(wire, where=self.where)
         if not isinstance(event, Event):
             raise ConfigError("is not an event", where=self.where, value=wire)
@@ -162,7 +188,7 @@ def read_log(path: Path) -> tuple[LogHeader, LogReader]:
     """Return what a log says about itself, and its entries.
 
     Raises `ConfigError` naming the file and the line if it is not a log or is damaged, except for
-    a last line cut off by a crash; damage further down is found when the entries are read.
+    an end cut off by a crash; damage further down is found when the entries are read.
     """
     try:
         stream = _open(path, "r")
@@ -219,6 +245,7 @@ def replay(entries: Iterable[LogEntry], scheduler: Scheduler) -> ReplayResult:
     return ReplayResult(events, actions, None)
 
 
+_END: Final = "end"
 _ENTRY: Final = "[seq, now_ns, event, [action, ...]]"
 _HEADER_TYPES: Final[Mapping[str, type]] = {
     "app": dict,
@@ -241,7 +268,7 @@ def _open(path: Path, mode: Literal["r", "w"]) -> TextIO:
 def _parse(line: str, where: str) -> object:
     try:
         content: object = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"is not JSON: {error}", where=where) from None
     return content
 

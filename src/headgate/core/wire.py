@@ -3,13 +3,14 @@
 Fields stand in the order of the constructor's arguments, so `cls(*fields)` rebuilds the thing. The
 vocabulary is found, not listed: every subclass of `Event` and `Action` in their own modules. Field
 names come from the constructors' signatures, because those are all that an interpreted and a
-compiled build have in common: native classes have neither `__slots__` nor annotations.
+compiled build have in common: native classes have neither `__slots__` nor annotations. Where there
+are annotations, values are checked against them; a compiled constructor checks by itself.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from headgate.core.actions import Action
@@ -37,7 +38,8 @@ def to_wire(thing: Event | Action) -> Wire:
 def from_wire(wire: object, *, where: str | None = None) -> Event | Action:
     """Return the event or the action that `to_wire` made this of.
 
-    Raises `ConfigError`, naming `where` it was read, if no such thing can be built.
+    Raises `ConfigError`, naming `where` it was read, if no such thing can be built. Integers
+    beyond 64 bits are refused: no clock and no counter of ours gets there.
 
     >>> from_wire(["TimerFired", ["plan", 0]]).key
     ('plan', 0)
@@ -50,6 +52,8 @@ def from_wire(wire: object, *, where: str | None = None) -> Event | Action:
         raise ConfigError(
             "has too few or too many fields", where=where, value=wire, allowed=", ".join(fields)
         )
+    for field, value in zip(fields, wire[1:], strict=True):
+        _check(name, field, value, where)
     try:
         values = [
             tuple(value) if field in _TUPLES else value
@@ -62,8 +66,57 @@ def from_wire(wire: object, *, where: str | None = None) -> Event | Action:
         ) from None
 
 
+def is_int(value: object) -> bool:
+    """Whether it is an integer of 64 bits. For Python `True` is one, for us it is not."""
+    return isinstance(value, int) and not isinstance(value, bool) and -_INT_END <= value < _INT_END
+
+
+def _check(name: str, field: str, value: object, where: str | None) -> None:
+    kind = _KINDS[name, field]
+    if kind == "int":
+        is_right = is_int(value)
+    elif kind == "int | None":
+        is_right = value is None or is_int(value)
+    elif kind == "float":
+        is_right = isinstance(value, float) or is_int(value)
+    elif kind == "str":
+        is_right = isinstance(value, str)
+    elif kind in ("list[int]", "tuple[int, ...]"):
+        is_right = isinstance(value, list) and all(is_int(each) for each in value)
+    elif kind == "TimerKey":
+        is_right = (
+            isinstance(value, list)
+            and len(value) == 2
+            and isinstance(value[0], str)
+            and is_int(value[1])
+        )
+    else:
+        is_right = not isinstance(value, int) or is_int(value)
+    if not is_right:
+        problem = "null is a wrong type" if value is None else "is of a wrong type"
+        key, allowed = f"{name}.{field}", _ALLOWED.get(kind, kind)
+        raise ConfigError(problem, where=where, key=key, value=value, allowed=allowed)
+
+
+_INT_END: Final = 1 << 63
+# As JSON has it.
+_ALLOWED: Final[Mapping[str, str]] = {
+    "int": "an integer of 64 bits",
+    "int | None": "an integer of 64 bits, or null",
+    "float": "a number",
+    "str": "a string",
+    "list[int]": "a list of integers",
+    "tuple[int, ...]": "a list of integers",
+    "TimerKey": "[string, integer]",
+}
 # JSON knows lists only; these fields were tuples.
 _TUPLES: Final = frozenset(("key", "unsure"))
+# A compiled constructor checks that it is given a list, but not what is in it.
+_LISTS: Final[Mapping[str, str]] = {
+    "key": "TimerKey",
+    "task_ids": "list[int]",
+    "unsure": "tuple[int, ...]",
+}
 
 
 def _vocabulary() -> dict[str, Callable[..., Event | Action]]:
@@ -75,5 +128,17 @@ def _vocabulary() -> dict[str, Callable[..., Event | Action]]:
     return classes
 
 
+def _kind(parameter: inspect.Parameter) -> str:
+    """Its annotation as it is written, which is how it is kept; compiled, there is none."""
+    if isinstance(parameter.annotation, str):
+        return parameter.annotation
+    return _LISTS.get(parameter.name, "")
+
+
 _CLASSES: Final = _vocabulary()
 _FIELDS: Final = {name: tuple(inspect.signature(cls).parameters) for name, cls in _CLASSES.items()}
+_KINDS: Final = {
+    (name, parameter.name): _kind(parameter)
+    for name, cls in _CLASSES.items()
+    for parameter in inspect.signature(cls).parameters.values()
+}

@@ -102,7 +102,7 @@ def check_total(total: float) -> None:
 def check_positive(key: str, value: float) -> None:
     """Refuse a number that is not positive and finite."""
     if not 0 < value < math.inf:
-        raise ConfigError("must be positive", key=key, value=value)
+        raise ConfigError("must be positive", key=key, value=value, allowed="more than 0")
 
 
 def _check_times(times_ns: Int64, duration_ns: int) -> None:

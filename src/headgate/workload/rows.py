@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import gzip
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -23,8 +24,12 @@ _BATCH_ROWS: Final = 4096
 
 
 def read_header(path: Path) -> tuple[str, ...]:
-    """Return the names of the columns, stripped and in lower case."""
-    return tuple(name.strip().lower() for name in next(read_rows(path))[1])
+    """Return the names of the columns, stripped and in lower case; none may be there twice."""
+    names = tuple(name.strip().lower() for name in next(read_rows(path))[1])
+    for name, times in Counter(names).items():
+        if name and times > 1:
+            raise ConfigError("is there twice", where=str(path), key="columns", value=name)
+    return names
 
 
 def read_rows(path: Path) -> Iterator[Row]:
@@ -63,8 +68,8 @@ def _csv_rows(path: Path) -> Iterator[Row]:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         problem = f"the gzip stream is cut short or damaged ({error})"
         raise ConfigError(problem, where=f"{path}:{line + 1}") from None
-    except UnicodeDecodeError:
-        raise ConfigError("is not text in UTF-8", where=f"{path}:{line + 1}") from None
+    except UnicodeDecodeError:  # in a block read ahead, so nobody knows on which line
+        raise ConfigError("is not text in UTF-8", where=str(path)) from None
     except csv.Error as error:
         raise ConfigError(f"is not CSV ({error})", where=f"{path}:{line + 1}") from None
     except OSError as error:

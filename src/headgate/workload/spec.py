@@ -13,10 +13,11 @@ from typing import Final, TypeVar
 from headgate.core.errors import ConfigError
 from headgate.core.units import parse_duration, parse_rate
 from headgate.workload import generators
-from headgate.workload.arrivals import DEFAULT_NAME, Arrivals
+from headgate.workload.arrivals import ARRIVALS_MAX, DEFAULT_NAME, Arrivals, check_positive
 from headgate.workload.closed_loop import ClosedLoop, ConcurrencyStep
 from headgate.workload.transforms import named
 
+CLIENTS_MAX: Final = 1_000_000  # in one closed loop; more is surely a slip
 Value = TypeVar("Value")
 
 
@@ -35,7 +36,13 @@ def parse_arrivals(spec: str, *, duration_ns: int, seed: int) -> Arrivals | Clos
     names, build = _KINDS[kind]
     values = _values(kind, text, (*names, "pipeline", "client"))
     labels = values.get("pipeline", DEFAULT_NAME), values.get("client", DEFAULT_NAME)
-    arrivals = build(_Parameters(kind, values, duration_ns, seed))
+    try:
+        arrivals = build(_Parameters(kind, values, duration_ns, seed))
+    except ConfigError as error:
+        if error.key not in values:
+            raise
+        key, value = f"{kind}.{error.key}", values[error.key]  # as it is written
+        raise ConfigError(error.problem, key=key, value=value, allowed=error.allowed) from None
     if isinstance(arrivals, ClosedLoop):
         return replace(arrivals, pipeline=labels[0], client=labels[1])
     return named(arrivals, *labels)
@@ -89,9 +96,20 @@ def _number(text: str, key: str) -> float:
         raise ConfigError("is not a number", key=key, value=text) from None
 
 
-def _count(text: str, key: str) -> int:
+def _clients_number(text: str, key: str) -> int:
+    return _whole(text, key, 0, CLIENTS_MAX)
+
+
+def _requests_number(text: str, key: str) -> int:
+    return _whole(text, key, 1, ARRIVALS_MAX)
+
+
+def _whole(text: str, key: str, least: int, most: int) -> int:
     if not text.isdecimal():
         raise ConfigError("is not a whole number", key=key, value=text)
+    if len(text) > 20 or not least <= int(text) <= most:  # Python refuses to read endless digits
+        allowed = f"{least} to {most:,}"
+        raise ConfigError("is out of range", key=key, value=text, allowed=allowed)
     return int(text)
 
 
@@ -119,13 +137,18 @@ def _stepped(given: _Parameters) -> Arrivals:
 
 
 def _closed(given: _Parameters) -> ClosedLoop:
-    clients = given.several("clients", _count)
-    every_ns = given.one("every", _duration) if len(clients) > 1 else 0
+    clients = given.several("clients", _clients_number)
+    every_ns = 0
+    if len(clients) > 1:
+        every_ns = given.one("every", _duration)
+        check_positive("every", every_ns)
     return ClosedLoop(
         tuple(ConcurrencyStep(step * every_ns, number) for step, number in enumerate(clients)),
         given.duration_ns,
         think_ns=given.one("think", _duration, "0s"),
-        requests_max=given.one("requests", _count) if "requests" in given.values else None,
+        requests_max=given.one("requests", _requests_number)
+        if "requests" in given.values
+        else None,
     )
 
 

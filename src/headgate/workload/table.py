@@ -180,4 +180,7 @@ def _parse_date(text: str) -> int:
     date = date if date.tzinfo else date.replace(tzinfo=UTC)
     if date < _EPOCH:
         raise ValueError("must not be before 1970")
-    return (date - _EPOCH) // timedelta(microseconds=1) * 1000
+    instant_ns = (date - _EPOCH) // timedelta(microseconds=1) * 1000
+    if instant_ns >= NEVER_NS:
+        raise ValueError("is more than 292 years after 1970")
+    return instant_ns

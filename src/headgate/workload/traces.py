@@ -32,7 +32,18 @@ def read_trace(
         allowed = ", ".join(("auto", *known))
         raise ConfigError("unknown layout", key="layout", value=layout, allowed=allowed)
     reader = recognise(path, read_header(path)) if layout == "auto" else known[layout]
-    return reader.read(path, ReadOptions(step_ns, seed, spread, draw, sort, time_column))
+    try:
+        return reader.read(path, ReadOptions(step_ns, seed, spread, draw, sort, time_column))
+    except ConfigError as error:
+        if error.where is not None:
+            raise
+        raise ConfigError(
+            error.problem,
+            where=str(path),
+            key=error.key,
+            value=error.value,
+            allowed=error.allowed,
+        ) from None
 
 
 def find_trace(name: str, directory: Path | None = None) -> Path:

@@ -9,6 +9,13 @@ from pathlib import Path
 import pytest
 from cli_rig import APP, EXAMPLES, KAAS, headgate, write
 
+ONE = """
+functions: {resnet: {exec: 5ms}}
+slo: {latency: 1s}
+pools: {gpu: {nodes: 1}}
+policy: balance
+"""
+
 
 def complaint(*arguments: object) -> str:
     """Run a command that must be refused, and return the one line it says."""
@@ -101,6 +108,40 @@ def test_arrivals_of_the_file(tmp_path: Path) -> None:
         assert complaint(command, app).startswith(said)
 
 
+def test_names_that_are_written_must_exist_even_where_there_is_only_one(tmp_path: Path) -> None:
+    """A trace may call an only pipeline what it likes; whoever types a name means it."""
+    app = write(tmp_path / "app.yaml", ONE)
+    for kind in ("poisson:rate=5/s", "closed:clients=1"):
+        for noun, known in (("pipeline", "resnet"), ("client", "client")):
+            spec = f"{kind},{noun}=zz"
+            said = f"{noun}: 'zz': unknown {noun} (allowed: {known})"
+            assert complaint("simulate", app, "--arrivals", spec) == f"--arrivals {spec}: {said}"
+        assert headgate("simulate", app, "--duration", "1", "--arrivals", kind).code == 0
+    trace = write(tmp_path / "trace.csv", "time,pipeline\n1.0,zz\n")
+    assert headgate("simulate", app, "--trace", trace).code == 0
+
+
+@pytest.mark.parametrize("name", ["pipeline=resnet", "client=zz"])
+def test_a_stream_that_contradicts_itself(tmp_path: Path, name: str) -> None:
+    stream = f"workload: {{arrivals: [{{pipeline: bert, spec: 'poisson:rate=5/s,{name}'}}]}}"
+    app = write(tmp_path / "app.yaml", f"{APP}{stream}\n")
+    noun, _, said = name.partition("=")
+    where = f"{app}: workload.arrivals[0].spec: {noun}: '{said}'"
+    assert complaint("simulate", app).startswith(f"{where}: the {noun} of the stream is another")
+
+
+def test_a_log_does_not_go_over_what_is_read(tmp_path: Path) -> None:
+    """Nor by another name for it."""
+    app = write(tmp_path / "app.yaml", APP)
+    trace = write(tmp_path / "trace.csv", "time,pipeline\n1.0,resnet\n")
+    (tmp_path / "link").symlink_to(trace)
+    for log in (app, trace, tmp_path / "link"):
+        line = complaint("simulate", app, "--trace", trace, "--log", log)
+        assert line.startswith(f"--log: '{log}': would be written over")
+    assert Path(trace).read_text(encoding="utf-8").startswith("time")
+    assert Path(app).read_text(encoding="utf-8") == APP
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -120,6 +161,9 @@ def test_arrivals_of_the_file(tmp_path: Path) -> None:
         (["--seed", "-1"], "simulate: Invalid value for '--seed': -1"),
         (["--log", "/nosuch/run.log"], "--log: '/nosuch/run.log': cannot be written"),
         (["--report", f"{KAAS}/report"], f"--report: '{KAAS}/report': cannot be written"),
+        (["--log", ""], "simulate: Invalid value for '--log': the name is empty."),
+        (["--report", ""], "simulate: Invalid value for '--report': the name is empty."),
+        (["--set", "batch_max=1e308"], "--set: policy.batch_max: is not a finite number"),
         (["--nosuch"], "simulate: No such option"),
         (["more"], "simulate: Got unexpected extra argument"),
     ],
@@ -176,3 +220,10 @@ def test_a_policy_that_cannot_take_the_application() -> None:
     app = str(EXAMPLES / "burst.yaml")
     line = complaint("simulate", app, "--policy", "balance")
     assert line.startswith(f"{app}: pools.lambda: policy balance does not take serverless pools")
+
+
+def test_check_says_what_simulate_would(tmp_path: Path) -> None:
+    """Of a policy that the file names; where no policy can take it, the file is still in order."""
+    text = (EXAMPLES / "burst.yaml").read_text(encoding="utf-8")
+    app = write(tmp_path / "app.yaml", f"{text}policy: balance\n")
+    assert complaint("check", app) == complaint("simulate", app)

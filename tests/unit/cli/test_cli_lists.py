@@ -90,6 +90,16 @@ def test_the_version_is_that_of_the_package() -> None:
     assert headgate("--version").out == f"headgate {package.__version__}\n"
 
 
+def test_check_says_that_no_policy_can_run_it() -> None:
+    ended = headgate("check", EXAMPLES / "burst.yaml")
+    assert ended.code == 0
+    assert "no policy of this release can run this application" in ended.out
+
+
+def test_the_schema_is_json_whether_or_not_that_is_asked() -> None:
+    assert headgate("schema", "--json").json == headgate("schema").json
+
+
 def test_check_finds_a_trace_where_it_is_told(tmp_path: Path) -> None:
     write(tmp_path / "t.csv", "time\n0.5\n")
     stream = "workload: {arrivals: [{pipeline: bert, spec: 'trace:t'}]}\n"

@@ -8,6 +8,7 @@ from math import nan
 import pytest
 
 from headgate.app import declare
+from headgate.cli.options import duration_ns, setting
 from headgate.cli.rows import rows_table
 from headgate.cli.runs import truth_of
 from headgate.cli.spread import spread_json
@@ -57,3 +58,11 @@ def test_a_mean_over_seeds_leaves_out_what_is_not_a_number() -> None:
         "mean": busy.p99_ms,
         "half_interval": pytest.approx(nan, nan_ok=True),
     }
+
+
+def test_numbers_with_exponents_are_numbers() -> None:
+    """To YAML 1.1, 1e308 is text; what is quoted stays text."""
+    assert duration_ns("1e3") == duration_ns("1000s") == duration_ns("+1000.0")
+    assert setting("x=1e308") == ("x", 1e308)
+    assert setting("x='1e3'") == ("x", "1e3")
+    assert setting("x=e3") == ("x", "e3")

@@ -75,6 +75,31 @@ def test_whoever_reads_may_leave() -> None:
     assert running.returncode == 141
 
 
+@pytest.mark.parametrize("arguments", ["schema", "--help", f"check {KAAS}"])
+def test_output_that_cannot_be_written_is_one_line(arguments: str) -> None:
+    for target, reason in ((">/dev/full", "No space left on device"), (">&-", "it is closed")):
+        ended = subprocess.run(
+            f"{' '.join(COMMAND)} {arguments} {target}",
+            shell=True,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+            check=False,
+        )
+        said = f"headgate: error: the output cannot be written: {reason}\n"
+        assert (ended.returncode, ended.stderr) == (2, said)
+
+
+def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def want_too_much(reference: str) -> None:
+        raise MemoryError(reference)
+
+    monkeypatch.setattr("headgate.cli.commands.check.load_app", want_too_much)
+    ended = headgate("check", KAAS)
+    assert ended.code == 2
+    assert ended.err == "headgate: error: this needs more memory than there is\n"
+
+
 def test_colour_is_for_terminals_that_want_it() -> None:
     assert "\x1b[" in on_a_terminal("check", KAAS)
     assert "\x1b[" not in on_a_terminal("check", KAAS, NO_COLOR="1")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from cli_rig import EXAMPLES, KAAS, headgate
 
+from headgate.cli.application import load_app
+from headgate.cli.chosen import choose
+from headgate.cli.log_observer import logging_to
 from headgate.policies import policy_names
 
 
@@ -27,7 +31,7 @@ def change(log: Path, kind: str, edit: list[object]) -> int:
         entry = json.loads(line)
         if entry[2][0] == kind:
             entry[2][1 : 1 + len(edit)] = edit
-            lines[number] = json.dumps(entry)
+            lines[number] = json.dumps(entry, separators=(",", ":"))
             log.write_text("\n".join(lines) + "\n")
             return int(entry[0])
     raise AssertionError(f"there is no {kind}")
@@ -56,19 +60,72 @@ def test_a_log_that_was_changed(log: Path) -> None:
 
 
 def test_an_event_that_cannot_have_happened(log: Path) -> None:
-    change(log, "BatchFinished", [999_999])
+    seq = change(log, "BatchFinished", [999_999])
     ended = headgate("replay", log)
-    assert ended.code == 1
-    assert "the Scheduler refuses an event" in ended.out
-    assert "999999" in ended.out
+    assert (ended.code, ended.out) == (2, "")
+    said = f"{log}:{seq + 2}: the Scheduler refuses it: batch 999999 was never sent"
+    assert ended.err == f"headgate: error: {said}\n"
 
 
-def test_a_log_cut_off_by_a_crash(log: Path) -> None:
-    log.write_text(log.read_text()[:-20])
+@pytest.mark.parametrize("options", [(), ("--story", 0)])
+def test_a_field_of_a_wrong_type(log: Path, options: tuple[object, ...]) -> None:
+    seq = change(log, "BatchFinished", ["ten"])
+    ended = headgate("replay", log, *options)
+    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
+    assert f"{log}:{seq + 2}: " in ended.err
+    assert "wrong type" in ended.err
+
+
+@pytest.mark.parametrize("cut", ["a line", "a part of a line"])
+def test_a_log_that_was_cut_short(log: Path, cut: str) -> None:
+    """As a crash leaves it: what is there is replayed, and it is said that more is missing."""
+    assert headgate("replay", log, "--json").json["complete"] is True
+    assert "end mark" not in headgate("replay", log).out
+    lines = log.read_text().splitlines(keepends=True)
+    rest = lines[-2][:20] if cut == "a part of a line" else ""
+    log.write_text("".join(lines[:-2]) + rest)
+    events = len(lines) - 3
+    note = f"the log ends without its end mark after {events} events: it was cut short"
     ended = headgate("replay", log)
     assert ended.code == 0
-    assert "cut off" in ended.out
-    assert headgate("replay", log, "--json").json["is_truncated"] is True
+    assert note in ended.out
+    assert note in headgate("replay", log, "--story", 0).out
+    found = headgate("replay", log, "--json").json
+    assert (found["complete"], found["is_identical"], found["events"]) == (False, True, events)
+
+
+def test_an_entry_was_taken_out(log: Path) -> None:
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(lines[:5] + lines[6:]))
+    ended = headgate("replay", log)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == f"headgate: error: {log}:6: 5: entry 4 is missing before it\n"
+
+
+def test_a_run_that_breaks_leaves_a_log_without_its_end_mark(tmp_path: Path) -> None:
+    log, loaded = tmp_path / "run.log", load_app(KAAS)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        logging_to(log, loaded, choose(loaded, KAAS, None, {}), 0),
+    ):
+        raise KeyboardInterrupt
+    assert headgate("replay", log, "--json").json["complete"] is False
+
+
+def test_the_help_says_what_is_not_detected() -> None:
+    told = " ".join(headgate("replay", "--help").out.split())
+    assert "compared are decisions: this is no seal against edits of a log that change none" in told
+
+
+def test_a_story_with_numbers_that_nothing_has(log: Path) -> None:
+    """A story decides nothing, so it is told of a log that no Scheduler would take."""
+    change(log, "RequestArrived", [0, 55, -1])
+    text = log.read_text()
+    assert '["Dispatch",0,' in text
+    log.write_text(re.sub(r'\["Dispatch",0,\d+', '["Dispatch",0,77', text))
+    told = headgate("replay", log, "--story", 0).out
+    assert "request 0 arrived: 55, from -1" in told
+    assert "dispatch batch 0 of 77 to " in told
 
 
 def test_the_story_of_a_request(log: Path) -> None:

@@ -40,17 +40,20 @@ def write(path: Path, entries: list[LogEntry]) -> None:
         writer = LogWriter(stream, HEADER)
         for entry in entries:
             writer.write(entry.seq, entry.now_ns, entry.event, entry.actions)
+        writer.close()
 
 
 def plain(entry: LogEntry) -> object:
     return (entry.seq, entry.now_ns, to_wire(entry.event), [to_wire(a) for a in entry.actions])
 
 
-def test_one_line_per_event_after_the_header() -> None:
+def test_one_line_per_event_between_the_header_and_the_end_mark() -> None:
     stream = io.StringIO()
     writer = LogWriter(stream, HEADER)
     writer.write(0, 5, NodeJoined(3, 0, "n3"), [])
-    assert stream.getvalue() == HEADER_LINE + '[0,5,["NodeJoined",3,0,"n3"],[]]\n'
+    writer.close()
+    lines = '[0,5,["NodeJoined",3,0,"n3"],[]]\n[1,5,["end"],[]]\n'
+    assert stream.getvalue() == HEADER_LINE + lines
 
 
 @pytest.mark.parametrize("name", ["run.log", "run.log.gz"])
@@ -59,7 +62,7 @@ def test_what_is_written_is_read(tmp_path: Path, entries: list[LogEntry], name: 
     header, reader = read_log(tmp_path / name)
     assert header == HEADER
     assert [plain(entry) for entry in reader] == [plain(entry) for entry in entries]
-    assert not reader.is_truncated
+    assert (reader.is_complete, reader.events) == (True, len(entries))
 
 
 def test_a_compressed_log_is_the_same_bytes_every_time(
@@ -78,21 +81,72 @@ def test_a_line_cut_off_by_a_crash_ends_the_log_and_is_reported(
 ) -> None:
     path = tmp_path / name
     write(path, entries)
-    path.write_bytes(path.read_bytes()[:-12])
+    path.write_bytes(path.read_bytes()[:-24])
     _, reader = read_log(path)
     seen = [entry.seq for entry in reader]
     assert seen == list(range(len(seen)))
-    assert reader.is_truncated
+    assert (reader.is_complete, reader.events) == (False, len(seen))
     if path.suffix != ".gz":
         assert len(seen) == len(entries) - 1
 
 
+@pytest.mark.parametrize("lines", [1, 2, 3])
+def test_a_log_cut_between_two_lines_has_no_end_mark(
+    tmp_path: Path, entries: list[LogEntry], lines: int
+) -> None:
+    path = tmp_path / "run.log"
+    write(path, entries)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-lines]))
+    _, reader = read_log(path)
+    assert len(list(reader)) == reader.events == len(entries) + 1 - lines
+    assert not reader.is_complete
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_a_missing_entry_is_named(tmp_path: Path, entries: list[LogEntry], missing: int) -> None:
+    path = tmp_path / "run.log"
+    write(path, [entry for entry in entries if entry.seq != missing])
+    _, reader = read_log(path)
+    problem = f"run.log:{missing + 2}: {missing + 1}: entry {missing} is missing before it"
+    with pytest.raises(ConfigError, match=problem):
+        list(reader)
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    ("end", "problem"),
+    [
+        ('[2,5,["end"],[]]\n', "run.log:3: 2: entry 1 is missing before it"),
+        ('[0,5,["end"],[]]\n', "run.log:3: .*is out of order"),
+        ('[1,5,["end",1],[]]\n', "run.log:3: .*neither an event nor an action"),
+        ('[1,5,["end"],[]]\n[2,5,["end"],[]]\n', "run.log:4: follows the end mark"),
+    ],
+)
+def test_an_end_mark_counts_and_ends(tmp_path: Path, end: str, problem: str) -> None:
+    """The last entry may be missing too, and then only the mark can tell."""
+    path = tmp_path / "run.log"
+    path.write_text(HEADER_LINE + GOOD_LINE + end)
+    _, reader = read_log(path)
+    with pytest.raises(ConfigError, match=problem):
+        list(reader)
+    reader.close()
+
+
 def test_a_missing_newline_at_the_very_end_is_no_harm(tmp_path: Path) -> None:
     path = tmp_path / "run.log"
-    path.write_text(HEADER_LINE + GOOD_LINE.rstrip())
+    path.write_text(HEADER_LINE + GOOD_LINE + '[1,5,["end"],[]]')
     _, reader = read_log(path)
     assert len(list(reader)) == 1
-    assert not reader.is_truncated
+    assert reader.is_complete
+
+
+def test_a_whole_but_wrong_last_line_was_not_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    path.write_text(HEADER_LINE + '[0,5,["Nothing"],[]]')
+    _, reader = read_log(path)
+    with pytest.raises(ConfigError, match=r"run\.log:2: .*neither an event"):
+        list(reader)
+    reader.close()
 
 
 @pytest.mark.parametrize(
@@ -103,6 +157,8 @@ def test_a_missing_newline_at_the_very_end_is_no_harm(tmp_path: Path) -> None:
         ("", "is not JSON"),
         ("{}", "is not an entry"),
         ("[0,5]", "is not an entry"),
+        ("[" * 100_000, "is not JSON"),
+        ('[false,5,["NodeLost",3],[]]', "is not an entry"),
         ('["0",5,["NodeLost",3],[]]', "is not an entry"),
         ('[0,5,["NodeLost",3],7]', "is not an entry"),
         ('[0,5,["Nothing"],[]]', "neither an event nor an action"),

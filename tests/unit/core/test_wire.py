@@ -8,12 +8,14 @@ import json
 import pytest
 
 from headgate.core import actions, events
+from headgate.core import wire as wire_module
 from headgate.core.actions import Action, Dispatch
 from headgate.core.errors import ConfigError
 from headgate.core.events import BatchRefused, Event, RequestArrived
 from headgate.core.wire import from_wire, to_wire
 
 CLASSES = [*Event.__subclasses__(), *Action.__subclasses__()]
+IS_COMPILED = not str(events.__file__).endswith(".py")
 
 
 def made_up(cls: type) -> list[object]:
@@ -49,6 +51,79 @@ def test_what_a_constructor_wants_as_a_tuple_it_gets_as_a_tuple(cls: type) -> No
             assert isinstance(getattr(thing, name), tuple)
         elif kind.startswith("list"):
             assert isinstance(getattr(thing, name), list)
+
+
+def test_every_annotation_is_one_that_is_checked() -> None:
+    """A field of a new type would go unchecked. (Compiled, there are no annotations.)"""
+    kinds = {
+        parameter.annotation
+        for cls in CLASSES
+        for parameter in inspect.signature(cls).parameters.values()
+    }
+    known = {"int", "int | None", "str", "list[int]", "tuple[int, ...]", "TimerKey"}
+    assert kinds in (known, {inspect.Parameter.empty})
+
+
+@pytest.mark.skipif(IS_COMPILED, reason="native constructors check, less strictly")
+@pytest.mark.parametrize("wrong", [None, True, 1.5, {}, [None], ["t", True], 2**63])
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_no_field_takes_a_value_of_another_type(cls: type, wrong: object) -> None:
+    for place, (name, parameter) in enumerate(inspect.signature(cls).parameters.items(), start=1):
+        wire = made_up(cls)
+        wire[place] = wrong
+        if wrong is None and parameter.annotation == "int | None":
+            assert getattr(from_wire(wire), name) is None
+            continue
+        with pytest.raises(ConfigError, match=rf"^a.log:7: {cls.__name__}.{name}: .*wrong type"):
+            from_wire(wire, where="a.log:7")
+
+
+@pytest.mark.skipif(IS_COMPILED, reason="native constructors check, less strictly")
+@pytest.mark.parametrize(
+    ("wire", "message"),
+    [
+        (
+            ["BatchFinished", None, []],
+            "BatchFinished.batch_id: null is a wrong type (allowed: an integer of 64 bits)",
+        ),
+        (
+            ["BatchFinished", 1, [2, "3"]],
+            "BatchFinished.unsure: [2, '3']: is of a wrong type (allowed: a list of integers)",
+        ),
+        (
+            ["TimerFired", ["plan", 0, 1]],
+            "TimerFired.key: ['plan', 0, 1]: is of a wrong type (allowed: [string, integer])",
+        ),
+    ],
+)
+def test_a_wrong_type_is_said_with_field_value_and_what_is_allowed(
+    wire: object, message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_wire(wire, where="a.log:7")
+    assert str(caught.value) == f"a.log:7: {message}"
+
+
+def test_where_there_are_no_annotations_the_constructor_decides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a compiled build: what it does not check is what lists hold, and how long integers are.
+
+    Interpreted, the constructor decides nothing, so a missing integer comes through.
+    """
+    kinds = {
+        (cls.__name__, name): wire_module._kind(parameter.replace(annotation=parameter.empty))
+        for cls in CLASSES
+        for name, parameter in inspect.signature(cls).parameters.items()
+    }
+    monkeypatch.setattr(wire_module, "_KINDS", kinds)
+    for cls in CLASSES:
+        assert to_wire(from_wire(made_up(cls))) == made_up(cls)
+    if not IS_COMPILED:
+        assert to_wire(from_wire(["BatchLost", None])) == ["BatchLost", None]
+    for wrong in (["TimerFired", 7], ["BatchFinished", 1, [None]], ["BatchLost", 2**63]):
+        with pytest.raises(ConfigError, match="a wrong type"):
+            from_wire(wrong)
 
 
 def test_the_vocabulary_is_everything_in_both_modules_and_no_name_is_used_twice() -> None:

@@ -84,7 +84,13 @@ def test_names_can_be_given_to_any_kind() -> None:
         ("mmpp:rates=5/s+6/s,stay=1s", "one stay for each of 2 rates"),
         ("closed:clients=2.5", "closed.clients: '2.5': is not a whole number"),
         ("closed:clients=2+3", "closed.every: is missing"),
-        ("closed:clients=2+3,every=0s", "each after the one before"),
+        ("closed:clients=2+3,every=0s", "^closed.every: '0s': must be positive .*more than 0"),
+        ("closed:clients=1000001", "^closed.clients: '1000001': .*allowed: 0 to 1,000,000"),
+        ("closed:clients=" + "9" * 5_000, "is out of range"),
+        ("closed:clients=2,requests=0", "^closed.requests: '0': .*allowed: 1 to "),
+        ("mmpp:rates=5/s+6/s,stay=0s+1s", r"^mmpp.stay: '0s\+1s': must be positive"),
+        ("poisson:rate=0/s", "^poisson.rate: '0/s': must be positive .*more than 0"),
+        ("gamma:rate=5/s,cv=0", "^gamma.cv: '0': is out of range"),
     ],
 )
 def test_a_bad_specification_is_refused(spec: str, message: str) -> None:

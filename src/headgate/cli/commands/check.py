@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import click
 from rich.text import Text
@@ -10,7 +11,7 @@ from rich.text import Text
 from headgate.app import LoadedApp, make_config
 from headgate.cli.application import load_app
 from headgate.cli.chosen import known_policy
-from headgate.cli.fit import policies_for
+from headgate.cli.fit import check_fit, policies_for
 from headgate.cli.options import app_argument, json_option, traces_option
 from headgate.cli.rows import rows_table
 from headgate.cli.screen import show, show_json
@@ -18,6 +19,8 @@ from headgate.cli.workload import WorkloadOptions, choose_workload
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import TIER_NAMES, App, Pipeline, Pool, Variant
 from headgate.core.units import format_duration, format_size
+
+_DEFAULT_POLICY: Final = "headgate"  # of a file that names none
 
 
 @click.command("check")
@@ -29,6 +32,8 @@ def command(app: str, traces: Path | None, as_json: bool) -> None:
     loaded = load_app(app)
     kind = known_policy(loaded.policy.name, app, "policy")
     make_config(kind.config, loaded.policy.settings, app)
+    if loaded.policy.name != _DEFAULT_POLICY:  # the file asks for it, so `simulate` would fail
+        check_fit(loaded.app, loaded.policy.name, kind, app)
     if loaded.workload.streams:  # over an instant, because only what they say matters
         choose_workload(loaded, app, WorkloadOptions(duration_ns=1, traces=traces), seed=0)
     if as_json:
@@ -52,11 +57,15 @@ def _show(name: str, loaded: LoadedApp) -> None:
     if streams:
         duration = format_duration(loaded.workload.duration_ns)
         show(rows_table(streams, f"Workload of {duration}"))
-    takers = ", ".join(policies_for(app)) or "none yet"
-    show(
-        Text(f"policy: {loaded.policy.name}; policies that can take this: {takers}"),
-        Text(f"{name} is in order", "green"),
-    )
+    show(Text(_who_takes(app, loaded.policy.name)), Text(f"{name} is in order", "green"))
+
+
+def _who_takes(app: App, policy: str) -> str:
+    takers = policies_for(app)
+    if not takers:
+        return "no policy of this release can run this application"
+    text = f"policy: {policy}; policies that can take this: {', '.join(takers)}"
+    return text if policy in takers else f"{text}; choose one with --policy"
 
 
 def _function(variant: Variant, app: App) -> dict[str, object]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -17,26 +16,11 @@ from headgate.cli.progress import Progress
 from headgate.cli.screen import show, show_json
 from headgate.core.clock import MILLISECOND_NS
 from headgate.core.errors import ConfigError, DriverError, PolicyError
-from headgate.core.log import Difference, LogHeader, LogReader, read_log, replay
+from headgate.core.log import LogHeader, LogReader, ReplayResult, read_log, replay
 from headgate.core.rng import stream
 from headgate.core.scheduler import Scheduler
 from headgate.core.story import story
 from headgate.core.wire import to_wire
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """How far a replay came, and what ended it if not the end of the log."""
-
-    events: int
-    actions: int
-    difference: Difference | None = None
-    refusal: str = ""  # what the Scheduler said about an event that it would not take
-
-    @property
-    def is_identical(self) -> bool:
-        """Whether every decision came out as it is logged."""
-        return self.difference is None and not self.refusal
 
 
 @click.command("replay")
@@ -48,7 +32,8 @@ class Verdict:
 def command(log: Path, as_json: bool, request_id: int | None) -> int:
     """Feed the events of LOG to a fresh Scheduler and compare every action.
 
-    Exits with 1 at the first difference. Logs come from headgate simulate --log.
+    Exits with 1 at the first difference. Logs come from headgate simulate --log. What is compared
+    are decisions: this is no seal against edits of a log that change none.
 
     \b
     headgate replay run.log
@@ -62,12 +47,12 @@ def command(log: Path, as_json: bool, request_id: int | None) -> int:
             return 0
         scheduler = _scheduler(header, loaded, f"{log}:1")
         with Progress(f"replaying {log.name}"):
-            verdict = _replay(entries, scheduler)
+            result = _replay(entries, scheduler)
     if as_json:
-        show_json(_to_json(log, header, entries, verdict))
+        show_json(_to_json(log, header, entries, result))
     else:
-        _show(log, header, entries, verdict)
-    return 0 if verdict.is_identical else 1
+        _show(log, header, entries, result)
+    return 0 if result.first_difference is None else 1
 
 
 def _scheduler(header: LogHeader, loaded: LoadedApp, where: str) -> Scheduler:
@@ -77,28 +62,27 @@ def _scheduler(header: LogHeader, loaded: LoadedApp, where: str) -> Scheduler:
     return Scheduler(loaded.app, kind, config, rng=rng, index=header.index, peers=header.peers)
 
 
-def _replay(entries: LogReader, scheduler: Scheduler) -> Verdict:
+def _replay(entries: LogReader, scheduler: Scheduler) -> ReplayResult:
     try:
-        result = replay(entries, scheduler)
+        return replay(entries, scheduler)
     except (DriverError, PolicyError) as error:
-        # No Scheduler of ours wrote this event after those before it: the log was tampered with.
-        return Verdict(0, 0, refusal=f"{entries.where}: {error}")
-    return Verdict(result.events, result.actions, result.first_difference)
+        # No Scheduler of ours wrote this event after those before it: the log is damaged.
+        raise ConfigError(f"the Scheduler refuses it: {error}", where=entries.where) from None
 
 
 def _to_json(
-    log: Path, header: LogHeader, entries: LogReader, verdict: Verdict
+    log: Path, header: LogHeader, entries: LogReader, result: ReplayResult
 ) -> dict[str, object]:
-    difference = verdict.difference
+    difference = result.first_difference
     return {
         "log": str(log),
         "policy": header.policy,
         "seed": header.seed,
-        "events": verdict.events,
-        "actions": verdict.actions,
-        "is_truncated": entries.is_truncated,
-        "is_identical": verdict.is_identical,
-        "refusal": verdict.refusal or None,
+        "events": result.events,
+        "actions": result.actions,
+        # Nothing is read beyond a difference, so there the end is unknown.
+        "complete": entries.is_complete if difference is None else None,
+        "is_identical": difference is None,
         "difference": None
         if difference is None
         else {
@@ -111,10 +95,8 @@ def _to_json(
     }
 
 
-def _show(log: Path, header: LogHeader, entries: LogReader, verdict: Verdict) -> None:
-    if entries.is_truncated:
-        show(Text("the log is cut off in its last line: everything before it counts", "yellow"))
-    difference = verdict.difference
+def _show(log: Path, header: LogHeader, entries: LogReader, result: ReplayResult) -> None:
+    difference = result.first_difference
     if difference is not None:
         at_ms = difference.now_ns / MILLISECOND_NS
         show(
@@ -124,11 +106,16 @@ def _show(log: Path, header: LogHeader, entries: LogReader, verdict: Verdict) ->
             Text(f"  logged   {difference.expected}"),
             Text(f"  decided  {difference.got}"),
         )
-    elif verdict.refusal:
-        show(Text(f"✗ the Scheduler refuses an event: {verdict.refusal}", "bold red"))
     else:
-        counts = f"{verdict.events:,} events, {verdict.actions:,} actions"
+        _show_end(entries)
+        counts = f"{result.events:,} events, {result.actions:,} actions"
         show(Text(f"✓ {log}: {counts} of {header.policy}, decided again and identical", "green"))
+
+
+def _show_end(entries: LogReader) -> None:
+    if not entries.is_complete:
+        end = f"the log ends without its end mark after {entries.events:,} events"
+        show(Text(f"{end}: it was cut short", "yellow"))
 
 
 def _tell(log: Path, loaded: LoadedApp, entries: LogReader, request_id: int, as_json: bool) -> None:
@@ -150,4 +137,5 @@ def _tell(log: Path, loaded: LoadedApp, entries: LogReader, request_id: int, as_
             ]
         )
     else:
+        _show_end(entries)
         show(*(Text(line) for line in narrator.tell(found)))

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from headgate.cli.files import make_directory, writing
-from headgate.cli.options import json_option
+from headgate.cli.options import OutputPath, json_option
 from headgate.cli.progress import Progress
 from headgate.cli.results import show_list, show_result
 from headgate.cli.screen import show_json
@@ -20,9 +20,7 @@ from headgate.experiments.experiment import Experiment, Result
 @click.option("is_all", "--all", is_flag=True, help="Run every experiment.")
 @click.option("--quick", is_flag=True, help="Fewer seeds and points: seconds, not minutes.")
 @json_option
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Write the figures there."
-)
+@click.option("--out", type=OutputPath(), metavar="DIR", help="Write the figures there.")
 def command(name: str | None, is_all: bool, quick: bool, as_json: bool, out: Path | None) -> int:
     """Run the experiment NAME; without a name, list them.
 

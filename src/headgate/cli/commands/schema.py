@@ -8,6 +8,7 @@ from headgate.app.schema import schema_text
 
 
 @click.command("schema")
+@click.option("--json", is_flag=True, expose_value=False, help="Print JSON, as it always does.")
 def command() -> None:
     """Print the JSON Schema of APP, for an editor that completes and checks.
 

@@ -10,10 +10,11 @@ from rich.text import Text
 
 from headgate.cli.application import load_app
 from headgate.cli.chosen import choose
-from headgate.cli.files import make_directory, writing
+from headgate.cli.files import check_not_read, make_directory, writing
 from headgate.cli.headline import Headline
 from headgate.cli.log_observer import logging_to
 from headgate.cli.options import (
+    OutputPath,
     app_argument,
     json_option,
     policy_option,
@@ -24,7 +25,7 @@ from headgate.cli.options import (
 )
 from headgate.cli.runs import Run, run
 from headgate.cli.screen import show, show_json
-from headgate.cli.workload import WorkloadOptions, choose_workload
+from headgate.cli.workload import WorkloadOptions, choose_workload, trace_files
 from headgate.metrics.columns import RunColumns
 from headgate.metrics.report import write_report
 from headgate.metrics.tables import group_table, resource_table
@@ -42,7 +43,7 @@ _RESOURCES_MAX: Final = 16  # more are in the JSON and in the report
 @report_option
 @click.option(
     "--log",
-    type=click.Path(path_type=Path),
+    type=OutputPath(),
     metavar="FILE",
     help="Write every event and action there, for headgate replay; .gz is compressed.",
 )
@@ -73,6 +74,7 @@ def command(
     chosen = choose(loaded, app, policy, dict(settings))
     options = WorkloadOptions(trace, arrivals, duration_ns, sort, traces)
     workload = choose_workload(loaded, app, options, seed)
+    check_not_read(log, "--log", [Path(app), *trace_files(loaded, options)])
     if report is not None:
         make_directory(report, "--report")
     with logging_to(log, loaded, chosen, seed) as observer:

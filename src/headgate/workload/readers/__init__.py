@@ -1,8 +1,9 @@
 """The layouts of traces, one file each. To add a layout, add a file here: it is found by itself.
 
-A layout has a `NAME`, a `sniff(columns)` that recognises its header (names in lower case), and a
-`read(path, options)`. One that recognises many files sets `GENERAL = True`, and is asked only when
-no other layout knows the header. File formats (CSV, gzip, Parquet) are not a layout's concern.
+A layout has a `NAME`, the columns it `NEEDS` in words, a `sniff(columns)` that recognises its
+header (names in lower case), and a `read(path, options)`. One that recognises many files sets
+`GENERAL = True`, and is asked only when no other layout knows the header. File formats (CSV, gzip,
+Parquet) are not a layout's concern.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class Layout(Protocol):
     """What each module of this package provides, besides an optional `GENERAL: bool`."""
 
     NAME: str
+    NEEDS: str
 
     def sniff(self, columns: Sequence[str]) -> bool:
         """Tell whether a file with this header has this layout."""
@@ -50,6 +52,9 @@ def recognise(path: Path, columns: Sequence[str]) -> Layout:
     if len(matches) == 1:
         return matches[0]
     header = ",".join(columns[:8]) + (",..." if len(columns) > 8 else "")
-    problem = "several layouts have" if matches else "no layout has"
-    names = ", ".join(layout.NAME for layout in matches) or ", ".join(known)
-    raise ConfigError(f"{problem} the columns {header}: name one", where=str(path), allowed=names)
+    if matches:
+        problem = f"several layouts have the columns {header}"
+        names = ", ".join(layout.NAME for layout in matches)
+        raise ConfigError(problem, where=str(path), allowed=f"those of one of {names}")
+    allowed = "; ".join(f"{layout.NAME}: {layout.NEEDS}" for layout in known.values())
+    raise ConfigError(f"no layout has the columns {header}", where=str(path), allowed=allowed)

@@ -26,6 +26,7 @@ from headgate.workload.table import first_of, index_names
 NAME: Final = "azure_functions_2019"
 
 _FUNCTIONS: Final = ("hashfunction", "func")
+NEEDS: Final = "HashOwner,HashApp,HashFunction,Trigger,1,... or func,Trigger,1,..."
 
 
 def sniff(columns: Sequence[str]) -> bool:
@@ -37,8 +38,7 @@ def read(path: Path, options: ReadOptions) -> Arrivals:
     """Read whole counts per function and minute (or per `step_ns`)."""
     header = read_header(path)
     if not sniff(header):
-        allowed = "HashOwner,HashApp,HashFunction,Trigger,1,... or func,Trigger,1,..."
-        raise ConfigError("has other columns", where=str(path), allowed=allowed)
+        raise ConfigError("has other columns", where=str(path), allowed=NEEDS)
     functions, owners, counts = _read_counts(path, header)
     step_ns = 60 * SECOND_NS if options.step_ns is None else options.step_ns
     edges_ns = step_edges(counts.shape[1], step_ns)

@@ -23,6 +23,7 @@ NAME: Final = "azure_functions_2021"
 
 _ORIGINAL: Final = ("app", "func", "end_timestamp", "duration")
 _SAMPLE: Final = ("arrival_s", "func_id", "duration")
+NEEDS: Final = f"{','.join(_ORIGINAL)} or {','.join(_SAMPLE)}"
 
 
 def sniff(columns: Sequence[str]) -> bool:
@@ -34,8 +35,7 @@ def read(path: Path, options: ReadOptions) -> Arrivals:
     """Read one arrival per call."""
     header = read_header(path)
     if not sniff(header):
-        allowed = f"{','.join(_ORIGINAL)} or {','.join(_SAMPLE)}"
-        raise ConfigError("has other columns", where=str(path), allowed=allowed)
+        raise ConfigError("has other columns", where=str(path), allowed=NEEDS)
     if "end_timestamp" not in header:
         return requests.read(path, options)
     table = read_table(path, _ORIGINAL)

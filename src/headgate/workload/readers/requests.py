@@ -28,6 +28,8 @@ _PIPELINES: Final = ("pipeline", "model", "func_id", "function", "func")
 _CLIENTS: Final = ("client", "client_id", "tenant", "user")
 _STEPS: Final = ("count", "rps", "rate")  # beside a time, they say it is the time of a step
 
+NEEDS: Final = f"one of {', '.join(_TIMES)}"
+
 
 def sniff(columns: Sequence[str]) -> bool:
     """Tell whether each row has a time of its own."""
@@ -58,5 +60,6 @@ def _check_order(table: Table, column: str, times_ns: Int64) -> None:
     if len(backwards):
         row = int(backwards[0]) + 1
         before = table.cells[column][row - 1]
-        problem = f"is earlier than the row before ({before}); to sort the rows, set sort=true"
+        hint = "to sort the rows, give --sort (in Python: sort=True)"
+        problem = f"is earlier than the row before ({before}); {hint}"
         raise table.error(row, column, problem)

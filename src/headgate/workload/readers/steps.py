@@ -23,6 +23,7 @@ NAME: Final = "steps"
 GENERAL: Final = True
 
 _COLUMNS: Final = ("count", "rps", "rate")
+NEEDS: Final = f"one of {', '.join(_COLUMNS)}"
 
 
 def sniff(columns: Sequence[str]) -> bool:
