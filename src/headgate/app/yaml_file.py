@@ -21,7 +21,11 @@ def read_yaml(path: str) -> object:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = path if mark is None else f"{path}:{mark.line + 1}:{mark.column + 1}"
-        raise ConfigError(_one_line(error.problem), where=where) from None
+        # PyYAML tells in two parts: what it was doing, and what went wrong. Some problems are
+        # only the second half of a sentence.
+        is_half = (error.problem or "").startswith("but ")
+        problem = f"{error.context}, {error.problem}" if is_half else error.problem
+        raise ConfigError(_one_line(problem), where=where) from None
     except RecursionError:
         raise ConfigError("is nested too deeply", where=path) from None
     except (yaml.YAMLError, ValueError) as error:

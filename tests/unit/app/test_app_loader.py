@@ -87,7 +87,10 @@ def test_python_and_yaml_declare_the_same(tmp_path: Path) -> None:
         ("functions: {a: {exec: 5ms}\npools: 3", "app.yaml:2:1: expected ',' or '}', but got"),
         ("pools:\n  gpu: {}\n  gpu: {}\n", "app.yaml:3:3: 'gpu' is there twice"),
         ("pools:\n\tgpu: {}\n", "app.yaml:2:1: found character '\\t' that cannot start any token"),
-        ("a: 1\n---\nb: 2\n", "app.yaml:2:1: but found another document"),
+        (
+            "a: 1\n---\nb: 2\n",
+            "app.yaml:2:1: expected a single document in the stream, but found another document",
+        ),
         ("a: !!python/name:os.system\n", "app.yaml:1:4: could not determine a constructor for the"),
         ("a: 2024-13-45\n", "app.yaml: month must be in 1..12"),
         (b"\xff\xfe\xff", "app.yaml: "),
