@@ -71,6 +71,9 @@ class Headgate(Policy):
         self._queues: list[list[Entry]] = [[] for _ in app.functions]
         self._ready_ns: dict[int, int] = {}  # by task id: since when it waits
         self._items = [0 for _ in app.functions]  # that wait
+        # By function: those that compete with it for nodes, itself among them.
+        pools = [{pool for v in f.variants for pool in v.pool_ids} for f in app.functions]
+        self._rivals = [[i for i, theirs in enumerate(pools) if theirs & own] for own in pools]
         self._client_items = [0 for _ in app.clients]
         self._weight_sum = sum(client.weight for client in app.clients)
         self._free_at_ns: dict[int, float] = {}  # by node id, as predicted
@@ -82,18 +85,30 @@ class Headgate(Policy):
     def on_arrival(self, request: Request) -> None:
         if request.deadline_ns == NEVER_NS:
             return
-        now_ns = self.view.now_ns
-        slots = sum(n.slots for n in self.view.nodes.values() if n.state == NodeState.UP)
-        if slots == 0:
-            return  # nobody knows what there will be
-        queue_ns = sum(self._backlog_ns(f) for f in range(len(self._queues))) / slots
-        wait_ns = max(queue_ns, self._soonest_ns() - now_ns)
+        stages = request.pipeline.stages
+        queue_ns = max(self._queue_ns(stage.function.id) for stage in stages)
+        wait_ns = max(queue_ns, self._soonest_ns(stages[0].function.id))
         latency_ns = wait_ns + self._critical_ns(request.pipeline, request.items)
-        allowed_ns = request.deadline_ns - now_ns
+        allowed_ns = request.deadline_ns - self.view.now_ns
         if latency_ns > allowed_ns:
             self.orders.reject(request, f"would be late: {latency_ns / 1e6:.1f} ms predicted")
         elif queue_ns > self._config.fair_share_from * allowed_ns and self._is_greedy(request):
             self.orders.reject(request, "more than its fair share is waiting already")
+
+    def _queue_ns(self, function_id: int) -> float:
+        """How long what waits for the nodes that can run a function will keep them busy."""
+        slots = sum(node.slots for node in self._homes(function_id))
+        if slots == 0:
+            return 0.0  # nobody knows what there will be
+        return sum(self._backlog_ns(rival) for rival in self._rivals[function_id]) / slots
+
+    def _homes(self, function_id: int) -> list[Node]:
+        """The nodes that are up and can run a function."""
+        return [
+            node
+            for node in self.view.nodes.values()
+            if node.state == NodeState.UP and node.variants[function_id] is not None
+        ]
 
     def _backlog_ns(self, function_id: int) -> float:
         """How long what waits of a function would keep one place busy, in full batches."""
@@ -104,11 +119,14 @@ class Headgate(Policy):
         size = min(items, variant.profile.items_max)
         return items / size * self._expected_ns(variant, size)
 
-    def _soonest_ns(self) -> float:
-        """When a node will next be free."""
-        if self.view.free_nodes or not self._free_at_ns:
-            return float(self.view.now_ns)
-        return min(self._free_at_ns.values())
+    def _soonest_ns(self, function_id: int) -> float:
+        """How long until a node that can run a function is free."""
+        now_ns = self.view.now_ns
+        free_at_ns = [
+            now_ns if node.id in self.view.free_nodes else self._free_at_ns.get(node.id, now_ns)
+            for node in self._homes(function_id)
+        ]
+        return max(0.0, min(free_at_ns, default=now_ns) - now_ns)
 
     def _critical_ns(self, pipeline: Pipeline, items: int) -> float:
         """Expected time of the longest path through the pipeline."""

@@ -185,6 +185,26 @@ def test_a_cold_start_is_paid_where_waiting_would_miss_the_deadline() -> None:
     assert sent(actions) == [([1], 1)]
 
 
+def test_only_what_competes_for_the_same_nodes_counts_as_the_queue() -> None:
+    """A long queue for the one CPU keeps nobody from the GPU; and the GPU does not help the CPU."""
+    slow = Function(0, "slow", (Variant(0, "slow", 0, (0,), TEN),))
+    fast = Function(1, "fast", (Variant(1, "fast", 1, (1,), TEN),))
+    slo = Slo(latency_ns=35 * MS)
+    app = App(
+        functions=(slow, fast),
+        pipelines=tuple(Pipeline(f.id, f.name, (Stage(f),), slo) for f in (slow, fast)),
+        pools=(Pool(0, "cpu"), Pool(1, "gpu", nodes=3)),
+    )
+    rig = Rig(TEN)
+    rig.scheduler = Scheduler(app, find_policy("headgate"), validate=True)
+    rig.at(0, NodeJoined(0, 0, "cpu"))
+    for node in (1, 2, 3):
+        rig.at(0, NodeJoined(node, 1, f"gpu{node}"))
+    asked = [outcomes(rig.ask(0, pipeline=0)) for _ in range(5)]
+    assert asked == [[], [], [], [], [Outcome.REJECTED]]
+    assert outcomes(rig.ask(0, pipeline=1)) == []
+
+
 def test_predictions_follow_what_is_observed() -> None:
     """Everything takes twice what the profile says: soon 15 ms are known not to be enough."""
     rig = Rig(TEN)
