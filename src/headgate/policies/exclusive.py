@@ -5,7 +5,7 @@ chapter 6), which is what a container per model amounts to: a queue per function
 served, on nodes that run nothing else, so each node pays one cold start. Nodes are shared out in
 proportion to request rate x time per request, counted afresh every `adapt_every` arrivals. A queue
 that is more than `steal_factor` times as full as another (waiting work per node; the thesis uses
-150 %) steals an idle node from it, unless that would only turn the tables. The thesis words the
+150 %) steals a node that becomes free from it, unless that would only turn the tables. The thesis words the
 direction backwards: the fuller queue must gain.
 
 Where there are more functions than nodes, one without a node takes the node of whichever function
@@ -147,10 +147,14 @@ class Exclusive(Policy):
         """Who may use a node of this owner's that has become free."""
         head = owner.head()
         for share in self._shares:
-            theirs = None if share.node_ids else share.head()
-            if theirs is not None and (
-                head is None or theirs.request.arrival_ns < head.request.arrival_ns
-            ):
+            theirs = share.head()
+            if theirs is None or share is owner or not self.view.can_take(node, share.function_id):
+                continue
+            if share.node_ids:
+                may_take = self._may_steal(share, owner)
+            else:
+                may_take = head is None or theirs.request.arrival_ns < head.request.arrival_ns
+            if may_take:
                 self._move(node.id, owner, share)
                 return share
         return owner
