@@ -5,8 +5,8 @@ chapter 6), which is what a container per model amounts to: a queue per function
 served, on nodes that run nothing else, so each node pays one cold start. Nodes are shared out in
 proportion to request rate x time per request, counted afresh every `adapt_every` arrivals. A queue
 that is more than `steal_factor` times as full as another (waiting work per node; the thesis uses
-150 %) steals a node that becomes free from it, unless that would only turn the tables. The thesis words the
-direction backwards: the fuller queue must gain.
+150 %) steals a node of its as that becomes free, unless that would only turn the tables. The thesis
+words the direction backwards: the fuller queue must gain.
 
 Where there are more functions than nodes, one without a node takes the node of whichever function
 has had its turn: its head has waited longer than theirs. Cost per decision: O(functions), and
