@@ -8,17 +8,16 @@ from headgate.app.entry import Entry
 from headgate.app.functions import build_functions
 from headgate.app.pipelines import build_pipelines
 from headgate.app.pools import build_pools
-from headgate.app.spec import AppSpec, ClientSpec, LimitsSpec
+from headgate.app.spec import AppSpec, ClientSpec, LimitsSpec, PoolSpec
 from headgate.core.errors import ConfigError
 from headgate.core.model import App, Client, Limits
 
 
 def build(spec: AppSpec, where: str) -> App:
     """Return the declared records; raise `ConfigError` if they do not fit together."""
-    for name in ("functions", "pools"):
-        if not getattr(spec, name):
-            raise ConfigError("is empty", where=where, key=name, allowed="at least one")
-    pools = build_pools(spec.pools, where)
+    if not spec.functions:
+        raise ConfigError("is empty", where=where, key="functions", allowed="at least one")
+    pools = build_pools(spec.pools or {"local": PoolSpec(tier="dedicated")}, where)
     functions = build_functions(spec.functions, pools, where)
     return App(
         functions=functions,

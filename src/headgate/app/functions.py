@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Final
 
 from headgate.app.entry import Entry
+from headgate.app.loaded import Source
 from headgate.app.spec import FunctionSpec, VariantSpec
 from headgate.core import units
 from headgate.core.errors import ConfigError
-from headgate.core.model import Function, Pool, Profile, Shape, Variant
+from headgate.core.model import WARM_EVERYWHERE, Function, Pool, Profile, Shape, Variant
+
+# Taken for granted until a worker has measured it, or where it cannot.
+UNKNOWN_EXEC_NS: Final = 10_000_000
 
 
 def build_functions(
@@ -24,9 +29,33 @@ def build_functions(
             _build_variant(variants_before + index, variant_name, id, variant, pools)
             for index, (variant_name, variant) in enumerate(_variants(name, entry))
         )
-        functions.append(Function(id, name, variants, is_idempotent=spec.idempotent))
+        warm = _warm(spec)
+        functions.append(Function(id, name, variants, is_idempotent=spec.idempotent, warm=warm))
         variants_before += len(variants)
     return tuple(functions)
+
+
+def find_sources(specs: Mapping[str, FunctionSpec]) -> tuple[Source | None, ...]:
+    """Return what there is to serve of each variant, in the order of their ids."""
+    variants = [v for spec in specs.values() for v in (spec.variants.values() or (spec,))]
+    return tuple(_source(variant) for variant in variants)
+
+
+def _source(spec: VariantSpec) -> Source | None:
+    if not _is_served(spec):
+        return None
+    return Source(spec.model, spec.code, spec.options, spec.batch, is_measured=spec.exec is None)
+
+
+def _is_served(spec: VariantSpec) -> bool:
+    return spec.model is not None or spec.code is not None
+
+
+def _warm(spec: FunctionSpec) -> int:
+    if spec.warm is not None:
+        return spec.warm
+    is_served = any(_is_served(variant) for variant in (spec.variants.values() or (spec,)))
+    return WARM_EVERYWHERE if is_served else 0
 
 
 def _variants(name: str, entry: Entry[FunctionSpec]) -> list[tuple[str, Entry[VariantSpec]]]:
@@ -75,6 +104,10 @@ def _build_variant(
 def _exec_ns(entry: Entry[VariantSpec]) -> tuple[int, ...]:
     """Return the time of a batch by its size."""
     written = entry.spec.exec
+    if entry.spec.model is not None and entry.spec.code is not None:
+        raise entry.error("code", "stands beside `model`", allowed="one of the two")
+    if written is None and _is_served(entry.spec):
+        return (UNKNOWN_EXEC_NS,) * entry.spec.batch
     if written is None or written == () or written == {}:
         raise entry.error("exec", "is missing", allowed="5ms, [5ms, 6ms], {1: 5ms, 8: 20ms}")
     if isinstance(written, str | int):

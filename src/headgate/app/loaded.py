@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from headgate.app.spec import ServeSpec
 from headgate.core.model import App, Client, Pipeline
 
 
@@ -13,6 +15,17 @@ class PolicyChoice:
 
     name: str
     settings: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a variant really is, where it can be served and not only simulated."""
+
+    model: str | None  # an ONNX file, or
+    code: str | None  # module:name
+    options: Mapping[str, object]  # keyword arguments of what `code` names
+    batch: int  # the largest to measure
+    is_measured: bool  # how long it takes was not declared: a worker finds out
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,4 +69,6 @@ class LoadedApp:
     policy: PolicyChoice
     workload: WorkloadChoice
     simulation: SimulationChoice
+    sources: tuple[Source | None, ...]  # by variant id
+    serve: ServeSpec
     spec: dict[str, object]

@@ -11,6 +11,7 @@ from msgspec import inspect
 from headgate.app.build import build
 from headgate.app.choices import choose_policy, choose_simulation, choose_workload
 from headgate.app.explain import check
+from headgate.app.functions import find_sources
 from headgate.app.loaded import LoadedApp
 from headgate.app.plain import plain
 from headgate.app.spec import AppSpec
@@ -62,6 +63,8 @@ def _from_data(data: object, where: str) -> LoadedApp:
         policy=choose_policy(spec.policy, where),
         workload=choose_workload(spec.workload, app, where),
         simulation=choose_simulation(spec.simulation, app, where),
+        sources=find_sources(spec.functions),
+        serve=spec.serve,
         spec=normalised,
     )
 

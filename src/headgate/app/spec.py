@@ -23,9 +23,14 @@ Price = Annotated[str, Meta(title="price", examples=["$1.20/h", "$0.20/1M"])]
 Percentage = Annotated[str | float, Meta(title="percentage", examples=["99%", 0.99])]
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 CountOrZero = Annotated[int, Meta(ge=0, le=1_000_000)]
+Port = Annotated[int, Meta(ge=0, le=65_535)]
 Cpus = Annotated[float, Meta(ge=0, le=1_000_000)]
 BatchSize = Annotated[
     str, Meta(title="batch size", pattern=r"^[1-9][0-9]{0,3}$(?!\n)", examples=["1", "8"])
+]
+HashedKey = Annotated[
+    str,
+    Meta(title="hashed key", pattern=r"^sha256:[0-9a-f]{64}$(?!\n)", examples=["sha256:..."]),
 ]
 Execution = Duration | tuple[Duration, ...] | dict[BatchSize, Duration]
 
@@ -63,8 +68,34 @@ class VariantSpec(Section, frozen=True):
     ] = None
 
 
+    # To serve it, and not only to simulate it:
+    model: Annotated[
+        str | None, Meta(description="An ONNX file, relative to the application file.")
+    ] = None
+    code: Annotated[
+        str | None,
+        Meta(description="A class or function of Python, module:name, found beside the file."),
+    ] = None
+    # `Any`: what a class of the user's takes is its own business.
+    options: Annotated[
+        dict[str, Any], Meta(description="Keyword arguments of the class that `code` names.")
+    ] = {}
+    batch: Annotated[
+        Annotated[int, Meta(ge=1, le=1_024)],
+        Meta(description="Largest batch in items, where `exec` is left to be measured."),
+    ] = 8
+
+
 class FunctionSpec(VariantSpec, frozen=True):
     """A model or a step: one build of it, or several under `variants`."""
+
+    warm: Annotated[
+        CountOrZero | None,
+        Meta(
+            description="Nodes that are to hold it before anybody asks for it. Default: every "
+            "node that has room for what is served, none for what is only simulated."
+        ),
+    ] = None
 
     idempotent: Annotated[
         bool, Meta(description="It may be run again when nobody knows whether it ran.")
@@ -165,7 +196,19 @@ class PoolSpec(Section, frozen=True):
 
 
 class ClientSpec(Section, frozen=True):
-    """Somebody who sends requests."""
+    """Somebody who sends requests: a tenant."""
+
+    key: Annotated[
+        HashedKey | None, Meta(description="The hash of its API key, as `headgate key` prints it.")
+    ] = None
+    rate: Annotated[
+        str | None,
+        Meta(title="rate", examples=["100/s"], description="Requests it may send. Default: any."),
+    ] = None
+    burst: Annotated[Count, Meta(description="Requests it may send at once within `rate`.")] = 100
+    concurrency: Annotated[
+        Count | None, Meta(description="Requests it may have open. Default: any number.")
+    ] = None
 
     weight: Annotated[
         float, Meta(gt=0, le=1_000_000, description="Share under policies that are fair.")
@@ -247,11 +290,49 @@ class SimulationSpec(Section, frozen=True):
     overheads: OverheadsSpec = OverheadsSpec()
 
 
+class ServeSpec(Section, frozen=True):
+    """What only `headgate serve` needs. Options of the command line go before these."""
+
+    host: Annotated[str, Meta(description="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[Port, Meta(description="For HTTP; 0 is any that is free.")] = 8080
+    grpc_port: Annotated[
+        Port | None, Meta(description="For gRPC. Default: none is served.")
+    ] = None
+    tls_certificate: Annotated[
+        str | None, Meta(description="File with the certificate chain (PEM).")
+    ] = None
+    tls_key: Annotated[str | None, Meta(description="File with its private key (PEM).")] = None
+    log: Annotated[str | None, Meta(description="File for the event log.")] = None
+    lame_duck: Annotated[
+        Duration, Meta(description="Told to end, it says it is not ready and serves for so long.")
+    ] = "5s"
+    drain: Annotated[
+        Duration, Meta(description="And then finishes what it has, for so long at most.")
+    ] = "20s"
+    timeout: Annotated[
+        Duration, Meta(description="The longest deadline that a client may ask for.")
+    ] = "60s"
+    hang: Annotated[
+        Duration, Meta(description="A batch that runs for so long has hung: its worker is ended.")
+    ] = "60s"
+    body: Annotated[Size, Meta(description="The largest request.")] = "64MiB"
+    connections: Annotated[Count, Meta(description="Open at once.")] = 4_096
+    shared_memory: Annotated[
+        Size, Meta(description="For tensors between gateway and worker, each way.")
+    ] = "64MiB"
+    overload_status: Annotated[
+        Literal[429, 503], Meta(description="Status of what is turned away under load.")
+    ] = 429
+
+
 class AppSpec(Section, frozen=True):
     """A Headgate application."""
 
     functions: Annotated[dict[Name, FunctionSpec], Meta(description="What can be run.")]
-    pools: Annotated[dict[Name, PoolSpec], Meta(description="Where it can run.")]
+    pools: Annotated[
+        dict[Name, PoolSpec],
+        Meta(description="Where it can run. Default: one dedicated node, called `local`."),
+    ] = {}
     pipelines: Annotated[
         dict[Name, PipelineSpec],
         Meta(description="What can be asked for. Default: each function by itself."),
@@ -268,5 +349,6 @@ class AppSpec(Section, frozen=True):
         str | dict[str, Any],
         Meta(description="Its name, or a map with `name` and the policy's settings."),
     ] = "headgate"
+    serve: ServeSpec = ServeSpec()
     workload: WorkloadSpec = WorkloadSpec()
     simulation: SimulationSpec = SimulationSpec()

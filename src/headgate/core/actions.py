@@ -153,14 +153,27 @@ class CancelTimer(Action):
 
 @final
 class Settle(Action):
-    """Answer the client: this is how its request ended. Exactly one per request."""
+    """Answer the client: this is how its request ended. Exactly one per request.
 
-    __slots__ = ("outcome", "reason", "request_id")
+    One that is turned away is told the latency it would have seen and when to come back, where the
+    policy knows.
+    """
 
-    def __init__(self, request_id: int, outcome: int, reason: str = "") -> None:
+    __slots__ = ("outcome", "predicted_ns", "reason", "request_id", "retry_ns")
+
+    def __init__(
+        self,
+        request_id: int,
+        outcome: int,
+        reason: str = "",
+        predicted_ns: int = 0,
+        retry_ns: int = 0,
+    ) -> None:
         self.request_id = request_id
         self.outcome = outcome
         self.reason = reason
+        self.predicted_ns = predicted_ns  # 0: nobody knows
+        self.retry_ns = retry_ns  # after so long; 0: nobody knows, or never
 
 
 # Actions that are carried out on a node, or by a pool when `node_id` is None.

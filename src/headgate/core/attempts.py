@@ -8,7 +8,6 @@ from headgate.core.errors import DriverError
 from headgate.core.events import REFUSAL_NAMES, BatchFinished, BatchRefused, Refusal
 from headgate.core.ledger import Ledger
 from headgate.core.lifecycle import BatchState, NodeState, RequestState, TaskState
-from headgate.core.outcome import Outcome
 from headgate.core.policy import Policy
 from headgate.core.records import Batch, Task
 from headgate.core.requests import Requests
@@ -38,8 +37,13 @@ class Attempts:
         self._ledger.take_back(batch, BatchState.FINISHED)
         if self._lost_after:
             self._ledger.cancel_timer(("lost", batch.id))
+        broken = event.broken
         for task in batch.tasks:
-            if task.state == TaskState.RUNNING:
+            if task.state != TaskState.RUNNING:
+                continue
+            if broken and task.id in broken:
+                self._requests.task_broke(task)
+            else:
                 self._requests.task_done(task, batch, event.unsure)
         policy = self._policy
         policy.on_batch_ended(batch, now_ns - batch.sent_ns)
@@ -121,13 +125,11 @@ class Attempts:
         """An attempt at this task came to nothing. Others may still be out, or want it no more."""
         if task.state != TaskState.RUNNING or task.attempts_out:
             return
-        request = task.request
         if not may_retry:
-            task.state = TaskState.DROPPED  # it is in no policy's queue: nobody need be told of it
-            self._requests.settle_early(request, Outcome.FAILED, reason)
+            self._requests.give_up_failed(task, reason)
             return
         task.state = TaskState.BLOCKED  # nobody's, while it is seen whether it is wanted
-        self._requests.give_up_if_overdue(request)
-        if request.state == RequestState.OPEN:
+        self._requests.give_up_if_overdue(task.request)
+        if task.request.state == RequestState.OPEN:
             task.state = TaskState.READY
             self._policy.on_task_returned(task)

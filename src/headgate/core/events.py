@@ -46,7 +46,15 @@ class Event:
 class RequestArrived(Event):
     """A client asked for a pipeline. Request ids of one Scheduler only grow."""
 
-    __slots__ = ("client", "deadline_ns", "items", "pipeline", "priority", "request_id")
+    __slots__ = (
+        "client",
+        "deadline_ns",
+        "gives_up",
+        "items",
+        "pipeline",
+        "priority",
+        "request_id",
+    )
     rank: ClassVar[int] = Rank.ARRIVAL
 
     def __init__(
@@ -57,6 +65,7 @@ class RequestArrived(Event):
         items: int = 1,
         priority: int = 0,
         deadline_ns: int = 0,
+        gives_up: bool = False,
     ) -> None:
         self.request_id = request_id
         self.pipeline = pipeline
@@ -64,6 +73,7 @@ class RequestArrived(Event):
         self.items = items
         self.priority = priority
         self.deadline_ns = deadline_ns  # 0: the pipeline's own objective decides
+        self.gives_up = gives_up  # nobody wants the answer after the deadline
 
 
 @final
@@ -93,13 +103,20 @@ class RequestCancelled(Event):
 
 @final
 class BatchFinished(Event):
-    """A batch ran to its end. `unsure` names the tasks whose answer a cascade should improve."""
+    """A batch ran to its end.
 
-    __slots__ = ("batch_id", "unsure")
+    `unsure` names the tasks whose answer a cascade should improve. `broken` names those that the
+    function itself could not do: they would break again, so they are not repeated.
+    """
 
-    def __init__(self, batch_id: int, unsure: tuple[int, ...] = ()) -> None:
+    __slots__ = ("batch_id", "broken", "unsure")
+
+    def __init__(
+        self, batch_id: int, unsure: tuple[int, ...] = (), broken: tuple[int, ...] = ()
+    ) -> None:
         self.batch_id = batch_id
         self.unsure = unsure
+        self.broken = broken
 
 
 @final

@@ -109,13 +109,20 @@ class Ledger:
 
     # --- requests ------------------------------------------------------------------------------
 
-    def settle(self, request: Request, outcome: int, reason: str = "") -> None:
+    def settle(
+        self,
+        request: Request,
+        outcome: int,
+        reason: str = "",
+        predicted_ns: int = 0,
+        retry_ns: int = 0,
+    ) -> None:
         """The request ends, once. Tasks that are left of it are dropped."""
         request.state = RequestState.SETTLED
         request.outcome = outcome
         del self.view.requests[request.id]
-        self.actions.append(Settle(request.id, outcome, reason))
-        if request.pipeline.slo.gives_up:
+        self.actions.append(Settle(request.id, outcome, reason, predicted_ns, retry_ns))
+        if request.gives_up:
             self.cancel_timer(("deadline", request.id))
         if request.tasks_left:
             self._drop_tasks(request)

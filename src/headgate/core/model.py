@@ -21,6 +21,7 @@ class Tier:
     REMOTE: Final = 3  # somebody else's endpoint
 
 
+WARM_EVERYWHERE: Final = 1_000_001  # more nodes than there can be
 TIER_NAMES: Final = ("dedicated", "gpu", "serverless", "remote")
 
 
@@ -99,6 +100,7 @@ class Function:
     name: str
     variants: tuple[Variant, ...]
     is_idempotent: bool = True  # may be run again when nobody knows whether it ran
+    warm: int = 0  # nodes that are to hold it before anybody asks
 
     @property
     def exec_ns(self) -> int:

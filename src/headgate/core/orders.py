@@ -194,13 +194,18 @@ class Orders:
 
     # --- requests ------------------------------------------------------------------------------
 
-    def reject(self, request: Request, reason: str) -> None:
-        """Turn a request away at admission: before any task of it was dispatched."""
+    def reject(
+        self, request: Request, reason: str, predicted_ns: int = 0, retry_ns: int = 0
+    ) -> None:
+        """Turn a request away at admission: before any task of it was dispatched.
+
+        Say, if known, what latency it would have had and after how long it had better come back.
+        """
         self._check_open(request)
         for task in request.tasks:
             if task.attempts_made or task.refusals:
                 raise PolicyError(f"request {request.id} has been admitted: expire it instead")
-        self._ledger.settle(request, Outcome.REJECTED, reason)
+        self._ledger.settle(request, Outcome.REJECTED, reason, predicted_ns, retry_ns)
 
     def expire(self, request: Request, reason: str) -> None:
         """Give up a request that was admitted and still waits."""

@@ -1,4 +1,4 @@
-"""The six ways a request can end. Every request ends in exactly one of them."""
+"""The six ways a request can end, every request in exactly one, and why some are turned away."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ class Outcome:
     EXPIRED: Final = 3  # admitted, then given up: pruned or timed out while it waited
     FAILED: Final = 4  # admitted, then broken: no attempt succeeded and none may be made
     CANCELLED: Final = 5  # withdrawn by its client
+
+
+class Rejection:
+    """Why a request is turned away: the words that clients, logs and metrics see."""
+
+    OVERLOADED: Final = "overloaded"  # it would be late behind what is here already
+    UNFAIR: Final = "over_fair_share"  # its client has more than its share here already
+    INFEASIBLE: Final = "infeasible"  # it would be late even alone: more capacity will not help
+    FULL: Final = "too_many_open"  # a bound of the Scheduler's
 
 
 OUTCOME_NAMES: Final = ("met", "late", "rejected", "expired", "failed", "cancelled")

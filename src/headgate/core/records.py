@@ -35,6 +35,7 @@ class Request:
         "arrival_ns",
         "client",
         "deadline_ns",
+        "gives_up",
         "id",
         "items",
         "outcome",
@@ -62,6 +63,7 @@ class Request:
         self.priority = priority  # smaller is more urgent
         self.arrival_ns = arrival_ns
         self.deadline_ns = deadline_ns
+        self.gives_up = False  # to be expired if it still waits at its deadline
         self.state: int = RequestState.OPEN
         self.outcome: int | None = None
         self.tasks: list[Task] = []

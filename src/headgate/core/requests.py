@@ -12,7 +12,7 @@ from headgate.core.errors import DriverError
 from headgate.core.events import RequestAnnounced, RequestArrived, RequestCancelled
 from headgate.core.ledger import Ledger
 from headgate.core.lifecycle import RequestState, TaskState
-from headgate.core.outcome import Outcome
+from headgate.core.outcome import Outcome, Rejection
 from headgate.core.policy import Policy
 from headgate.core.records import STAGES_MAX, Batch, Request, Task
 from headgate.core.view import View
@@ -48,13 +48,13 @@ class Requests:
         self._last_id = request_id
         request = self._new_request(now_ns, event)
         if len(view.requests) > self._open_max:
-            self._ledger.settle(request, Outcome.REJECTED, "too many open requests")
+            self._ledger.settle(request, Outcome.REJECTED, Rejection.FULL)
             return
         policy = self._policy
         policy.on_arrival(request)
         if request.state != RequestState.OPEN:
             return
-        if request.pipeline.slo.gives_up:
+        if request.gives_up:
             self._ledger.set_timer(("deadline", request_id), request.deadline_ns)
         for task in request.tasks:
             if task.waits_for == 0 and task.state == TaskState.BLOCKED:
@@ -70,6 +70,7 @@ class Requests:
         request = Request(
             request_id, pipeline, event.client, event.items, event.priority, now_ns, deadline_ns
         )
+        request.gives_up = event.gives_up or pipeline.slo.gives_up
         task_id = request_id * STAGES_MAX
         tasks = request.tasks
         for stage in pipeline.stages:
@@ -146,6 +147,11 @@ class Requests:
         else:
             self._wake_successors(task, is_unsure=False)
 
+    def task_broke(self, task: Task) -> None:
+        """The function could not do this one. A copy elsewhere may yet; else nothing will."""
+        if not task.attempts_out:
+            self.give_up_failed(task, f"{task.function.name}: it raised an error")
+
     # --- how requests end before they are done -------------------------------------------------
 
     def deadline_passed(self, request_id: int) -> None:
@@ -162,8 +168,13 @@ class Requests:
                     return
             self.settle_early(request, Outcome.EXPIRED, "deadline passed while waiting")
 
+    def give_up_failed(self, task: Task, reason: str) -> None:
+        """No attempt at this task has succeeded and none will be made."""
+        task.state = TaskState.DROPPED  # it is in no policy's queue: nobody need be told of it
+        self.settle_early(task.request, Outcome.FAILED, reason)
+
     def _is_overdue(self, request: Request) -> bool:
-        return request.pipeline.slo.gives_up and self._view.now_ns >= request.deadline_ns
+        return request.gives_up and self._view.now_ns >= request.deadline_ns
 
     def settle_early(self, request: Request, outcome: int, reason: str) -> None:
         """Settle a request that still has tasks to go, and tell the policy which it may forget."""

@@ -81,6 +81,8 @@ def _check(name: str, field: str, value: object, where: str | None) -> None:
         is_right = isinstance(value, float) or is_int(value)
     elif kind == "str":
         is_right = isinstance(value, str)
+    elif kind == "bool":
+        is_right = isinstance(value, bool)
     elif kind in ("list[int]", "tuple[int, ...]"):
         is_right = isinstance(value, list) and all(is_int(each) for each in value)
     elif kind == "TimerKey":
@@ -105,14 +107,18 @@ _ALLOWED: Final[Mapping[str, str]] = {
     "int | None": "an integer of 64 bits, or null",
     "float": "a number",
     "str": "a string",
+    "bool": "true or false",
     "list[int]": "a list of integers",
     "tuple[int, ...]": "a list of integers",
     "TimerKey": "[string, integer]",
 }
 # JSON knows lists only; these fields were tuples.
-_TUPLES: Final = frozenset(("key", "unsure"))
-# A compiled constructor checks that it is given a list, but not what is in it.
-_LISTS: Final[Mapping[str, str]] = {
+_TUPLES: Final = frozenset(("broken", "key", "unsure"))
+# A compiled constructor checks that it is given a list, but not what is in it; and for it, as for
+# Python, `True` is an integer.
+_STRICT: Final[Mapping[str, str]] = {
+    "broken": "tuple[int, ...]",
+    "gives_up": "bool",
     "key": "TimerKey",
     "task_ids": "list[int]",
     "unsure": "tuple[int, ...]",
@@ -132,7 +138,7 @@ def _kind(parameter: inspect.Parameter) -> str:
     """Its annotation as it is written, which is how it is kept; compiled, there is none."""
     if isinstance(parameter.annotation, str):
         return parameter.annotation
-    return _LISTS.get(parameter.name, "")
+    return _STRICT.get(parameter.name, "")
 
 
 _CLASSES: Final = _vocabulary()

@@ -32,6 +32,7 @@ from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
 from headgate.core.lifecycle import BatchState, NodeState, TaskState
 from headgate.core.model import Pipeline, Variant
+from headgate.core.outcome import Rejection
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind, Takes
 from headgate.core.records import Batch, Node, Request, Task
 from headgate.planning.demand import OfferedLoad
@@ -71,9 +72,12 @@ class Headgate(Policy):
         self._queues: list[list[Entry]] = [[] for _ in app.functions]
         self._ready_ns: dict[int, int] = {}  # by task id: since when it waits
         self._items = [0 for _ in app.functions]  # that wait
-        # By function: those that compete with it for nodes, itself among them.
+        # By function: the others that compete with it for nodes.
         pools = [{pool for v in f.variants for pool in v.pool_ids} for f in app.functions]
-        self._rivals = [[i for i, theirs in enumerate(pools) if theirs & own] for own in pools]
+        self._rivals = [
+            [rival for rival, theirs in enumerate(pools) if rival != id and theirs & own]
+            for id, own in enumerate(pools)
+        ]
         self._client_items = [0 for _ in app.clients]
         self._weight_sum = sum(client.weight for client in app.clients)
         self._free_at_ns: dict[int, float] = {}  # by node id, as predicted
@@ -86,21 +90,33 @@ class Headgate(Policy):
         if request.deadline_ns == NEVER_NS:
             return
         stages = request.pipeline.stages
-        queue_ns = max(self._queue_ns(stage.function.id) for stage in stages)
-        wait_ns = max(queue_ns, self._soonest_ns(stages[0].function.id))
-        latency_ns = wait_ns + self._critical_ns(request.pipeline, request.items)
         allowed_ns = request.deadline_ns - self.view.now_ns
+        alone_ns = _alone_ns(request.pipeline, request.items)
+        if alone_ns > allowed_ns:
+            self.orders.reject(request, Rejection.INFEASIBLE, alone_ns)
+            return
+        items = request.items
+        queue_ns = max(self._queue_ns(stage.function.id, items) for stage in stages)
+        wait_ns = queue_ns + self._soonest_ns(stages[0].function.id)
+        latency_ns = int(wait_ns + self._critical_ns(request.pipeline, items))
         if latency_ns > allowed_ns:
-            self.orders.reject(request, f"would be late: {latency_ns / 1e6:.1f} ms predicted")
+            late_ns = latency_ns - allowed_ns  # by then, so much of what waits is done
+            self.orders.reject(request, Rejection.OVERLOADED, latency_ns, late_ns)
         elif queue_ns > self._config.fair_share_from * allowed_ns and self._is_greedy(request):
-            self.orders.reject(request, "more than its fair share is waiting already")
+            self.orders.reject(request, Rejection.UNFAIR, latency_ns, int(queue_ns))
 
-    def _queue_ns(self, function_id: int) -> float:
-        """How long what waits for the nodes that can run a function will keep them busy."""
+    def _queue_ns(self, function_id: int, items: int) -> float:
+        """How long what goes out before these items keeps the nodes that can run them busy."""
         slots = sum(node.slots for node in self._homes(function_id))
         if slots == 0:
             return 0.0  # nobody knows what there will be
-        return sum(self._backlog_ns(rival) for rival in self._rivals[function_id]) / slots
+        variant = self.view.app.functions[function_id].variants[0]
+        size = variant.profile.items_max
+        full_batches = (self._items[function_id] + items - 1) // size
+        busy_ns = full_batches * self._expected_ns(variant, size) if full_batches else 0.0
+        for rival in self._rivals[function_id]:
+            busy_ns += self._backlog_ns(rival)
+        return busy_ns / slots
 
     def _homes(self, function_id: int) -> list[Node]:
         """The nodes that are up and can run a function."""
@@ -133,8 +149,9 @@ class Headgate(Policy):
         finish_ns: list[float] = []
         for stage in pipeline.stages:
             variant = stage.function.variants[0]
-            company = items + self._items[stage.function.id]  # it may go out with those
-            own_ns = self._expected_ns(variant, min(company, variant.profile.items_max))
+            company = items + self._items[stage.function.id]  # the last of those go out with it
+            size = (company - 1) % variant.profile.items_max + 1
+            own_ns = self._expected_ns(variant, max(size, min(items, variant.profile.items_max)))
             # A file may list stages in any order; one not seen yet counts for nothing here.
             before_ns = [finish_ns[i] for i in stage.after if i < len(finish_ns)]
             finish_ns.append(own_ns + max(before_ns, default=0.0))
@@ -184,6 +201,17 @@ class Headgate(Policy):
 
     def on_timer(self, name: str, number: int) -> None:
         self._serve()
+
+    def on_node_joined(self, node: Node) -> None:
+        """What is to be warm is started before anybody asks for it, where there is room."""
+        for function in self.view.app.functions:
+            variant = node.variants[function.id]
+            if function.warm == 0 or variant is None:
+                continue
+            homes = sum(1 for i in self.view.instances.values() if i.variant.id == variant.id)
+            free_bytes = node.pool.memory_bytes - node.memory_used_bytes
+            if homes < function.warm and variant.profile.memory_bytes <= free_bytes:
+                self.orders.start(variant, node)
 
     def on_node_lost(self, node: Node) -> None:
         self._free_at_ns.pop(node.id, None)
@@ -291,6 +319,17 @@ class Headgate(Policy):
         is_evidence = cold_ns == 0 or took_ns < expected_ns + cold_ns
         if batch.state == BatchState.FINISHED and batch.node is not None and is_evidence:
             self._corrections[batch.variant.id].see(took_ns / max(1, expected_ns))
+
+
+def _alone_ns(pipeline: Pipeline, items: int) -> int:
+    """The longest path through a pipeline as the profiles have it, with nobody else about."""
+    finish_ns: list[int] = []
+    for stage in pipeline.stages:
+        times_ns = [v.profile.exec_ns for v in stage.function.variants]
+        own_ns = min(exec_ns[min(items, len(exec_ns)) - 1] for exec_ns in times_ns)
+        before_ns = [finish_ns[i] for i in stage.after if i < len(finish_ns)]
+        finish_ns.append(own_ns + max(before_ns, default=0))
+    return max(finish_ns)
 
 
 POLICY = PolicyKind(Headgate, Config, Takes(batches=True, mixed_pools=True))

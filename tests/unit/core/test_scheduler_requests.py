@@ -88,7 +88,7 @@ def test_more_open_requests_than_the_limit_are_rejected_unheard(make_rig: type[R
     rig = make_rig(make_app(limits=Limits(open_requests_max=1)), Puppet)
     rig.at(0, RequestArrived(0, 0))
     assert rig.at(1, RequestArrived(1, 0)) == wires(
-        Settle(1, Outcome.REJECTED, "too many open requests")
+        Settle(1, Outcome.REJECTED, "too_many_open")
     )
     assert rig.puppet.heard == [("ready", 0)]
     rig.at(2, RequestCancelled(0))

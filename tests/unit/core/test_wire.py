@@ -24,8 +24,10 @@ def made_up(cls: type) -> list[object]:
     for place, name in enumerate(inspect.signature(cls).parameters):
         if name == "key":
             wire.append(["timer", place])
-        elif name in ("task_ids", "unsure"):
+        elif name in ("broken", "task_ids", "unsure"):
             wire.append([100, place])
+        elif name == "gives_up":
+            wire.append(True)
         elif name == "name" or (name == "reason" and cls is not BatchRefused):
             wire.append(f"text {place}")
         else:
@@ -60,7 +62,7 @@ def test_every_annotation_is_one_that_is_checked() -> None:
         for cls in CLASSES
         for parameter in inspect.signature(cls).parameters.values()
     }
-    known = {"int", "int | None", "str", "list[int]", "tuple[int, ...]", "TimerKey"}
+    known = {"int", "bool", "int | None", "str", "list[int]", "tuple[int, ...]", "TimerKey"}
     assert kinds in (known, {inspect.Parameter.empty})
 
 
@@ -71,6 +73,9 @@ def test_no_field_takes_a_value_of_another_type(cls: type, wrong: object) -> Non
     for place, (name, parameter) in enumerate(inspect.signature(cls).parameters.items(), start=1):
         wire = made_up(cls)
         wire[place] = wrong
+        if wrong is True and parameter.annotation == "bool":
+            assert getattr(from_wire(wire), name) is True
+            continue
         if wrong is None and parameter.annotation == "int | None":
             assert getattr(from_wire(wire), name) is None
             continue
@@ -83,11 +88,11 @@ def test_no_field_takes_a_value_of_another_type(cls: type, wrong: object) -> Non
     ("wire", "message"),
     [
         (
-            ["BatchFinished", None, []],
+            ["BatchFinished", None, [], []],
             "BatchFinished.batch_id: null is a wrong type (allowed: an integer of 64 bits)",
         ),
         (
-            ["BatchFinished", 1, [2, "3"]],
+            ["BatchFinished", 1, [2, "3"], []],
             "BatchFinished.unsure: [2, '3']: is of a wrong type (allowed: a list of integers)",
         ),
         (
@@ -121,7 +126,7 @@ def test_where_there_are_no_annotations_the_constructor_decides(
         assert to_wire(from_wire(made_up(cls))) == made_up(cls)
     if not IS_COMPILED:
         assert to_wire(from_wire(["BatchLost", None])) == ["BatchLost", None]
-    for wrong in (["TimerFired", 7], ["BatchFinished", 1, [None]], ["BatchLost", 2**63]):
+    for wrong in (["TimerFired", 7], ["BatchFinished", 1, [None], []], ["BatchLost", 2**63]):
         with pytest.raises(ConfigError, match="a wrong type"):
             from_wire(wrong)
 
@@ -135,7 +140,7 @@ def test_the_vocabulary_is_everything_in_both_modules_and_no_name_is_used_twice(
 
 def test_fields_stand_in_the_order_of_the_constructor() -> None:
     assert to_wire(RequestArrived(7, 1, client=2, items=3, priority=4, deadline_ns=5)) == [
-        "RequestArrived", 7, 1, 2, 3, 4, 5
+        "RequestArrived", 7, 1, 2, 3, 4, 5, False
     ]  # fmt: skip
 
 

@@ -11,8 +11,9 @@ from headgate.core.events import (
     RequestArrived,
 )
 from headgate.core.model import App, Client, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
-from headgate.core.outcome import Outcome
+from headgate.core.outcome import Outcome, Rejection
 from headgate.core.scheduler import Scheduler
+from headgate.core.wire import to_wire
 from headgate.policies import find_policy
 
 MS = 1_000_000
@@ -130,11 +131,34 @@ def test_a_batch_is_as_large_as_the_slack_of_its_most_urgent_member_allows() -> 
 
 def test_what_would_be_late_is_turned_away_with_the_prediction() -> None:
     rig = Rig(TEN, latency_ms=25)
-    assert [outcomes(rig.ask(0)) for _ in range(3)] == [[], [], []]
+    assert [outcomes(rig.ask(0)) for _ in range(2)] == [[], []]
     (rejected,) = rig.ask(0)
     assert isinstance(rejected, Settle)
     assert rejected.outcome == Outcome.REJECTED
-    assert rejected.reason == "would be late: 30.0 ms predicted"
+    assert rejected.reason == Rejection.OVERLOADED
+    assert (rejected.predicted_ns, rejected.retry_ns) == (30 * MS, 5 * MS)
+
+
+def test_what_would_be_late_even_alone_is_infeasible() -> None:
+    """No capacity helps: there is no use in coming back."""
+    (rejected,) = Rig(TEN, latency_ms=1_000).ask(0, deadline_ms=9)
+    assert isinstance(rejected, Settle)
+    assert (rejected.reason, rejected.predicted_ns) == (Rejection.INFEASIBLE, 10 * MS)
+    assert rejected.retry_ns == 0
+
+
+def test_what_is_to_be_warm_is_started_when_a_node_joins() -> None:
+    """Two nodes are to hold the first function, none the second: the third node stays empty."""
+    warm = Function(0, "warm", (Variant(0, "warm", 0, (0,), TEN),), warm=2)
+    cold = Function(1, "cold", (Variant(1, "cold", 1, (0,), TEN),))
+    app = App((warm, cold), (Pipeline(0, "p", (Stage(warm),)),), (Pool(0, "gpu", nodes=3),))
+    scheduler = Scheduler(app, find_policy("headgate"), validate=True)
+    started = [scheduler.handle(0, NodeJoined(node, 0, f"gpu{node}")) for node in range(3)]
+    assert [[to_wire(action) for action in actions] for actions in started] == [
+        [["StartInstance", 0, 0, 0, 0]],
+        [["StartInstance", 1, 0, 0, 1]],
+        [],
+    ]
 
 
 def test_what_can_no_longer_be_in_time_stands_back() -> None:
@@ -201,7 +225,7 @@ def test_only_what_competes_for_the_same_nodes_counts_as_the_queue() -> None:
     for node in (1, 2, 3):
         rig.at(0, NodeJoined(node, 1, f"gpu{node}"))
     asked = [outcomes(rig.ask(0, pipeline=0)) for _ in range(5)]
-    assert asked == [[], [], [], [], [Outcome.REJECTED]]
+    assert asked == [[], [], [], [Outcome.REJECTED], [Outcome.REJECTED]]
     assert outcomes(rig.ask(0, pipeline=1)) == []
 
 
