@@ -12,7 +12,7 @@ from headgate.cli.chosen import Chosen
 from headgate.cli.files import writing
 from headgate.core.actions import Action
 from headgate.core.events import Event
-from headgate.core.log import LogHeader, LogWriter, open_log
+from headgate.core.log import LogHeader, LogWriter, json_lines, open_log
 from headgate.sim.hooks import Observer
 
 
@@ -21,7 +21,7 @@ class LogObserver(Observer):
 
     def __init__(self, stream: TextIO, header: LogHeader) -> None:
         self.events = 0
-        self._writer = LogWriter(stream, header)
+        self._writer = LogWriter(json_lines(stream), header)
 
     def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
         """Write it down."""

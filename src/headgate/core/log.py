@@ -17,7 +17,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TextIO, final
@@ -58,31 +58,38 @@ class LogEntry:
 class LogWriter:
     """Writes a header, one line per event, numbered from 0, and at the end of a run its end mark.
 
-    The stream is the caller's: flush it, close it.
+    `emit` turns what it is given into a line of JSON and puts it where the log is kept: see
+    `json_lines`.
     """
 
-    def __init__(self, stream: TextIO, header: LogHeader) -> None:
-        self._stream = stream
+    def __init__(self, emit: Callable[[object], None], header: LogHeader) -> None:
+        self._emit = emit
         self._events = 0
         self._last_ns = 0
         fields: dict[str, object] = {"headgate_log": header.version}
         for name in _HEADER_TYPES:
             fields[name] = getattr(header, name)
-        self._write_line(fields)
+        self._emit(fields)
 
     def write(self, seq: int, now_ns: int, event: Event, actions: Iterable[Action]) -> None:
         """Write one event and the actions it was answered with."""
-        self._write_line([seq, now_ns, to_wire(event), [to_wire(action) for action in actions]])
+        self._emit([seq, now_ns, to_wire(event), [to_wire(action) for action in actions]])
         self._events += 1
         self._last_ns = now_ns
 
     def close(self) -> None:
         """Say that nothing is missing. Not for a run that broke: its log ends where it broke."""
-        self._write_line([self._events, self._last_ns, [_END], []])
+        self._emit([self._events, self._last_ns, [_END], []])
 
-    def _write_line(self, content: object) -> None:
+
+def json_lines(stream: TextIO) -> Callable[[object], None]:
+    """Return what writes to a stream for a `LogWriter`. The stream is the caller's to close."""
+
+    def emit(content: object) -> None:
         # One write per line, so that a crash can only cut off the end of the last one.
-        self._stream.write(json.dumps(content, separators=(",", ":")) + "\n")
+        stream.write(json.dumps(content, separators=(",", ":")) + "\n")
+
+    return emit
 
 
 @final

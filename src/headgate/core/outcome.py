@@ -22,6 +22,7 @@ class Rejection:
     OVERLOADED: Final = "overloaded"  # it would be late behind what is here already
     UNFAIR: Final = "over_fair_share"  # its client has more than its share here already
     INFEASIBLE: Final = "infeasible"  # it would be late even alone: more capacity will not help
+    UNAVAILABLE: Final = "unavailable"  # nothing that could run it is there just now
     FULL: Final = "too_many_open"  # a bound of the Scheduler's
 
 

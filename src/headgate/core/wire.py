@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Final
 
 from headgate.core.actions import Action
@@ -28,10 +29,11 @@ def to_wire(thing: Event | Action) -> Wire:
     ['TimerFired', ['plan', 0]]
     """
     name = type(thing).__name__
-    wire: Wire = [name]
-    for field in _FIELDS[name]:
-        value = getattr(thing, field)
-        wire.append(list(value) if isinstance(value, list | tuple) else value)
+    wire: Wire = [name, *_GETTERS[name](thing)]
+    for place in _LIST_PLACES[name]:
+        value = wire[place]
+        assert isinstance(value, list | tuple)
+        wire[place] = list(value)
     return wire
 
 
@@ -114,6 +116,7 @@ _ALLOWED: Final[Mapping[str, str]] = {
 }
 # JSON knows lists only; these fields were tuples.
 _TUPLES: Final = frozenset(("broken", "key", "unsure"))
+_LISTS: Final = _TUPLES | {"task_ids"}
 # A compiled constructor checks that it is given a list, but not what is in it; and for it, as for
 # Python, `True` is an integer.
 _STRICT: Final[Mapping[str, str]] = {
@@ -134,6 +137,11 @@ def _vocabulary() -> dict[str, Callable[..., Event | Action]]:
     return classes
 
 
+def _getter(fields: tuple[str, ...]) -> Callable[[object], tuple[object, ...]]:
+    get = attrgetter(*fields)
+    return get if len(fields) > 1 else lambda thing: (get(thing),)
+
+
 def _kind(parameter: inspect.Parameter) -> str:
     """Its annotation as it is written, which is how it is kept; compiled, there is none."""
     if isinstance(parameter.annotation, str):
@@ -143,6 +151,12 @@ def _kind(parameter: inspect.Parameter) -> str:
 
 _CLASSES: Final = _vocabulary()
 _FIELDS: Final = {name: tuple(inspect.signature(cls).parameters) for name, cls in _CLASSES.items()}
+# Fetching all fields at once: a live gateway logs every event, so this is on its hot path.
+_GETTERS: Final = {name: _getter(fields) for name, fields in _FIELDS.items()}
+_LIST_PLACES: Final = {
+    name: tuple(place for place, field in enumerate(fields, start=1) if field in _LISTS)
+    for name, fields in _FIELDS.items()
+}
 _KINDS: Final = {
     (name, parameter.name): _kind(parameter)
     for name, cls in _CLASSES.items()

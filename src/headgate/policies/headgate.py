@@ -30,13 +30,13 @@ from typing import final
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
-from headgate.core.lifecycle import BatchState, NodeState, TaskState
-from headgate.core.model import Pipeline, Variant
+from headgate.core.lifecycle import TaskState
+from headgate.core.model import Variant
 from headgate.core.outcome import Rejection
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind, Takes
 from headgate.core.records import Batch, Node, Request, Task
 from headgate.planning.demand import OfferedLoad
-from headgate.planning.quantile import QuantileTracker
+from headgate.planning.prediction import Predictor
 from headgate.planning.slack import items_within
 
 Entry = tuple[int, int, int, Task]  # (priority, deadline, task id, task): the smallest goes first
@@ -71,17 +71,9 @@ class Headgate(Policy):
         self._config = config
         self._queues: list[list[Entry]] = [[] for _ in app.functions]
         self._ready_ns: dict[int, int] = {}  # by task id: since when it waits
-        self._items = [0 for _ in app.functions]  # that wait
-        # By function: the others that compete with it for nodes.
-        pools = [{pool for v in f.variants for pool in v.pool_ids} for f in app.functions]
-        self._rivals = [
-            [rival for rival, theirs in enumerate(pools) if rival != id and theirs & own]
-            for id, own in enumerate(pools)
-        ]
         self._client_items = [0 for _ in app.clients]
         self._weight_sum = sum(client.weight for client in app.clients)
-        self._free_at_ns: dict[int, float] = {}  # by node id, as predicted
-        self._corrections = [QuantileTracker(config.correction_quantile) for _ in app.variants]
+        self._predictor = Predictor(self.view, config.correction_quantile)
         self._loads = [OfferedLoad(config.load_memory_ns, 10 * f.exec_ns) for f in app.functions]
 
     # --- admission -----------------------------------------------------------------------------
@@ -89,82 +81,28 @@ class Headgate(Policy):
     def on_arrival(self, request: Request) -> None:
         if request.deadline_ns == NEVER_NS:
             return
-        stages = request.pipeline.stages
+        predictor, pipeline, items = self._predictor, request.pipeline, request.items
         allowed_ns = request.deadline_ns - self.view.now_ns
-        alone_ns = _alone_ns(request.pipeline, request.items)
+        alone_ns = predictor.alone_ns(pipeline, items)
         if alone_ns > allowed_ns:
             self.orders.reject(request, Rejection.INFEASIBLE, alone_ns)
             return
-        items = request.items
-        queue_ns = max(self._queue_ns(stage.function.id, items) for stage in stages)
-        wait_ns = queue_ns + self._soonest_ns(stages[0].function.id)
-        latency_ns = int(wait_ns + self._critical_ns(request.pipeline, items))
+        if not predictor.can_run(pipeline):
+            self.orders.reject(request, Rejection.UNAVAILABLE)
+            return
+        queue_ns = predictor.queue_ns(pipeline, items)
+        latency_ns = int(predictor.latency_ns(pipeline, items, queue_ns))
         if latency_ns > allowed_ns:
             late_ns = latency_ns - allowed_ns  # by then, so much of what waits is done
             self.orders.reject(request, Rejection.OVERLOADED, latency_ns, late_ns)
         elif queue_ns > self._config.fair_share_from * allowed_ns and self._is_greedy(request):
             self.orders.reject(request, Rejection.UNFAIR, latency_ns, int(queue_ns))
 
-    def _queue_ns(self, function_id: int, items: int) -> float:
-        """How long what goes out before these items keeps the nodes that can run them busy."""
-        slots = sum(node.slots for node in self._homes(function_id))
-        if slots == 0:
-            return 0.0  # nobody knows what there will be
-        variant = self.view.app.functions[function_id].variants[0]
-        size = variant.profile.items_max
-        full_batches = (self._items[function_id] + items - 1) // size
-        busy_ns = full_batches * self._expected_ns(variant, size) if full_batches else 0.0
-        for rival in self._rivals[function_id]:
-            busy_ns += self._backlog_ns(rival)
-        return busy_ns / slots
-
-    def _homes(self, function_id: int) -> list[Node]:
-        """The nodes that are up and can run a function."""
-        return [
-            node
-            for node in self.view.nodes.values()
-            if node.state == NodeState.UP and node.variants[function_id] is not None
-        ]
-
-    def _backlog_ns(self, function_id: int) -> float:
-        """How long what waits of a function would keep one place busy, in full batches."""
-        items = self._items[function_id]
-        if items == 0:
-            return 0.0
-        variant = self.view.app.functions[function_id].variants[0]
-        size = min(items, variant.profile.items_max)
-        return items / size * self._expected_ns(variant, size)
-
-    def _soonest_ns(self, function_id: int) -> float:
-        """How long until a node that can run a function is free."""
-        now_ns = self.view.now_ns
-        free_at_ns = [
-            now_ns if node.id in self.view.free_nodes else self._free_at_ns.get(node.id, now_ns)
-            for node in self._homes(function_id)
-        ]
-        return max(0.0, min(free_at_ns, default=now_ns) - now_ns)
-
-    def _critical_ns(self, pipeline: Pipeline, items: int) -> float:
-        """Expected time of the longest path through the pipeline."""
-        finish_ns: list[float] = []
-        for stage in pipeline.stages:
-            variant = stage.function.variants[0]
-            company = items + self._items[stage.function.id]  # the last of those go out with it
-            size = (company - 1) % variant.profile.items_max + 1
-            own_ns = self._expected_ns(variant, max(size, min(items, variant.profile.items_max)))
-            # A file may list stages in any order; one not seen yet counts for nothing here.
-            before_ns = [finish_ns[i] for i in stage.after if i < len(finish_ns)]
-            finish_ns.append(own_ns + max(before_ns, default=0.0))
-        return max(finish_ns)
-
-    def _expected_ns(self, variant: Variant, items: int) -> float:
-        return variant.profile.exec_ns[items - 1] * self._corrections[variant.id].value
-
     def _is_greedy(self, request: Request) -> bool:
         """Whether a client has more of what waits than its weight entitles it to."""
         share = self.view.app.clients[request.client].weight / self._weight_sum
         waiting = self._client_items[request.client]
-        return share < 1 and waiting > share * sum(self._items)
+        return share < 1 and waiting > share * sum(self._predictor.items)
 
     # --- the queues ----------------------------------------------------------------------------
 
@@ -181,7 +119,7 @@ class Headgate(Policy):
         entry = (request.priority, deadline_ns, task.id, task)
         heappush(self._queues[task.function.id], entry)
         self._ready_ns[task.id] = self.view.now_ns
-        self._items[task.function.id] += request.items
+        self._predictor.items[task.function.id] += request.items
         self._client_items[request.client] += request.items
         self._serve()
 
@@ -191,7 +129,7 @@ class Headgate(Policy):
     def _leave(self, task: Task) -> None:
         """A task waits no longer."""
         del self._ready_ns[task.id]
-        self._items[task.function.id] -= task.request.items
+        self._predictor.items[task.function.id] -= task.request.items
         self._client_items[task.request.client] -= task.request.items
 
     # --- dispatch ------------------------------------------------------------------------------
@@ -203,6 +141,10 @@ class Headgate(Policy):
         self._serve()
 
     def on_node_joined(self, node: Node) -> None:
+        self._predictor.node_joined(node)
+        self._warm(node)
+
+    def _warm(self, node: Node) -> None:
         """What is to be warm is started before anybody asks for it, where there is room."""
         for function in self.view.app.functions:
             variant = node.variants[function.id]
@@ -214,7 +156,7 @@ class Headgate(Policy):
                 self.orders.start(variant, node)
 
     def on_node_lost(self, node: Node) -> None:
-        self._free_at_ns.pop(node.id, None)
+        self._predictor.node_lost(node)
 
     def _serve(self) -> None:
         """Most urgent first; a function that had better wait for a certain node is passed over."""
@@ -240,7 +182,9 @@ class Headgate(Policy):
 
     def _is_hopeless(self, task: Task) -> bool:
         variant = task.function.variants[0]
-        exec_ns = self._expected_ns(variant, min(task.request.items, variant.profile.items_max))
+        exec_ns = self._predictor.expected_ns(
+            variant, min(task.request.items, variant.profile.items_max)
+        )
         return self.view.now_ns + exec_ns > task.request.deadline_ns
 
     def _send(self, entry: Entry) -> bool:
@@ -253,14 +197,14 @@ class Headgate(Policy):
         batch = self._take_batch(task.function.id, variant, deadline_ns)
         items = sum(member.request.items for member in batch)
         start_ns = 0 if self.view.is_resident(node, task.function.id) else variant.profile.start_ns
-        self._free_at_ns[node.id] = self.view.now_ns + start_ns + self._expected_ns(variant, items)
+        self._predictor.sent(node, variant, items, start_ns)
         self.orders.dispatch(batch, node)
         return True
 
     def _take_batch(self, function_id: int, variant: Variant, deadline_ns: int) -> list[Task]:
         """The most urgent task and whatever fits into a batch within its slack."""
         queue = self._queues[function_id]
-        correction = self._corrections[variant.id].value
+        correction = self._predictor.correction(variant)
         items_max = items_within(variant.profile, deadline_ns - self.view.now_ns, correction)
         batch: list[Task] = []
         items = 0
@@ -296,10 +240,10 @@ class Headgate(Policy):
         if not homes:
             return True
         start_ns = variant.profile.start_ns
-        free_ns = min(self._free_at_ns.get(n.id, 0.0) for n in homes)
+        free_ns = min(self._predictor.free_at_ns(home) for home in homes)
         wait_ns = max(0.0, free_ns - now_ns)
         if task.request.deadline_ns < NEVER_NS:
-            exec_ns = self._expected_ns(variant, task.request.items)
+            exec_ns = self._predictor.expected_ns(variant, task.request.items)
             if now_ns + wait_ns + exec_ns > deadline_ns:
                 return True
         if len(homes) < self._loads[function_id].places(now_ns) and start_ns <= wait_ns:
@@ -309,27 +253,8 @@ class Headgate(Policy):
             self.orders.set_timer("patience", until_ns, function_id)
         return until_ns <= now_ns
 
-    # --- learning ------------------------------------------------------------------------------
-
     def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
-        """Compare with the profile; what may have included a cold start is no evidence."""
-        profile = batch.variant.profile
-        expected_ns = profile.exec_ns[batch.items - 1]
-        cold_ns = profile.start_ns + profile.load_ns
-        is_evidence = cold_ns == 0 or took_ns < expected_ns + cold_ns
-        if batch.state == BatchState.FINISHED and batch.node is not None and is_evidence:
-            self._corrections[batch.variant.id].see(took_ns / max(1, expected_ns))
-
-
-def _alone_ns(pipeline: Pipeline, items: int) -> int:
-    """The longest path through a pipeline as the profiles have it, with nobody else about."""
-    finish_ns: list[int] = []
-    for stage in pipeline.stages:
-        times_ns = [v.profile.exec_ns for v in stage.function.variants]
-        own_ns = min(exec_ns[min(items, len(exec_ns)) - 1] for exec_ns in times_ns)
-        before_ns = [finish_ns[i] for i in stage.after if i < len(finish_ns)]
-        finish_ns.append(own_ns + max(before_ns, default=0))
-    return max(finish_ns)
+        self._predictor.came_back(batch, took_ns)
 
 
 POLICY = PolicyKind(Headgate, Config, Takes(batches=True, mixed_pools=True))

@@ -9,7 +9,15 @@ import pytest
 
 from headgate.core.errors import ConfigError
 from headgate.core.events import BatchFinished, InstanceStarted, NodeJoined, RequestArrived
-from headgate.core.log import LogEntry, LogHeader, LogWriter, open_log, read_log, replay
+from headgate.core.log import (
+    LogEntry,
+    LogHeader,
+    LogWriter,
+    json_lines,
+    open_log,
+    read_log,
+    replay,
+)
 from headgate.core.policy import PolicyKind
 from headgate.core.scheduler import Scheduler
 from headgate.core.wire import to_wire
@@ -37,7 +45,7 @@ def entries() -> list[LogEntry]:
 
 def write(path: Path, entries: list[LogEntry]) -> None:
     with open_log(path) as stream:
-        writer = LogWriter(stream, HEADER)
+        writer = LogWriter(json_lines(stream), HEADER)
         for entry in entries:
             writer.write(entry.seq, entry.now_ns, entry.event, entry.actions)
         writer.close()
@@ -49,7 +57,7 @@ def plain(entry: LogEntry) -> object:
 
 def test_one_line_per_event_between_the_header_and_the_end_mark() -> None:
     stream = io.StringIO()
-    writer = LogWriter(stream, HEADER)
+    writer = LogWriter(json_lines(stream), HEADER)
     writer.write(0, 5, NodeJoined(3, 0, "n3"), [])
     writer.close()
     lines = '[0,5,["NodeJoined",3,0,"n3"],[]]\n[1,5,["end"],[]]\n'

@@ -1,0 +1,168 @@
+"""When what arrives now would be answered: behind what runs, and behind what waits."""
+
+from __future__ import annotations
+
+from typing import final
+
+from headgate.core.lifecycle import BatchState
+from headgate.core.model import App, Pipeline, Profile, Variant
+from headgate.core.records import Batch, Node
+from headgate.core.view import View
+from headgate.planning.quantile import QuantileTracker
+
+
+@final
+class Predictor:
+    """Predicts from profiles, corrected by a quantile of what was lately observed over them.
+
+    It is told what waits, what is sent where and how long that took. Work is taken to go out in
+    full batches, as it does when there is more than enough of it. Costs O(stages x nodes).
+    """
+
+    def __init__(self, view: View, quantile: float) -> None:
+        app = view.app
+        self._view = view
+        self.items = [0 for _ in app.functions]  # that wait
+        self._rivals = _rivals(app)
+        self._homes: list[list[Node]] = [[] for _ in app.functions]  # nodes that can run it
+        self._free_at_ns: dict[int, float] = {}  # by node id
+        self._corrections = [QuantileTracker(quantile) for _ in app.variants]
+        self._alone_ns: dict[tuple[int, int], int] = {}  # by pipeline and items
+
+    # --- what it is told -----------------------------------------------------------------------
+
+    def node_joined(self, node: Node) -> None:
+        """A node is there."""
+        for function_id, variant in enumerate(node.variants):
+            if variant is not None:
+                self._homes[function_id].append(node)
+
+    def node_lost(self, node: Node) -> None:
+        """A node is gone."""
+        self._free_at_ns.pop(node.id, None)
+        for homes in self._homes:
+            if node in homes:
+                homes.remove(node)
+
+    def sent(self, node: Node, variant: Variant, items: int, start_ns: int) -> None:
+        """A batch goes to a node, which has to start the variant first if `start_ns` is not 0."""
+        busy_ns = start_ns + self.expected_ns(variant, items)
+        self._free_at_ns[node.id] = self._view.now_ns + busy_ns
+
+    def came_back(self, batch: Batch, took_ns: int) -> None:
+        """A batch has ended. What may have included a cold start is no evidence."""
+        profile = batch.variant.profile
+        expected_ns = profile.exec_ns[batch.items - 1]
+        cold_ns = profile.start_ns + profile.load_ns
+        is_evidence = cold_ns == 0 or took_ns < expected_ns + cold_ns
+        if batch.state == BatchState.FINISHED and batch.node is not None and is_evidence:
+            self._corrections[batch.variant.id].see(took_ns / max(1, expected_ns))
+
+    # --- what it is asked ----------------------------------------------------------------------
+
+    def correction(self, variant: Variant) -> float:
+        """What the profile of a variant is to be multiplied by."""
+        return self._corrections[variant.id].value
+
+    def expected_ns(self, variant: Variant, items: int) -> float:
+        """How long a batch takes."""
+        return variant.profile.exec_ns[items - 1] * self._corrections[variant.id].value
+
+    def free_at_ns(self, node: Node) -> float:
+        """When a node that is busy will be free."""
+        return self._free_at_ns.get(node.id, 0.0)
+
+    def can_run(self, pipeline: Pipeline) -> bool:
+        """Whether there is a node for each of its stages."""
+        return all(self._homes[stage.function.id] for stage in pipeline.stages)
+
+    def alone_ns(self, pipeline: Pipeline, items: int) -> int:
+        """How long a request takes with nobody else about, as the profiles have it."""
+        key = (pipeline.id, items)
+        found = self._alone_ns.get(key)
+        if found is None:
+            times_ns = [_fastest_ns(profiles, items) for profiles in _builds(pipeline)]
+            found = int(_longest_path_ns(pipeline, times_ns))
+            self._alone_ns[key] = found
+        return found
+
+    def queue_ns(self, pipeline: Pipeline, items: int) -> float:
+        """How long what goes out before these items keeps busy what they need."""
+        return max(self._ahead_ns(stage.function.id, items) for stage in pipeline.stages)
+
+    def latency_ns(self, pipeline: Pipeline, items: int, queue_ns: float) -> float:
+        """How long a request takes that arrives now and finds such a queue."""
+        times_ns: list[float] = []
+        for stage in pipeline.stages:
+            variant = stage.function.variants[0]
+            largest = len(variant.profile.exec_ns)
+            company = items + self.items[stage.function.id]  # the last of those go out with it
+            size = max((company - 1) % largest + 1, min(items, largest))
+            times_ns.append(self.expected_ns(variant, size))
+        soonest_ns = self._soonest_ns(pipeline.stages[0].function.id)
+        return queue_ns + soonest_ns + _longest_path_ns(pipeline, times_ns)
+
+    # --- how -----------------------------------------------------------------------------------
+
+    def _ahead_ns(self, function_id: int, items: int) -> float:
+        variant = self._view.app.functions[function_id].variants[0]
+        largest = len(variant.profile.exec_ns)
+        full_batches = (self.items[function_id] + items - 1) // largest
+        busy_ns = full_batches * self.expected_ns(variant, largest) if full_batches else 0.0
+        for rival in self._rivals[function_id]:
+            busy_ns += self._backlog_ns(rival)
+        if busy_ns == 0.0:
+            return 0.0
+        return busy_ns / sum(node.slots for node in self._homes[function_id])
+
+    def _backlog_ns(self, function_id: int) -> float:
+        """How long what waits of a function would keep one place busy."""
+        items = self.items[function_id]
+        if items == 0:
+            return 0.0
+        variant = self._view.app.functions[function_id].variants[0]
+        size = min(items, len(variant.profile.exec_ns))
+        return items / size * self.expected_ns(variant, size)
+
+    def _soonest_ns(self, function_id: int) -> float:
+        """How long until a node that can run a function is free."""
+        view = self._view
+        best_ns: float | None = None
+        for node in self._homes[function_id]:
+            if node.id in view.free_nodes:
+                return 0.0
+            free_ns = self._free_at_ns.get(node.id, 0.0)
+            if best_ns is None or free_ns < best_ns:
+                best_ns = free_ns
+        return 0.0 if best_ns is None else max(0.0, best_ns - view.now_ns)
+
+
+def _rivals(app: App) -> list[list[int]]:
+    """By function: the others that compete with it for nodes."""
+    pools = [{pool for v in f.variants for pool in v.pool_ids} for f in app.functions]
+    return [
+        [rival for rival, theirs in enumerate(pools) if rival != id and theirs & own]
+        for id, own in enumerate(pools)
+    ]
+
+
+def _builds(pipeline: Pipeline) -> list[list[Profile]]:
+    return [[v.profile for v in stage.function.variants] for stage in pipeline.stages]
+
+
+def _fastest_ns(profiles: list[Profile], items: int) -> float:
+    return min(p.exec_ns[min(items, p.items_max) - 1] for p in profiles)
+
+
+def _longest_path_ns(pipeline: Pipeline, times_ns: list[float]) -> float:
+    """Time from the first stage to the last, given that of each.
+
+    A file may list stages in any order; one not seen yet counts for nothing here.
+    """
+    if len(times_ns) == 1:
+        return times_ns[0]
+    finish_ns: list[float] = []
+    for stage, time_ns in zip(pipeline.stages, times_ns, strict=True):
+        before_ns = [finish_ns[i] for i in stage.after if i < len(finish_ns)]
+        finish_ns.append(time_ns + max(before_ns, default=0.0))
+    return max(finish_ns)
