@@ -5,7 +5,8 @@ prints; in one fenced as `bash`, every line is a command. What a block prints is
 line, in order, with numbers and white space set aside and `...` for anything; a comment
 `<!-- exact -->` on the line before the fence compares it to the letter. A comment
 `<!-- needs: minutes -->` (or a cloud, a cluster, a gpu) keeps a block from being run. A block after
-`<!-- file: NAME -->` is that file, which the commands that follow may use.
+`<!-- file: NAME -->` is that file, which the commands that follow may use. A command that ends in
+`&` goes on in the background, once it has printed what it should, to the end of its document.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -118,12 +123,17 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_commands_run(document: Path, checkout: Path) -> None:
-    for block in blocks(document.read_text(encoding="utf-8")):
-        file = re.fullmatch(r"<!-- file: (\S+) -->", block.mark)
-        if file is not None:
-            (checkout / file[1]).write_text("\n".join([*block.lines, ""]), encoding="utf-8")
-        for command in commands(block):
-            _run(command, checkout, f"{name_of(document)}:{command.line}: {command.text}")
+    with ExitStack() as background:
+        for block in blocks(document.read_text(encoding="utf-8")):
+            file = re.fullmatch(r"<!-- file: (\S+) -->", block.mark)
+            if file is not None:
+                (checkout / file[1]).write_text("\n".join([*block.lines, ""]), encoding="utf-8")
+            for command in commands(block):
+                where = f"{name_of(document)}:{command.line}: {command.text}"
+                if command.text.endswith("&"):
+                    background.enter_context(_in_background(command, checkout, where))
+                else:
+                    _run(command, checkout, where)
 
 
 def test_the_parser_of_documents() -> None:
@@ -144,12 +154,7 @@ def _run(command: Command, checkout: Path, where: str) -> None:
         command.text,
         shell=True,
         cwd=checkout,
-        env=os.environ
-        | {
-            "PATH": os.pathsep.join((str(BIN), str(checkout.parent / "bin"), os.environ["PATH"])),
-            "PYTHONPATH": str(checkout / "src"),
-            "COLUMNS": "100",
-        },
+        env=_environment(checkout),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -160,6 +165,45 @@ def _run(command: Command, checkout: Path, where: str) -> None:
     assert done.returncode == 0, f"{where}\n{done.stdout}"
     if command.expected is not None:
         _compare(command, command.expected, done.stdout, where)
+
+
+def _environment(checkout: Path) -> dict[str, str]:
+    return os.environ | {
+        "PATH": os.pathsep.join((str(BIN), str(checkout.parent / "bin"), os.environ["PATH"])),
+        "PYTHONPATH": str(checkout / "src"),
+        "PYTHONUNBUFFERED": "1",
+        "COLUMNS": "100",
+    }
+
+
+@contextmanager
+def _in_background(command: Command, checkout: Path, where: str) -> Iterator[None]:
+    printed = checkout.parent / f"background-{command.line}.txt"
+    with printed.open("w", encoding="utf-8") as stream:
+        process = subprocess.Popen(
+            f"exec {command.text.removesuffix('&')}",
+            shell=True,
+            cwd=checkout,
+            env=_environment(checkout),
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        expected = [loose(line) for line in command.expected or ()]
+        end_s = time.monotonic() + TIMEOUT_S
+        while missing(expected, [loose(line) for line in printed.read_text().splitlines()]):
+            is_hopeless = process.poll() is not None or time.monotonic() > end_s
+            assert not is_hopeless, f"{where}\n{printed.read_text()}"
+            time.sleep(0.05)
+        yield
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _compare(command: Command, expected: list[str], printed: str, where: str) -> None:

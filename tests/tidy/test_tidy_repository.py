@@ -19,6 +19,8 @@ ENTRIES = {
     "headgate": "the package itself",
     "headgate.__main__": "python -m headgate",
     "headgate.cli.main": "the `headgate` command",
+    "headgate.live.gateway.__main__": "python -m headgate.live.gateway",
+    "headgate.live.worker.__main__": "python -m headgate.live.worker",
     "headgate.sim.oracle": "the independent check of the event loop, in tests/theory",
     "headgate.planning.queueing": "holds the simulator against theory, in tests/theory",
 }

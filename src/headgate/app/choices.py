@@ -52,22 +52,28 @@ def choose_simulation(spec: SimulationSpec, app: App, where: str) -> SimulationC
     overheads = Entry(spec.overheads, where, "simulation.overheads")
     _check_cv(truth)
     names = [function.name for function in app.functions]
-    scale = spec.truth.scale
-    for name in scale:
-        if name not in names:
-            raise unknown("function", name, names, where=where, key=truth.path("scale"))
+    scale, observed = spec.truth.scale, spec.truth.observed
+    for key, named in (("scale", scale), ("observed", observed)):
+        for name in named:
+            if name not in names:
+                raise unknown("function", name, names, where=where, key=truth.path(key))
+    if (spec.truth.distribution == "observed") != bool(observed):
+        verb = "means nothing to" if observed else "is needed by"
+        raise truth.error("observed", f"{verb} the distribution {spec.truth.distribution}")
     return SimulationChoice(
         distribution=spec.truth.distribution,
         cv=spec.truth.cv,
         scale=tuple(scale.get(name, 1.0) for name in names),
+        observed=tuple(observed.get(name, (1.0,)) for name in names) if observed else (),
         decision_ns=overheads.duration_ns("decision"),
         per_work_unit_ns=overheads.duration_ns("per_work_unit"),
+        request_ns=overheads.duration_ns("request"),
     )
 
 
 def _check_cv(entry: Entry[TruthSpec]) -> None:
     distribution, cv = entry.spec.distribution, entry.spec.cv
-    if distribution in ("exact", "exponential"):
+    if distribution in ("exact", "exponential", "observed"):
         if cv != 0:
             raise entry.error("cv", f"means nothing to {distribution}", allowed="0")
     elif cv == 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headgate.app.spec import ServeSpec
+from headgate.app.spec import ClientSpec, ServeSpec
 from headgate.core.model import App, Client, Pipeline
 
 
@@ -49,11 +49,13 @@ class WorkloadChoice:
 class SimulationChoice:
     """What only the simulator may know: the truth behind the profiles, and what deciding costs."""
 
-    distribution: str  # "exact", "exponential", "lognormal" or "uniform"
+    distribution: str  # "exact", "exponential", "lognormal", "uniform" or "observed"
     cv: float  # standard deviation over mean; 0 unless lognormal or uniform
     scale: tuple[float, ...]  # by function id: true mean over profile
+    observed: tuple[tuple[float, ...], ...]  # likewise: values that are equally likely, if observed
     decision_ns: int
     per_work_unit_ns: int
+    request_ns: int  # what a request takes outside of the Scheduler's sight
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,4 +73,5 @@ class LoadedApp:
     simulation: SimulationChoice
     sources: tuple[Source | None, ...]  # by variant id
     serve: ServeSpec
+    clients: Mapping[str, ClientSpec]  # by name: who may ask, and how much; none if none are named
     spec: dict[str, object]

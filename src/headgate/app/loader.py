@@ -65,6 +65,7 @@ def _from_data(data: object, where: str) -> LoadedApp:
         simulation=choose_simulation(spec.simulation, app, where),
         sources=find_sources(spec.functions),
         serve=spec.serve,
+        clients=spec.clients,
         spec=normalised,
     )
 

@@ -32,6 +32,7 @@ HashedKey = Annotated[
     str,
     Meta(title="hashed key", pattern=r"^sha256:[0-9a-f]{64}$(?!\n)", examples=["sha256:..."]),
 ]
+Factor = Annotated[float, Meta(gt=0, le=1_000_000)]
 Execution = Duration | tuple[Duration, ...] | dict[BatchSize, Duration]
 
 
@@ -66,7 +67,6 @@ class VariantSpec(Section, frozen=True):
         tuple[str, ...] | None,
         Meta(description="Where it may run. Default: every pool that can hold it."),
     ] = None
-
 
     # To serve it, and not only to simulate it:
     model: Annotated[
@@ -257,8 +257,8 @@ class TruthSpec(Section, frozen=True):
     """How long things really take, which nobody knows in advance."""
 
     distribution: Annotated[
-        Literal["exact", "exponential", "lognormal", "uniform"],
-        Meta(description="Of the true time around its mean."),
+        Literal["exact", "exponential", "lognormal", "uniform", "observed"],
+        Meta(description="Of the true time around its mean; `observed`: as it was seen live."),
     ] = "exact"
     cv: Annotated[
         float,
@@ -269,17 +269,28 @@ class TruthSpec(Section, frozen=True):
         ),
     ] = 0.0
     scale: Annotated[
-        dict[str, Annotated[float, Meta(gt=0, le=1_000_000)]],
+        dict[str, Factor],
         Meta(description="True mean over profile, by function. Default: 1."),
+    ] = {}
+    observed: Annotated[
+        dict[str, Annotated[tuple[Factor, ...], Meta(min_length=1, max_length=10_000)]],
+        Meta(
+            description="For `observed`: true time over profile, by function, in values that are "
+            "equally likely, as headgate calibrate finds them. Default: 1."
+        ),
     ] = {}
 
 
 class OverheadsSpec(Section, frozen=True):
-    """What deciding costs, in simulated time."""
+    """What deciding and answering cost, in simulated time."""
 
     decision: Annotated[Duration, Meta(description="Per event.")] = 0
     per_work_unit: Annotated[
         Duration, Meta(description="Per unit of work that the policy reports.")
+    ] = 0
+    request: Annotated[
+        Duration,
+        Meta(description="Per request, before it arrives and after it is settled: for its client."),
     ] = 0
 
 
@@ -295,9 +306,7 @@ class ServeSpec(Section, frozen=True):
 
     host: Annotated[str, Meta(description="Address to listen on.")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="For HTTP; 0 is any that is free.")] = 8080
-    grpc_port: Annotated[
-        Port | None, Meta(description="For gRPC. Default: none is served.")
-    ] = None
+    grpc_port: Annotated[Port | None, Meta(description="For gRPC. Default: none is served.")] = None
     tls_certificate: Annotated[
         str | None, Meta(description="File with the certificate chain (PEM).")
     ] = None

@@ -62,6 +62,7 @@ def run(
         truth=truth_of(choice),
         decision_ns=choice.decision_ns,
         work_unit_ns=choice.per_work_unit_ns,
+        request_ns=choice.request_ns,
         announces=chosen.is_clairvoyant,
         validate=validate,
         records_spans=records_spans,
@@ -92,4 +93,5 @@ def truth_of(choice: SimulationChoice) -> TruthConfig:
         cv=choice.cv * sqrt(3) if is_uniform else choice.cv,
         # No scale at all is the fast path.
         scale=choice.scale if any(scale != 1.0 for scale in choice.scale) else (),
+        observed=choice.observed,
     )

@@ -6,7 +6,7 @@ from typing import final
 
 from headgate.core.lifecycle import BatchState
 from headgate.core.model import App, Pipeline, Profile, Variant
-from headgate.core.records import Batch, Node
+from headgate.core.records import Batch, Node, Task
 from headgate.core.view import View
 from headgate.planning.quantile import QuantileTracker
 
@@ -22,7 +22,7 @@ class Predictor:
     def __init__(self, view: View, quantile: float) -> None:
         app = view.app
         self._view = view
-        self.items = [0 for _ in app.functions]  # that wait
+        self._items = [0 for _ in app.functions]  # that wait
         self._rivals = _rivals(app)
         self._homes: list[list[Node]] = [[] for _ in app.functions]  # nodes that can run it
         self._free_at_ns: dict[int, float] = {}  # by node id
@@ -30,6 +30,14 @@ class Predictor:
         self._alone_ns: dict[tuple[int, int], int] = {}  # by pipeline and items
 
     # --- what it is told -----------------------------------------------------------------------
+
+    def waits(self, task: Task) -> None:
+        """A task has come to wait."""
+        self._items[task.function.id] += task.request.items
+
+    def left(self, task: Task) -> None:
+        """A task waits no longer."""
+        self._items[task.function.id] -= task.request.items
 
     def node_joined(self, node: Node) -> None:
         """A node is there."""
@@ -59,6 +67,11 @@ class Predictor:
             self._corrections[batch.variant.id].see(took_ns / max(1, expected_ns))
 
     # --- what it is asked ----------------------------------------------------------------------
+
+    @property
+    def items_waiting(self) -> int:
+        """Of all functions."""
+        return sum(self._items)
 
     def correction(self, variant: Variant) -> float:
         """What the profile of a variant is to be multiplied by."""
@@ -96,7 +109,7 @@ class Predictor:
         for stage in pipeline.stages:
             variant = stage.function.variants[0]
             largest = len(variant.profile.exec_ns)
-            company = items + self.items[stage.function.id]  # the last of those go out with it
+            company = items + self._items[stage.function.id]  # the last of those go out with it
             size = max((company - 1) % largest + 1, min(items, largest))
             times_ns.append(self.expected_ns(variant, size))
         soonest_ns = self._soonest_ns(pipeline.stages[0].function.id)
@@ -107,7 +120,7 @@ class Predictor:
     def _ahead_ns(self, function_id: int, items: int) -> float:
         variant = self._view.app.functions[function_id].variants[0]
         largest = len(variant.profile.exec_ns)
-        full_batches = (self.items[function_id] + items - 1) // largest
+        full_batches = (self._items[function_id] + items - 1) // largest
         busy_ns = full_batches * self.expected_ns(variant, largest) if full_batches else 0.0
         for rival in self._rivals[function_id]:
             busy_ns += self._backlog_ns(rival)
@@ -117,7 +130,7 @@ class Predictor:
 
     def _backlog_ns(self, function_id: int) -> float:
         """How long what waits of a function would keep one place busy."""
-        items = self.items[function_id]
+        items = self._items[function_id]
         if items == 0:
             return 0.0
         variant = self._view.app.functions[function_id].variants[0]

@@ -102,7 +102,7 @@ class Headgate(Policy):
         """Whether a client has more of what waits than its weight entitles it to."""
         share = self.view.app.clients[request.client].weight / self._weight_sum
         waiting = self._client_items[request.client]
-        return share < 1 and waiting > share * sum(self._predictor.items)
+        return share < 1 and waiting > share * self._predictor.items_waiting
 
     # --- the queues ----------------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ class Headgate(Policy):
         entry = (request.priority, deadline_ns, task.id, task)
         heappush(self._queues[task.function.id], entry)
         self._ready_ns[task.id] = self.view.now_ns
-        self._predictor.items[task.function.id] += request.items
+        self._predictor.waits(task)
         self._client_items[request.client] += request.items
         self._serve()
 
@@ -129,7 +129,7 @@ class Headgate(Policy):
     def _leave(self, task: Task) -> None:
         """A task waits no longer."""
         del self._ready_ns[task.id]
-        self._predictor.items[task.function.id] -= task.request.items
+        self._predictor.left(task)
         self._client_items[task.request.client] -= task.request.items
 
     # --- dispatch ------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from headgate.core.policy import PolicyConfig, PolicyKind
 from headgate.core.rng import stream
 from headgate.core.scheduler import Scheduler
 from headgate.metrics.columns import ResourceUse, RunColumns
+from headgate.metrics.outside import as_clients_see
 from headgate.sim.agenda import Agenda
 from headgate.sim.cascade import has_cascades
 from headgate.sim.engine import Engine
@@ -36,6 +37,7 @@ class Setup:
     schedulers: int = 1  # gateways that share the pools
     decision_ns: int = 0  # what one decision costs, and
     work_unit_ns: int = 0  # what one unit of a policy's reported work costs
+    request_ns: int = 0  # what a client waits beyond what the Scheduler sees of its request
     announces: bool = False  # tell the policy of every open-loop request before the run
     validate: bool = False  # check the whole state after every event
     records_spans: bool = False
@@ -97,7 +99,7 @@ def simulate(
     engine.run()
     if window_ns is None:
         window_ns = engine.now_ns if arrivals is None else arrivals.duration_ns
-    return _columns(engine, feed, window_ns)
+    return _columns(engine, feed, window_ns, setup.request_ns)
 
 
 def build_schedulers(setup: Setup) -> list[Scheduler]:
@@ -155,13 +157,14 @@ def _announce(engine: Engine, app: App, arrivals: Arrivals) -> None:
         )
 
 
-def _columns(engine: Engine, feed: Feed, window_ns: int) -> RunColumns:
+def _columns(engine: Engine, feed: Feed, window_ns: int, request_ns: int) -> RunColumns:
     app = engine.app
     end_ns = engine.now_ns
     nodes = [_node_use(node, end_ns) for node in engine.nodes]
     platforms = [_platform_use(p) for p in engine.platforms.values()]
+    requests = engine.recorder.requests(app, *feed.columns())
     return RunColumns(
-        requests=engine.recorder.requests(app, *feed.columns()),
+        requests=as_clients_see(requests, request_ns) if request_ns else requests,
         spans=engine.recorder.spans(),
         resources=tuple(nodes + platforms),
         pipelines=tuple(p.name for p in app.pipelines),

@@ -17,6 +17,7 @@ from headgate.core.model import Variant
 
 _CHUNK = 8192
 DISTRIBUTIONS = ("exact", "exponential", "lognormal", "uniform")
+OBSERVED = "observed"
 
 
 @dataclass(frozen=True)
@@ -26,15 +27,19 @@ class TruthConfig:
     distribution: str = "exact"
     cv: float = 0.1  # of log-normal times; uniform ones lie within +-cv of the mean
     scale: tuple[float, ...] = ()  # by function id: truth over profile; missing is 1
+    observed: tuple[tuple[float, ...], ...] = ()  # by function id: factors, all equally likely
 
     def __post_init__(self) -> None:
-        if self.distribution not in DISTRIBUTIONS:
+        if self.distribution not in (*DISTRIBUTIONS, OBSERVED):
             raise ConfigError(
                 "unknown distribution",
                 key="simulation.truth.distribution",
                 value=self.distribution,
-                allowed=", ".join(DISTRIBUTIONS),
+                allowed=", ".join((*DISTRIBUTIONS, OBSERVED)),
             )
+        if (self.distribution == OBSERVED) != bool(self.observed):
+            problem = "goes together with the distribution of the same name"
+            raise ConfigError(problem, key="simulation.truth.observed")
 
 
 @final
@@ -44,6 +49,7 @@ class Truth:
     def __init__(self, config: TruthConfig, seed: int) -> None:
         self._config = config
         self._is_exact = config.distribution == "exact"
+        self._observed = config.observed
         self._rng = np.random.default_rng([seed, 0x7472757468])  # its own stream: "truth"
         self._factors: list[float] = []
         self._next = 0
@@ -62,7 +68,11 @@ class Truth:
                 self._factors = self._draw()
                 index = 0
             self._next = index + 1
-            factor *= self._factors[index]
+            drawn = self._factors[index]
+            if self._observed:  # drawn is then a place in the distribution, of [0, 1)
+                likely = self._observed[variant.function_id]
+                drawn = likely[int(drawn * len(likely))]
+            factor *= drawn
         return int(expected_ns * factor) or 1
 
     def _draw(self) -> list[float]:
@@ -72,6 +82,8 @@ class Truth:
         elif self._config.distribution == "lognormal":
             sigma = sqrt(log(1.0 + cv * cv))
             drawn = self._rng.lognormal(-sigma * sigma / 2.0, sigma, _CHUNK)
+        elif self._config.distribution == OBSERVED:
+            drawn = self._rng.random(_CHUNK)
         else:
             drawn = self._rng.uniform(1.0 - cv, 1.0 + cv, _CHUNK)
         factors: list[float] = drawn.tolist()

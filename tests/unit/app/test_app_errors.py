@@ -9,6 +9,7 @@ import pytest
 from headgate.app import from_spec
 from headgate.core.errors import ConfigError
 
+CLIENT_KEYS = "key, rate, burst, concurrency, weight"
 COUNT = "a whole number from 1 to 1000000"
 DURATION = "a duration such as 5ms, 1.5s, 10min"
 UNITS = "ns, us, ms, s, min, h, d"
@@ -61,7 +62,7 @@ def line_of(path: str, value: object) -> str:
         ("functions", [], "is a list", "a map"),
         ("functions.a.slowdown", [], "is an empty list", "a list"),
         ("functions.a.start", 5, "5: is a number", DURATION),
-        ("clients.bob", None, "is empty", "a map with the keys key, rate, burst, concurrency, weight"),
+        ("clients.bob", None, "is empty", f"a map with the keys {CLIENT_KEYS}"),
         ("clients.bob.weight", 0, "0: does not fit", "a number above 0 to 1000000"),
         ("policy", 4, "4: is a number", "text or a map"),
         ("functions", {"a b": A}, "'a b': cannot be a key here", NAME),

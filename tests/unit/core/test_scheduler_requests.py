@@ -87,9 +87,7 @@ def test_a_request_rejected_at_the_door_never_becomes_ready(make_rig: type[Rig])
 def test_more_open_requests_than_the_limit_are_rejected_unheard(make_rig: type[Rig]) -> None:
     rig = make_rig(make_app(limits=Limits(open_requests_max=1)), Puppet)
     rig.at(0, RequestArrived(0, 0))
-    assert rig.at(1, RequestArrived(1, 0)) == wires(
-        Settle(1, Outcome.REJECTED, "too_many_open")
-    )
+    assert rig.at(1, RequestArrived(1, 0)) == wires(Settle(1, Outcome.REJECTED, "too_many_open"))
     assert rig.puppet.heard == [("ready", 0)]
     rig.at(2, RequestCancelled(0))
     assert rig.at(3, RequestArrived(2, 0)) == []

@@ -1,0 +1,46 @@
+"""BentoML: one worker; adaptive batches of up to 8 for the models, none for the echo.
+
+MODEL=cnn MODELS=DIR bentoml serve server:service --port PORT
+"""
+
+import base64
+import os
+
+import bentoml
+import numpy as np
+
+MODEL, MODELS = os.environ["MODEL"], os.environ["MODELS"]
+SHAPE = {"echo": (), "cnn": (3, 64, 64), "wide": (256,)}[MODEL]
+
+if MODEL == "echo":
+
+    @bentoml.service(workers=1, logging={"access": {"enabled": False}})
+    class service:
+        """Answer what was asked."""
+
+        @bentoml.api
+        async def infer(self, values: list[float]) -> list[float]:
+            """Change nothing."""
+            return values
+
+else:
+
+    @bentoml.service(workers=1, traffic={"timeout": 60}, logging={"access": {"enabled": False}})
+    class service:
+        """A model behind base64 in JSON."""
+
+        def __init__(self) -> None:
+            import onnxruntime  # noqa: PLC0415  # the echo does without
+
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = options.inter_op_num_threads = 1
+            path = f"{MODELS}/{MODEL}.onnx"
+            providers = ["CPUExecutionProvider"]
+            self.session = onnxruntime.InferenceSession(path, options, providers=providers)
+
+        @bentoml.api(batchable=True, max_batch_size=8, max_latency_ms=10_000)
+        def infer(self, b64: list[str]) -> list[list[float]]:
+            """Run a batch."""
+            raw = b"".join(base64.b64decode(item) for item in b64)
+            x = np.frombuffer(raw, np.float32).reshape(len(b64), *SHAPE)
+            return self.session.run(None, {"x": x})[0].tolist()

@@ -1,0 +1,48 @@
+"""What one writes by hand: FastAPI on uvicorn, the model in the same process, no batching.
+
+python server.py MODEL PORT MODELS
+"""
+
+import sys
+
+import numpy as np
+import onnxruntime
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel
+
+app = FastAPI()
+
+
+class Values(BaseModel):
+    """A small tensor as JSON."""
+
+    values: list[float]
+
+
+@app.post("/echo")
+async def echo(body: Values) -> Values:
+    """Answer what was asked."""
+    return body
+
+
+def serve_onnx(path: str, shape: tuple[int, ...]) -> None:
+    """Take a tensor as raw bytes and answer one."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    @app.post("/infer")
+    async def infer(request: Request) -> Response:
+        x = np.frombuffer(await request.body(), np.float32).reshape(shape)
+        (y,) = session.run(None, {"x": x})
+        return Response(y.tobytes(), media_type="application/octet-stream")
+
+
+if __name__ == "__main__":
+    model, port, models = sys.argv[1:]
+    if model == "cnn":
+        serve_onnx(f"{models}/cnn.onnx", (1, 3, 64, 64))
+    elif model == "wide":
+        serve_onnx(f"{models}/wide.onnx", (1, 256))
+    uvicorn.run(app, host="127.0.0.1", port=int(port), log_level="error", access_log=False)

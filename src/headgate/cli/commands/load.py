@@ -1,0 +1,243 @@
+"""`headgate load`: requests to a live server, each at its own time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import click
+from rich.text import Text
+
+from headgate.cli.files import make_directory, writing
+from headgate.cli.load_view import load_lines, standing_line
+from headgate.cli.options import duration_ns as read_duration
+from headgate.cli.options import json_option, report_option, seed_option, traces_option
+from headgate.cli.progress import Progress
+from headgate.cli.screen import show, show_json
+from headgate.core.clock import MILLISECOND_NS, SECOND_NS
+from headgate.core.errors import ConfigError
+from headgate.core.rng import stream
+from headgate.load import (
+    LoadOptions,
+    LoadResult,
+    LoadSummary,
+    read_body,
+    run_closed_loop,
+    run_open_loop,
+    summarise_load,
+)
+from headgate.load.options import CONNECTIONS_MAX
+from headgate.metrics.report import write_report
+from headgate.workload import (
+    Arrivals,
+    ClosedLoop,
+    find_trace,
+    mix,
+    parse_arrivals,
+    read_trace,
+    window,
+)
+
+_DURATION_NS: Final = 10 * SECOND_NS
+_AUTO: Final = "auto"
+
+
+def header(text: str) -> tuple[str, str]:
+    """Read `NAME: VALUE`."""
+    name, colon, value = (part.strip() for part in text.partition(":"))
+    if not name or not colon:
+        raise ConfigError("is not a header", where="--header", value=text, allowed="NAME: VALUE")
+    return name, value
+
+
+@click.command("load")
+@click.argument("url")
+@click.option(
+    "--arrivals",
+    multiple=True,
+    metavar="SPEC",
+    help="When requests are sent, such as poisson:rate=50/s,pipeline=MODEL. May be repeated.",
+)
+@click.option("--trace", metavar="FILE", help="Send at the times of a trace: CSV or Parquet.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Instead, so many clients that each wait for an answer before they ask again. This finds"
+    " what a server carries, to compare; it hides queueing, so trust no latency from it.",
+)
+@click.option(
+    "duration_ns",
+    "--duration",
+    type=read_duration,
+    metavar="S",
+    help="Requests stop then: seconds, or 10min. Default: 10 s, or all the trace.",
+)
+@click.option(
+    "--model", metavar="NAME", help="Who gets the requests. Default: who their pipeline names."
+)
+@click.option(
+    "--payload",
+    default=_AUTO,
+    metavar="FILE",
+    help="What requests carry. Default: auto, tensors as the model's metadata ask for.",
+)
+@click.option("is_binary", "--binary", is_flag=True, help="Tensors as raw bytes, not as JSON.")
+@click.option(
+    "headers", "--header", type=header, multiple=True, metavar="LINE", help="A header to send."
+)
+@click.option(
+    "--connections",
+    type=click.IntRange(min=1),
+    default=CONNECTIONS_MAX,
+    metavar="N",
+    help=f"Open no more than that; requests wait for a free one. Default: {CONNECTIONS_MAX}.",
+)
+@click.option(
+    "--timeout-ms",
+    type=click.FloatRange(min=0, min_open=True),
+    default=30_000,
+    metavar="N",
+    help="Give a request up so long after it was due. Default: 30000.",
+)
+@click.option(
+    "--slo-ms",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="N",
+    help="An answer that takes longer is late. Default: as the server says.",
+)
+@traces_option
+@seed_option
+@json_option
+@report_option
+def command(
+    url: str,
+    arrivals: tuple[str, ...],
+    trace: str | None,
+    concurrency: int | None,
+    duration_ns: int | None,
+    model: str | None,
+    payload: str,
+    is_binary: bool,
+    headers: tuple[tuple[str, str], ...],
+    connections: int,
+    timeout_ms: float,
+    slo_ms: float | None,
+    traces: Path | None,
+    seed: int,
+    as_json: bool,
+    report: Path | None,
+) -> None:
+    """Send requests to the server at URL and print what came of them.
+
+    Requests go out at their own times, whatever became of earlier ones, and latency counts from
+    the time a request was due.
+
+    \b
+    headgate load http://127.0.0.1:8080 --model resnet --arrivals poisson:rate=200/s
+    headgate load http://127.0.0.1:8080 --trace requests.csv --slo-ms 100 --report out
+    """
+    options = LoadOptions(
+        model=model,
+        body=None if payload == _AUTO else read_body(Path(payload)),
+        is_binary=is_binary,
+        headers=dict(headers),
+        connections_max=connections,
+        timeout_ns=_ns(timeout_ms),
+        slo_ns=None if slo_ms is None else _ns(slo_ms),
+        seed=seed,
+    )
+    given = {"--arrivals": bool(arrivals), "--trace": bool(trace), "--concurrency": concurrency}
+    _check_one_of(given)
+    if report is not None:
+        make_directory(report, "--report")
+    if concurrency is not None:
+        result = _closed(url, concurrency, duration_ns or _DURATION_NS, options)
+    else:
+        specs = [_read_arrivals(spec, duration_ns, seed, i) for i, spec in enumerate(arrivals)]
+        if trace is not None:
+            specs = [_read_trace(find_trace(trace, traces), duration_ns, seed)]
+        result = _open(url, mix(specs) if len(specs) > 1 else specs[0], options)
+    summary = summarise_load(result)
+    if report is not None:
+        _write(report, url, result, summary)
+    if as_json:
+        show_json({"url": url, **summary.to_json()})
+    else:
+        _show(url, summary, result, report)
+
+
+def _open(url: str, arrivals: Arrivals, options: LoadOptions) -> LoadResult:
+    with Progress(f"sending to {url}", len(arrivals)) as progress:
+        return run_open_loop(
+            url,
+            arrivals,
+            options,
+            on_standing=lambda now: progress.say(standing_line(now), now.ended, len(arrivals)),
+        )
+
+
+def _closed(url: str, concurrency: int, duration_ns: int, options: LoadOptions) -> LoadResult:
+    with Progress(f"sending to {url}", duration_ns) as progress:
+        return run_closed_loop(
+            url,
+            concurrency,
+            duration_ns,
+            options,
+            on_standing=lambda now: progress.say(standing_line(now), now.elapsed_ns, duration_ns),
+        )
+
+
+def _check_one_of(given: Mapping[str, object]) -> None:
+    names = [name for name, value in given.items() if value]
+    allowed = f"one of {', '.join(given)}"
+    if not names:
+        raise ConfigError("there are no requests to send", allowed=allowed)
+    if len(names) > 1:
+        raise ConfigError(
+            f"cannot be given together with {names[1]}", where=names[0], allowed=allowed
+        )
+
+
+def _read_arrivals(spec: str, duration_ns: int | None, seed: int, index: int) -> Arrivals:
+    own_seed = stream(seed, f"arrivals/{index}").getrandbits(63)
+    try:
+        arrivals = parse_arrivals(spec, duration_ns=duration_ns or _DURATION_NS, seed=own_seed)
+    except ConfigError as error:
+        raise ConfigError(
+            error.problem,
+            where="--arrivals",
+            key=error.key,
+            value=error.value,
+            allowed=error.allowed,
+        ) from None
+    if isinstance(arrivals, ClosedLoop):
+        problem = "is a closed loop"
+        raise ConfigError(problem, where="--arrivals", value=spec, allowed="--concurrency N")
+    return arrivals
+
+
+def _read_trace(path: Path, duration_ns: int | None, seed: int) -> Arrivals:
+    arrivals = read_trace(path, seed=seed)
+    if duration_ns is None or duration_ns >= arrivals.duration_ns:
+        return arrivals
+    return window(arrivals, 0, duration_ns)
+
+
+def _write(report: Path, url: str, result: LoadResult, summary: LoadSummary) -> None:
+    load = summary.to_json()["load"]
+    with writing(report, "--report"):
+        meta = {"url": url, "load": load}
+        write_report(report, result.to_run(), summary.run, meta, title=f"Load on {url}")
+
+
+def _show(url: str, summary: LoadSummary, result: LoadResult, report: Path | None) -> None:
+    how = "closed loop" if result.is_closed_loop else "open loop"
+    show(Text(f"{url}, {how}\n", "bold"), *load_lines(summary, result))
+    if report is not None:
+        show(Text(f"report: {report / 'report.html'}"))
+
+
+def _ns(value_ms: float) -> int:
+    return max(1, round(value_ms * MILLISECOND_NS))

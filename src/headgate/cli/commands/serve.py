@@ -1,0 +1,171 @@
+"""`headgate serve`: serves an application until it is told to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from headgate.app import LoadedApp, from_spec
+from headgate.cli.application import load_app
+from headgate.core.errors import ConfigError
+from headgate.live.assignment import Assignment
+from headgate.live.places import places
+from headgate.live.supervisor import Supervisor
+
+BACKLOG: Final = 4_096
+
+
+@click.command("serve")
+@click.argument("app", metavar="APP")
+@click.option("--host", help="Address to listen on. Default: that of APP, or 127.0.0.1.")
+@click.option("--port", type=click.IntRange(0, 65_535), help="Default: that of APP, or 8080.")
+@click.option("--grpc-port", type=click.IntRange(0, 65_535), help="Serve gRPC there too.")
+@click.option("--policy", metavar="NAME", help="Default: that of APP, or headgate.")
+@click.option("--slo", metavar="LATENCY", help="Objective of pipelines without one, such as 50ms.")
+@click.option("--workers", type=click.IntRange(1, 1_000), help="Nodes of APP's first pool.")
+@click.option("--log", type=click.Path(path_type=Path), help="Write the event log there.")
+@click.option("--reload", "reloads", is_flag=True, help="Serve anew what changes beside APP.")
+def command(
+    app: str,
+    host: str | None,
+    port: int | None,
+    grpc_port: int | None,
+    policy: str | None,
+    slo: str | None,
+    workers: int | None,
+    log: Path | None,
+    reloads: bool,
+) -> int:
+    """Serve APP: a YAML file, module:app, or just a model.onnx.
+
+    \b
+    headgate serve model.onnx
+    headgate serve app.yaml --port 9000 --log run.log
+    """
+    changes = {"host": host, "port": port, "grpc_port": grpc_port}
+    given = {name: value for name, value in changes.items() if value is not None}
+
+    def prepare() -> Assignment:
+        return _assignment(app, given, policy=policy, slo=slo, workers=workers)
+
+    first = prepare()
+    serve = first.load().serve
+    if log is None and serve.log is not None:
+        log = Path(first.base) / serve.log
+    with ExitStack() as sockets:
+        listener = sockets.enter_context(_bind(serve.host, serve.port))
+        listener.listen(BACKLOG)
+        given["port"] = listener.getsockname()[1]
+        if serve.grpc_port is not None:  # gRPC opens its own: this one only keeps the port
+            keeper = sockets.enter_context(_bind(serve.host, serve.grpc_port, is_shared=True))
+            given["grpc_port"] = keeper.getsockname()[1]
+        supervisor = Supervisor(
+            prepare,
+            listener,
+            log_path=log,
+            watches=(lambda: _stamp(app)) if reloads else None,
+            complain=_complain,
+            greet=_greet,
+        )
+        return supervisor.run()
+
+
+def _assignment(
+    app: str,
+    given: Mapping[str, object],
+    *,
+    policy: str | None,
+    slo: str | None,
+    workers: int | None,
+) -> Assignment:
+    """Load APP with what the command line changes of it."""
+    loaded = _load(app)
+    spec: dict[str, Any] = dict(loaded.spec)
+    spec["serve"] = {**spec["serve"], **given}
+    if policy is not None:
+        spec["policy"] = policy
+    if slo is not None:
+        spec["slo"] = {**(spec["slo"] or {}), "latency": slo}
+    if workers is not None:
+        pools = spec["pools"] or {"local": {"tier": "dedicated"}}
+        first = next(iter(pools))
+        spec["pools"] = {**pools, first: {**pools[first], "nodes": workers}}
+    changed = from_spec(spec, app)
+    _check_served(changed, app)
+    nodes = places(changed.app, sorted(os.sched_getaffinity(0)), app)
+    return Assignment(changed.spec, str(_base(app)), nodes)
+
+
+def _load(app: str) -> LoadedApp:
+    if not app.endswith(".onnx"):
+        return load_app(app)
+    path = Path(app)
+    if not path.is_file():
+        raise ConfigError("is not a file", where=app)
+    name = "".join(c if c.isascii() and (c.isalnum() or c in "_.-") else "_" for c in path.stem)
+    return from_spec({"functions": {name.lstrip(".-") or "model": {"model": path.name}}}, app)
+
+
+def _check_served(loaded: LoadedApp, where: str) -> None:
+    for variant, source in zip(loaded.app.variants, loaded.sources, strict=True):
+        if source is None:
+            raise ConfigError(
+                "has neither `model` nor `code`: it can be simulated and not served",
+                where=where,
+                key=f"functions.{variant.name}",
+            )
+
+
+def _base(app: str) -> Path:
+    """Where `model` and `code` are found."""
+    if app.endswith((".yaml", ".yml", ".onnx")):
+        return Path(app).resolve().parent
+    return Path.cwd()
+
+
+def _stamp(app: str) -> object:
+    """Changes whenever a source beside APP does."""
+    stamps = []
+    for path in _base(app).rglob("*"):
+        if path.suffix in (".py", ".yaml", ".yml", ".onnx"):
+            try:
+                stamps.append((str(path), path.stat().st_mtime_ns))
+            except OSError:
+                continue  # it is gone again
+    return sorted(stamps)
+
+
+def _bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        option = socket.SO_REUSEPORT if is_shared else socket.SO_REUSEADDR
+        listener.setsockopt(socket.SOL_SOCKET, option, 1)
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"cannot listen: {reason}", where=f"{host}:{port}") from None
+    return listener
+
+
+def _complain(text: str) -> None:
+    click.echo(f"headgate: {text}", err=True)
+
+
+def _greet(said: bytes) -> None:
+    """Say what is served and how to ask for it."""
+    greeting = json.loads(said)
+    click.echo(f"serving {greeting['url']}  (policy {greeting['policy']}; Ctrl-C ends it)")
+    if greeting["grpc"]:
+        click.echo(f"gRPC on {greeting['grpc']}")
+    for model in greeting["models"]:
+        click.echo(f"  {model['name']}: {model['signature']}")
+    click.echo(f"try it:\n  {greeting['curl']}")

@@ -1,0 +1,160 @@
+"""Tensors as arrays and arrays as tensors, without a copy where that is possible.
+
+Arrays made of tensors are aligned and read-only: large ones lie in memory that belongs to somebody
+else, and small ones behave alike. Those of `BYTES` hold Python `bytes`. NumPy has no `BF16`: only a
+function that declares it gets it, as the bits in `uint16`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headgate.functions.tensor import Block, Tensor
+
+Array: TypeAlias = NDArray[Any]  # of any datatype: which one is known only when it runs
+
+DIMENSIONS_MAX: Final = 32
+
+
+def to_array(tensor: Tensor, *, raw_bf16: bool = False) -> Array:
+    """Return a tensor's elements. Raises `ValueError`, saying what is wrong with it.
+
+    >>> to_array(Tensor("x", "INT16", (2,), memoryview(b"\\x01\\x00\\x02\\x00"))).tolist()
+    [1, 2]
+    """
+    data, shape = tensor.data, tensor.shape
+    if isinstance(data, Block):
+        raise ValueError(f"{tensor.name}: its elements are not here")
+    dtype = _DTYPES.get(tensor.datatype)
+    if dtype is None:
+        return _to_odd_array(tensor, data, raw_bf16)
+    if len(shape) > DIMENSIONS_MAX:
+        raise ValueError(f"{tensor.name}: has {len(shape)} dimensions, at most {DIMENSIONS_MAX}")
+    size = prod(shape) * dtype.itemsize
+    if size != data.nbytes or (shape and min(shape) < 0):
+        raise ValueError(_size_problem(tensor, size, data.nbytes))
+    array: Array = np.ndarray(shape, dtype, data)
+    flags = array.flags
+    if not flags.aligned:
+        array = array.copy()
+        flags = array.flags
+    flags.writeable = False
+    return array
+
+
+def to_tensor(name: str, array: Array, *, datatype: str = "") -> Tensor:
+    """Return an array as a tensor that shares its elements.
+
+    A `datatype` of `BF16` takes the bits in `uint16`. Raises `ValueError` for what cannot be sent.
+
+    >>> to_tensor("x", np.float32([[1, 2]])).shape
+    (1, 2)
+    """
+    found = _DATATYPES.get(array.dtype)
+    if found is None:
+        return _odd_to_tensor(name, array)
+    if datatype == "BF16" and found == "UINT16":
+        found = "BF16"
+    if not array.size:
+        return Tensor(name, found, array.shape, memoryview(b""))
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return Tensor(name, found, array.shape, flat.view(np.uint8).data)
+
+
+def dtype_of(datatype: str) -> np.dtype[Any]:
+    """Return what the elements of a datatype are in NumPy: `BYTES` are objects."""
+    if datatype == "BF16":
+        return np.dtype(np.uint16)
+    return _DTYPES.get(datatype, np.dtype(object))
+
+
+def _to_odd_array(tensor: Tensor, data: memoryview, raw_bf16: bool) -> Array:
+    if tensor.datatype == "BYTES":
+        return _unpack(tensor, data)
+    if tensor.datatype != "BF16":
+        raise ValueError(f"{tensor.name}: {tensor.datatype!r} is no datatype")
+    if not raw_bf16:
+        raise ValueError(f"{tensor.name}: BF16 is taken only by functions that declare it")
+    return to_array(Tensor(tensor.name, "UINT16", tensor.shape, data))
+
+
+def _unpack(tensor: Tensor, data: memoryview) -> Array:
+    """Return the elements of `BYTES`: each preceded by its length."""
+    name, shape = tensor.name, tensor.shape
+    if len(shape) > DIMENSIONS_MAX:
+        raise ValueError(f"{name}: has {len(shape)} dimensions, at most {DIMENSIONS_MAX}")
+    count, size = prod(shape), data.nbytes
+    if count < 0 or (shape and min(shape) < 0) or count * _LENGTH > size:
+        raise ValueError(_size_problem(tensor, max(count, 0) * _LENGTH, size))
+    array: Array = np.empty(count, object)
+    start = 0
+    for index in range(count):
+        end = start + _LENGTH
+        length = int.from_bytes(data[start:end], "little")
+        start = end + length
+        if end > size or start > size:
+            raise ValueError(f"{name}: element {index} goes beyond the end of its {size} bytes")
+        array[index] = bytes(data[end:start])
+    if start != size:
+        raise ValueError(f"{name}: {size - start} bytes are left over after {count} elements")
+    array = array.reshape(shape)
+    array.flags.writeable = False
+    return array
+
+
+def _odd_to_tensor(name: str, array: Array) -> Tensor:
+    if array.dtype.kind not in "OSU":
+        little = array.dtype.newbyteorder("<")
+        if little in _DATATYPES:
+            return to_tensor(name, array.astype(little))
+        raise ValueError(f"{name}: an array of {array.dtype} cannot be sent")
+    parts: list[bytes] = []
+    for element in array.reshape(-1).tolist():
+        if isinstance(element, str):
+            element = element.encode()
+        elif not isinstance(element, bytes):
+            kind = type(element).__name__
+            raise ValueError(f"{name}: holds a {kind}; only bytes and str can be sent")
+        parts += (len(element).to_bytes(_LENGTH, "little"), element)
+    return Tensor(name, "BYTES", array.shape, memoryview(b"".join(parts)))
+
+
+def _size_problem(tensor: Tensor, wanted: int, found: int) -> str:
+    if any(size < 0 for size in tensor.shape):
+        return f"{tensor.name}: its shape {list(tensor.shape)} has a negative size"
+    least = "at least " if tensor.datatype == "BYTES" else ""
+    return (
+        f"{tensor.name}: {tensor.datatype}{list(tensor.shape)} needs {least}{wanted} bytes, "
+        f"there are {found}"
+    )
+
+
+_LENGTH: Final = 4  # bytes before each element of BYTES
+_DTYPES: Final[Mapping[str, np.dtype[Any]]] = MappingProxyType(
+    {
+        name: np.dtype(code)
+        for name, code in {
+            "BOOL": "?",
+            "UINT8": "u1",
+            "UINT16": "<u2",
+            "UINT32": "<u4",
+            "UINT64": "<u8",
+            "INT8": "i1",
+            "INT16": "<i2",
+            "INT32": "<i4",
+            "INT64": "<i8",
+            "FP16": "<f2",
+            "FP32": "<f4",
+            "FP64": "<f8",
+        }.items()
+    }
+)
+_DATATYPES: Final[Mapping[np.dtype[Any], str]] = MappingProxyType(
+    {dtype: name for name, dtype in _DTYPES.items()}
+)

@@ -1,0 +1,70 @@
+"""What a function says of its tensors: `"FP32[-1, 3, 64, 64]"`, as clients see it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeAlias
+
+from headgate.core.errors import ConfigError
+from headgate.functions.tensor import ITEM_BYTES, TensorSpec
+
+# Either by name, as text, or in full.
+Declared: TypeAlias = Mapping[str, str] | Sequence[TensorSpec]
+
+
+def read_specs(declared: Declared, where: str) -> tuple[TensorSpec, ...]:
+    """Return what was declared in full; `where` is named in errors.
+
+    >>> read_specs({"image": "UINT8[-1, 224, 224, 3]"}, "Cat.inputs")
+    (TensorSpec(name='image', datatype='UINT8', shape=(-1, 224, 224, 3)),)
+    """
+    if isinstance(declared, Mapping):
+        return tuple(_read(name, text, where) for name, text in declared.items())
+    specs = tuple(declared)
+    names = [spec.name for spec in specs if isinstance(spec, TensorSpec)]
+    if len(set(names)) != len(specs):
+        raise ConfigError("must be TensorSpecs of different names", where=where, value=declared)
+    for spec in specs:
+        _check(spec, where)
+    return specs
+
+
+def write_spec(spec: TensorSpec) -> str:
+    """Return a spec as people write it.
+
+    >>> write_spec(TensorSpec("image", "FP32", (-1, 3)))
+    'FP32[-1, 3]'
+    """
+    return f"{spec.datatype}[{', '.join(map(str, spec.shape))}]"
+
+
+def _read(name: str, text: object, where: str) -> TensorSpec:
+    matched = _SPEC.fullmatch(text) if isinstance(text, str) else None
+    if matched is None:
+        raise ConfigError(
+            "is no tensor", where=where, key=name, value=text, allowed='"FP32[-1, 3]", "INT64[]"'
+        )
+    datatype, dimensions = matched.groups()
+    shape = tuple(int(size) for size in dimensions.split(",") if size.strip())
+    spec = TensorSpec(name, datatype, shape)
+    _check(spec, where)
+    return spec
+
+
+def _check(spec: TensorSpec, where: str) -> None:
+    if spec.datatype not in ITEM_BYTES:
+        raise ConfigError(
+            "is no datatype",
+            where=where,
+            key=spec.name,
+            value=spec.datatype,
+            allowed=", ".join(ITEM_BYTES),
+        )
+    if any(size < -1 for size in spec.shape):
+        raise ConfigError(
+            "has a negative size", where=where, key=spec.name, value=spec.shape, allowed="-1: any"
+        )
+
+
+_SPEC: Final = re.compile(r"\s*([A-Z]+[0-9]*)\s*\[\s*((?:-?\d+\s*(?:,\s*-?\d+\s*)*)?)\]\s*")

@@ -1,0 +1,1 @@
+"""The live runtime: a gateway, its workers, and the supervisor of both."""

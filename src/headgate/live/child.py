@@ -1,0 +1,94 @@
+"""A child process of the supervisor: a worker or a gateway."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import final
+
+
+@final
+class Child:
+    """One process, and a pipe from it: its heartbeat, or what it has to say.
+
+    The pipe also binds it to us: a child whose pipe has nobody at the other end goes by itself.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        keeps: Sequence[int] = (),
+    ) -> None:
+        self.name = name
+        self.started_s = monotonic()
+        self.heard_s: float | None = None  # when it last said something
+        self.said = b""
+        self._read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        command = [sys.executable, "-m", module, *arguments, "--heartbeat-fd", str(write_fd)]
+        try:
+            # In a session of its own: Ctrl-C is for the supervisor, which tells its children.
+            self._process = subprocess.Popen(
+                command,
+                env={**os.environ, **env},
+                pass_fds=[write_fd, *keeps],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        finally:
+            os.close(write_fd)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def hear(self) -> None:
+        """Read what it has said since."""
+        try:
+            data = os.read(self._read_fd, 65_536)
+        except BlockingIOError:
+            return
+        if data:
+            self.heard_s = monotonic()
+            self.said = (self.said + data)[-65_536:]
+
+    def ended(self) -> int | None:
+        """Its exit status once it is gone: negative if a signal ended it."""
+        return self._process.poll()
+
+    def tell(self, number: signal.Signals) -> None:
+        """Send it a signal, if it is still there."""
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def wait(self, limit_s: float) -> bool:
+        """Whether it is gone within so long."""
+        try:
+            self._process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def close(self) -> None:
+        """End it for good."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        os.close(self._read_fd)
+
+    def resident_bytes(self) -> int:
+        """Memory it holds now; 0 if it is gone."""
+        try:
+            pages = Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()[1]
+        except (OSError, IndexError):
+            return 0
+        return int(pages) * os.sysconf("SC_PAGESIZE")

@@ -1,0 +1,107 @@
+"""The crew: connections to all workers, made again whenever they end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol, final
+
+from headgate.live.arena import Arena
+from headgate.live.assignment import Place, socket_path
+from headgate.live.framing import Frames
+from headgate.live.link import Link, Listener
+from headgate.live.messages import Hello
+
+RETRY_S: Final = 0.02
+HELLO_BYTES: Final = 64 * 1024
+
+
+class CrewListener(Listener, Protocol):
+    """Who hears of workers that come."""
+
+    def joined(self, link: Link) -> None:
+        """A worker is there, or there again, empty."""
+
+
+@final
+class Crew:
+    """Keeps one link to each worker."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        places: list[Place],
+        listener: CrewListener,
+        *,
+        arena_bytes: int,
+        complain: Callable[[str], None],
+    ) -> None:
+        self._run_dir = run_dir
+        self._places = places
+        self._listener = listener
+        self._arena_bytes = arena_bytes
+        self._complain = complain
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to connect, and never give up."""
+        self._tasks = [asyncio.create_task(self._keep(place)) for place in self._places]
+
+    async def stop(self) -> None:
+        """Leave the workers to themselves."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _keep(self, place: Place) -> None:
+        while True:
+            link = await self._connect(place)
+            if link is None:
+                await asyncio.sleep(RETRY_S)
+                continue
+            try:
+                self._listener.joined(link)
+                await link.closed
+            finally:
+                link.close()
+
+    async def _connect(self, place: Place) -> Link | None:
+        """Return a link once the worker has said hello; None if it is not there yet."""
+        loop = asyncio.get_running_loop()
+        path = str(socket_path(self._run_dir, place.id))
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # A worker says hello only when it has looked at its functions: that may take a while.
+            hello, theirs = await loop.run_in_executor(None, _shake_hands, sock, path)
+            own = Arena.create(self._arena_bytes)
+            socket.send_fds(sock, [b"\0"], [own.fd])
+            sock.setblocking(False)
+            link = Link(place, hello, self._listener, own, theirs, self._complain)
+            await loop.create_unix_connection(lambda: link, sock=sock)
+        except (OSError, ValueError):
+            sock.close()
+            return None
+        except BaseException:
+            sock.close()
+            raise
+        return link
+
+
+def _shake_hands(sock: socket.socket, path: str) -> tuple[Hello, Arena]:
+    """Connect, and wait for the worker's first message and its shared memory."""
+    sock.connect(path)
+    frames = Frames()
+    descriptors: list[int] = []
+    while True:
+        data, received, _, _ = socket.recv_fds(sock, HELLO_BYTES, 1)
+        descriptors.extend(received)
+        if not data:
+            raise ConnectionError("the worker left without a word")
+        for message in frames.feed(data):
+            if not isinstance(message, Hello) or len(descriptors) != 1:
+                raise ValueError("that is no worker")
+            size = os.fstat(descriptors[0]).st_size
+            return message, Arena.attach(descriptors[0], size)

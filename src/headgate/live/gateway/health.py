@@ -1,0 +1,118 @@
+"""Health and metadata: whether it lives, whether it is ready, what it serves."""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from msgspec import Struct
+from msgspec.json import Encoder
+
+from headgate import __version__
+from headgate.functions.tensor import TensorSpec
+from headgate.live.gateway import oip
+from headgate.live.gateway.answers import JSON
+from headgate.live.gateway.exchange import Exchange
+from headgate.live.gateway.intake import find_model
+from headgate.live.gateway.routes import Rule
+from headgate.live.serving import Model, Phase
+
+METRICS: Final = b"Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+EXTENSIONS: Final = ("binary_tensor_data", "schedule_policy", "parameters")
+_ENCODER: Final = Encoder()
+
+
+def health_rules() -> dict[str, Rule]:
+    """The paths of health, metadata and metrics."""
+    rules = {
+        path: Rule(b"GET", live, is_open=True) for path in ("/v2/health/live", "/livez", "/healthz")
+    }
+    rules |= {path: Rule(b"GET", ready, is_open=True) for path in ("/v2/health/ready", "/readyz")}
+    rules |= {path: Rule(b"GET", about_server, is_open=True) for path in ("/v2", "/v2/")}
+    for path in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
+        rules[path] = Rule(b"GET", about_model)
+        rules[f"{path}/ready"] = Rule(b"GET", model_ready)
+    rules["/metrics"] = Rule(b"GET", metrics, is_open=True)
+    return rules
+
+
+@final
+class TensorJson(Struct, gc=False):
+    """What a model takes or gives."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@final
+class ModelJson(Struct, gc=False):
+    """What is known about a model."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorJson]
+    outputs: list[TensorJson]
+
+
+def is_ready(exchange: Exchange) -> bool:
+    """Whether balancers should send requests here."""
+    return exchange.server.serving.phase is Phase.READY
+
+
+def live(exchange: Exchange) -> None:
+    """It answers, so it lives."""
+    exchange.respond(200, JSON, b'{"live":true}')
+
+
+def ready(exchange: Exchange) -> None:
+    """Whether it is ready. The protocol's text has `live` where it means `ready`: both are sent."""
+    if is_ready(exchange):
+        exchange.respond(200, JSON, b'{"ready":true,"live":true}')
+    else:
+        exchange.respond(503, JSON, b'{"ready":false,"live":true}')
+
+
+def about_server(exchange: Exchange) -> None:
+    """Name, version and extensions."""
+    about = {
+        "name": exchange.server.config.server_name,
+        "version": __version__,
+        "extensions": EXTENSIONS,
+    }
+    exchange.respond(200, JSON, _ENCODER.encode(about))
+
+
+def about_model(exchange: Exchange) -> None:
+    """What a model takes and gives. Raises `Refused`."""
+    model = _model(exchange)
+    about = ModelJson(
+        model.name,
+        [oip.VERSION],
+        model.platform,
+        [_described(spec) for spec in model.inputs],
+        [_described(spec) for spec in model.outputs],
+    )
+    exchange.respond(200, JSON, _ENCODER.encode(about))
+
+
+def model_ready(exchange: Exchange) -> None:
+    """Whether there is somebody to run a model. Raises `Refused`."""
+    model = _model(exchange)
+    is_model_ready = is_ready(exchange) and exchange.server.serving.is_ready(model)
+    body = _ENCODER.encode({"name": model.name, "ready": is_model_ready})
+    exchange.respond(200 if is_model_ready else 503, JSON, body)
+
+
+def metrics(exchange: Exchange) -> None:
+    """For Prometheus."""
+    exchange.respond(200, METRICS, exchange.server.render_metrics())
+
+
+def _model(exchange: Exchange) -> Model:
+    assert exchange.route is not None
+    return find_model(exchange.server.serving, exchange.route.name, exchange.route.version)
+
+
+def _described(spec: TensorSpec) -> TensorJson:
+    return TensorJson(spec.name, spec.datatype, spec.shape)

@@ -1,0 +1,258 @@
+"""Incoming: from the bytes of a connection to exchanges, within limits.
+
+llhttp (through `httptools`) reads the bytes and is strict about what smuggles requests past
+proxies: lengths that contradict each other, folded headers, odd chunks. What it leaves open is
+closed here: how much there may be of everything, before it is kept.
+
+A request that is refused before its body has come (an unknown path, no key) has its body read and
+thrown away. One after which nothing can be understood is the last: `Refused` with `closes`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, final
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+
+from headgate.live.gateway.exchange import Exchange
+from headgate.live.gateway.keys import Tenant
+from headgate.live.gateway.refusal import Refused
+from headgate.live.gateway.routes import Route
+
+if TYPE_CHECKING:
+    from headgate.live.gateway.protocol import Connection
+    from headgate.live.gateway.server import HttpServer
+
+
+class Reading:
+    """What is being read. Small integers rather than an `Enum`: they are on the hot path."""
+
+    NOTHING: Final = 0  # between requests
+    HEAD: Final = 1
+    BODY: Final = 2
+    NO_MORE: Final = 3  # the last request has come: whatever follows is thrown away
+
+
+@final
+class Incoming:
+    """The reading half of a connection. The parser calls the methods that begin with `on_`."""
+
+    __slots__ = (
+        "_body",
+        "_body_bytes",
+        "_connection",
+        "_exchange",
+        "_head_bytes",
+        "_headers",
+        "_held_bytes",
+        "_limits",
+        "_parser",
+        "_plain_left",
+        "_server",
+        "_target",
+        "reading",
+        "since_s",
+    )
+
+    def __init__(self, connection: Connection, server: HttpServer) -> None:
+        self.reading: int = Reading.NOTHING
+        self.since_s = server.clock_s  # when what is being read began
+        self._connection = connection
+        self._server = server
+        self._limits = server.config
+        self._parser = HttpRequestParser(self)
+        self._target = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._head_bytes = 0
+        self._exchange: Exchange | None = None  # whose body is being read
+        self._body: bytes | bytearray = b""
+        self._body_bytes = 0
+        self._held_bytes = 0  # of the body, as the server counts them
+        self._plain_left = 0  # bytes of a body that the parser does not see
+
+    def feed(self, data: bytes) -> None:
+        """Read on: whole requests go to the connection. Raises `Refused`, after which it ends."""
+        while data:
+            if self._plain_left:
+                data = self._read_plain(data)
+            try:
+                self._parser.feed_data(data)
+                break
+            except HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]  # there is no upgrade: it goes on as it was
+            except HttpParserError as problem:
+                raise _refused(problem) from None
+        if self.reading == Reading.HEAD:
+            # A header that never ends never comes to `on_header`.
+            self._head_bytes += len(data)
+            if self._head_bytes > 2 * self._limits.header_bytes_max:
+                raise _too_many_headers()
+
+    def last(self, refused: Refused) -> Exchange:
+        """The exchange to end with: the one that was coming in, or one for what was none."""
+        self.reading = Reading.NO_MORE
+        exchange = self._exchange
+        self.let_go()
+        if exchange is None:
+            exchange = Exchange(self._connection, self._server, None, None, {}, False)
+        exchange.refused = refused
+        exchange.closes = True
+        return exchange
+
+    def let_go(self) -> None:
+        """Keep nothing of what is unfinished."""
+        self._server.release(self._held_bytes)
+        self._held_bytes = self._body_bytes = self._plain_left = 0
+        self._body = b""
+        self._exchange = None
+
+    def on_message_begin(self) -> None:
+        """Mark the time."""
+        if self.reading == Reading.NO_MORE:
+            raise Refused(400, "a request after the last", closes=True)
+        self.reading = Reading.HEAD
+        self.since_s = self._server.clock_s
+        self._head_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        """Keep the target, which may come in pieces."""
+        self._target += url
+        if len(self._target) > self._limits.header_bytes_max:
+            raise Refused(414, "the target is too long", closes=True)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header. Those that are repeated are one list, as HTTP has it."""
+        headers = self._headers
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > self._limits.header_bytes_max:
+            raise _too_many_headers()
+        if self.reading == Reading.BODY:
+            return  # a trailer, which could overrule what has been looked at
+        name = name.lower()
+        if name in headers:
+            if name in (b"content-length", b"transfer-encoding", b"host", b"authorization"):
+                raise Refused(400, f"{name.decode()} is given twice", closes=True)
+            value = b"%b, %b" % (headers[name], value)
+        headers[name] = value
+        if len(headers) > self._limits.headers_max:
+            raise _too_many_headers()
+
+    def on_headers_complete(self) -> None:
+        """Decide whether the body is wanted."""
+        parser, server = self._parser, self._server
+        headers, target = self._headers, self._target
+        self._headers, self._target = {}, b""
+        self.reading = Reading.BODY
+        self.since_s = server.clock_s
+        method = parser.get_method()
+        refused: Refused | None = None
+        route: Route | None = None
+        tenant: Tenant | None = None
+        if b"host" not in headers and parser.get_http_version() == "1.1":
+            raise Refused(400, "there is no Host", closes=True)
+        try:
+            route = server.router.find(method, target)
+            tenant = server.keys.anyone if route.is_open else server.keys.tenant(headers)
+        except Refused as error:
+            refused = error
+        exchange = Exchange(self._connection, server, route, tenant, headers, method == b"HEAD")
+        exchange.refused = refused
+        self._exchange = exchange
+        if b"content-length" in headers or b"transfer-encoding" in headers:
+            self._check_framing(headers)
+        if b"expect" in headers:
+            self._expect(headers[b"expect"], refused)
+
+    def on_body(self, chunk: bytes) -> None:
+        """Keep a piece of the body, if somebody wants it and there is room."""
+        self._head_bytes = 0  # from here on it counts trailers
+        self._body_bytes += len(chunk)
+        if self._body_bytes > self._limits.body_bytes_max:
+            raise self._too_large()
+        if self._exchange is None or self._exchange.refused is not None:
+            return
+        if not self._body:
+            self._body = chunk
+            return
+        # One growing buffer rather than a list: a million tiny chunks would cost far more than
+        # what they carry.
+        if not isinstance(self._body, bytearray):
+            self._body = bytearray(self._body)
+        if not self._server.hold(len(chunk)):
+            raise Refused(503, "too many bodies are on their way", reason="bodies", closes=True)
+        self._held_bytes += len(chunk)
+        self._body += chunk
+
+    def on_message_complete(self) -> None:
+        """Hand the request over, unless its body comes past the parser."""
+        exchange = self._exchange
+        assert exchange is not None
+        if self._parser.should_upgrade():
+            if b"transfer-encoding" in exchange.headers:
+                raise Refused(400, "no upgrade is offered for chunks", closes=True)
+            self._plain_left = int(exchange.headers.get(b"content-length", b"0"))
+        if not self._plain_left:
+            self._complete(exchange, closes=not self._parser.should_keep_alive())
+
+    def _complete(self, exchange: Exchange, *, closes: bool) -> None:
+        exchange.body = self._body
+        exchange.closes = closes
+        self.reading = Reading.NO_MORE if closes else Reading.NOTHING
+        if self._body_bytes:
+            if self._held_bytes:
+                self._server.release(self._held_bytes)
+                self._held_bytes = 0
+            self._body_bytes = 0
+            self._body = b""
+        self._exchange = None
+        self._connection.arrived(exchange)
+
+    def _read_plain(self, data: bytes) -> bytes:
+        """Read a body that the parser does not see; returns what follows it."""
+        piece = data[: self._plain_left]
+        self._plain_left -= len(piece)
+        self.on_body(piece)
+        if not self._plain_left and self._exchange is not None:
+            self._complete(self._exchange, closes=False)
+        return data[len(piece) :]
+
+    def _check_framing(self, headers: dict[bytes, bytes]) -> None:
+        """What the parser lets pass and proxies could see otherwise; and the size, beforehand."""
+        coding = headers.get(b"transfer-encoding")
+        if coding is not None:
+            if coding.lower() != b"chunked" or b"content-length" in headers:
+                raise Refused(400, "the length of the body is ambiguous", closes=True)
+            if self._parser.get_http_version() != "1.1":
+                raise Refused(400, "chunks are not part of HTTP/1.0", closes=True)
+        elif int(headers[b"content-length"]) > self._limits.body_bytes_max:
+            raise self._too_large()
+
+    def _expect(self, expected: bytes, refused: Refused | None) -> None:
+        if expected.lower() != b"100-continue":
+            raise Refused(417, "only 100-continue can be expected", closes=True)
+        if refused is not None:
+            refused.closes = True
+            raise refused  # before the client has sent what nobody wants
+        self._connection.owes_continue = True
+
+    def _too_large(self) -> Refused:
+        return Refused(
+            413,
+            f"the body is larger than {self._limits.body_bytes_max} bytes",
+            reason="too_large",
+            closes=True,
+        )
+
+
+def _refused(problem: HttpParserError) -> Refused:
+    """Our own reason for stopping the parser, or the parser's."""
+    own = problem.__context__
+    if isinstance(own, Refused):
+        return own
+    if own is not None:
+        raise own  # a defect
+    return Refused(400, f"this is not HTTP: {problem}", reason="malformed", closes=True)
+
+
+def _too_many_headers() -> Refused:
+    return Refused(431, "there are too many headers", reason="too_large", closes=True)

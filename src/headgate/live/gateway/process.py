@@ -1,0 +1,172 @@
+"""The gateway process: a runtime behind its front ends, from first socket to last answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, final
+
+from headgate.core.errors import ConfigError
+from headgate.core.units import parse_duration, parse_size
+from headgate.live import assignment as assignments
+from headgate.live.call import Call
+from headgate.live.gateway.config import GatewayConfig
+from headgate.live.gateway.declared import gateway_config, tls_context
+from headgate.live.gateway.greeting import greeting
+from headgate.live.gateway.server import HttpServer
+from headgate.live.metrics import Exposition, Metrics, Readings
+from headgate.live.runtime import Runtime
+from headgate.live.serving import Phase
+from headgate.live.tracing import make_tracer
+
+if TYPE_CHECKING:
+    from headgate.live.gateway.grpc_server import GrpcServer
+
+POLL_S: Final = 0.005  # while it is starting
+
+
+@final
+class GatewayProcess:
+    """Serves until it is told to end, and then finishes what it has."""
+
+    def __init__(self, run_dir: Path, http_fd: int, pipe_fd: int, log_path: Path | None) -> None:
+        assignment = assignments.read(run_dir)
+        loaded = assignment.load()
+        self._loaded = loaded
+        self._base = Path(assignment.base)
+        self._http_fd = http_fd
+        self._pipe_fd = pipe_fd
+        self._metrics = Metrics(loaded.app, self._readings)
+        self._exposition = Exposition(self._metrics)
+        self._tracer = make_tracer()
+        self._runtime = Runtime(
+            run_dir,
+            assignment,
+            arena_bytes=parse_size(loaded.serve.shared_memory),
+            log_path=log_path,
+            complain=_complain,
+            submitted=self._tracer.begin if self._tracer.is_on else None,
+            settled=self._settled,
+            started=self._metrics.cold_started,
+        )
+        self._models = [pipeline.name for pipeline in loaded.app.pipelines]
+        self._tenants = [client.name for client in loaded.app.clients]
+        self._grpc_address = ""
+        self._signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+
+    async def run(self) -> int:
+        """Serve; return the exit status."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            loop.add_signal_handler(number, self._signals.put_nowait, number)
+        serve = self._loaded.serve
+        config = gateway_config(self._loaded)
+        server = HttpServer(self._runtime, config, lambda: self._exposition.text()[0])
+        listener = socket.socket(fileno=self._http_fd)
+        port = listener.getsockname()[1]
+        await server.listen(sock=listener, ssl=tls_context(serve, self._base))
+        self._runtime.start()
+        grpc = await self._listen_grpc(server, config)
+        greeter = asyncio.create_task(self._greet(port))
+        watcher = asyncio.create_task(self._watch_supervisor())
+        try:
+            number = await self._signals.get()
+            await self._leave(server, grpc, number)
+        finally:
+            greeter.cancel()
+            watcher.cancel()
+            server.close()
+            await self._runtime.stop()
+            self._tracer.close()
+        return 0
+
+    async def _listen_grpc(self, http: HttpServer, config: GatewayConfig) -> GrpcServer | None:
+        serve = self._loaded.serve
+        if serve.grpc_port is None:
+            return None
+        try:
+            from headgate.live.gateway.grpc_server import GrpcServer  # noqa: PLC0415  an extra
+        except ImportError as error:
+            problem = f"needs the extra `grpc`: pip install 'headgate[grpc]' ({error})"
+            raise ConfigError(problem, key="serve.grpc_port") from None
+        server = GrpcServer(self._runtime, config, http.keys, http.retry_ns)
+        certificate, key = (
+            None if name is None else self._base / name
+            for name in (serve.tls_certificate, serve.tls_key)
+        )
+        port = await server.start(serve.host, serve.grpc_port, certificate, key)
+        self._grpc_address = f"{_shown(serve.host)}:{port}"
+        return server
+
+    def _settled(self, call: Call) -> None:
+        model = self._models[call.pipeline_id]
+        self._metrics.settled(call, model, self._tenants[call.client_id])
+        if self._tracer.is_on:
+            self._tracer.end(call, model)
+
+    def _readings(self) -> Readings:
+        return self._runtime.readings()
+
+    # --- life ----------------------------------------------------------------------------------
+
+    async def _greet(self, port: int) -> None:
+        """Tell the supervisor once everything is ready."""
+        while self._runtime.phase is Phase.STARTING:
+            await asyncio.sleep(POLL_S)
+        serve = self._loaded.serve
+        scheme = "https" if serve.tls_certificate else "http"
+        url = f"{scheme}://{_shown(serve.host)}:{port}"
+        models = list(self._runtime.models.values())
+        said = greeting(url, self._grpc_address, self._loaded.policy.name, models)
+        os.write(self._pipe_fd, said)
+
+    async def _watch_supervisor(self) -> None:
+        """A gateway without a supervisor has nobody to restart its workers: it ends."""
+        parent = os.getppid()
+        while os.getppid() == parent:
+            await asyncio.sleep(0.5)
+        self._signals.put_nowait(signal.SIGINT)
+
+    async def _leave(
+        self, server: HttpServer, grpc: GrpcServer | None, number: signal.Signals
+    ) -> None:
+        """Say that it is not ready, go on for a while, take no more, finish.
+
+        SIGINT leaves out the going on. SIGUSR1 means that a successor is there for whoever connects
+        from now on: connections that there are end with their next answer.
+        """
+        serve = self._loaded.serve
+        lame_duck_s = parse_duration(serve.lame_duck) / 1e9
+        if number is signal.SIGUSR1:
+            server.stop_accepting()
+            if grpc is not None:
+                await grpc.stop(lame_duck_s)
+        if number is not signal.SIGINT and self._runtime.phase is Phase.READY:
+            self._runtime.phase = Phase.LEAVING
+            with suppress(TimeoutError):  # a second signal means that somebody is in a hurry
+                await asyncio.wait_for(self._signals.get(), lame_duck_s)
+        server.stop_accepting()
+        if grpc is not None:
+            await grpc.stop()
+        left = await self._runtime.drain(parse_duration(serve.drain) / 1e9)
+        if left:
+            _complain(f"{left} requests were not finished in time")
+        server.close_idle()
+        for _ in range(100):  # answers that are still being sent
+            if not server.connections:
+                break
+            await asyncio.sleep(0.01)
+
+
+def _shown(host: str) -> str:
+    """A host as it stands in an address."""
+    return f"[{host}]" if ":" in host else host
+
+
+def _complain(text: str) -> None:
+    sys.stderr.write(f"headgate: {text}\n")

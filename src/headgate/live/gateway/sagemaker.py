@@ -1,0 +1,135 @@
+"""SageMaker: what its containers must offer, and what its clients call.
+
+A container is asked `GET /ping` and `POST /invocations`. Clients (boto3) call
+`POST /endpoints/{name}/invocations` and expect that interface's errors. SageMaker strips headers
+it does not know, so deadline, priority and trace travel in its custom attributes.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from msgspec.json import encode
+
+from headgate.live.call import Call
+from headgate.live.gateway.answers import JSON, error_json
+from headgate.live.gateway.exchange import Exchange
+from headgate.live.gateway.health import is_ready
+from headgate.live.gateway.infer import submit
+from headgate.live.gateway.intake import check_open, find_model
+from headgate.live.gateway.oip import InferRequest
+from headgate.live.gateway.refusal import Refused
+from headgate.live.gateway.routes import Rule
+from headgate.live.gateway.sagemaker_bodies import Answer, understand
+from headgate.live.gateway.traceparent import traceparent
+
+ATTRIBUTES: Final = b"x-amzn-sagemaker-custom-attributes"
+TARGET: Final = b"x-amzn-sagemaker-target-model"
+VARIANT: Final = b"x-Amzn-Invoked-Production-Variant: AllTraffic\r\n"
+
+
+def sagemaker_rules() -> dict[str, Rule]:
+    """The paths of SageMaker."""
+    return {
+        "/ping": Rule(b"GET", ping, is_open=True),
+        "/invocations": Rule(b"POST", invocations),
+        "/endpoints/{name}/invocations": Rule(b"POST", endpoint_invocations),
+    }
+
+
+@final
+class SageMakerForm:
+    """Answers in the form the body came in; errors as the client's interface has them."""
+
+    __slots__ = ("_is_endpoint", "answer_form")
+
+    def __init__(self, *, is_endpoint: bool) -> None:
+        self._is_endpoint = is_endpoint
+        self.answer_form: Answer | None = None
+
+    def answer(self, call: Call) -> tuple[bytes, bytes]:
+        """Whatever the kind of body is answered with."""
+        assert self.answer_form is not None
+        lines, body = self.answer_form(call)
+        return lines + VARIANT, body
+
+    def refusal(self, refused: Refused, request_id: bytes) -> tuple[int, bytes, bytes]:
+        """A container's error, or the service's."""
+        if not self._is_endpoint:
+            return refused.status, JSON, error_json(refused, request_id)
+        status, kind = _service_error(refused)
+        body: dict[str, object] = {"Message": refused.message}
+        if kind == "ModelError":
+            body["OriginalStatusCode"] = refused.status
+            body["OriginalMessage"] = error_json(refused, request_id).decode()
+            body["LogStreamArn"] = ""
+        return status, JSON + b"x-amzn-ErrorType: %b\r\n" % kind.encode(), encode(body)
+
+
+def ping(exchange: Exchange) -> None:
+    """Whether the container is healthy."""
+    exchange.respond(200 if is_ready(exchange) else 503, b"", b"")
+
+
+def invocations(exchange: Exchange) -> None:
+    """Ask the model that is named in a header, or the only one. Raises `Refused`."""
+    exchange.form = SageMakerForm(is_endpoint=False)
+    models = exchange.server.serving.models
+    target = exchange.headers.get(TARGET, b"").decode("latin-1")
+    if not target and len(models) == 1:
+        target = next(iter(models))
+    elif not target:
+        check_open(exchange.server.serving)
+        raise Refused(400, "name a model in X-Amzn-SageMaker-Target-Model: there are several")
+    _invoke(exchange, target)
+
+
+def endpoint_invocations(exchange: Exchange) -> None:
+    """Ask the model that is called like the endpoint. Raises `Refused`."""
+    assert exchange.route is not None
+    exchange.form = SageMakerForm(is_endpoint=True)
+    _invoke(exchange, exchange.route.name)
+
+
+def _invoke(exchange: Exchange, name: str) -> None:
+    server, form = exchange.server, exchange.form
+    assert isinstance(form, SageMakerForm)
+    check_open(server.serving)
+    model = find_model(server.serving, name)
+    if b"content-encoding" in exchange.headers:
+        raise Refused(415, "bodies cannot be compressed")
+    media_type = exchange.headers.get(b"content-type", b"")
+    understood = understand(media_type, exchange.body, model, server.config)
+    form.answer_form = understood.answer
+    if ATTRIBUTES in exchange.headers:
+        _heed_attributes(exchange, understood.request)
+    submit(exchange, model, understood.request, understood.inputs, understood.outputs)
+
+
+def _heed_attributes(exchange: Exchange, request: InferRequest) -> None:
+    """Put what custom attributes say where it is looked for; what is said there already stays."""
+    headers = dict(exchange.headers)
+    parameters = dict(request.parameters or {})
+    for attribute in headers[ATTRIBUTES].replace(b",", b";").split(b";"):
+        key, _, value = attribute.strip().partition(b"=")
+        if key == b"timeout_ms":
+            headers.setdefault(b"x-request-timeout-ms", value)
+        elif key == b"priority":
+            if not value.isdigit() or len(value) > 10:
+                raise Refused(400, "the custom attribute priority must be a whole number")
+            parameters.setdefault("priority", int(value))
+        elif key == b"traceparent":
+            exchange.trace = exchange.trace or traceparent(value)
+    exchange.headers = headers
+    request.parameters = parameters
+
+
+def _service_error(refused: Refused) -> tuple[int, str]:
+    """How the service would report it."""
+    if refused.reason.startswith("function_") or refused.status in (422, 504):
+        return 424, "ModelError"
+    if refused.status == 429 or refused.reason == "starting":
+        return 429, "ModelNotReadyException"
+    if refused.status == 503:
+        return 503, "ServiceUnavailable"
+    return (500, "InternalFailure") if refused.status == 500 else (400, "ValidationError")

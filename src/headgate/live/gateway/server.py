@@ -1,0 +1,142 @@
+"""The HTTP server: what its connections share."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections import Counter
+from collections.abc import Callable
+from email.utils import formatdate
+from random import Random
+from typing import Final, final
+
+from headgate.core.clock import SECOND_NS
+from headgate.live.gateway.config import GatewayConfig
+from headgate.live.gateway.health import health_rules
+from headgate.live.gateway.infer import infer_rules
+from headgate.live.gateway.keys import KeyRing
+from headgate.live.gateway.openapi import openapi_rules
+from headgate.live.gateway.protocol import Connection
+from headgate.live.gateway.routes import Router
+from headgate.live.gateway.sagemaker import sagemaker_rules
+from headgate.live.serving import Phase, Serving
+
+_REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
+
+
+@final
+class HttpServer:
+    """Makes connections for listening sockets, counts them, and watches the clock for them.
+
+    `await loop.create_server(server.protocol, ...)` serves; `start` begins the sweep; to leave,
+    stop accepting, `close_idle`, and wait for `connections` to be empty.
+    """
+
+    def __init__(
+        self, serving: Serving, config: GatewayConfig, render_metrics: Callable[[], bytes]
+    ) -> None:
+        self.serving = serving
+        self.config = config
+        self.render_metrics = render_metrics
+        self.timeout_max_ns = int(config.timeout_max_s * SECOND_NS)
+        self.keys = KeyRing(config)
+        self.router = Router(infer_rules() | health_rules() | sagemaker_rules() | openapi_rules())
+        self.connections: set[Connection] = set()
+        self.loop: asyncio.AbstractEventLoop
+        self.clock_s = 0.0  # the loop's, as of the last sweep
+        self.common_lines = b""
+        self.answers: Counter[int] = Counter()  # sent, by status
+        self.bodies_bytes = 0  # of bodies that are still coming in
+        self._timer: asyncio.TimerHandle | None = None
+        self._listeners: list[asyncio.Server] = []
+        self._rng = Random(secrets.randbits(64))
+        self._id_prefix = secrets.token_hex(6).encode()
+        self._ids = 0
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether connections end with their next answer."""
+        phase = self.serving.phase
+        return phase is Phase.LEAVING or phase is Phase.DRAINING
+
+    def start(self) -> None:
+        """Begin to watch the clock, on the running loop."""
+        self.loop = asyncio.get_running_loop()
+        self._sweep()
+
+    async def listen(self, **where: object) -> asyncio.Server:
+        """Accept connections: `sock=`, or `host=` and `port=`. Starts the server."""
+        if self._timer is None:
+            self.start()
+        listener = await self.loop.create_server(self.protocol, **where)  # type: ignore[call-overload]
+        self._listeners.append(listener)
+        return listener  # type: ignore[no-any-return]
+
+    def protocol(self) -> Connection:
+        """A connection, for a socket that was accepted."""
+        return Connection(self)
+
+    def stop_accepting(self) -> None:
+        """Accept no more connections; those that there are stay."""
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+
+    def close_idle(self) -> None:
+        """Close the connections on which nothing is under way."""
+        for connection in list(self.connections):
+            if connection.is_idle:
+                connection.close()
+
+    def close(self) -> None:
+        """Close everything, now."""
+        self.stop_accepting()
+        for connection in list(self.connections):
+            connection.close()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def enter(self, connection: Connection) -> bool:
+        """Count a connection. False: it is one too many."""
+        is_welcome = len(self.connections) < self.config.connections_max
+        self.connections.add(connection)
+        return is_welcome
+
+    def leave(self, connection: Connection) -> None:
+        """Forget a connection."""
+        self.connections.discard(connection)
+
+    def hold(self, size: int) -> bool:
+        """Count bytes of a body that is still coming in. False: there is no room for them."""
+        if self.bodies_bytes + size > self.config.bodies_bytes_max:
+            return False
+        self.bodies_bytes += size
+        return True
+
+    def release(self, size: int) -> None:
+        """Forget bytes that were counted."""
+        self.bodies_bytes -= size
+
+    def request_id(self, given: bytes | None) -> bytes:
+        """The id of a request: the client's own if it is fit to be repeated, or a new one."""
+        if given is not None and _REQUEST_ID.fullmatch(given):
+            return given
+        self._ids += 1
+        return b"%b-%x" % (self._id_prefix, self._ids)
+
+    def retry_ns(self, wait_ns: int) -> int:
+        """When a client is to come back: later by up to a quarter, so that not all do at once."""
+        wait_ns = wait_ns or int(self.config.retry_after_s * SECOND_NS)
+        return int(wait_ns * (1.0 + 0.25 * self._rng.random()))
+
+    def _sweep(self) -> None:
+        self.clock_s = self.loop.time()
+        self.common_lines = b"Server: %b\r\nDate: %b\r\n" % (
+            self.config.server_name.encode(),
+            formatdate(usegmt=True).encode(),
+        )
+        for connection in list(self.connections):
+            connection.sweep(self.clock_s)
+        self._timer = self.loop.call_later(self.config.sweep_s, self._sweep)

@@ -1,0 +1,170 @@
+"""A generation: the workers and the gateway of one configuration.
+
+A change of configuration is a new generation beside the old one. Both have the same listening
+sockets, so that no connection is turned away in between.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from typing import Final, final
+
+from headgate.core.clock import NEVER_NS
+from headgate.core.units import parse_duration
+from headgate.live import assignment as assignments
+from headgate.live.assignment import Assignment, Place
+from headgate.live.child import Child
+
+SILENT_S_MIN: Final = 2.0  # heartbeats come twice a second; one may be late
+BACKOFF_S: Final = (0.0, 0.1, 0.5, 2.0, 5.0)  # before it is started again, by how often it failed
+BAD_CONFIGURATION: Final = 78  # how a child ends that will never be able to begin
+BAD_INPUT: Final = 2  # how the command ends then
+SETTLED_S: Final = 30.0  # after so long, earlier failures are forgotten
+
+
+@final
+class Generation:
+    """Starts its processes, watches them, and starts again what ends."""
+
+    def __init__(
+        self,
+        number: int,
+        assignment: Assignment,
+        *,
+        http_fd: int,
+        log_path: Path | None,
+        complain: Callable[[str], None],
+    ) -> None:
+        self.number = number
+        self.assignment = assignment
+        self.loaded = assignment.load()
+        self._http_fd = http_fd
+        self._log_path = log_path
+        self._complain = complain
+        self._run_dir = Path(tempfile.mkdtemp(prefix="headgate-"))
+        assignments.write(self._run_dir, assignment)
+        self._hang_s = parse_duration(self.loaded.serve.hang) / 1e9
+        self._silent_s = max(SILENT_S_MIN, self._hang_s)  # it may hold the interpreter meanwhile
+        self._workers: dict[int, Child] = {}  # by node id
+        self._places = {place.id: place for place in assignment.nodes}
+        self._failures: dict[str, int] = {}  # by child, lately
+        self._due_s: dict[str, float] = {}  # by child that is gone: when it is started again
+        self._gateway_starts = 0
+        for place in assignment.nodes:
+            self._start_worker(place)
+        self.gateway = self._start_gateway()
+        self.is_leaving = False
+
+    # --- starting ------------------------------------------------------------------------------
+
+    def _start_worker(self, place: Place) -> None:
+        threads = str(max(1, len(place.cores)))
+        self._workers[place.id] = Child(
+            place.name,
+            "headgate.live.worker",
+            [str(self._run_dir), str(place.id), "--hang-s", str(self._hang_s)],
+            # Before any library is loaded: some look at this only once.
+            env=dict.fromkeys(_THREAD_SETTINGS, threads),
+        )
+
+    def _start_gateway(self) -> Child:
+        arguments = [str(self._run_dir), "--http-fd", str(self._http_fd)]
+        if self._log_path is not None:
+            # A log tells of one Scheduler from its beginning, so each gateway has its own.
+            suffix = f".{self._gateway_starts}" if self._gateway_starts else ""
+            arguments += ["--log", f"{self._log_path}{suffix}"]
+        self._gateway_starts += 1
+        return Child("gateway", "headgate.live.gateway", arguments, env={}, keeps=[self._http_fd])
+
+    @property
+    def greeting(self) -> bytes | None:
+        """What the gateway says when it is ready, and it is."""
+        return self.gateway.said if self.gateway.said.endswith(b"\n") else None
+
+    # --- watching ------------------------------------------------------------------------------
+
+    def look(self) -> int | None:
+        """Deal with what has happened since. Return an exit status if this cannot go on."""
+        for node_id, worker in self._workers.items():
+            worker.hear()
+            self._end_if_hung(worker, self._places[node_id])
+        self.gateway.hear()
+        for child in (self.gateway, *self._workers.values()):
+            status = child.ended()
+            if status is not None and child.name not in self._due_s:
+                if self.is_leaving:
+                    continue
+                if self.greeting is None and status == BAD_CONFIGURATION:
+                    return BAD_INPUT  # it has said why
+                self._plan_restart(child, status)
+        self._restart_due()
+        return None
+
+    def _end_if_hung(self, worker: Child, place: Place) -> None:
+        if worker.ended() is not None:
+            return
+        if worker.heard_s is not None and monotonic() - worker.heard_s > self._silent_s:
+            self._complain(f"worker {worker.name} has hung, and is ended")
+            worker.tell(signal.SIGKILL)
+        limit_bytes = self.loaded.app.pools[place.pool_id].memory_bytes
+        if limit_bytes < NEVER_NS and worker.resident_bytes() > limit_bytes:
+            self._complain(f"worker {worker.name} holds more memory than its pool has: it is ended")
+            worker.tell(signal.SIGKILL)
+
+    def _plan_restart(self, child: Child, status: int) -> None:
+        if monotonic() - child.started_s > SETTLED_S:
+            self._failures[child.name] = 0
+        failures = self._failures.get(child.name, 0)
+        delay_s = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
+        self._failures[child.name] = failures + 1
+        self._due_s[child.name] = monotonic() + delay_s
+        how = f"by signal {-status}" if status < 0 else f"with status {status}"
+        self._complain(f"{child.name} has ended {how}; it is started again in {delay_s:g} s")
+
+    def _restart_due(self) -> None:
+        for name in [name for name, due_s in self._due_s.items() if due_s <= monotonic()]:
+            del self._due_s[name]
+            if name == self.gateway.name:
+                self.gateway.close()
+                self.gateway = self._start_gateway()
+            for node_id, worker in list(self._workers.items()):
+                if worker.name == name:
+                    worker.close()
+                    self._start_worker(self._places[node_id])
+
+    # --- leaving -------------------------------------------------------------------------------
+
+    def leave(self, number: signal.Signals) -> None:
+        """Have the gateway finish: SIGTERM after its lame-duck time, SIGINT at once, SIGUSR1 after
+        having left new connections to somebody else for its lame-duck time.
+        """
+        self.is_leaving = True
+        self.gateway.tell(number)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the gateway has finished."""
+        return self.is_leaving and self.gateway.ended() is not None
+
+    def close(self) -> None:
+        """End whatever is left: workers have nothing to do without their gateway."""
+        self.gateway.close()
+        for worker in self._workers.values():
+            worker.tell(signal.SIGTERM)
+        for worker in self._workers.values():
+            worker.wait(2.0)
+            worker.close()
+        shutil.rmtree(self._run_dir, ignore_errors=True)
+
+
+_THREAD_SETTINGS: Final = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)

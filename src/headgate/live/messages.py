@@ -1,0 +1,117 @@
+"""What gateways and workers say to each other, over a Unix socket.
+
+Messages are MessagePack behind a length of four bytes. Rare ones carry an action or an event of the
+core as it stands in a log (`core.wire`), so there is one vocabulary; only what carries tensors has
+a shape of its own. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from msgspec import Struct
+from msgspec.msgpack import Decoder, Encoder
+
+from headgate.functions.tensor import Signature, Tensor
+
+
+class Message(Struct, array_like=True, tag=True, gc=False):
+    """What may be sent. The subclasses below are the whole vocabulary."""
+
+
+@final
+class Work(Struct, array_like=True, gc=False):
+    """One task of a batch, with its inputs."""
+
+    task_id: int
+    items: int
+    inputs: list[Tensor]
+
+
+@final
+class Result(Struct, array_like=True, gc=False):
+    """What became of one task: outputs, or an error and whose it is (400 or 500)."""
+
+    task_id: int
+    outputs: list[Tensor]
+    error: str = ""
+    status: int = 200
+    is_unsure: bool = False
+
+
+# --- from a gateway to a worker ----------------------------------------------------------------
+
+
+@final
+class Run(Message, tag=1):
+    """A core `Dispatch`, with what it is to run on."""
+
+    batch_id: int
+    variant_id: int
+    instance_id: int
+    items: int
+    earliest_ns: int
+    latest_ns: int
+    works: list[Work]
+
+
+@final
+class Order(Message, tag=2):
+    """Any other action for a worker, as `core.wire.to_wire` has it."""
+
+    wire: list[object]
+
+
+@final
+class Release(Message, tag=3):
+    """Blocks of the receiver's shared memory that the sender has finished reading."""
+
+    offsets: list[int]
+
+
+# --- from a worker to its gateways -------------------------------------------------------------
+
+
+@final
+class FunctionFacts(Struct, array_like=True):
+    """What a worker found out about a function: how it looks and how long it takes."""
+
+    function: str
+    signature: Signature
+    exec_ns: tuple[int, ...]  # by batch size; empty where it was declared
+    start_ns: int
+    memory_bytes: int
+
+
+@final
+class Hello(Message, tag=4):
+    """First of all. The descriptor of the worker's shared memory comes with it."""
+
+    node_id: int
+    pid: int
+    facts: list[FunctionFacts]
+
+
+@final
+class Ran(Message, tag=5):
+    """A batch ran to its end. Frees the blocks that its inputs were in."""
+
+    batch_id: int
+    began_ns: int
+    ended_ns: int
+    results: list[Result]
+
+
+@final
+class Report(Message, tag=6):
+    """Any other event, as `core.wire.to_wire` has it."""
+
+    wire: list[object]
+
+
+AnyMessage = Run | Order | Release | Hello | Ran | Report
+
+ENCODER: Final = Encoder()
+DECODER: Final[Decoder[AnyMessage]] = Decoder(AnyMessage)
+LENGTH_BYTES: Final = 4
+MESSAGE_BYTES_MAX: Final = 1 << 30

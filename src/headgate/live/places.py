@@ -1,0 +1,45 @@
+"""Which node gets which cores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headgate.core.clock import NEVER_NS
+from headgate.core.errors import ConfigError
+from headgate.core.model import App, Tier
+from headgate.live.assignment import Place
+
+
+def places(app: App, cores: Sequence[int], where: str) -> list[Place]:
+    """Return the nodes of all pools, each with cores of its own as far as there are enough.
+
+    A pool that says how many CPUs a node has gets as many, rounded up. The others share what is
+    left, but for one core, which is the gateway's. Cores are given away from the last one down,
+    because whatever else runs on a machine tends to run on the first.
+    """
+    declared = 0
+    undeclared = 0
+    for pool in app.pools:
+        if pool.serverless is not None or pool.tier not in (Tier.DEDICATED, Tier.GPU):
+            problem = "cannot be served from here yet"
+            raise ConfigError(problem, where=where, key=f"pools.{pool.name}", allowed="dedicated")
+        if pool.cpu_milli < NEVER_NS:
+            declared += pool.nodes * _cpus(pool.cpu_milli)
+        else:
+            undeclared += pool.nodes
+    left = len(cores) - 1 - declared
+    share = max(1, left // undeclared) if undeclared else 1
+    found: list[Place] = []
+    order = sorted(cores, reverse=True)
+    taken = 0
+    for pool in app.pools:
+        count = _cpus(pool.cpu_milli) if pool.cpu_milli < NEVER_NS else share
+        for number in range(pool.nodes):
+            own = [order[(taken + i) % len(order)] for i in range(min(count, len(order)))]
+            taken += count
+            found.append(Place(len(found), pool.id, f"{pool.name}{number + 1}", sorted(own)))
+    return found
+
+
+def _cpus(milli: int) -> int:
+    return max(1, -(-milli // 1000))

@@ -1,0 +1,62 @@
+"""What a front end may know of the runtime and ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from headgate.core.model import App, Pipeline
+from headgate.functions.tensor import TensorSpec
+from headgate.live.call import Call
+
+
+class Phase(Enum):
+    """Where a gateway is in its life."""
+
+    STARTING = "starting"  # alive, not ready
+    READY = "ready"
+    LEAVING = "leaving"  # says it is not ready, and serves still: balancers need time to notice
+    DRAINING = "draining"  # takes no more; what it has is finished
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A pipeline as clients see it."""
+
+    name: str
+    pipeline: Pipeline
+    platform: str
+    inputs: tuple[TensorSpec, ...]  # none: the function looks at whatever it is given by itself
+    outputs: tuple[TensorSpec, ...]
+    batches: bool  # the first dimension counts items
+    items_max: int  # of one request
+
+
+class Serving(Protocol):
+    """The runtime, as front ends see it. Everything here runs on the gateway's one event loop."""
+
+    @property
+    def phase(self) -> Phase:
+        """Where it is in its life."""
+
+    @property
+    def app(self) -> App:
+        """What is served. Clients are the tenants."""
+
+    @property
+    def models(self) -> Mapping[str, Model]:
+        """By name; empty while it is starting."""
+
+    def is_ready(self, model: Model) -> bool:
+        """Whether there is a worker that holds each function of it."""
+
+    def now_ns(self) -> int:
+        """The machine's monotonic clock, which deadlines are on."""
+
+    def submit(self, call: Call) -> None:
+        """Have it answered: `call.on_answer(call)` is called later, once, never from within."""
+
+    def cancel(self, call: Call) -> None:
+        """Nobody waits for the answer any more: `on_answer` is not called."""

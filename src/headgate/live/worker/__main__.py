@@ -1,0 +1,82 @@
+"""`python -m headgate.live.worker RUN_DIR NODE_ID`: the worker of one node."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from headgate.live.assignment import Place, read, socket_path
+
+# How many threads the libraries behind NumPy and its friends start. They look when imported.
+_THREADS: Final = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+
+
+def main() -> int:
+    """Become the worker of a node. Returns the exit status."""
+    options = _options()
+    run_dir = Path(options.run_dir)
+    assignment = read(run_dir)
+    place = next(place for place in assignment.nodes if place.id == options.node_id)
+    _settle_in(place)
+    listener = _listen(socket_path(run_dir, place.id))
+
+    from headgate.live.worker.server import Server  # noqa: PLC0415  imports NumPy: after the above
+
+    server = Server(
+        listener,
+        place,
+        assignment.load(),
+        assignment.base,
+        heartbeat_fd=options.heartbeat_fd,
+        hang_ns=int(options.hang_s * 1e9),
+    )
+    return server.serve()
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="headgate.live.worker", description=__doc__)
+    parser.add_argument("run_dir")
+    parser.add_argument("node_id", type=int)
+    parser.add_argument("--heartbeat-fd", type=int, help="gets a byte twice a second")
+    parser.add_argument("--hang-s", type=float, default=60.0, help="a batch takes no longer")
+    return parser.parse_args()
+
+
+def _settle_in(place: Place) -> None:
+    """Take our cores and a name of our own."""
+    if place.cores:
+        os.sched_setaffinity(0, place.cores)
+    threads = str(len(os.sched_getaffinity(0)))
+    for name in _THREADS:
+        os.environ[name] = threads
+    with suppress(OSError):  # only for people who look at a list of processes
+        Path("/proc/self/comm").write_text(f"headgate-{place.name}"[:15])
+
+
+def _listen(path: Path) -> socket.socket:
+    """Listen where only our own user may come."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(mask)
+    listener.listen()
+    return listener
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stderr.flush()
+    os._exit(status)  # threads of models and libraries must not keep us

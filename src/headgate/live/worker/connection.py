@@ -1,0 +1,121 @@
+"""A worker's end of the connection to one gateway."""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from itertools import islice
+from typing import Final, final
+
+from headgate.core.events import Event
+from headgate.core.wire import to_wire
+from headgate.functions.tensor import Block
+from headgate.live.arena import Arena
+from headgate.live.framing import Frames, frame
+from headgate.live.messages import AnyMessage, Hello, Report, Run
+
+READ_BYTES: Final = 128 * 1024
+PIECES_MAX: Final = 64  # written at once
+# A gateway that does not read what it is told is not listened to either.
+UNSENT_BYTES_MAX: Final = 64 << 20
+
+
+@final
+class Connection:
+    """Messages in and out, and the shared memory of both sides.
+
+    Gateways number what is theirs as they like, so two of them may use the same number. Within
+    the worker the ids of each lie in a range of its own, from `first_id` on.
+    """
+
+    IDS: Final = 1 << 40
+
+    def __init__(self, sock: socket.socket, serial: int, arena_bytes: int) -> None:
+        self.sock = sock
+        self.first_id = serial * self.IDS
+        self.own = Arena.create(arena_bytes)
+        self.unsent_bytes = 0
+        self.is_blocked = False  # the socket takes no more just now
+        self._theirs: Arena | None = None
+        self._frames = Frames()
+        self._unsent: deque[bytes | memoryview] = deque()
+
+    def greet(self, hello: Hello) -> None:
+        """Say hello, and hand over our shared memory."""
+        data = frame(hello)
+        sent = socket.send_fds(self.sock, [data], [self.own.fd])
+        self.send(data[sent:])
+
+    def local_id(self, id: int) -> int:
+        """Return how the worker calls what the gateway calls `id`."""
+        if not 0 <= id < self.IDS:
+            raise ValueError(f"{id} is no id")
+        return self.first_id + id
+
+    def read(self) -> list[AnyMessage] | None:
+        """Return what has come; None if the gateway has gone. Raises `ValueError` for nonsense."""
+        if self._theirs is None:
+            return self._read_arena()
+        try:
+            data = self.sock.recv(READ_BYTES)
+        except BlockingIOError:
+            return []
+        return self._frames.feed(data) if data else None
+
+    def find(self, run: Run) -> None:
+        """Replace blocks by what is in them. Raises `ValueError` if one is not there."""
+        theirs = self._theirs
+        assert theirs is not None
+        for work in run.works:
+            for tensor in work.inputs:
+                data = tensor.data
+                if type(data) is Block:
+                    tensor.data = theirs.view(data)
+
+    def report(self, event: Event) -> None:
+        """Tell the gateway what has happened; in its own ids."""
+        self.send(frame(Report(to_wire(event))))
+
+    def send(self, data: bytes) -> None:
+        """Have it sent with the next `flush`."""
+        if data:
+            self._unsent.append(data)
+            self.unsent_bytes += len(data)
+
+    def flush(self) -> None:
+        """Send as much as the socket takes. Raises `OSError` if the gateway has gone."""
+        unsent = self._unsent
+        while unsent:
+            try:
+                sent = self.sock.sendmsg(islice(unsent, PIECES_MAX))
+            except BlockingIOError:
+                self.is_blocked = True
+                return
+            self.unsent_bytes -= sent
+            while sent:
+                first = unsent.popleft()
+                if len(first) > sent:  # a view: the rest is not copied again and again
+                    unsent.appendleft(memoryview(first)[sent:])
+                    break
+                sent -= len(first)
+        self.is_blocked = False
+
+    def close(self) -> None:
+        """End it."""
+        self.sock.close()
+        self.own.close()
+        if self._theirs is not None:
+            self._theirs.close()
+
+    def _read_arena(self) -> list[AnyMessage] | None:
+        """Take the gateway's shared memory, which comes with its first byte."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self.sock, 1, 1)
+        except BlockingIOError:
+            return []
+        if not data:
+            return None
+        if len(descriptors) != 1:
+            raise ValueError("a gateway without shared memory")
+        self._theirs = Arena.attach(descriptors[0], 0)
+        return []

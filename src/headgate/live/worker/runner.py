@@ -1,0 +1,241 @@
+"""A loaded model and how a batch goes through it.
+
+Requests share a batch and nothing else: what is wrong with one must not change another. So each is
+decoded and encoded by itself, only those that look alike are joined, and when a joined batch breaks
+its requests are run one by one, so that only the guilty ones fail. A function that must not be run
+twice fails as a whole instead.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Hashable
+from time import monotonic_ns
+from typing import Final, final
+
+import numpy as np
+
+from headgate.functions.arrays import Array, to_array, to_tensor
+from headgate.functions.columns import join, length, likeness, split
+from headgate.functions.model import Model, signature_of
+from headgate.functions.tensor import Tensor, TensorSpec
+from headgate.live.arena import INLINE_BYTES_MAX, Arena
+from headgate.live.messages import Result, Work
+
+ERROR_LETTERS_MAX: Final = 1000
+QUIET_NS: Final = 100_000_000  # between two tracebacks: somebody may break it on purpose
+UNSURE: Final = "unsure"
+
+
+@final
+class _Asked:
+    """One request of a batch, decoded."""
+
+    __slots__ = ("column", "place", "work")
+
+    def __init__(self, place: int, work: Work, column: object) -> None:
+        self.place = place
+        self.work = work
+        self.column = column
+
+
+@final
+class Runner:
+    """Runs batches on one loaded model."""
+
+    def __init__(self, name: str, model: Model, *, is_idempotent: bool) -> None:
+        self.name = name
+        self.model = model
+        self.signature = signature_of(model)  # after loading: that may be when it is found out
+        self._batches = self.signature.batches
+        self._is_idempotent = is_idempotent
+        self._inputs = {spec.name: spec for spec in self.signature.inputs}
+        self.usual_ns = 1_000_000.0  # of late; whoever runs it keeps that
+        self._quiet_until_ns = 0
+        self._outputs = {spec.name: spec for spec in self.signature.outputs}
+
+    def run(self, works: list[Work], arena: Arena | None = None) -> list[Result]:
+        """Return what becomes of each task, in their order. Raises nothing.
+
+        Large outputs go into the `arena`, as far as there is one and there is room.
+        """
+        results: list[Result | None] = [None] * len(works)
+        alike: dict[Hashable, list[_Asked]] = {}
+        is_alone = len(works) == 1 or not self._batches
+        for place, work in enumerate(works):
+            asked = self._decode(place, work)
+            if isinstance(asked, Result):
+                results[place] = asked
+            elif is_alone:
+                alike[place] = [asked]
+            else:
+                alike.setdefault(likeness(asked.column), []).append(asked)
+        for group in alike.values():
+            self._predict(group, results, arena)
+        return [result for result in results if result is not None]
+
+    def example(self) -> list[Tensor] | None:
+        """Return the inputs of a request of one item; None if nobody knows any."""
+        try:
+            arrays = self.model.example()
+        except Exception as error:  # whatever a model does
+            self._complain(error)
+            return None
+        if arrays is None:
+            return None
+        return [
+            to_tensor(name, array, datatype=getattr(self._inputs.get(name), "datatype", ""))
+            for name, array in arrays.items()
+        ]
+
+    def unload(self) -> None:
+        """Let the model go. Nothing runs on it any more."""
+        try:
+            self.model.unload()
+        except BaseException as error:  # whatever a model does
+            self._complain(error)
+
+    # --- before --------------------------------------------------------------------------------
+
+    def _decode(self, place: int, work: Work) -> _Asked | Result:
+        try:
+            arrays = self._arrays(work)
+        except ValueError as error:
+            return _failure(work, str(error), 400)
+        try:
+            column = self.model.decode(arrays)
+        except BaseException as error:  # whatever a model does
+            return _failure(work, words(error), 400)
+        if not self._batches:
+            return _Asked(place, work, column)
+        try:
+            items = length(column)
+        except ValueError as error:
+            return _failure(work, f"what decode gave {error}", 500)
+        if items != work.items:
+            return _failure(work, f"decode gave {items} items for {work.items}", 500)
+        return _Asked(place, work, column)
+
+    def _arrays(self, work: Work) -> dict[str, Array]:
+        """Return the inputs, checked against what is declared."""
+        specs = self._inputs
+        arrays: dict[str, Array] = {}
+        for tensor in work.inputs:
+            spec = specs.get(tensor.name)
+            if specs:
+                _check(tensor, spec)
+            if tensor.name in arrays:
+                raise ValueError(f"{tensor.name}: is given twice")
+            raw_bf16 = spec is not None and spec.datatype == "BF16"
+            array = to_array(tensor, raw_bf16=raw_bf16)
+            if self._batches and array.shape[:1] != (work.items,):
+                raise ValueError(f"{tensor.name}: {list(array.shape)} for {work.items} items")
+            arrays[tensor.name] = array
+        if specs and len(arrays) != len(specs):
+            missing = ", ".join(name for name in specs if name not in arrays)
+            raise ValueError(f"{missing}: missing")
+        return arrays
+
+    # --- the batch -----------------------------------------------------------------------------
+
+    def _predict(
+        self, group: list[_Asked], results: list[Result | None], arena: Arena | None
+    ) -> None:
+        try:
+            answer = self.model.predict(join([asked.column for asked in group]))
+            if self._batches:
+                parts = _parts(answer, [asked.work.items for asked in group])
+            else:
+                parts = [answer]
+        except BaseException as error:  # whatever a model does
+            if len(group) > 1 and self._is_idempotent:
+                for asked in group:
+                    self._predict([asked], results, arena)
+                return
+            self._complain(error)
+            for asked in group:
+                results[asked.place] = _failure(asked.work, words(error), 500)
+            return
+        for asked, part in zip(group, parts, strict=True):
+            results[asked.place] = self._encode(asked.work, part, arena)
+
+    # --- after ---------------------------------------------------------------------------------
+
+    def _encode(self, work: Work, part: object, arena: Arena | None) -> Result:
+        try:
+            arrays = self.model.encode(part)
+            outputs = self._tensors(arrays)
+        except BaseException as error:  # whatever a model does
+            self._complain(error)
+            return _failure(work, words(error), 500)
+        unsure = arrays.get(UNSURE)
+        is_unsure = unsure is not None and unsure.dtype == np.bool_ and bool(unsure.any())
+        if arena is not None:
+            for tensor in outputs:
+                if isinstance(tensor.data, memoryview) and tensor.data.nbytes >= INLINE_BYTES_MAX:
+                    # None: it is full, and the tensor goes the slow way.
+                    tensor.data = arena.allocate(tensor.data) or tensor.data
+        return Result(work.task_id, outputs, is_unsure=is_unsure)
+
+    def _tensors(self, arrays: object) -> list[Tensor]:
+        """Return the outputs, checked against what is declared."""
+        if not isinstance(arrays, dict):
+            raise TypeError(f"encode gave a {type(arrays).__name__}, not a dict of arrays")
+        missing = [name for name in self._outputs if name not in arrays]
+        if missing:
+            raise ValueError(f"there is no output {missing[0]!r}")
+        tensors = []
+        for name, array in arrays.items():
+            if isinstance(array, np.generic):
+                array = np.asarray(array)
+            if not isinstance(name, str) or not isinstance(array, np.ndarray):
+                raise TypeError(f"output {name!r} is a {type(array).__name__}, not an array")
+            spec = self._outputs.get(name)
+            tensor = to_tensor(name, array, datatype=spec.datatype if spec else "")
+            if spec is not None and spec.datatype != tensor.datatype:
+                raise TypeError(f"output {name!r} is {tensor.datatype}, declared {spec.datatype}")
+            tensors.append(tensor)
+        return tensors
+
+    def _complain(self, error: BaseException) -> None:
+        """Tell the operator where it broke, now and then; clients are told only what."""
+        now_ns = monotonic_ns()
+        if now_ns < self._quiet_until_ns:
+            return
+        self._quiet_until_ns = now_ns + QUIET_NS
+        told = "".join(traceback.format_exception(error))
+        sys.stderr.write(f"{self.name}: {told}")
+        sys.stderr.flush()
+
+
+def _parts(answer: object, lengths: list[int]) -> list[object]:
+    try:
+        return split(answer, lengths)
+    except ValueError as error:
+        raise ValueError(f"what predict gave {error}") from None
+
+
+def _check(tensor: Tensor, spec: TensorSpec | None) -> None:
+    if spec is None:
+        raise ValueError(f"{tensor.name}: is no input of it")
+    if tensor.datatype != spec.datatype:
+        raise ValueError(f"{tensor.name}: is {tensor.datatype}, must be {spec.datatype}")
+    shape = spec.shape
+    if len(shape) != len(tensor.shape) or any(
+        wanted not in (-1, found) for wanted, found in zip(shape, tensor.shape, strict=True)
+    ):
+        raise ValueError(f"{tensor.name}: is {list(tensor.shape)}, must be {list(shape)}")
+
+
+def _failure(work: Work, error: str, status: int) -> Result:
+    return Result(work.task_id, [], error or "unknown error", status)
+
+
+def words(error: BaseException) -> str:
+    """Return what an exception says, in one line; even one that cannot say it."""
+    try:
+        words = f"{type(error).__name__}: {error}"
+    except BaseException:
+        words = type(error).__name__
+    return words[:ERROR_LETTERS_MAX]

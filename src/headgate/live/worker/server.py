@@ -1,0 +1,243 @@
+"""The worker as a server: a thread that listens to gateways, and those that run functions.
+
+One turn of the listening thread: wait for anything, read it, act on it, then write once to each
+gateway. A thread that has run a batch acts on that and answers by itself. One lock makes sure that
+only one of them acts at a time; nobody holds it while waiting or while a function runs. When
+nothing happens all of them sleep, but for the pulse.
+
+Whatever goes wrong with a gateway ends its connection. Whatever goes wrong with the worker ends the
+process, and that is what its gateways see.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+from contextlib import suppress
+from threading import Lock
+from time import monotonic_ns
+from typing import Final, final
+
+from headgate.app.loaded import LoadedApp
+from headgate.core.actions import Action
+from headgate.core.clock import NEVER_NS
+from headgate.core.errors import ConfigError
+from headgate.core.units import parse_size
+from headgate.core.wire import from_wire
+from headgate.live.assignment import Place
+from headgate.live.messages import AnyMessage, Hello, Order, Release, Run
+from headgate.live.worker.connection import UNSENT_BYTES_MAX, Connection
+from headgate.live.worker.job import Executor, Job
+from headgate.live.worker.node import PREPARE_FACTOR, Node
+from headgate.live.worker.pulse import Pulse
+from headgate.live.worker.stock import Stock
+from headgate.live.worker.survey import Survey
+
+LINGER_NS: Final = 1_000_000_000  # for gateways to read the last answers
+CONNECTIONS_MAX: Final = 64
+CONFIG_EXIT: Final = 78
+
+
+@final
+class Server:
+    """Serves gateways until it is told to leave."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        place: Place,
+        loaded: LoadedApp,
+        base: str,
+        *,
+        heartbeat_fd: int | None,
+        hang_ns: int,
+    ) -> None:
+        self._listener = listener
+        self._place = place
+        self._arena_bytes = parse_size(loaded.serve.shared_memory)
+        self._lock = Lock()
+        self._executor = Executor(self._on_done)
+        self._woken_fd, self._wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._sleeps_until_ns = 0
+        self._pulse = Pulse(
+            place.name, heartbeat_fd, self._executor, self._lock, self._tell_to_leave
+        )
+        app, pool = loaded.app, loaded.app.pools[place.pool_id]
+        self._stock = Stock(app, loaded.sources, pool, base)
+        self._node = Node(place.id, pool, app, self._stock, self._executor, hang_ns)
+        here = [variant for variant in app.variants if pool.id in variant.pool_ids]
+        limit_ns = PREPARE_FACTOR * hang_ns
+        self._survey = Survey(here, loaded.sources, self._stock, limit_ns, self._surveyed)
+        self._epoll = select.epoll()
+        self._connections: dict[int, Connection] = {}  # by descriptor
+        self._accepted = 0
+        self._is_told_to_leave = False
+
+    def serve(self) -> int:
+        """Look at the functions, then serve. Returns the exit status of the process."""
+        signal.signal(signal.SIGTERM, lambda number, frame: self._tell_to_leave())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; not our business
+        # A signal that comes just before we wait would else be noticed only after that.
+        signal.set_wakeup_fd(self._wake_fd, warn_on_full_buffer=False)
+        self._epoll.register(self._woken_fd, select.EPOLLIN)
+        self._executor.submit(self._survey)
+        self._pulse.start()
+        while not self._node.is_leaving or self._executor.running - {self._survey}:
+            happenings = self._wait(monotonic_ns())
+            with self._lock:
+                self._turn(happenings)
+                short, self._executor.short = self._executor.short, None
+            if short is not None:
+                self._executor.do(short)
+            if self._survey.problem is not None:
+                sys.stderr.write(f"headgate: {self._survey.problem}\n")
+                return CONFIG_EXIT
+        self._linger()
+        self._stock.clear()
+        return 0
+
+    # --- one turn ------------------------------------------------------------------------------
+
+    def _turn(self, happenings: list[tuple[int, int]]) -> None:
+        for fd, events in happenings:
+            if fd == self._woken_fd:
+                os.read(fd, 4096)
+            elif fd == self._listener.fileno():
+                self._accept()
+            elif fd in self._connections:
+                self._hear(self._connections[fd], events)
+        if self._is_told_to_leave and not self._node.is_leaving:
+            self._leave()
+        now_ns = monotonic_ns()
+        if now_ns >= self._node.next_wake_ns():
+            self._node.wake(now_ns)
+        for connection in list(self._connections.values()):
+            try:
+                self._flush(connection)
+            except OSError:
+                self._close(connection)
+
+    def _on_done(self, job: Job) -> None:
+        """Act on a job, in the thread that has done it."""
+        with self._lock:
+            self._executor.finish(job)
+            for connection in self._connections.values():
+                with suppress(OSError):  # the listening thread will hear of it, too
+                    self._flush(connection)
+            if self._node.is_leaving or self._node.next_wake_ns() < self._sleeps_until_ns:
+                self._wake()
+
+    def _wake(self) -> None:
+        """Have the listening thread look up. Safe from anywhere, also from signal handlers."""
+        with suppress(BlockingIOError):  # full: it will look up anyhow
+            os.write(self._wake_fd, b".")
+
+    def _wait(self, now_ns: int) -> list[tuple[int, int]]:
+        if self._executor.short is not None:
+            return self._epoll.poll(0)
+        wake_ns = self._sleeps_until_ns = self._node.next_wake_ns()
+        if wake_ns == NEVER_NS:
+            return self._epoll.poll()
+        # Epoll counts in milliseconds, which is coarse for a window; select in microseconds.
+        select.select((self._epoll,), (), (), max(0, wake_ns - now_ns) / 1e9)
+        return self._epoll.poll(0)
+
+    # --- gateways ------------------------------------------------------------------------------
+
+    def _surveyed(self) -> None:
+        """Let gateways in: now there is something to say hello with."""
+        if self._survey.problem is not None:
+            self._wake()
+        elif not self._node.is_leaving:
+            gc.freeze()  # models stay: nobody needs to look at them for garbage
+            self._epoll.register(self._listener.fileno(), select.EPOLLIN)
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:  # it has left already, or we are out of descriptors
+            return
+        if len(self._connections) >= CONNECTIONS_MAX:
+            sock.close()
+            return
+        sock.setblocking(False)
+        connection = Connection(sock, self._accepted, self._arena_bytes)
+        self._accepted += 1
+        self._connections[sock.fileno()] = connection
+        self._epoll.register(sock.fileno(), select.EPOLLIN)
+        self._node.join(connection)
+        try:
+            connection.greet(Hello(self._place.id, os.getpid(), self._survey.facts))
+        except OSError:
+            self._close(connection)
+
+    def _hear(self, connection: Connection, events: int) -> None:
+        try:
+            if not events & ~select.EPOLLOUT:
+                return  # it can take more, and will be given it at the end of the turn
+            messages = connection.read()
+            if messages is None:
+                self._close(connection)
+                return
+            for message in messages:
+                self._obey(connection, message)
+        except OSError:
+            self._close(connection)
+        except (ValueError, ConfigError) as error:  # nothing a gateway of ours would say
+            sys.stderr.write(f"worker {self._place.name}: leaves a gateway: {error}\n")
+            self._close(connection)
+
+    def _obey(self, connection: Connection, message: AnyMessage) -> None:
+        if type(message) is Run:
+            self._node.take_run(connection, message)
+        elif isinstance(message, Release):
+            for offset in message.offsets:
+                connection.own.free(offset)
+        elif isinstance(message, Order):
+            order = from_wire(message.wire)
+            if not isinstance(order, Action):
+                raise ValueError(f"{type(order).__name__} is no order")
+            self._node.take(connection, order)
+        else:
+            raise ValueError(f"{type(message).__name__} is not for a worker")
+
+    def _flush(self, connection: Connection) -> None:
+        """Write; and hear no more from a gateway that lets too much of it lie."""
+        if not connection.unsent_bytes:
+            return
+        was_blocked = connection.is_blocked
+        connection.flush()
+        if connection.is_blocked or was_blocked:
+            events = select.EPOLLOUT if connection.is_blocked else 0
+            if connection.unsent_bytes <= UNSENT_BYTES_MAX:
+                events |= select.EPOLLIN
+            self._epoll.modify(connection.sock.fileno(), events)
+
+    def _close(self, connection: Connection) -> None:
+        fd = connection.sock.fileno()
+        if self._connections.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+            connection.close()
+            self._node.leave(connection)
+
+    # --- the end -------------------------------------------------------------------------------
+
+    def _tell_to_leave(self) -> None:
+        self._is_told_to_leave = True
+        self._wake()
+
+    def _leave(self) -> None:
+        self._listener.close()
+        self._node.leave_all()
+
+    def _linger(self) -> None:
+        """Give gateways a moment to read what they were told last."""
+        until_ns = monotonic_ns() + LINGER_NS
+        for connection in list(self._connections.values()):
+            connection.sock.settimeout(max(0.01, (until_ns - monotonic_ns()) / 1e9))
+            with suppress(OSError):
+                connection.flush()

@@ -1,0 +1,151 @@
+"""The survey: what a worker finds out about its functions before it says hello.
+
+Each is loaded, so that its signature is known and the first request need not wait. One whose times
+were not declared is measured, on its own example or on zeros.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from time import monotonic_ns
+from typing import Final, final
+
+from headgate.app.loaded import Source
+from headgate.core.errors import ConfigError
+from headgate.core.model import Variant
+from headgate.functions.tensor import Signature
+from headgate.live.messages import FunctionFacts, Work
+from headgate.live.worker.job import Job
+from headgate.live.worker.runner import Runner, words
+from headgate.live.worker.stock import Stock
+
+BUDGET_NS: Final = 400_000_000  # to measure one function
+BUDGET_ALL_NS: Final = 1_000_000_000
+RUNS_MAX: Final = 7  # of one batch size
+
+
+@final
+class Survey(Job):
+    """Looks at every variant that this worker may run."""
+
+    def __init__(
+        self,
+        variants: Sequence[Variant],
+        sources: Sequence[Source | None],
+        stock: Stock,
+        limit_ns: int,
+        on_over: Callable[[], None],
+    ) -> None:
+        self.limit_ns = limit_ns
+        self.facts: list[FunctionFacts] = []
+        self.problem: ConfigError | None = None  # nothing will ever come of this application
+        self.over = on_over  # type: ignore[method-assign]
+        self._variants = [variant for variant in variants if sources[variant.id] is not None]
+        self._sources = sources
+        self._stock = stock
+
+    def run(self) -> None:
+        """Find the facts; of a function that cannot be loaded just now nothing is known."""
+        for variant in self._variants:
+            try:
+                self.facts.append(self._look_at(variant))
+            except ConfigError as error:
+                self.problem = error
+                return
+            except BaseException as error:  # whatever a model does
+                sys.stderr.write(f"{variant.name}: cannot be loaded: {words(error)}\n")
+                self.facts.append(FunctionFacts(variant.name, Signature(), (), 0, 0))
+
+    def _look_at(self, variant: Variant) -> FunctionFacts:
+        source = self._sources[variant.id]
+        assert source is not None
+        before_ns, before_bytes = monotonic_ns(), _resident_bytes()
+        runner = self._stock.take(variant)
+        start_ns = monotonic_ns() - before_ns
+        exec_ns: tuple[int, ...] = ()
+        signature = Signature()
+        try:
+            signature = runner.signature
+            if source.is_measured:
+                budget_ns = min(BUDGET_NS, BUDGET_ALL_NS // len(self._variants))
+                exec_ns = measure(runner, source.batch, budget_ns)
+        finally:
+            self._stock.give(variant, runner, keep=True)
+        grown_bytes = max(0, _resident_bytes() - before_bytes)
+        return FunctionFacts(variant.name, signature, exec_ns, start_ns, grown_bytes)
+
+
+def measure(runner: Runner, batch: int, budget_ns: int) -> tuple[int, ...]:
+    """Return the time of a batch by its size, up to the largest one that works.
+
+    Empty if it cannot be said what to measure with. What there is no time for is extrapolated.
+    """
+    example = runner.example()
+    if example is None:
+        return ()
+    works = [Work(id, 1, example) for id in range(batch)]
+    if any(result.error for result in runner.run(works[:1])):  # also warms it up
+        return ()
+    until_ns = monotonic_ns() + budget_ns
+    known: dict[int, int] = {}
+    for size in sizes(batch):
+        left_ns = until_ns - monotonic_ns()
+        if known and left_ns < 2 * max(known.values()):
+            break
+        time_ns = _median_ns(runner, works[:size], left_ns // 2)
+        if time_ns is None:
+            batch = max(known, default=0)
+            break
+        known[size] = time_ns
+    return fill(known, batch)
+
+
+def sizes(batch: int) -> list[int]:
+    """Return the batch sizes to measure.
+
+    >>> sizes(12)
+    [1, 2, 4, 8, 12]
+    """
+    return [1 << power for power in range((batch - 1).bit_length())] + [batch]
+
+
+def fill(known: dict[int, int], batch: int) -> tuple[int, ...]:
+    """Return times for all sizes up to `batch`: never falling, in proportion beyond those known.
+
+    >>> fill({1: 10, 2: 9, 4: 20}, 6)
+    (10, 10, 15, 20, 25, 30)
+    """
+    if not known or not batch:
+        return ()
+    points = [(0, 0)]
+    for size, time_ns in sorted(known.items()):
+        points.append((size, max(time_ns, points[-1][1], 1)))
+    last, last_ns = points[-1]
+    points.append((max(batch, last + 1), last_ns * max(batch, last + 1) // last))
+    times: list[int] = []
+    for (low, low_ns), (high, high_ns) in pairwise(points):
+        for size in range(low + 1, high + 1):
+            times.append(low_ns + (high_ns - low_ns) * (size - low) // (high - low))
+    return tuple(times[:batch])
+
+
+def _median_ns(runner: Runner, works: list[Work], budget_ns: int) -> int | None:
+    """Return how long it usually takes; None if it breaks."""
+    times_ns: list[int] = []
+    while len(times_ns) < RUNS_MAX and (len(times_ns) < 2 or sum(times_ns) < budget_ns):
+        began_ns = monotonic_ns()
+        results = runner.run(works)
+        times_ns.append(monotonic_ns() - began_ns)
+        if any(result.error for result in results):
+            return None
+    return int(median(times_ns))
+
+
+def _resident_bytes() -> int:
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,165 @@
+"""Headgate, really served: the command in a process of its own, and clients on its port."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+START_S = 20.0
+
+
+class Served:
+    """`headgate serve` of a directory with an `app.yaml`, from ready to gone."""
+
+    def __init__(self, directory: Path, *arguments: str, app: str = "app.yaml") -> None:
+        self.directory = directory
+        self._errors = (directory / "stderr.txt").open("w+")
+        command = [sys.executable, "-m", "headgate", "serve", app, "--port", "0", *arguments]
+        self.process = subprocess.Popen(
+            command,
+            cwd=directory,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+        self.url = ""
+        self.grpc_address = ""
+        self.greeting = ""
+
+    def __enter__(self) -> Self:
+        assert self.process.stdout is not None
+        killer = threading.Timer(START_S, self.process.kill)
+        killer.start()
+        for line in self.process.stdout:
+            self.greeting += line
+            if line.startswith("serving "):
+                self.url = line.split()[1]
+            if line.startswith("gRPC on "):
+                self.grpc_address = line.split()[2]
+            if line.startswith("try it"):
+                self.greeting += self.process.stdout.readline()
+                break
+        killer.cancel()
+        assert self.url, f"it did not start: {self.errors()}"
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self._errors.close()
+
+    def errors(self) -> str:
+        """What it has complained about so far."""
+        return (self.directory / "stderr.txt").read_text()
+
+    def children(self, module: str) -> list[int]:
+        """Process ids of its workers (`headgate.live.worker`) or gateways."""
+        found = []
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        for pid in path.read_text().split():
+            try:
+                if module in Path(f"/proc/{pid}/cmdline").read_text():
+                    found.append(int(pid))
+            except OSError:
+                continue
+        return found
+
+    def workers(self) -> list[int]:
+        return self.children("headgate.live.worker")
+
+    def gateways(self) -> list[int]:
+        return self.children("headgate.live.gateway")
+
+    def connect(self, timeout_s: float = 20.0) -> http.client.HTTPConnection:
+        address = urlsplit(self.url)
+        return http.client.HTTPConnection(address.hostname or "", address.port, timeout=timeout_s)
+
+    def get(self, path: str) -> tuple[int, str]:
+        connection = self.connect()
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    def ask(
+        self, model: str, values: list[float], headers: dict[str, str] | None = None
+    ) -> tuple[int, dict[str, object]]:
+        """Send one request of FP32 values called `x`; return its status and body."""
+        connection = self.connect()
+        try:
+            return ask_on(connection, model, values, headers)
+        finally:
+            connection.close()
+
+    def ask_together(self, model: str, count: int) -> list[tuple[int, dict[str, object]]]:
+        """Send so many at the same time: the n-th asks for n."""
+        answers: list[tuple[int, dict[str, object]] | None] = [None] * count
+
+        def ask(number: int) -> None:
+            answers[number] = self.ask(model, [float(number)])
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert None not in answers
+        return [answer for answer in answers if answer is not None]
+
+
+def ask_on(
+    connection: http.client.HTTPConnection,
+    model: str,
+    values: list[float],
+    headers: dict[str, str] | None = None,
+) -> tuple[int, dict[str, object]]:
+    """Send one request on an open connection."""
+    tensor = {"name": "x", "datatype": "FP32", "shape": [len(values)], "data": values}
+    connection.request(
+        "POST", f"/v2/models/{model}/infer", json.dumps({"inputs": [tensor]}), headers or {}
+    )
+    answer = connection.getresponse()
+    return answer.status, json.loads(answer.read())
+
+
+def value(body: dict[str, object]) -> object:
+    """The only number in an answer."""
+    outputs = body["outputs"]
+    assert isinstance(outputs, list)
+    return outputs[0]["data"][0]
+
+
+def until(is_true: object, limit_s: float = 10.0) -> bool:
+    """Whether a condition (a callable) holds within so long."""
+    assert callable(is_true)
+    end_s = time.monotonic() + limit_s
+    while time.monotonic() < end_s:
+        if is_true():
+            return True
+        time.sleep(0.02)
+    return False

@@ -1,0 +1,204 @@
+"""Real processes, killed for real: every accepted request gets exactly one answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from served import Served, ask_on, until, value
+
+
+def executions(directory: Path) -> Counter[str]:
+    """How often each number was run."""
+    path = directory / "ran.txt"
+    return Counter(path.read_text().split()) if path.exists() else Counter()
+
+
+def kill_worker_during(
+    served: Served, model: str, count: int
+) -> list[tuple[int, dict[str, object]]]:
+    """Send requests, and kill the only worker when the first is being run."""
+    answers: list[tuple[int, dict[str, object]]] = []
+    thread = threading.Thread(target=lambda: answers.extend(served.ask_together(model, count)))
+    thread.start()
+    assert until(lambda: sum(executions(served.directory).values()) >= 1)
+    os.kill(served.workers()[0], signal.SIGKILL)
+    thread.join()
+    return answers
+
+
+def test_a_worker_killed_in_the_middle_of_a_batch_costs_nobody_an_answer(misbehaving: Path) -> None:
+    """What is safe to repeat is run again by the worker's successor."""
+    with Served(misbehaving) as served:
+        answers = kill_worker_during(served, "slow", 4)
+        assert [status for status, _ in answers] == [200] * 4
+        assert [value(body) for _, body in answers] == [0.0, 2.0, 4.0, 6.0]
+        ran = executions(misbehaving)
+    assert sorted(ran.values()) == [1, 1, 1, 2]  # only the one in progress was repeated
+
+
+def test_what_is_not_idempotent_is_never_run_twice(misbehaving: Path) -> None:
+    with Served(misbehaving) as served:
+        answers = kill_worker_during(served, "once", 4)
+        ran = executions(misbehaving)
+    statuses = Counter(status for status, _ in answers)
+    assert statuses == {200: 3, 503: 1}
+    assert max(ran.values()) == 1
+
+
+@pytest.mark.parametrize("model", ["loops", "hangs", "eats"])
+def test_a_worker_that_hangs_or_eats_memory_is_ended(misbehaving: Path, model: str) -> None:
+    """The guilty request fails, once all attempts are used up; the next one is served again."""
+    with Served(misbehaving) as served:
+        before = served.workers()
+        assert served.ask(model, [666.0])[0] == 503
+        assert served.ask(model, [21.0])[0] == 200
+        assert served.workers() != before
+        assert executions(misbehaving)["666"] == 2  # `attempts`
+    assert "is ended" in served.errors() or "hung" in served.errors()
+
+
+def test_an_exception_fails_its_own_request_and_no_other(misbehaving: Path) -> None:
+    with Served(misbehaving) as served:
+        before = served.workers()
+        assert served.ask("raises", [666.0])[0] == 500
+        assert served.ask("raises", [1.0, 2.0])[0] == 200
+        assert "ArithmeticError: of all numbers, this one" in str(served.ask("raises", [666.0])[1])
+        assert served.workers() == before
+
+
+def test_a_gateway_that_dies_comes_back_and_its_workers_outlive_it(misbehaving: Path) -> None:
+    with Served(misbehaving) as served:
+        workers, (gateway,) = served.workers(), served.gateways()
+        assert served.ask("plain", [1.0])[0] == 200
+        os.kill(gateway, signal.SIGKILL)
+        assert until(lambda: served.gateways() not in ([], [gateway]))
+        assert until(lambda: served.get("/readyz")[0] == 200)
+        assert served.ask("plain", [1.0])[0] == 200
+        assert served.workers() == workers
+
+
+def test_clients_that_vanish_leave_nothing_behind(misbehaving: Path) -> None:
+    with Served(misbehaving) as served:
+        for _ in range(5):
+            connection = served.connect()
+            connection.putrequest("POST", "/v2/models/slow/infer")
+            body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[7]}]}'
+            connection.putheader("Content-Length", str(len(body)))
+            connection.endheaders(body)
+            time.sleep(0.01)
+            connection.close()
+        gone = 'headgate_requests_total{class="usual",model="slow",outcome="cancelled"'
+        assert until(
+            lambda: any(
+                line.startswith(gone) and float(line.split()[-1]) >= 4
+                for line in served.get("/metrics")[1].splitlines()
+            )
+        )
+        assert served.ask("slow", [1.0])[0] == 200
+        open_calls = 'headgate_inflight{model="slow"} 0.0'
+        assert until(lambda: open_calls in served.get("/metrics")[1])
+
+
+class Load:
+    """Clients that ask again and again until they are told to stop, on connections they keep."""
+
+    def __init__(self, served: Served, model: str, clients: int) -> None:
+        self.served = served
+        self.statuses: Counter[int] = Counter()
+        self.broken: list[str] = []
+        self._model = model
+        self._is_over = threading.Event()
+        self._threads = [threading.Thread(target=self._ask) for _ in range(clients)]
+        for thread in self._threads:
+            thread.start()
+
+    def _ask(self) -> None:
+        connection = self.served.connect()
+        while not self._is_over.is_set():
+            try:
+                connection.connect() if connection.sock is None else None
+            except OSError:
+                return  # nobody listens any more, and nobody was asked
+            try:
+                self.statuses[ask_on(connection, self._model, [1.0])[0]] += 1
+            except ConnectionError as error:
+                # A connection that was idle may be closed while we begin to use it.
+                self.broken.append(type(error).__name__)
+                connection.close()
+        connection.close()
+
+    def stop(self) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def test_sigterm_under_load_answers_what_was_accepted(misbehaving: Path) -> None:
+    with Served(misbehaving) as served:
+        load = Load(served, "plain", 4)
+        time.sleep(0.5)
+        served.process.send_signal(signal.SIGTERM)
+        assert until(lambda: served.process.poll() is not None, 10)
+        load.stop()
+        assert served.process.returncode == 0
+    assert set(load.statuses) <= {200, 503}
+    assert load.statuses[200] > 50
+    assert "not finished" not in served.errors()
+
+
+def test_readiness_flips_first_and_service_goes_on(misbehaving: Path) -> None:
+    with Served(misbehaving) as served:
+        served.process.send_signal(signal.SIGTERM)
+        assert until(lambda: served.get("/readyz")[0] == 503, 2)
+        assert served.ask("plain", [3.0])[0] == 200
+        assert until(lambda: served.process.poll() == 0)
+
+
+def test_a_second_signal_ends_it_at_once(misbehaving: Path) -> None:
+    text = (misbehaving / "app.yaml").read_text().replace("lame_duck: 300ms", "lame_duck: 60s")
+    (misbehaving / "app.yaml").write_text(text)
+    with Served(misbehaving) as served:
+        workers = served.workers()
+        served.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        assert served.process.poll() is None
+        served.process.send_signal(signal.SIGTERM)
+        assert until(lambda: served.process.poll() is not None, 5)
+    assert not any(Path(f"/proc/{pid}/statm").exists() for pid in workers)
+
+
+def test_a_changed_configuration_is_served_without_dropping_a_request(misbehaving: Path) -> None:
+    with Served(misbehaving) as served:
+        load = Load(served, "plain", 3)
+        time.sleep(0.3)
+        text = (misbehaving / "app.yaml").read_text()
+        (misbehaving / "app.yaml").write_text(text.replace("raises:", "renamed:"))
+        before = served.gateways()
+        served.process.send_signal(signal.SIGHUP)
+        assert until(lambda: served.gateways() not in ([], before) and len(served.gateways()) == 1)
+        time.sleep(0.3)
+        load.stop()
+        assert set(load.statuses) == {200}
+        assert served.ask("renamed", [1.0])[0] == 200
+        assert served.ask("raises", [1.0])[0] == 404
+
+
+def test_a_wrong_configuration_changes_nothing(misbehaving: Path) -> None:
+    with Served(misbehaving) as served:
+        (misbehaving / "app.yaml").write_text("functions: {plain: {exec: soon}}\n")
+        served.process.send_signal(signal.SIGHUP)
+        assert until(lambda: "what is served stays as it was" in served.errors())
+        assert served.ask("plain", [1.0])[0] == 200
+
+
+def test_a_full_disk_ends_the_log_and_nothing_else(misbehaving: Path) -> None:
+    with Served(misbehaving, "--log", "/dev/full") as served:
+        assert until(lambda: "serving goes on" in served.errors())
+        assert served.ask("plain", [1.0])[0] == 200
+    assert served.errors().count("No space left") == 1

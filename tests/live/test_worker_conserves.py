@@ -1,0 +1,106 @@
+"""Whatever gateways ask for, in whatever order: each batch and each instance ends exactly once."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+from random import Random
+from threading import Thread
+
+import pytest
+from worker_rig import Gateway, code, row, worker
+
+from headgate.core.actions import CancelBatch, StartInstance, StopInstance
+from headgate.core.events import BatchRefused, InstanceStarted, InstanceStopped
+from headgate.core.wire import from_wire
+from headgate.live.messages import Ran, Report
+
+
+def play(gateway: Gateway, random: Random, steps: int) -> None:
+    """Give orders at random, and see that all of them end."""
+    batches, ended = 0, Counter[int]()
+    started, stopped = Counter[int](), Counter[int]()
+
+    def hear(*, until: bool) -> None:
+        gateway.sock.settimeout(5 if until else 0.0005)
+        try:
+            message = gateway.receive()
+        except (TimeoutError, BlockingIOError):
+            assert not until, "something never ends"
+            return
+        finally:
+            gateway.sock.settimeout(5)  # also for sending
+        if isinstance(message, Ran):
+            ended[message.batch_id] += 1
+            return
+        assert isinstance(message, Report)
+        event = from_wire(message.wire)
+        if isinstance(event, BatchRefused):
+            ended[event.batch_id] += 1
+        elif isinstance(event, InstanceStarted):
+            started[event.instance_id] += 1
+        else:
+            assert isinstance(event, InstanceStopped)
+            stopped[event.instance_id] += 1
+
+    instances = 0
+    for _ in range(steps):
+        choice = random.random()
+        if choice < 0.1 or not instances:
+            gateway.order(StartInstance(instances, random.randrange(2), 0, 0))
+            instances += 1
+        elif choice < 0.15:
+            gateway.order(StopInstance(random.randrange(instances), 0))
+        elif choice < 0.3 and batches:
+            gateway.order(CancelBatch(random.randrange(batches), 0, 0))
+        else:
+            earliest_ns = time.monotonic_ns() + random.choice((0, 0, 1_000_000))
+            window_ns = (earliest_ns, earliest_ns + random.choice((1_000_000, 10**9)))
+            instance_id = random.randrange(max(0, instances - 4), instances)
+            gateway.run(
+                row(random.choice((0, 0, 0.001))),
+                batch_id=batches,
+                instance_id=instance_id,
+                window_ns=window_ns,
+            )
+            batches += 1
+        if random.random() < 0.5:
+            hear(until=False)
+    for instance_id in range(instances):
+        if not stopped[instance_id]:
+            gateway.order(StopInstance(instance_id, 0))
+    while len(ended) < batches or len(stopped) < instances:
+        hear(until=True)
+    assert set(ended) == set(range(batches))
+    assert set(ended.values()) == {1}
+    assert set(started.values()) <= {1}
+
+
+@pytest.mark.parametrize(("slots", "seed"), [(1, 1), (1, 2), (3, 3)])
+def test_everything_ends_once(tmp_path: Path, slots: int, seed: int) -> None:
+    functions = {"echo": code("echo", concurrency=2), "nap": code("nap")}
+    failures: list[BaseException] = []
+
+    def guarded(gateway: Gateway, random: Random) -> None:
+        try:
+            play(gateway, random, 250)
+        except BaseException as error:
+            failures.append(error)
+
+    with worker(tmp_path, functions, pool={"slots": slots, "queue": 4}) as process:
+        quitter = process.gateway()  # leaves in the middle of it
+        quitter.start()
+        threads = [
+            Thread(target=guarded, args=(process.gateway(), Random(10 * seed + index)))
+            for index in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for batch_id in range(9):
+            quitter.run(row(0), batch_id=batch_id)
+        quitter.close()
+        for thread in threads:
+            thread.join()
+        assert not failures, failures
+        assert process.end() == 0

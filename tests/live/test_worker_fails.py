@@ -1,0 +1,283 @@
+"""What goes wrong stays where it went wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pytest
+from worker_rig import Gateway, code, row, worker
+
+from headgate.core.actions import SetTimer, StartInstance, StopInstance
+from headgate.core.events import BatchRefused, InstanceStopped, Refusal
+from headgate.core.wire import to_wire
+from headgate.functions.arrays import Array
+from headgate.functions.tensor import Block, Tensor
+from headgate.live.messages import Hello, Message, Order, Release, Run, Work
+
+
+def test_only_the_guilty_request_fails(tmp_path: Path) -> None:
+    """One poisons the joined batch; run one by one, the others are answered."""
+    with worker(tmp_path, {"picky": code("picky")}) as process:
+        gateway = process.gateway()
+        gateway.start()
+        first, poison, last = gateway.ask(row(4), row(-1), row(9))
+        assert gateway.arrays(first)["y"].tolist() == [2]
+        assert (poison.status, poison.error) == (500, "ArithmeticError: a negative one among 1")
+        assert gateway.arrays(last)["y"].tolist() == [3]
+        assert "Traceback" in process.complaints()
+
+
+def test_what_must_not_run_twice_fails_as_a_whole(tmp_path: Path) -> None:
+    with worker(tmp_path, {"picky": code("picky", idempotent=False)}) as process:
+        gateway = process.gateway()
+        gateway.start()
+        results = gateway.ask(row(4), row(-1), row(9))
+        assert {r.error for r in results} == {"ArithmeticError: a negative one among 3"}
+        assert {r.status for r in results} == {500}
+
+
+def test_out_of_memory_is_a_failure_like_any_other(tmp_path: Path) -> None:
+    with worker(tmp_path, {"picky": code("picky")}) as process:
+        gateway = process.gateway()
+        gateway.start()
+        assert gateway.ask(row(1e6))[0].error == "MemoryError: too large"
+        assert gateway.ask(row(4))[0].status == 200
+
+
+def test_wrong_inputs_are_the_clients_fault(tmp_path: Path) -> None:
+    with worker(tmp_path, {"double": code("double")}) as process:
+        gateway = process.gateway()
+        gateway.start()
+        one = np.ones((1, 2), np.float32)
+        results = gateway.ask(
+            {"x": one.astype(np.float64)},
+            {"x": np.ones((1, 3), np.float32)},
+            {"z": one},
+            {"x": one, "z": one},
+            {"x": one},
+        )
+        assert [(r.status, r.error) for r in results] == [
+            (400, "x: is FP64, must be FP32"),
+            (400, "x: is [1, 3], must be [-1, 2]"),
+            (400, "z: is no input of it"),
+            (400, "z: is no input of it"),
+            (200, ""),
+        ]
+        gateway.send(Run(0, 0, 0, 1, 0, 1 << 62, [Work(0, 1, [])]))
+        assert gateway.ran().results[0].error == "x: missing"
+        short = Tensor("x", "FP32", (1, 2), memoryview(b"1234"))
+        gateway.send(Run(0, 0, 0, 1, 0, 1 << 62, [Work(0, 1, [short])]))
+        assert gateway.ran().results[0].error == "x: FP32[1, 2] needs 8 bytes, there are 4"
+        gateway.send(Run(0, 0, 0, 2, 0, 1 << 62, [Work(0, 2, gateway._tensors({"x": one}, False))]))
+        assert gateway.ran().results[0].error == "x: [1, 2] for 2 items"
+
+
+def test_requests_of_different_types_do_not_change_each_other(tmp_path: Path) -> None:
+    """Were they joined, the integers would come back as numbers with a fraction."""
+    with worker(tmp_path, {"count": code("count"), "echo": code("echo")}) as process:
+        gateway = process.gateway()
+        gateway.start(0, 0)
+        gateway.start(1, 1)
+        requests: list[dict[str, Array]] = [
+            {"x": np.array([1], np.int8)},
+            {"x": np.array([2], np.float64)},
+            {"x": np.array([3, 4], np.int8)},
+        ]
+        echoed = [gateway.arrays(r)["x"] for r in gateway.ask(*requests, instance_id=1)]
+        assert [a.dtype.name for a in echoed] == ["int8", "float64", "int8"]
+        counted = [gateway.arrays(r)["output"].tolist() for r in gateway.ask(*requests)]
+        assert counted == [[3], [1], [3, 3]]
+
+
+def test_a_wrong_answer_is_the_functions_fault(tmp_path: Path) -> None:
+    with worker(tmp_path, {"wrong": code("wrong")}) as process:
+        gateway = process.gateway()
+        gateway.start()
+        (result,) = gateway.ask(row(1, 2))
+        assert result.status == 500
+        assert result.error == "ValueError: what predict gave has 1 items for a batch of 2"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Run(0, 0, 0, 1, 0, 1 << 62, [Work(0, 1, [Tensor("x", "INT8", (9,), Block(1 << 22, 9))])]),
+        Run(0, 0, 0, 1, 0, 1 << 62, [Work(0, 1, [Tensor("x", "INT8", (9,), Block(-9, 9))])]),
+        Run(-1, 0, 0, 1, 0, 1 << 62, []),
+        Run(0, 0, 1 << 60, 1, 0, 1 << 62, []),
+        Release([12345]),
+        Order(["Nonsense"]),
+        Order(to_wire(SetTimer(("t", 0), 0))),
+        Order(to_wire(StartInstance(0, 0, 0, 0))),  # it is there already
+        Order(to_wire(StartInstance(1, 99, 0, 0))),
+        Hello(0, 0, []),
+    ],
+    ids=lambda message: str(message)[:40],
+)
+def test_a_lying_gateway_is_left_and_nobody_else(tmp_path: Path, message: Message) -> None:
+    with worker(tmp_path, {"echo": code("echo")}) as process:
+        honest, liar = process.gateway(), process.gateway()
+        honest.start()
+        liar.start()
+        liar.send(message)
+        with pytest.raises(ConnectionError):
+            liar.receive()
+        assert honest.arrays(honest.ask(row(5))[0])["x"].tolist() == [5]
+
+
+def test_nonsense_on_the_socket_is_left(tmp_path: Path) -> None:
+    with worker(tmp_path, {"echo": code("echo")}) as process:
+        honest = process.gateway()
+        honest.start()
+        for nonsense in (b"\xff" * 64, b"\x04\0\0\0abcd"):
+            liar = process.gateway()
+            liar.sock.sendall(nonsense)
+            with pytest.raises(ConnectionError):
+                liar.receive()
+        with socket.socket(socket.AF_UNIX) as bare:  # no shared memory with its first byte
+            bare.connect(str(tmp_path / "node-0.sock"))
+            bare.sendall(b"\0")
+            bare.settimeout(5)
+            while bare.recv(1 << 16):
+                pass
+        assert honest.ask(row(5))[0].status == 200
+
+
+def test_a_gateway_that_does_not_read_is_not_listened_to(tmp_path: Path) -> None:
+    """80 MiB of answers lie about before it begins to read; none of them is lost."""
+    functions = {"echo": code("echo", concurrency=999)}
+    serve = {"shared_memory": "64KiB"}
+    with worker(tmp_path, functions, pool={"queue": 999}, serve=serve) as process:
+        deaf, other = process.gateway(), process.gateway()
+        deaf.start()
+        other.start()
+        sent = {"x": np.arange(1 << 17, dtype=np.float32)}
+
+        def send_all() -> None:
+            for batch_id in range(160):
+                deaf.run(sent, batch_id=batch_id)
+
+        thread = Thread(target=send_all)
+        thread.start()
+        time.sleep(0.2)
+        assert other.ask(row(5))[0].status == 200
+        for batch_id in range(160):
+            ran = deaf.ran()
+            assert (ran.batch_id, ran.results[0].status) == (batch_id, 200)
+        thread.join()
+
+
+def test_two_gateways_may_use_the_same_numbers(tmp_path: Path) -> None:
+    with worker(tmp_path, {"echo": code("echo")}, pool={"queue": 8}) as process:
+        gateways = [process.gateway(), process.gateway()]
+        for gateway in gateways:
+            gateway.start(3)
+        for number, gateway in enumerate(gateways):
+            for batch_id in range(4):
+                gateway.run(row(number), batch_id=batch_id, instance_id=3)
+        for number, gateway in enumerate(gateways):
+            for batch_id in range(4):
+                ran = gateway.ran()
+                assert ran.batch_id == batch_id
+                assert gateway.arrays(ran.results[0])["x"].tolist() == [number]
+
+
+def test_a_gateway_that_goes_leaves_warm_models(tmp_path: Path) -> None:
+    """It leaves a batch running and one waiting. The next finds a free node, and loads nothing.
+
+    A model that was ordered to stop is let go, and loaded anew.
+    """
+    functions = {"once": code("Once"), "nap": code("nap")}
+    with worker(tmp_path, functions, pool={"queue": 1}) as process:
+        gateway = process.gateway()
+        gateway.start(0, 0)
+        gateway.start(1, 1)
+        gateway.run(row(0.05), instance_id=1)
+        gateway.run(row(30), batch_id=1, instance_id=1)
+        gateway.close()
+        follower = process.gateway()
+        follower.start(0, 0)
+        assert follower.arrays(follower.ask(row(1))[0])["serial"].tolist() == [1]
+        follower.order(StopInstance(0, 0))
+        follower.event(InstanceStopped)
+        follower.start(5, 0)
+        result = follower.ask(row(1), instance_id=5)[0]
+        assert follower.arrays(result)["serial"].tolist() == [2]
+
+
+def test_a_killed_worker_is_the_end_of_its_connections(tmp_path: Path) -> None:
+    with worker(tmp_path, {"nap": code("nap"), "die": code("die")}) as process:
+        gateway = process.gateway()
+        gateway.start(1, 1)
+        gateway.run(row(1), instance_id=1)
+        with pytest.raises(ConnectionError):
+            gateway.receive()
+        assert process.process.wait(5) == 3
+
+
+def test_a_batch_that_hangs_ends_the_worker(tmp_path: Path) -> None:
+    with worker(tmp_path, {"nap": code("nap")}, arguments=("--hang-s", "0.3")) as process:
+        gateway = process.gateway()
+        gateway.start()
+        assert gateway.ask(row(0.01))[0].status == 200
+        gateway.run(row(30))
+        with pytest.raises(ConnectionError):
+            gateway.receive()
+        assert process.process.wait(5) == 70
+        assert "worker cpu-0: hung for" in process.complaints()
+
+
+def test_told_to_end_it_finishes_what_runs(tmp_path: Path) -> None:
+    with worker(tmp_path, {"nap": code("nap")}, pool={"queue": 1}) as process:
+        gateway = process.gateway()
+        gateway.start()
+        gateway.run(row(0.2), batch_id=1)
+        gateway.run(row(0.2), batch_id=2)
+        time.sleep(0.05)
+        process.process.send_signal(signal.SIGTERM)
+        refused = gateway.event(BatchRefused)
+        assert (refused.batch_id, refused.reason) == (2, Refusal.GONE)
+        assert gateway.ran().batch_id == 1
+        assert gateway.event(InstanceStopped).instance_id == 0
+        assert process.process.wait(5) == 0
+
+
+def test_it_lives_as_long_as_its_supervisor(tmp_path: Path) -> None:
+    """It beats twice a second; when nobody listens any more it ends."""
+    listens, beats = os.pipe()
+    arguments = ("--heartbeat-fd", str(beats))
+    with worker(
+        tmp_path, {"echo": code("echo")}, arguments=arguments, pass_fds=(beats,)
+    ) as process:
+        os.close(beats)
+        process.gateway()
+        for _ in range(3):
+            assert os.read(listens, 1) == b"."
+        os.close(listens)
+        assert process.process.wait(5) == 0
+
+
+def test_what_cannot_be_served_is_said_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "bad.onnx").write_bytes(b"not a model")
+    with worker(tmp_path, {"bad": {"model": "bad.onnx"}}) as process:
+        assert process.process.wait(5) == 78
+        (line,) = process.complaints().splitlines()
+        assert line.startswith("headgate: ")
+        assert "bad.onnx: cannot be loaded: " in line
+
+
+def test_an_idle_worker_uses_no_processor(tmp_path: Path) -> None:
+    with worker(tmp_path, {"echo": code("echo")}) as process:
+        gateway: Gateway = process.gateway()
+        gateway.start()
+        gateway.ask(row(1))
+        stat = Path(f"/proc/{process.process.pid}/stat")
+        before = stat.read_text().rsplit(")", 1)[1].split()[11:13]
+        time.sleep(0.5)
+        assert stat.read_text().rsplit(")", 1)[1].split()[11:13] == before

@@ -1,0 +1,261 @@
+"""A real worker process, and a gateway for it that says just what a test wants."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+import headgate
+from headgate.app import declare
+from headgate.core.actions import Action, StartInstance
+from headgate.core.clock import NEVER_NS
+from headgate.core.events import Event, InstanceStarted
+from headgate.core.wire import from_wire, to_wire
+from headgate.functions.arrays import Array, to_array, to_tensor
+from headgate.functions.tensor import Block, Tensor
+from headgate.live.arena import Arena
+from headgate.live.assignment import Assignment, Place, socket_path, write
+from headgate.live.framing import Frames, frame
+from headgate.live.messages import Hello, Message, Order, Ran, Release, Report, Result, Run, Work
+
+T = TypeVar("T")
+CODE = '''
+import os, time
+import numpy as np
+from headgate.functions import Model, function
+
+@function(inputs={"x": "FP32[-1, 2]"}, outputs={"y": "FP32[-1, 2]"})
+def double(x):
+    return x * np.float32(2)
+
+@function
+def echo(x):
+    return {"x": x}
+
+@function
+def count(x):
+    """Says how many items it was called with."""
+    return np.full(len(x), len(x), np.int64)
+
+@function
+def nap(x):
+    time.sleep(float(x[0]))
+    return x
+
+@function
+def picky(x):
+    if (x < 0).any():
+        raise ArithmeticError("a negative one among %d" % len(x))
+    if (x > 1000).any():
+        raise MemoryError("too large")
+    return {"y": np.sqrt(x), "unsure": x > 100}
+
+@function
+def wrong(x):
+    return x[:1]
+
+@function
+def die(x):
+    os._exit(3)
+
+class Word(Model):
+    def __init__(self, suffix="!"):
+        self.suffix = suffix.encode()
+    def decode(self, inputs):
+        return [text.decode("ascii") for text in inputs["text"].tolist()]
+    def predict(self, batch):
+        return [text.upper() for text in batch]
+    def encode(self, result):
+        return {"text": np.array([r.encode() + self.suffix for r in result], object)}
+
+class Broken(Model):
+    def load(self):
+        raise OSError("no weights today")
+
+class Once(Model):
+    """Says which load this is: how often was it loaded from scratch?"""
+    loads = 0
+    def load(self):
+        Once.loads += 1
+        self.serial = Once.loads
+    def predict(self, batch):
+        return {"serial": np.full(len(batch["x"]), self.serial)}
+'''
+
+
+class Gateway:
+    """One connection to a worker, blocking."""
+
+    def __init__(self, path: Path, *, wait_s: float = 5.0, arena_bytes: int = 1 << 22) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(wait_s)
+        until = time.monotonic() + wait_s
+        while True:
+            try:
+                self.sock.connect(str(path))
+                break
+            except OSError:
+                assert time.monotonic() < until, "the worker does not listen"
+                time.sleep(0.005)
+        self._frames = Frames()
+        self._pending: list[Message] = []
+        data, descriptors, _, _ = socket.recv_fds(self.sock, 1 << 16, 1)
+        assert data, "the worker left"
+        (hello,) = self._frames.feed(data)
+        assert isinstance(hello, Hello)
+        self.hello = hello
+        self.theirs = Arena.attach(descriptors[0], os.fstat(descriptors[0]).st_size)
+        self.own = Arena.create(arena_bytes)
+        socket.send_fds(self.sock, [b"\0"], [self.own.fd])
+
+    def close(self) -> None:
+        self.sock.close()
+        self.own.close()
+        self.theirs.close()
+
+    def send(self, message: Message) -> None:
+        self.sock.sendall(frame(message))
+
+    def order(self, action: Action) -> None:
+        self.send(Order(to_wire(action)))
+
+    def receive(self) -> Message:
+        while not self._pending:
+            data = self.sock.recv(1 << 16)
+            if not data:
+                raise ConnectionError("the worker has closed the connection")
+            self._pending.extend(self._frames.feed(data))
+        return self._pending.pop(0)
+
+    def ran(self) -> Ran:
+        message = self.receive()
+        assert isinstance(message, Ran), message
+        return message
+
+    def event(self, cls: type[T]) -> T:
+        message = self.receive()
+        assert isinstance(message, Report), message
+        event = from_wire(message.wire)
+        assert isinstance(event, Event)
+        assert isinstance(event, cls), message.wire
+        return event
+
+    def start(self, instance_id: int = 0, variant_id: int = 0) -> None:
+        self.order(StartInstance(instance_id, variant_id, 0, 0))
+        assert self.event(InstanceStarted).instance_id == instance_id
+
+    def run(
+        self,
+        *requests: Mapping[str, Array],
+        batch_id: int = 0,
+        instance_id: int = 0,
+        window_ns: tuple[int, int] = (0, NEVER_NS),
+        shares: bool = False,
+    ) -> None:
+        works = [Work(i, _items(request), self._tensors(request, shares))
+                 for i, request in enumerate(requests)]  # fmt: skip
+        items = sum(work.items for work in works)
+        self.send(Run(batch_id, 0, instance_id, items, *window_ns, works))
+
+    def ask(self, *requests: Mapping[str, Array], instance_id: int = 0) -> list[Result]:
+        self.run(*requests, instance_id=instance_id)
+        return self.ran().results
+
+    def arrays(self, result: Result) -> dict[str, Array]:
+        assert not result.error, result.error
+        arrays, offsets = {}, []
+        for tensor in result.outputs:
+            if isinstance(tensor.data, Block):
+                offsets.append(tensor.data.offset)
+                tensor.data = memoryview(bytes(self.theirs.view(tensor.data)))
+            arrays[tensor.name] = to_array(tensor)
+        if offsets:
+            self.send(Release(offsets))
+        return arrays
+
+    def _tensors(self, request: Mapping[str, Array], shares: bool) -> list[Tensor]:
+        tensors = [to_tensor(name, array) for name, array in request.items()]
+        for tensor in tensors:
+            if shares and isinstance(tensor.data, memoryview):
+                tensor.data = self.own.allocate(tensor.data) or tensor.data
+        return tensors
+
+
+class WorkerProcess:
+    """A worker, and the way to it."""
+
+    def __init__(self, run_dir: Path, process: subprocess.Popen[bytes]) -> None:
+        self.run_dir = run_dir
+        self.process = process
+        self.gateways: list[Gateway] = []
+
+    def gateway(self, **options: float) -> Gateway:
+        gateway = Gateway(socket_path(self.run_dir, 0), **options)  # type: ignore[arg-type]
+        self.gateways.append(gateway)
+        return gateway
+
+    def complaints(self) -> str:
+        return (self.run_dir / "stderr").read_text()
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(5)
+
+
+@contextmanager
+def worker(
+    base: Path,
+    functions: Mapping[str, object],
+    *,
+    pool: Mapping[str, object] | None = None,
+    serve: Mapping[str, object] | None = None,
+    arguments: tuple[str, ...] = (),
+    pass_fds: tuple[int, ...] = (),
+) -> Iterator[WorkerProcess]:
+    """A worker of these functions, written in `CODE` unless they say otherwise."""
+    (base / "code_of_worker.py").write_text(CODE)
+    loaded = declare(
+        functions=functions, pools={"cpu": pool or {}}, **({"serve": serve} if serve else {})
+    )
+    cores = sorted(os.sched_getaffinity(0))[:1]
+    write(base, Assignment(loaded.spec, str(base), [Place(0, 0, "cpu-0", cores)]))
+    source = str(Path(headgate.__file__).parents[1])
+    with (base / "stderr").open("wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "headgate.live.worker", str(base), "0", *arguments],
+            env={**os.environ, "PYTHONPATH": source},
+            stderr=stderr,
+            pass_fds=pass_fds,
+        )
+    running = WorkerProcess(base, process)
+    try:
+        yield running
+    finally:
+        for gateway in running.gateways:
+            gateway.close()
+        process.kill()
+        process.wait()
+
+
+def code(name: str, **more: object) -> dict[str, object]:
+    """A function of `CODE` in an application file."""
+    return {"code": f"code_of_worker:{name}", "exec": "1ms", **more}
+
+
+def row(*values: float) -> dict[str, Array]:
+    """A request of one input of numbers."""
+    return {"x": np.array(values, np.float32)}
+
+
+def _items(request: Mapping[str, Array]) -> int:
+    return len(next(iter(request.values())))

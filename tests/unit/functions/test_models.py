@@ -1,0 +1,214 @@
+"""What users write, and how it is found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from headgate.core.errors import ConfigError
+from headgate.functions import Model, OnnxModel, TensorSpec, function
+from headgate.functions.columns import join, length, split
+from headgate.functions.model import signature_of
+from headgate.functions.source import build_model
+from headgate.functions.specs import read_specs
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A source."""
+
+    model: str | None = None
+    code: str | None = None
+    options: dict[str, object] = field(default_factory=dict)
+
+
+def onnx_file(path: Path, type: int, shape: Sequence[str | int]) -> OnnxModel:
+    """A file that gives back what it gets."""
+    ends = [helper.make_tensor_value_info(name, type, shape) for name in ("x", "y")]
+    node = helper.make_node("Identity", ["x"], ["y"])
+    graph = helper.make_graph([node], "same", ends[:1], ends[1:])
+    opsets = [helper.make_opsetid("", 18)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    return OnnxModel(path)
+
+
+# --- plain functions -----------------------------------------------------------------------------
+
+
+def test_a_plain_function_is_a_model() -> None:
+    @function
+    def total(a, b, scale=1):  # type: ignore[no-untyped-def]
+        return (a + b) * scale
+
+    model = total(scale=2)
+    assert isinstance(model, Model)
+    assert total.__name__ == "total"
+    batch = model.decode({"a": np.array([1]), "b": np.array([2])})
+    assert model.encode(model.predict(batch)) == {"output": np.array([6])}
+    with pytest.raises(ValueError, match="takes the inputs a, b; got a"):
+        model.decode({"a": np.array([1])})
+    with pytest.raises(ConfigError, match="total: size: is no option of it"):
+        total(size=1)
+
+
+def test_several_outputs_are_named_in_order() -> None:
+    @function(inputs={"x": "INT64[-1]"}, outputs={"less": "INT64[-1]", "more": "INT64[-1]"})
+    def around(x):  # type: ignore[no-untyped-def]
+        return x - 1, x + 1
+
+    model = around()
+    assert model.predict({"x": np.array([5])}) == {"less": np.array([4]), "more": np.array([6])}
+    assert [spec.name for spec in signature_of(model).outputs] == ["less", "more"]
+
+
+def test_inputs_must_be_parameters() -> None:
+    with pytest.raises(ConfigError, match="must have just its inputs as parameters"):
+
+        @function(inputs={"y": "FP32[-1]"})
+        def wrong(x):  # type: ignore[no-untyped-def]
+            return x
+
+    @function
+    def anything(**arrays):  # type: ignore[no-untyped-def]
+        return arrays
+
+    assert anything().predict(anything().decode({"z": np.array([1])})) == {"z": np.array([1])}
+
+
+# --- declarations --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["FP32", "FP32[a]", "FP32[1,,2]", "FP33[1]", "FP32[-2]", 7])
+def test_a_wrong_declaration_is_one_clear_line(text: object) -> None:
+    with pytest.raises(ConfigError, match=r"^Cat\.inputs: image: "):
+        read_specs({"image": text}, "Cat.inputs")  # type: ignore[dict-item]
+
+
+def test_what_batches_must_count_items() -> None:
+    class Fixed(Model):
+        inputs = (TensorSpec("x", "FP32", (1, 3)),)
+
+    with pytest.raises(ConfigError, match="counts no items"):
+        signature_of(Fixed())
+    Fixed.batches = False
+    assert not signature_of(Fixed()).batches
+
+
+def test_the_example_is_zeros() -> None:
+    class Loose(Model):
+        inputs = {"x": "FP16[-1, 3, -1]", "t": "BYTES[-1]"}  # noqa: RUF012
+
+    example = Loose().example()
+    assert example is not None
+    assert example["x"].shape == (1, 3, 1)
+    assert example["t"].tolist() == [b""]
+    assert Model().example() is None
+
+
+# --- columns -------------------------------------------------------------------------------------
+
+
+def test_nested_columns_are_joined_and_cut() -> None:
+    parts: list[dict[str, Any]] = [
+        {"x": np.array([[i] * 2] * i), "name": [str(i)] * i} for i in (1, 2, 3)
+    ]
+    joined = join(parts)
+    assert length(joined) == 6
+    for part, back in zip(parts, split(joined, [1, 2, 3]), strict=True):
+        assert isinstance(back, dict)
+        assert np.array_equal(back["x"], part["x"])
+        assert back["name"] == part["name"]
+
+
+@pytest.mark.parametrize("thing", [None, 7, {}, np.array(7), {"a": [1], "b": [1, 2]}])
+def test_what_is_no_column(thing: object) -> None:
+    with pytest.raises(ValueError):
+        length(thing)
+
+
+# --- ONNX ----------------------------------------------------------------------------------------
+
+
+def test_the_file_says_what_it_takes(tmp_path: Path) -> None:
+    model = onnx_file(tmp_path / "a.onnx", TensorProto.FLOAT16, ["n", 2, "m"])
+    model.load()
+    signature = signature_of(model)
+    assert signature.inputs == (TensorSpec("x", "FP16", (-1, 2, -1)),)
+    assert signature.batches
+    assert signature.platform == "onnxruntime_onnx"
+    sent = np.ones((3, 2, 1), np.float16)
+    assert np.array_equal(model.predict(model.decode({"x": sent}))["y"], sent)
+    model.unload()
+
+
+def test_a_file_of_fixed_size_takes_one_request_at_a_time(tmp_path: Path) -> None:
+    model = onnx_file(tmp_path / "a.onnx", TensorProto.INT64, [1, 2])
+    model.load()
+    assert not signature_of(model).batches
+
+
+def test_text_goes_through_a_file(tmp_path: Path) -> None:
+    model = onnx_file(tmp_path / "a.onnx", TensorProto.STRING, ["n"])
+    model.load()
+    answer = model.predict(model.decode({"x": np.array(["ä".encode()], object)}))
+    assert answer["y"].tolist() == ["ä"]
+
+
+def test_a_missing_or_broken_file_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.onnx: is not there"):
+        OnnxModel(tmp_path / "none.onnx").load()
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"\0\1")
+    with pytest.raises(ConfigError, match=r"broken\.onnx: cannot be loaded"):
+        OnnxModel(broken).load()
+    with pytest.raises(ConfigError, match="threads: 0: must be at least 1"):
+        OnnxModel(broken, threads=0)
+
+
+def test_without_onnx_runtime_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = onnx_file(tmp_path / "a.onnx", TensorProto.INT64, ["n"])
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    with pytest.raises(ConfigError, match=r"pip install 'headgate\[onnx\]'"):
+        model.load()
+
+
+# --- sources -------------------------------------------------------------------------------------
+
+
+def test_a_model_is_found_in_the_applications_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.path", ["elsewhere"])
+    (tmp_path / "found_code.py").write_text(
+        "from headgate.functions import Model\n"
+        "class Scale(Model):\n"
+        "    def __init__(self, factor=1): self.factor = factor\n"
+        "def plain(x): return x\n"
+        "number = 7\n"
+    )
+    base = str(tmp_path)
+    model = build_model(Wanted(code="found_code:Scale", options={"factor": 3}), base, "app")
+    assert getattr(model, "factor") == 3  # noqa: B009
+    assert type(build_model(Wanted(code="found_code:plain"), base, "app")).__name__ == "plain"
+    assert isinstance(build_model(Wanted(model="m.onnx"), base, "app"), OnnxModel)
+    for code, problem in {
+        "found_code:number": "is neither a Model nor a function",
+        "found_code:none": "cannot be imported: AttributeError",
+        "no_such_module:x": "cannot be imported: ModuleNotFoundError",
+        "found code": "names no class",
+    }.items():
+        with pytest.raises(ConfigError, match=problem):
+            build_model(Wanted(code=code), base, "app")
+    with pytest.raises(ConfigError, match="cannot be made: TypeError"):
+        build_model(Wanted(code="found_code:Scale", options={"nothing": 1}), base, "app")
+    with pytest.raises(ConfigError, match="has neither model nor code"):
+        build_model(Wanted(), base, "app")

@@ -1,0 +1,104 @@
+"""A runtime that answers on the next turn of the loop, in whatever way a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+from headgate.core.model import App, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
+from headgate.core.outcome import Outcome, Rejection
+from headgate.functions.tensor import Tensor, TensorSpec
+from headgate.live.call import Call
+from headgate.live.serving import Model, Phase
+
+
+class FakeServing:
+    """Serves models that echo their inputs; `mode` says what becomes of calls instead.
+
+    Modes: echo, late, overloaded, infeasible, refuse (the function's 400), fail (its 500), lost,
+    expire, never, raise (a defect), bytes (one output that is not UTF-8).
+    """
+
+    def __init__(self) -> None:
+        function = Function(0, "f", (Variant(0, "f", 0, (0,), Profile((1_000_000,))),))
+        self.app = App((function,), (), (Pool(0, "pool"),))
+        self.models: dict[str, Model] = {}
+        self.phase = Phase.READY
+        self.mode = "echo"
+        self.calls: list[Call] = []
+        self.cancelled: list[Call] = []
+        self.loads: set[str] = set()  # models that nobody holds yet
+        self._stages = (Stage(function),)
+        any_fp32 = (TensorSpec("x", "FP32", (-1, 2)),)
+        self.add("echo", any_fp32, any_fp32)
+        self.add(
+            "bytes", (TensorSpec("x", "BYTES", (-1, 1)),), (TensorSpec("x", "BYTES", (-1, 1)),)
+        )
+        self.add("free", (), ())
+        self.add("whole", (), (), batches=False)
+        two = (TensorSpec("a", "INT64", (-1,)), TensorSpec("b", "FP32", (-1, 3)))
+        self.add("two", two, two)
+
+    def add(
+        self,
+        name: str,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+        *,
+        batches: bool = True,
+    ) -> None:
+        pipeline = Pipeline(len(self.models), name, self._stages, Slo(100_000_000))
+        self.models[name] = Model(name, pipeline, "python", inputs, outputs, batches, 8)
+
+    def is_ready(self, model: Model) -> bool:
+        return model.name not in self.loads
+
+    def now_ns(self) -> int:
+        return time.monotonic_ns()
+
+    def submit(self, call: Call) -> None:
+        if self.mode == "raise":
+            raise RuntimeError("planted")
+        self.calls.append(call)
+        if self.mode != "never":
+            asyncio.get_running_loop().call_soon(self.answer, call)
+
+    def cancel(self, call: Call) -> None:
+        self.cancelled.append(call)
+
+    def answer(self, call: Call) -> None:
+        if call in self.cancelled:
+            return
+        outcome, fields = _ENDS[self.mode]
+        call.outcome = outcome
+        for name, value in fields.items():
+            setattr(call, name, value)
+        if outcome in (Outcome.MET, Outcome.LATE):
+            call.began_ns = call.arrived_ns + 1000
+            call.ended_ns = call.began_ns + 2000
+            call.outputs = call.inputs
+            if self.mode == "bytes":
+                data = memoryview(b"\x01\x00\x00\x00\xff")
+                call.outputs = [Tensor("x", "BYTES", (1, 1), data)]
+        call.on_answer(call)
+
+
+_ENDS: Mapping[str, tuple[int, Mapping[str, object]]] = {
+    "echo": (Outcome.MET, {}),
+    "bytes": (Outcome.MET, {}),
+    "late": (Outcome.LATE, {}),
+    "overloaded": (
+        Outcome.REJECTED,
+        {
+            "reason": Rejection.OVERLOADED,
+            "retry_ns": 1_200_000_000,
+            "predicted_ns": 300_000_000,
+        },
+    ),
+    "infeasible": (Outcome.REJECTED, {"reason": Rejection.INFEASIBLE, "retry_ns": 5}),
+    "refuse": (Outcome.FAILED, {"error": "x must be positive", "status": 400}),
+    "fail": (Outcome.FAILED, {"error": "division by zero", "status": 500}),
+    "lost": (Outcome.FAILED, {"reason": "attempts_exhausted"}),
+    "expire": (Outcome.EXPIRED, {}),
+}

@@ -1,0 +1,150 @@
+"""A server on a loopback socket before a fake runtime, and a client that sends raw bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvloop
+from fake_serving import FakeServing
+
+from headgate.live.gateway.config import GatewayConfig
+from headgate.live.gateway.server import HttpServer
+
+QUICK = GatewayConfig(sweep_s=0.02, linger_s=0.1)
+
+
+@dataclass
+class Reply:
+    """A response, read."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The body as JSON."""
+        made = json.loads(self.body)
+        assert isinstance(made, dict)
+        return made
+
+
+@dataclass
+class Client:
+    """One connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def reply(self, *, is_head: bool = False) -> Reply:
+        """The next response. Raises `IncompleteReadError` if the connection ends before it."""
+        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 5)
+        first, *lines = head.decode("latin-1").split("\r\n")[:-2]
+        headers = {k.lower(): v for k, v in (line.split(": ", 1) for line in lines)}
+        size = 0 if is_head else int(headers.get("content-length", "0"))
+        body = await asyncio.wait_for(self.reader.readexactly(size), 5)
+        return Reply(int(first.split(" ")[1]), headers, body)
+
+    async def is_closed(self) -> bool:
+        """Whether the server closes the connection, without another word."""
+        return await asyncio.wait_for(self.reader.read(1), 5) == b""
+
+
+@dataclass
+class Rig:
+    """Server, runtime and clients."""
+
+    serving: FakeServing
+    server: HttpServer
+    port: int
+    clients: list[Client] = field(default_factory=list)
+
+    async def connect(self) -> Client:
+        client = Client(*await asyncio.open_connection("127.0.0.1", self.port))
+        self.clients.append(client)
+        return client
+
+    async def ask(self, data: bytes) -> Reply:
+        """The response to one request on a connection of its own."""
+        client = await self.connect()
+        client.send(data)
+        return await client.reply(is_head=data.startswith(b"HEAD"))
+
+    async def infer(self, body: object, *lines: str, model: str = "echo") -> Reply:
+        return await self.ask(infer(body, *lines, model=model))
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Wait until something is so."""
+        for _ in range(500):
+            if is_so():
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError("it never came to be")
+
+
+def request(method: str, path: str, body: bytes = b"", *lines: str) -> bytes:
+    """A request as bytes."""
+    head = [f"{method} {path} HTTP/1.1", "Host: test", *lines]
+    if body or method == "POST":
+        head.append(f"Content-Length: {len(body)}")
+    return "\r\n".join((*head, "", "")).encode("latin-1") + body
+
+
+def infer(body: object, *lines: str, model: str = "echo") -> bytes:
+    """A request for inference; a body that is not bytes is made JSON."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return request("POST", f"/v2/models/{model}/infer", data, *lines)
+
+
+def tensor(
+    data: object = (1.0, 2.5), shape: object = (1, 2), datatype: str = "FP32", name: str = "x"
+) -> dict[str, object]:
+    """An input."""
+    return {"name": name, "shape": shape, "datatype": datatype, "data": data}
+
+
+def body(*inputs: dict[str, object], **more: object) -> dict[str, object]:
+    """A request's body."""
+    return {"inputs": inputs or (tensor(),), **more}
+
+
+@asynccontextmanager
+async def rig(
+    config: GatewayConfig = QUICK, serving: FakeServing | None = None
+) -> AsyncIterator[Rig]:
+    """A server that runs, and is shut afterwards with all its connections."""
+    serving = serving or FakeServing()
+    server = HttpServer(serving, config, lambda: b"up 1\n")
+    listener = await server.listen(host="127.0.0.1", port=0)
+    made = Rig(serving, server, listener.sockets[0].getsockname()[1])
+    try:
+        yield made
+    finally:
+        for client in made.clients:
+            client.writer.close()
+        server.close()
+        await made.until(lambda: not server.connections)
+        await asyncio.sleep(0)
+
+
+def run(story: Callable[[Rig], Awaitable[None]], config: GatewayConfig = QUICK) -> None:
+    """Run a story against a server of its own."""
+
+    async def told() -> None:
+        async with rig(config) as made:
+            await story(made)
+
+    run_alone(told())
+
+
+def run_alone(story: Coroutine[Any, Any, None]) -> None:
+    """Run on a loop of its own."""
+    uvloop.run(story)

@@ -1,0 +1,95 @@
+"""A gRPC front end on a loop of its own, and a client that speaks its messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import uvloop
+from fake_serving import FakeServing
+from grpc.aio import AioRpcError, Channel, UnaryUnaryMultiCallable, insecure_channel
+
+from headgate.live.gateway.config import GatewayConfig
+from headgate.live.gateway.grpc_messages import SERVICE, Messages
+from headgate.live.gateway.grpc_server import GrpcServer
+from headgate.live.gateway.keys import KeyRing
+
+DEFAULTS = GatewayConfig()
+Trailers = dict[str, str | bytes]
+
+
+class Rig:
+    """The fake runtime, the channel to the server before it, and messages."""
+
+    def __init__(self, serving: FakeServing, channel: Channel, port: int) -> None:
+        self.serving = serving
+        self.channel = channel
+        self.port = port
+        self.messages = Messages()
+        self.trailers: Trailers = {}
+
+    async def ask(
+        self,
+        method: str,
+        request: Any,
+        *,
+        timeout_s: float | None = 5.0,
+        metadata: tuple[tuple[str, str], ...] = (),
+    ) -> Any:
+        """The response. Raises `AioRpcError`."""
+        stub: UnaryUnaryMultiCallable[bytes, bytes] = self.channel.unary_unary(
+            f"/{SERVICE}/{method}"
+        )
+        call = stub(
+            request if isinstance(request, bytes) else request.SerializeToString(),
+            timeout=timeout_s,
+            metadata=metadata,
+        )
+        answer = await call
+        self.trailers = dict(await call.trailing_metadata() or ())
+        return self.messages[f"{method}Response"].FromString(answer)
+
+    async def infer(self, **options: Any) -> Any:
+        """Ask `echo` for one row."""
+        return await self.ask("ModelInfer", self.row(), **options)
+
+    async def refused(self, request: Any = None, **options: Any) -> tuple[grpc.StatusCode, str]:
+        """Ask for an inference and be turned down: the status and the sentence."""
+        try:
+            await self.ask("ModelInfer", self.row() if request is None else request, **options)
+        except AioRpcError as error:
+            self.trailers = dict(error.trailing_metadata())
+            return error.code(), error.details() or ""
+        raise AssertionError("it was served")
+
+    def row(self, **fields: Any) -> Any:
+        """A request to echo (1, 2), in types."""
+        request = self.messages["ModelInferRequest"](model_name="echo", **fields)
+        tensor = request.inputs.add(name="x", datatype="FP32", shape=(1, 2))
+        tensor.contents.fp32_contents.extend((1, 2))
+        return request
+
+
+@asynccontextmanager
+async def served(config: GatewayConfig = DEFAULTS) -> AsyncIterator[Rig]:
+    serving = FakeServing()
+    server = GrpcServer(serving, config, KeyRing(config), lambda wait_ns: wait_ns or 1_000_000_000)
+    port = await server.start("127.0.0.1", 0)
+    try:
+        async with insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield Rig(serving, channel, port)
+    finally:
+        await server.stop()
+
+
+def run(story: Callable[[Rig], Awaitable[None]], config: GatewayConfig = DEFAULTS) -> None:
+    """Have a story told on the loop that gateways use."""
+
+    async def told() -> None:
+        async with served(config) as rig, asyncio.timeout(20):
+            await story(rig)
+
+    uvloop.run(told())

@@ -1,0 +1,215 @@
+"""Binary tensors, and both decoders under arbitrary input."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import numpy as np
+import pytest
+from gateway_rig import Reply, Rig, run
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from headgate.functions.tensor import ITEM_BYTES, Tensor
+from headgate.live.gateway import binary, oip
+from headgate.live.gateway.config import GatewayConfig
+from headgate.live.gateway.elements import joined, split, to_json
+from headgate.live.gateway.refusal import Refused
+
+LIMITS = GatewayConfig(elements_max=10_000)
+FLOATS = struct.pack("<2f", 1.0, 2.5)
+NUMPY = {
+    "BOOL": np.bool_,
+    "UINT8": np.uint8,
+    "UINT16": np.uint16,
+    "UINT32": np.uint32,
+    "UINT64": np.uint64,
+    "INT8": np.int8,
+    "INT16": np.int16,
+    "INT32": np.int32,
+    "INT64": np.int64,
+    "FP16": np.float16,
+    "FP32": np.float32,
+    "FP64": np.float64,
+}
+
+
+def described(size: object = 8, **more: object) -> dict[str, object]:
+    parameters = {"binary_data_size": size}
+    return {
+        "name": "x",
+        "shape": [1, 2],
+        "datatype": "FP32",
+        "parameters": parameters,
+        **more,
+    }
+
+
+async def ask(rig: Rig, text: object, raw: bytes, length: object = None) -> Reply:
+    data = json.dumps(text).encode()
+    length = len(data) if length is None else length
+    return await rig.infer(data + raw, f"Inference-Header-Content-Length: {length}")
+
+
+def test_raw_in_and_json_out() -> None:
+    async def story(rig: Rig) -> None:
+        reply = await ask(rig, {"inputs": [described()]}, FLOATS)
+        assert reply.json["outputs"][0]["data"] == [1.0, 2.5]
+        assert "inference-header-content-length" not in reply.headers
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"parameters": {"binary_data_output": True}},
+        {"outputs": [{"name": "x", "parameters": {"binary_data": True}}]},
+    ],
+)
+def test_raw_out(more: dict[str, object]) -> None:
+    async def story(rig: Rig) -> None:
+        reply = await ask(rig, {"inputs": [described()], **more}, FLOATS)
+        assert reply.headers["content-type"] == "application/octet-stream"
+        at = int(reply.headers["inference-header-content-length"])
+        (output,) = json.loads(reply.body[:at])["outputs"]
+        assert output["parameters"] == {"binary_data_size": 8}
+        assert "data" not in output
+        assert reply.body[at:] == FLOATS
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("text", "raw", "length", "said"),
+    [
+        ({"inputs": [described(9)]}, FLOATS, None, "8 bytes are left"),
+        ({"inputs": [described(-8)]}, FLOATS, None, "binary_data_size"),
+        ({"inputs": [described(True)]}, FLOATS, None, "binary_data_size"),
+        ({"inputs": [described("8")]}, FLOATS, None, "binary_data_size"),
+        ({"inputs": [described(10**30)]}, FLOATS, None, "binary_data_size"),
+        ({"inputs": [described(4)]}, FLOATS[:4], None, "ask for 8"),
+        ({"inputs": [described(4)]}, FLOATS, None, "ask for 8"),
+        ({"inputs": [described()]}, FLOATS + b"x", None, "belong to none"),
+        ({"inputs": [described(data=[1])]}, FLOATS, None, "both"),
+        ({"inputs": [described()]}, FLOATS, 10**6, "length of the JSON"),
+        ({"inputs": [described()]}, FLOATS, -1, "length of the JSON"),
+        ({"inputs": [described()]}, FLOATS, "1e3", "length of the JSON"),
+        ({"inputs": [described()]}, FLOATS, 3, "not understood"),
+        ({"inputs": [described(datatype="BYTES")]}, FLOATS, None, "a length in it lies"),
+        ({"inputs": [described(datatype="BYTES")]}, b"\0" * 8 + b"", None, "expected"),
+        ({"inputs": [described(4, datatype="BYTES")]}, b"\0" * 4, None, "is not 2 strings"),
+    ],
+)
+def test_lies_about_sizes(text: object, raw: bytes, length: object, said: str) -> None:
+    async def story(rig: Rig) -> None:
+        reply = await ask(rig, text, raw, length)
+        assert reply.status == 400
+        assert said in reply.json["error"]
+        assert not rig.serving.calls
+
+    run(story)
+
+
+@given(st.lists(st.binary(max_size=20)))
+def test_bytes_elements_go_there_and_back(parts: list[bytes]) -> None:
+    assert [bytes(part) for part in split(memoryview(joined(parts)))] == parts
+
+
+@given(st.data())
+def test_json_and_raw_mean_the_same(data: st.DataObject) -> None:
+    """Every number, sent either way and nested or flat, is the same bytes; and it comes back."""
+    datatype = data.draw(st.sampled_from(sorted(NUMPY)))
+    shape = data.draw(arrays.array_shapes(min_dims=1, max_dims=3, max_side=3))
+    elements = {"allow_nan": False, "allow_infinity": False} if datatype[:2] == "FP" else None
+    array = data.draw(arrays.arrays(NUMPY[datatype], shape, elements=elements))
+    raw = array.tobytes()
+    for listed in (array.tolist(), array.ravel().tolist()):
+        text = {"inputs": [{"name": "x", "shape": shape, "datatype": datatype, "data": listed}]}
+        (tensor,) = oip.tensors(oip.decode(json.dumps(text).encode(), LIMITS), LIMITS)
+        assert bytes(tensor.data) == raw  # type: ignore[arg-type]
+    size = {"binary_data_size": len(raw)}
+    text = {"inputs": [{"name": "x", "shape": shape, "datatype": datatype, "parameters": size}]}
+    request = oip.decode(json.dumps(text).encode(), LIMITS)
+    (tensor,) = binary.tensors(request, memoryview(raw), LIMITS)
+    assert list(to_json(tensor)) == array.ravel().tolist()
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5)
+    | st.sampled_from([*ITEM_BYTES, "x"]),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                ["name", "shape", "datatype", "data", "inputs", "parameters", "binary_data_size"]
+            ),
+            inner,
+            max_size=7,
+        )
+    ),
+    max_leaves=12,
+)
+NEARLY = st.fixed_dictionaries(
+    {
+        "inputs": st.lists(
+            st.fixed_dictionaries(
+                {
+                    "name": st.just("x") | VALUES,
+                    "shape": st.lists(st.integers(-1, 3), max_size=4) | VALUES,
+                    "datatype": st.sampled_from(sorted(ITEM_BYTES)) | VALUES,
+                },
+                optional={
+                    "data": st.lists(st.integers(-5, 300) | VALUES, max_size=4) | VALUES,
+                    "parameters": st.fixed_dictionaries(
+                        {}, optional={"binary_data_size": st.integers(-1, 9) | VALUES}
+                    ),
+                },
+            ),
+            max_size=2,
+        )
+    }
+)
+
+
+@given(NEARLY | VALUES, st.binary(max_size=16))
+def test_decoders_make_whole_tensors_or_refuse(text: object, raw: bytes) -> None:
+    """Whatever comes: `Refused` with a 400, or tensors whose bytes agree with their shapes."""
+    try:
+        request = oip.decode(json.dumps(text).encode(), LIMITS)
+    except Refused as refused:
+        assert refused.status == 400
+        return
+    for rest in (None, memoryview(raw)):
+        try:
+            if rest is None:
+                made = oip.tensors(request, LIMITS)
+            else:
+                made = binary.tensors(request, rest, LIMITS)
+        except Refused as refused:
+            assert refused.status == 400
+            assert "\n" not in refused.message
+            continue
+        for tensor in made:
+            _check_whole(tensor)
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(Refused):
+        oip.decode(b'{"inputs":' + data, LIMITS)
+
+
+def _check_whole(tensor: Tensor) -> None:
+    count = int(np.prod(tensor.shape, dtype=object))
+    assert isinstance(tensor.data, memoryview)
+    if tensor.datatype == "BYTES":
+        assert len(split(tensor.data)) == count
+    else:
+        assert len(tensor.data) == count * ITEM_BYTES[tensor.datatype]

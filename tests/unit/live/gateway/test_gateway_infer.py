@@ -1,0 +1,355 @@
+"""Inference over HTTP: what is understood, what is refused, and what the answers look like."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from gateway_rig import QUICK, Rig, body, infer, request, run, tensor
+
+from headgate.live.gateway.config import GatewayConfig
+from headgate.live.gateway.elements import STRINGS_MAX
+from headgate.live.serving import Phase
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def test_an_echo() -> None:
+    async def story(rig: Rig) -> None:
+        reply = await rig.infer(body(id="7"))
+        assert reply.status == 200
+        assert reply.json == {
+            "model_name": "echo",
+            "model_version": "1",
+            "id": "7",
+            "outputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.5]}],
+        }
+        assert reply.headers["content-type"] == "application/json"
+        assert reply.headers["server-timing"].startswith("queue;dur=0.001, exec;dur=0.002, total;")
+        (call,) = rig.serving.calls
+        assert (call.items, call.priority, call.deadline_ns, call.gives_up) == (1, 0, 0, False)
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data"),
+    [
+        ("BOOL", [True, False]),
+        ("UINT8", [0, 255]),
+        ("UINT64", [0, 2**64 - 1]),
+        ("INT8", [-128, 127]),
+        ("INT64", [-(2**63), 2**63 - 1]),
+        ("FP16", [0.5, -65504.0]),
+        ("FP32", [0.5, -(2.0**100)]),
+        ("FP64", [0.1, 1e300]),
+        ("BYTES", ["", "gr\u00fc\u00dfe \U0001f600"]),
+    ],
+)
+def test_every_datatype_comes_back(datatype: str, data: list[object]) -> None:
+    async def story(rig: Rig) -> None:
+        reply = await rig.infer(body(tensor(data, (1, 2), datatype)), model="free")
+        assert reply.json["outputs"][0]["data"] == data
+
+    run(story)
+
+
+def test_nested_data_is_flattened_in_order() -> None:
+    async def story(rig: Rig) -> None:
+        nested = [[[1, 2], [3, 4], [5, 6]], [[7, 8], [9, 10], [11, 12]]]
+        reply = await rig.infer(body(tensor(nested, (2, 3, 2), "INT32")), model="free")
+        assert reply.json["outputs"][0]["data"] == list(range(1, 13))
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (b"", "not understood"),
+        (b"{", "not understood"),
+        (b"[]", "Expected `object`"),
+        (b"\xff", "not understood"),
+        (b'{"inputs": [NaN]}', "not understood"),
+        (b'{"more":' + b"[" * 50_000, "nested"),
+        ({}, "inputs"),
+        (body(id=3), "Expected `str`"),
+        ({"inputs": []}, "no inputs"),
+        (body(tensor(datatype="FP31")), "FP31"),
+        (body(tensor(datatype="FP64")), "FP32 is expected"),
+        (body(tensor(shape=[1, -2])), "shape"),
+        (body(tensor(shape=[1, 2.0])), "shape"),
+        (body(tensor(shape=[1, 2**62])), "shape"),
+        (body(tensor(shape=[2**40, 2**40])), "elements"),
+        (body(tensor(shape=[1] * 9)), "dimensions"),
+        (body(tensor(shape=[2])), "is expected"),
+        (body(tensor(shape=[0, 2], data=[])), "no items"),
+        (body(tensor([1.0])), "1 elements; its shape asks for 2"),
+        (body(tensor([1.0, None])), "Expected `float`"),
+        (body(tensor([1.0, "2"])), "Expected `float`"),
+        (body(tensor([1.0, 1e300])), "out of the range of FP32"),
+        (body(tensor([[1.0], [2.0]])), "not nested as its shape"),
+        (body(tensor([[1.0, [2.0]]])), "Expected `float`"),
+        (body(tensor([[1.0], [2.0, 3.0, 4.0]], (2, 2))), "not nested as its shape"),
+        (body(tensor("12")), "Expected `array`"),
+        (body({"name": "x", "shape": [1, 2], "datatype": "FP32"}), "no data"),
+        (body(tensor(datatype="BF16")), "binary"),
+        (body(tensor(), tensor()), "twice"),
+        (body(tensor(), tensor(name="y")), "there is no input 'y'"),
+        (body(tensor(name="y")), "'x' is missing"),
+        (body(outputs=[{"name": "z"}]), "no output 'z'; it has x"),
+        (body(outputs=[{"name": "x"}, {"name": "x"}]), "twice"),
+        (body(outputs=[{"name": "x", "parameters": {"classification": 3}}]), "classification"),
+        (body(outputs=[{"name": "x", "parameters": {"binary_data": 1}}]), "true or false"),
+        (body(parameters={"timeout": -1}), "microseconds"),
+        (body(parameters={"timeout": True}), "microseconds"),
+        (body(parameters={"timeout": "1"}), "microseconds"),
+        (body(parameters={"priority": -1}), "priority"),
+        (body(parameters={"priority": 0.5}), "priority"),
+        (body(parameters={"binary_data_output": "yes"}), "true or false"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_sentence(given: object, said: str) -> None:
+    async def story(rig: Rig) -> None:
+        client = await rig.connect()
+        client.send(infer(given) + request("GET", "/livez"))
+        reply = await client.reply()
+        assert reply.status == 400
+        assert said in reply.json["error"]
+        assert "\n" not in reply.json["error"]
+        assert reply.json["request_id"] == reply.headers["x-request-id"]
+        assert (await client.reply()).status == 200  # the connection lives
+        assert not rig.serving.calls
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data"),
+    [("UINT8", [256]), ("INT8", [-129]), ("INT64", [2**63]), ("FP16", [65536.0]), ("UINT64", [-1])],
+)
+def test_elements_must_fit_their_datatype(datatype: str, data: list[object]) -> None:
+    async def story(rig: Rig) -> None:
+        reply = await rig.infer(body(tensor(data, (1,), datatype)), model="free")
+        assert (reply.status, "out of the range" in reply.json["error"]) == (400, True)
+
+    run(story)
+
+
+def test_inputs_come_in_any_order_and_reach_the_model_in_its_own() -> None:
+    async def story(rig: Rig) -> None:
+        a, b = tensor([1, 2], [2], "INT64", "a"), tensor([0.0] * 6, [2, 3], "FP32", "b")
+        assert (await rig.infer(body(b, a), model="two")).status == 200
+        assert [tensor.name for tensor in rig.serving.calls[0].inputs] == ["a", "b"]
+        assert rig.serving.calls[0].items == 2
+        wrong = tensor([0.0] * 3, [1, 3], "FP32", "b")
+        reply = await rig.infer(body(a, wrong), model="two")
+        assert (reply.status, "first dimensions" in reply.json["error"]) == (400, True)
+
+    run(story)
+
+
+def test_only_the_outputs_asked_for_are_sent() -> None:
+    async def story(rig: Rig) -> None:
+        a, b = tensor([1], [1], "INT64", "a"), tensor([0.0] * 3, [1, 3], "FP32", "b")
+        reply = await rig.infer(body(a, b, outputs=[{"name": "b"}]), model="two")
+        assert [output["name"] for output in reply.json["outputs"]] == ["b"]
+
+    run(story)
+
+
+def test_too_many_items_are_too_large() -> None:
+    async def story(rig: Rig) -> None:
+        assert (await rig.infer(body(tensor([0.0] * 16, [8, 2])))).status == 200
+        reply = await rig.infer(body(tensor([0.0] * 18, [9, 2])))
+        assert (reply.status, "at most 8" in reply.json["error"]) == (413, True)
+        reply = await rig.infer(body(tensor([0.0] * 18, [9, 2])), model="whole")
+        assert (reply.status, rig.serving.calls[-1].items) == (200, 1)
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("mode", "status", "reason"),
+    [
+        ("overloaded", 429, "overloaded"),
+        ("infeasible", 422, "infeasible"),
+        ("refuse", 400, "function_refused"),
+        ("fail", 500, "function_failed"),
+        ("lost", 503, "attempts_exhausted"),
+        ("expire", 504, "deadline_exceeded"),
+        ("raise", 500, "internal"),
+    ],
+)
+def test_every_end_has_its_status(mode: str, status: int, reason: str) -> None:
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = mode
+        client = await rig.connect()
+        client.send(infer(body(), "X-Request-Id: abc"))
+        reply = await client.reply()
+        assert (reply.status, reply.json["reason"], reply.json["code"]) == (status, reason, status)
+        assert reply.json["request_id"] == "abc"
+        rig.serving.mode = "echo"
+        client.send(infer(body()))
+        assert (await client.reply()).status == 200
+
+    run(story)
+
+
+def test_an_overloaded_server_says_when_to_come_back() -> None:
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = "overloaded"
+        for _ in range(20):
+            reply = await rig.infer(body())
+            assert reply.headers["retry-after"] == "2"
+            assert 1200 <= int(reply.headers["retry-after-ms"]) <= 1501
+            assert int(reply.headers["retry-after-ms"]) == reply.json["retry_after_ms"]
+            assert reply.json["predicted_ms"] == 300.0
+
+    run(story)
+
+
+def test_overload_can_be_503() -> None:
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = "overloaded"
+        assert (await rig.infer(body())).status == 503
+        rig.serving.mode = "infeasible"
+        reply = await rig.infer(body())
+        assert (reply.status, "retry-after" in reply.headers) == (422, False)
+
+    run(story, replace(QUICK, overload_status=503))
+
+
+def test_late_is_200_and_says_so() -> None:
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = "late"
+        reply = await rig.infer(body())
+        assert (reply.status, reply.headers["x-headgate-outcome"]) == (200, "late")
+        reply = await rig.infer(body(), "X-Request-Timeout-Ms: 1000")
+        assert reply.status == 504
+
+    run(story)
+
+
+def test_ids_and_traces_are_kept() -> None:
+    async def story(rig: Rig) -> None:
+        reply = await rig.infer(body(), "X-Request-Id: my id", f"traceparent: {TRACE}")
+        assert reply.headers["x-request-id"] != "my id"  # not fit to be repeated
+        assert reply.headers["traceparent"] == TRACE
+        assert rig.serving.calls[0].trace == TRACE.encode()
+        reply = await rig.infer(body(), "X-Request-Id: id-1", "traceparent: nonsense")
+        assert reply.headers["x-request-id"] == "id-1"
+        assert "traceparent" not in reply.headers
+
+    run(story)
+
+
+def test_priorities() -> None:
+    async def story(rig: Rig) -> None:
+        await rig.infer(body(parameters={"priority": 1}), "Priority: u=7")
+        await rig.infer(body(parameters={"priority": 9}))
+        await rig.infer(body(), "Priority: u=1, i")
+        await rig.infer(body(), "Priority: u=nonsense")
+        assert [call.priority for call in rig.serving.calls] == [-3, 5, -2, 0]
+
+    run(story)
+
+
+def test_output_that_json_cannot_have_is_not_acceptable() -> None:
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = "bytes"
+        reply = await rig.infer(body(tensor(["a"], (1, 1), "BYTES")), model="bytes")
+        assert (reply.status, "binary" in reply.json["error"]) == (406, True)
+
+    run(story)
+
+
+def test_nan_and_infinity_are_null() -> None:
+    async def story(rig: Rig) -> None:
+        described = {"name": "x", "shape": [1, 2], "datatype": "FP32"}
+        text = json.dumps({"inputs": [described | {"parameters": {"binary_data_size": 8}}]})
+        raw = text.encode() + b"\x00\x00\xc0\x7f\x00\x00\x80\x7f"
+        reply = await rig.infer(raw, f"Inference-Header-Content-Length: {len(text)}")
+        assert reply.json["outputs"][0]["data"] == [None, None]
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("phase", "ready", "answer"),
+    [
+        (Phase.STARTING, 503, 503),
+        (Phase.READY, 200, 200),
+        (Phase.LEAVING, 503, 200),
+        (Phase.DRAINING, 503, 503),
+    ],
+)
+def test_phases(phase: Phase, ready: int, answer: int) -> None:
+    async def story(rig: Rig) -> None:
+        rig.serving.phase = phase
+        for path in ("/v2/health/ready", "/readyz", "/ping"):
+            assert (await rig.ask(request("GET", path))).status == ready
+        assert (await rig.ask(request("GET", "/v2/health/live"))).status == 200
+        reply = await rig.infer(body())
+        assert reply.status == answer
+        assert ("retry-after" in reply.headers) == (answer == 503)
+        is_leaving = phase in (Phase.LEAVING, Phase.DRAINING)
+        assert (reply.headers.get("connection") == "close") == is_leaving
+
+    run(story)
+
+
+def test_unknown_names() -> None:
+    async def story(rig: Rig) -> None:
+        assert (await rig.infer(body(), model="nobody")).status == 404
+        assert (await rig.infer(body(), model="%65cho")).status == 200
+        assert (await rig.infer(body(), model="echo/versions/1")).status == 200
+        assert (await rig.infer(body(), model="echo/versions/2")).status == 404
+        assert (await rig.ask(request("GET", "/nothing"))).status == 404
+        reply = await rig.ask(request("GET", "/v2/models/echo/infer"))
+        assert (reply.status, reply.headers["allow"]) == (405, "POST")
+        reply = await rig.infer(body(), "Content-Encoding: gzip")
+        assert reply.status == 415
+
+    run(story)
+
+
+def test_what_nobody_declared_is_bounded_all_the_same() -> None:
+    async def story(rig: Rig) -> None:
+        assert (await rig.infer(body(), model="free")).status == 400
+        many = [tensor(name=str(number)) for number in range(3)]
+        assert (await rig.infer(body(*many), model="free")).status == 400
+
+    run(story, replace(GatewayConfig(), elements_max=1, inputs_max=2))
+
+
+def test_text_is_bounded_more_tightly_than_bytes() -> None:
+    async def story(rig: Rig) -> None:
+        text = json.dumps(body()).encode()
+        assert (await rig.infer(text.ljust(1000))).status == 200
+        reply = await rig.infer(text.ljust(1001))
+        assert (reply.status, "binary" in reply.json["error"]) == (413, True)
+
+    run(story, replace(QUICK, json_bytes_max=1000))
+
+
+def test_strings_are_bounded() -> None:
+    async def story(rig: Rig) -> None:
+        many = tensor([""] * (STRINGS_MAX + 1), [1, STRINGS_MAX + 1], "BYTES")
+        reply = await rig.infer(body(many), model="free")
+        assert (reply.status, "strings" in reply.json["error"]) == (400, True)
+
+    run(story)
+
+
+def test_a_defect_is_logged_once_with_the_request(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = "raise"
+        await rig.infer(body(), "X-Request-Id: abc")
+        await rig.infer(b"{", "X-Request-Id: bad")  # the client's mistake is not news
+
+    run(story)
+    (record,) = caplog.records
+    assert "abc" in record.getMessage()
+    assert record.exc_info

@@ -1,0 +1,179 @@
+"""Deadlines, keys and metadata, each for itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from hashlib import sha256
+
+import pytest
+from gateway_rig import QUICK, Rig, body, request, run
+
+from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit
+from headgate.live.gateway.deadline import timeout_ns
+from headgate.live.gateway.keys import KeyRing, Tenant
+from headgate.live.gateway.openapi import document
+from headgate.live.gateway.refusal import Refused
+
+MS = 1_000_000
+HOUR_NS = 3_600_000 * MS
+KEYS = (
+    ApiKey(sha256(b"first").hexdigest(), 1),
+    ApiKey(sha256(b"second").hexdigest().upper(), 2),
+)
+
+
+@pytest.mark.parametrize(
+    ("headers", "parameter", "expected_ns"),
+    [
+        ({}, None, 0),
+        ({}, 0, 0),
+        ({}, 2500, 2_500_000),
+        ({b"grpc-timeout": b"5S"}, 1, 5000 * MS),
+        ({b"grpc-timeout": b"00000100u", b"x-request-timeout-ms": b"7"}, None, 100_000),
+        ({b"x-request-timeout-ms": b"7", b"x-envoy-expected-rq-timeout-ms": b"8"}, 1, 7 * MS),
+        ({b"x-request-timeout-ms": b"0.5"}, None, MS // 2),
+        ({b"x-envoy-expected-rq-timeout-ms": b"8"}, 1, 8 * MS),
+        ({b"grpc-timeout": b"99999999H"}, None, HOUR_NS),
+        ({}, 2**200, HOUR_NS),
+    ],
+)
+def test_who_is_believed_about_deadlines(
+    headers: dict[bytes, bytes], parameter: object, expected_ns: int
+) -> None:
+    assert timeout_ns(headers, parameter, HOUR_NS) == expected_ns
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *(("grpc-timeout", text) for text in ("", "5", "5s", "S", "-5S", "123456789S", "5 S")),
+        *(("x-request-timeout-ms", text) for text in ("", "0", "-1", "nan", "inf", "1e9", "1_0")),
+        ("x-envoy-expected-rq-timeout-ms", "soon"),
+    ],
+)
+def test_malformed_deadlines_are_refused(name: str, text: str) -> None:
+    with pytest.raises(Refused, match=name) as caught:
+        timeout_ns({name.encode(): text.encode()}, None, HOUR_NS)
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("headers", "client_id"),
+    [
+        ({b"authorization": b"Bearer first"}, 1),
+        ({b"authorization": b"bearer  second "}, 2),
+        ({b"x-api-key": b"second"}, 2),
+        ({b"authorization": b"Basic first"}, None),
+        ({b"authorization": b"Bearer wrong"}, None),
+        ({b"authorization": b"Bearer wrong", b"x-api-key": b"first"}, None),
+        ({b"x-api-key": KEYS[0].sha256.encode()}, None),
+        ({b"x-api-key": b""}, None),
+        ({}, None),
+    ],
+)
+def test_keys_name_tenants(headers: dict[bytes, bytes], client_id: int | None) -> None:
+    ring = KeyRing(GatewayConfig(keys=KEYS))
+    if client_id is not None:
+        assert ring.tenant(headers).client_id == client_id
+        return
+    with pytest.raises(Refused) as caught:
+        ring.tenant(headers)
+    assert caught.value.status == 401
+
+
+def test_a_rate_is_a_bucket_of_tokens() -> None:
+    """Two at once, ten per second: the third may come after a tenth of a second."""
+    tenant = Tenant(TenantLimit(1, rate_per_s=10.0, burst=2))
+    tenant.enter(10 * MS)
+    tenant.enter(10 * MS)
+    with pytest.raises(Refused) as caught:
+        tenant.enter(30 * MS)
+    assert caught.value.reason == "rate_limited"
+    assert caught.value.retry_ns == pytest.approx(80 * MS)
+    tenant.enter(30 * MS + caught.value.retry_ns)
+    with pytest.raises(Refused):
+        tenant.enter(30 * MS + caught.value.retry_ns)
+    assert tenant.open == 3
+    tenant.enter(HOUR_NS)  # a long silence earns no more than the burst
+    tenant.enter(HOUR_NS)
+    with pytest.raises(Refused):
+        tenant.enter(HOUR_NS)
+
+
+def test_keys_over_http() -> None:
+    async def story(rig: Rig) -> None:
+        reply = await rig.infer(body())
+        assert (reply.status, reply.json["reason"]) == (401, "unauthenticated")
+        assert "Bearer" in reply.headers["www-authenticate"]
+        for path in ("/v2", "/livez", "/metrics", "/openapi.json", "/ping"):
+            assert (await rig.ask(request("GET", path))).status == 200
+        assert (await rig.ask(request("GET", "/v2/models/echo"))).status == 401
+        assert (await rig.infer(body(), "X-API-Key: second")).status == 200
+        assert rig.serving.calls[0].client_id == 2
+
+    run(story, replace(QUICK, keys=KEYS))
+
+
+def test_a_tenant_may_have_so_many_in_service() -> None:
+    """One at a time: the place is free again however the one before ended."""
+
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = "never"
+        client = await rig.connect()
+        asked = "X-Request-Timeout-Ms: 100"
+        client.send(request("POST", "/v2/models/echo/infer", ECHO, asked))
+        await rig.until(lambda: bool(rig.serving.calls))
+        reply = await rig.infer(body())
+        assert (reply.status, reply.json["reason"]) == (429, "concurrency_limited")
+        assert "retry-after" in reply.headers
+        assert (await client.reply()).status == 504
+        rig.serving.mode = "raise"
+        assert (await rig.infer(body())).status == 500
+        rig.serving.mode = "never"
+        client.send(request("POST", "/v2/models/echo/infer", ECHO))
+        await rig.until(lambda: len(rig.serving.calls) == 2)
+        client.writer.close()
+        await rig.until(lambda: bool(rig.serving.cancelled))
+        rig.serving.mode = "overloaded"
+        assert (await rig.infer(body())).json["reason"] == "overloaded"
+        rig.serving.mode = "echo"
+        assert (await rig.infer(body())).status == 200
+
+    run(story, replace(QUICK, tenants=(TenantLimit(0, concurrency_max=1),)))
+
+
+ECHO = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2]}]}'
+
+
+def test_metadata() -> None:
+    async def story(rig: Rig) -> None:
+        for path in ("/v2", "/v2/"):
+            about = (await rig.ask(request("GET", path))).json
+            assert about["name"] == "headgate"
+            assert "binary_tensor_data" in about["extensions"]
+        about = (await rig.ask(request("GET", "/v2/models/two"))).json
+        assert about["inputs"][1] == {"name": "b", "datatype": "FP32", "shape": [-1, 3]}
+        reply = await rig.ask(request("GET", "/v2/models/two/ready"))
+        assert (reply.status, reply.json) == (200, {"name": "two", "ready": True})
+        rig.serving.loads.add("two")
+        reply = await rig.ask(request("GET", "/v2/models/two/versions/1/ready"))
+        assert (reply.status, reply.json["ready"]) == (503, False)
+        assert (await rig.ask(request("GET", "/v2/models/nobody/ready"))).status == 404
+        reply = await rig.ask(request("GET", "/metrics"))
+        assert (reply.body, reply.headers["content-type"][:10]) == (b"up 1\n", "text/plain")
+
+    run(story)
+
+
+def test_the_document_names_every_path_that_is_served() -> None:
+    async def story(rig: Rig) -> None:
+        paths = (await rig.ask(request("GET", "/openapi.json"))).json["paths"]
+        for path, item in paths.items():
+            for method in {"get", "post"} & set(item):
+                target = path.replace("{model}", "echo").replace("{version}", "1")
+                reply = await rig.ask(request(method.upper(), target, b"{}" * (method == "post")))
+                assert str(reply.status) in item[method]["responses"], path
+                assert reply.status not in (404, 405)
+
+    run(story)
+    assert document([], has_keys=True)["security"]

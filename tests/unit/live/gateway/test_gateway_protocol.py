@@ -1,0 +1,377 @@
+"""The connection: HTTP itself, its limits, its order and its clock."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import replace
+
+import pytest
+from gateway_rig import QUICK, Client, Rig, body, infer, request, run, tensor
+
+from headgate.live.gateway.config import GatewayConfig
+from headgate.live.serving import Phase
+
+LIVE = request("GET", "/livez")
+
+
+def with_limits(**limits: float) -> GatewayConfig:
+    return replace(QUICK, **limits)  # type: ignore[arg-type]
+
+
+async def refused(rig: Rig, data: bytes, status: int) -> Client:
+    """The one answer to it has this status, and the connection is closed."""
+    client = await rig.connect()
+    client.send(data)
+    reply = await client.reply()
+    assert reply.status == status, reply
+    assert reply.headers["connection"] == "close"
+    assert reply.json["error"]
+    assert await client.is_closed()
+    return client
+
+
+def test_keep_alive_and_head() -> None:
+    async def story(rig: Rig) -> None:
+        client = await rig.connect()
+        for _ in range(3):
+            client.send(request("HEAD", "/livez"))
+            reply = await client.reply(is_head=True)
+            assert (reply.status, reply.headers["content-length"]) == (200, "13")
+        client.send(request("GET", "/livez", b"", "Connection: close"))
+        assert (await client.reply()).headers["connection"] == "close"
+        assert await client.is_closed()
+
+    run(story)
+
+
+def test_http_1_0_ends_with_its_answer_unless_asked_otherwise() -> None:
+    async def story(rig: Rig) -> None:
+        client = await rig.connect()
+        client.send(b"GET /livez HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+        assert (await client.reply()).headers["connection"] == "keep-alive"
+        client.send(b"GET /livez HTTP/1.0\r\n\r\n")
+        assert (await client.reply()).status == 200
+        assert await client.is_closed()
+
+    run(story)
+
+
+def test_pipelined_requests_are_answered_in_order() -> None:
+    """Calls take turns of the loop, health does not: their answers keep the order all the same."""
+
+    async def story(rig: Rig) -> None:
+        client = await rig.connect()
+        asked = [infer(body(id=str(number))) + LIVE for number in range(5)]
+        client.send(b"".join(asked))
+        for number in range(5):
+            assert (await client.reply()).json["id"] == str(number)
+            assert (await client.reply()).json == {"live": True}
+
+    run(story)
+
+
+def test_a_crowd_in_one_piece_is_cut_off() -> None:
+    """Four may wait behind the first. The last of them is answered with a farewell."""
+
+    async def story(rig: Rig) -> None:
+        client = await rig.connect()
+        client.send(infer(body()) * 50)
+        replies = [await client.reply() for _ in range(5)]
+        assert [r.status for r in replies] == [200] * 5
+        assert replies[-1].headers["connection"] == "close"
+        assert await client.is_closed()
+
+    run(story, with_limits(pipelined_max=4))
+
+
+def test_a_crowd_that_comes_slowly_is_served() -> None:
+    """Four wait behind the first; those who come meanwhile are not heard until they have gone."""
+
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = "never"
+        client = await rig.connect()
+        for number in range(9):
+            client.send(infer(body(id=str(number))))
+            await asyncio.sleep(0.002)
+        rig.serving.mode = "echo"
+        rig.serving.answer(rig.serving.calls[0])
+        for number in range(9):
+            assert (await client.reply()).json["id"] == str(number)
+
+    run(story, with_limits(pipelined_max=4))
+
+
+def test_bytes_may_come_one_by_one() -> None:
+    async def story(rig: Rig) -> None:
+        client = await rig.connect()
+        for byte in infer(body(), "X-Request-Id: slow"):
+            client.send(bytes((byte,)))
+            await asyncio.sleep(0)
+        assert (await client.reply()).headers["x-request-id"] == "slow"
+
+    run(story)
+
+
+def test_chunks() -> None:
+    async def story(rig: Rig) -> None:
+        data = infer(body()).partition(b"\r\n\r\n")[2]
+        chunks = b"".join(b"%x;ext=1\r\n%b\r\n" % (len(p), p) for p in (data[:9], data[9:]))
+        head = (
+            b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        client = await rig.connect()
+        # A trailer is read, and cannot overrule a header, neither here nor in what follows.
+        client.send(head + chunks + b"0\r\nX-Request-Timeout-Ms: bad\r\n\r\n" + infer(body()))
+        assert (await client.reply()).status == 200
+        assert (await client.reply()).status == 200
+
+    run(story)
+
+
+def test_expect_continue() -> None:
+    async def story(rig: Rig) -> None:
+        head, _, data = infer(body(), "Expect: 100-continue").partition(b"\r\n\r\n")
+        client = await rig.connect()
+        client.send(infer(body()) + head + b"\r\n\r\n")
+        assert (await client.reply()).status == 200  # of the first
+        assert (await client.reply()).status == 100
+        client.send(data)
+        assert (await client.reply()).status == 200
+        await refused(rig, request("POST", "/nowhere", b"", "Expect: 100-continue"), 404)
+        await refused(rig, request("POST", "/livez", b"", "Expect: miracles"), 417)
+
+    run(story)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_an_upgrade_is_declined_by_going_on(method: str) -> None:
+    """Clients that try HTTP/2 first (Java's) get an answer, whether or not they send a body."""
+
+    async def story(rig: Rig) -> None:
+        lines = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMA")
+        asked = request("GET", "/livez", b"", *lines) if method == "GET" else infer(body(), *lines)
+        client = await rig.connect()
+        client.send(asked + LIVE)
+        assert (await client.reply()).status == 200
+        assert (await client.reply()).json == {"live": True}
+        client.send(asked[:-3])
+        await asyncio.sleep(0.01)
+        client.send(asked[-3:])
+        assert (await client.reply()).status == 200
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        (b"GET /livez HTTP/1.1\r\n\r\n", 400),
+        (b"GET /livez HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", 400),
+        (b"GET /livez HTTP/1.1\r\nHost: x\r\n folded: y\r\n\r\n", 400),
+        (b"GET /livez HTTP/1.1\r\nHost : x\r\n\r\n", 400),
+        (b"POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: +1\r\n\r\nx", 400),
+        (
+            b"POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\nx",
+            400,
+        ),
+        (b"POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 1, 1\r\n\r\nx", 400),
+        (
+            b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            400,
+        ),
+        (
+            b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+            b"Content-Length: 4\r\n\r\n0\r\n\r\n",
+            400,
+        ),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST / HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nab\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + b"f" * 17, 400),
+        (b"GET /livez HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 20_000 + b"\r\n\r\n", 431),
+        (b"GET /livez HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 400_000, 431),
+        (b"GET /" + b"y" * 400_000, 414),
+        (
+            b"GET /livez HTTP/1.1\r\nHost: x\r\n" + b"".join(b"X%d: y\r\n" % n for n in range(101)),
+            431,
+        ),
+        (b"POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n", 413),
+    ],
+)
+def test_what_cannot_be_trusted_ends_the_connection(data: bytes, status: int) -> None:
+    """Also when something was asked before, which is answered first."""
+
+    async def story(rig: Rig) -> None:
+        await refused(rig, data, status)
+        client = await rig.connect()
+        client.send(infer(body()) + data)
+        assert (await client.reply()).status == 200
+        assert (await client.reply()).status == status
+        assert await client.is_closed()
+
+    run(story)
+
+
+def test_chunks_are_counted_as_they_come() -> None:
+    async def story(rig: Rig) -> None:
+        for path in (b"/v2/models/echo/infer", b"/nowhere"):
+            head = b"POST %b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" % path
+            await refused(rig, head + b"100\r\n%b\r\n" % (b" " * 256) * 20, 413)
+            trailers = b"0\r\n" + b"X: y\r\n" * 9000
+            await refused(rig, head + b"1\r\n \r\n" + trailers, 431)
+
+    run(story, with_limits(body_bytes_max=4096))
+
+
+def test_a_body_of_the_largest_size_is_taken() -> None:
+    async def story(rig: Rig) -> None:
+        data = infer(body()).partition(b"\r\n\r\n")[2]
+        assert (await rig.infer(data.ljust(300_000))).status == 200
+        assert (await rig.infer(data.ljust(300_001))).status == 413
+
+    run(story, with_limits(body_bytes_max=300_000))
+
+
+def test_bodies_together_are_bounded() -> None:
+    async def story(rig: Rig) -> None:
+        client = await rig.connect()
+        client.send(infer(b" " * 2_000_000)[:1_500_000])
+        reply = await client.reply()
+        assert (reply.status, reply.json["reason"]) == (503, "bodies")
+        assert (await rig.infer(body())).status == 200
+        data = infer(body()).partition(b"\r\n\r\n")[2].ljust(900_000)
+        for _ in range(2):  # what others took was given back
+            assert (await rig.infer(data)).status == 200
+
+    run(story, with_limits(bodies_bytes_max=1_000_000))
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [(b"GET /livez HT", "headers"), (infer(body())[:-1], "body"), (infer(body())[:70], "headers")],
+)
+def test_slow_senders_are_told_so(data: bytes, said: str) -> None:
+    async def story(rig: Rig) -> None:
+        client = await rig.connect()
+        client.send(data)
+        reply = await client.reply()
+        assert (reply.status, said in reply.json["error"]) == (408, True)
+        assert await client.is_closed()
+
+    run(story, with_limits(header_timeout_s=0.1, body_timeout_s=0.1))
+
+
+def test_idle_connections_are_closed_and_busy_ones_are_not() -> None:
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = "never"
+        busy, idle = await rig.connect(), await rig.connect()
+        busy.send(infer(body()))
+        idle.send(LIVE)
+        assert (await idle.reply()).status == 200
+        assert await idle.is_closed()
+        await asyncio.sleep(0.1)
+        rig.serving.mode = "echo"
+        rig.serving.answer(rig.serving.calls[0])
+        assert (await busy.reply()).status == 200
+
+    run(story, with_limits(idle_timeout_s=0.1))
+
+
+def test_slow_readers_are_let_go() -> None:
+    """One asks for much and reads nothing: it is not read from, and then it is dropped."""
+
+    async def story(rig: Rig) -> None:
+        with socket.create_connection(("127.0.0.1", rig.port)) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setblocking(False)
+            asked = infer(body(tensor(["y" * 1_000_000], (1, 1), "BYTES")), model="bytes")
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(client, asked * 3)
+            await rig.until(lambda: len(rig.serving.calls) == 3)
+            await loop.sock_sendall(client, asked * 3)
+            await rig.until(lambda: not rig.server.connections)
+            assert len(rig.serving.calls) < 6
+
+    run(story, with_limits(write_timeout_s=0.3, write_high_water=1 << 16))
+
+
+def test_a_client_that_goes_away_takes_its_call_with_it() -> None:
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = "never"
+        client = await rig.connect()
+        client.send(infer(body()) * 2)
+        await rig.until(lambda: bool(rig.serving.calls))
+        client.writer.close()
+        await rig.until(lambda: bool(rig.serving.cancelled))
+        assert rig.serving.cancelled == rig.serving.calls
+        assert len(rig.serving.calls) == 1  # the second was never begun
+        rig.serving.mode = "echo"
+        rig.serving.cancelled.clear()
+        rig.serving.answer(rig.serving.calls[0])  # too late, and harmless
+
+    run(story)
+
+
+def test_connections_are_bounded() -> None:
+    async def story(rig: Rig) -> None:
+        first = [await rig.connect() for _ in range(2)]
+        third = await rig.connect()
+        reply = await third.reply()
+        assert (reply.status, "retry-after" in reply.headers) == (503, True)
+        assert await third.is_closed()
+        first[0].send(LIVE)
+        assert (await first[0].reply()).status == 200
+
+    run(story, with_limits(connections_max=2))
+
+
+def test_leaving() -> None:
+    """Idle connections are closed; a busy one is answered, and told that this was all."""
+
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = "never"
+        busy, idle = await rig.connect(), await rig.connect()
+        busy.send(infer(body()))
+        await rig.until(lambda: bool(rig.serving.calls))
+        rig.serving.phase = Phase.DRAINING
+        rig.server.stop_accepting()
+        rig.server.close_idle()
+        assert await idle.is_closed()
+        rig.serving.mode = "echo"
+        rig.serving.answer(rig.serving.calls[0])
+        assert (await busy.reply()).headers["connection"] == "close"
+        assert await busy.is_closed()
+        with pytest.raises(OSError):
+            await rig.connect()
+
+    run(story)
+
+
+def test_an_explicit_deadline_is_kept_by_the_front_end() -> None:
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = "never"
+        client = await rig.connect()
+        began_s = asyncio.get_running_loop().time()
+        client.send(infer(body(), "X-Request-Timeout-Ms: 50"))
+        reply = await client.reply()
+        assert (reply.status, reply.json["deadline_ms"]) == (504, 50.0)
+        assert 0.045 < asyncio.get_running_loop().time() - began_s < 0.3
+        assert not rig.serving.cancelled
+        (call,) = rig.serving.calls
+        assert call.gives_up
+        assert call.deadline_ns == call.arrived_ns + 50_000_000
+        rig.serving.mode = "echo"
+        rig.serving.answer(call)  # which nobody wants any more
+        client.send(infer(body(id="2"), "X-Request-Timeout-Ms: 5000"))
+        assert (await client.reply()).json["id"] == "2"
+        assert rig.server.answers == {504: 1, 200: 1}
+
+    run(story)

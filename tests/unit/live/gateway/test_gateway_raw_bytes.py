@@ -1,0 +1,71 @@
+"""Arbitrary bytes on the wire: always an answer or a close, never a 500, and nothing is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import replace
+
+from gateway_rig import QUICK, body, infer, request, rig, run_alone
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+PIECES = [
+    infer(body()),
+    infer(body())[:-10],
+    request("GET", "/livez"),
+    request("GET", "/v2/models/echo/ready"),
+    b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n",
+    b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Type: text/csv\r\nContent-Length: 9\r\n\r\n",
+    b"5\r\nhello\r\n0\r\n\r\n",
+    b"0\r\n\r\n",
+    b"GET ",
+    b"/v2",
+    b" HTTP/1.1\r\n",
+    b"Host: x\r\n",
+    b"Content-Length: 5\r\n",
+    b"Content-Length: 99999999999999999999999\r\n",
+    b"Transfer-Encoding: chunked\r\n",
+    b"Expect: 100-continue\r\n",
+    b"Upgrade: h2c\r\nConnection: upgrade\r\n",
+    b"Connection: close\r\n",
+    b"\r\n",
+    b"\r\n\r\n",
+    b"\n",
+    b"\x00",
+]
+CONFIG = replace(QUICK, header_timeout_s=0.05, body_timeout_s=0.05, idle_timeout_s=0.05)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.sampled_from(PIECES) | st.binary(max_size=12), max_size=8).map(b"".join),
+        min_size=8,
+        max_size=8,
+    )
+)
+def test_any_bytes(streams: list[bytes]) -> None:
+    """Eight clients at a time send theirs in two halves; all of them see the end of it."""
+
+    async def client(port: int, data: bytes) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(data[: len(data) // 2])
+            await asyncio.sleep(0)
+            writer.write(data[len(data) // 2 :])
+            heard = await asyncio.wait_for(reader.read(), 5)  # until it is closed
+        except ConnectionResetError:
+            return
+        finally:
+            writer.close()
+        assert not re.search(rb"HTTP/1.1 5(?!03)", heard), (data, heard)
+        assert heard == b"" or heard.startswith(b"HTTP/1.1 ")
+
+    async def story() -> None:
+        async with rig(CONFIG) as made:
+            await asyncio.gather(*(client(made.port, data) for data in streams))
+            await made.until(lambda: not made.server.connections)
+            assert made.server.bodies_bytes == 0
+
+    run_alone(story())

@@ -1,0 +1,223 @@
+"""Inference over gRPC: what goes in comes out, and everything else gets the right status."""
+
+from __future__ import annotations
+
+import asyncio
+from hashlib import sha256
+
+import pytest
+from grpc import StatusCode
+from grpc_rig import Rig, run
+
+from headgate.core.clock import MILLISECOND_NS
+from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit
+from headgate.live.serving import Phase
+
+
+def test_an_answer_comes_the_way_it_was_asked_for() -> None:
+    """Typed in, typed out; raw in, raw out."""
+
+    async def story(rig: Rig) -> None:
+        typed = await rig.ask("ModelInfer", rig.row(id="7"))
+        assert (typed.model_name, typed.model_version, typed.id) == ("echo", "1", "7")
+        (output,) = typed.outputs
+        assert (output.name, output.datatype, list(output.shape)) == ("x", "FP32", [1, 2])
+        assert list(output.contents.fp32_contents) == [1, 2]
+        assert not typed.raw_output_contents
+
+        request = rig.row()
+        request.inputs[0].ClearField("contents")
+        request.raw_input_contents.append(b"\0\0\x80?\0\0\0@")
+        raw = await rig.ask("ModelInfer", request)
+        assert list(raw.raw_output_contents) == [b"\0\0\x80?\0\0\0@"]
+        assert not raw.outputs[0].HasField("contents")
+
+    run(story)
+
+
+def test_only_the_outputs_that_are_asked_for_come() -> None:
+    async def story(rig: Rig) -> None:
+        request = rig.messages["ModelInferRequest"](model_name="two")
+        a = request.inputs.add(name="a", datatype="INT64", shape=(1,))
+        a.contents.int64_contents.append(-5)
+        b = request.inputs.add(name="b", datatype="FP32", shape=(1, 3))
+        b.contents.fp32_contents.extend((1, 2, 3))
+        request.outputs.add(name="b")
+        response = await rig.ask("ModelInfer", request)
+        assert [output.name for output in response.outputs] == ["b"]
+        request.outputs.add(name="c")
+        code, text = await rig.refused(request)
+        assert code is StatusCode.INVALID_ARGUMENT and "'c'" in text
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("mode", "code", "reason"),
+    [
+        ("overloaded", StatusCode.RESOURCE_EXHAUSTED, "overloaded"),
+        ("infeasible", StatusCode.FAILED_PRECONDITION, "infeasible"),
+        ("refuse", StatusCode.INVALID_ARGUMENT, "function_refused"),
+        ("fail", StatusCode["INTERNAL"], "function_failed"),
+        ("lost", StatusCode.UNAVAILABLE, "attempts_exhausted"),
+        ("expire", StatusCode.DEADLINE_EXCEEDED, "deadline_exceeded"),
+        ("raise", StatusCode["INTERNAL"], "internal"),
+    ],
+)
+def test_every_end_has_its_status(mode: str, code: StatusCode, reason: str) -> None:
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = mode
+        got, text = await rig.refused(timeout_s=None)
+        assert got is code and text
+        assert rig.trailers["headgate-reason"] == reason
+
+    run(story)
+
+
+def test_who_is_turned_away_is_told_when_to_come_back() -> None:
+    """Also in the way that gRPC's own retries understand."""
+
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = "overloaded"
+        await rig.refused()
+        assert rig.trailers["retry-after-ms"] == "1200"
+        assert rig.trailers["grpc-retry-pushback-ms"] == "1200"
+        assert rig.trailers["headgate-predicted-ms"] == "300.000"
+        rig.serving.mode = "infeasible"
+        await rig.refused()
+        assert "retry-after-ms" not in rig.trailers, "more time will not help it"
+
+    run(story)
+
+
+def test_a_late_answer_is_an_answer_unless_the_client_gives_up() -> None:
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = "late"
+        await rig.infer(timeout_s=None)
+        assert rig.trailers == {"headgate-outcome": "late"}
+        code, _ = await rig.refused(timeout_s=5)
+        assert code is StatusCode.DEADLINE_EXCEEDED
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("phase", "model", "code"),
+    [
+        (Phase.STARTING, "echo", StatusCode.UNAVAILABLE),
+        (Phase.DRAINING, "echo", StatusCode.UNAVAILABLE),
+        (Phase.READY, "none", StatusCode.NOT_FOUND),
+    ],
+)
+def test_what_cannot_be_asked(phase: Phase, model: str, code: StatusCode) -> None:
+    async def story(rig: Rig) -> None:
+        rig.serving.phase = phase
+        request = rig.row()
+        request.model_name = model
+        got, _ = await rig.refused(request)
+        assert got is code
+        assert ("retry-after-ms" in rig.trailers) == (code is StatusCode.UNAVAILABLE)
+
+    run(story)
+
+
+def test_the_deadline_of_the_rpc_goes_before_the_parameter() -> None:
+    async def story(rig: Rig) -> None:
+        request = rig.row()
+        request.parameters["timeout"].int64_param = 2_000_000
+        request.parameters["priority"].uint64_param = 1
+        await rig.ask("ModelInfer", request, timeout_s=None)
+        await rig.ask("ModelInfer", request, timeout_s=1)
+        await rig.infer(timeout_s=None, metadata=(("x-request-timeout-ms", "70"),))
+        await rig.infer(timeout_s=None)
+        by_parameter, by_rpc, by_metadata, by_objective = rig.serving.calls
+        assert by_parameter.gives_up and by_parameter.priority < 0
+        assert by_parameter.deadline_ns - by_parameter.arrived_ns == 2_000 * MILLISECOND_NS
+        left_ms = (by_rpc.deadline_ns - by_rpc.arrived_ns) / MILLISECOND_NS
+        assert by_rpc.gives_up and 500 < left_ms < 1_100  # gRPC rounds it on the way
+        assert by_metadata.deadline_ns - by_metadata.arrived_ns == 70 * MILLISECOND_NS
+        assert not by_objective.gives_up and by_objective.deadline_ns == 0
+        request.parameters["timeout"].string_param = "soon"
+        code, _ = await rig.refused(request, timeout_s=None)
+        assert code is StatusCode.INVALID_ARGUMENT
+
+    run(story)
+
+
+@pytest.mark.parametrize("by_rpc", [True, False])
+def test_at_the_deadline_the_client_is_told_and_the_call_left_alone(by_rpc: bool) -> None:
+    """The runtime settles it as expired or late; a cancelled one would count as nobody's miss."""
+
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = "never"
+        request = rig.row()
+        if not by_rpc:
+            request.parameters["timeout"].int64_param = 50_000
+        code, _ = await rig.refused(request, timeout_s=0.05 if by_rpc else None)
+        assert code is StatusCode.DEADLINE_EXCEEDED
+        await asyncio.sleep(0.05)
+        assert len(rig.serving.calls) == 1
+        assert not rig.serving.cancelled
+        rig.serving.mode = "late"
+        rig.serving.answer(rig.serving.calls[0])  # nobody listens, and nothing breaks
+
+    run(story)
+
+
+def test_an_rpc_that_is_cancelled_cancels_its_call() -> None:
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = "never"
+        asking = asyncio.ensure_future(rig.infer(timeout_s=None))
+        while not rig.serving.calls:
+            await asyncio.sleep(0.01)
+        asking.cancel()
+        while not rig.serving.cancelled:
+            await asyncio.sleep(0.01)
+        assert rig.serving.cancelled == rig.serving.calls
+
+    run(story)
+
+
+def test_keys_and_limits_of_tenants_hold_here_too() -> None:
+    config = GatewayConfig(
+        keys=(ApiKey(sha256(b"open").hexdigest(), 3),),
+        tenants=(TenantLimit(3, concurrency_max=1),),
+    )
+    key = (("x-api-key", "open"),)
+
+    async def story(rig: Rig) -> None:
+        assert (await rig.refused())[0] is StatusCode.UNAUTHENTICATED
+        code, _ = await rig.refused(metadata=(("authorization", "Bearer shut"),))
+        assert code is StatusCode.UNAUTHENTICATED
+        await rig.infer(metadata=key)
+        await rig.infer(metadata=(("authorization", "Bearer open"),))
+        assert {call.client_id for call in rig.serving.calls} == {3}
+        rig.serving.mode = "never"
+        first = asyncio.ensure_future(rig.infer(timeout_s=None, metadata=key))
+        while len(rig.serving.calls) < 3:
+            await asyncio.sleep(0.01)
+        code, _ = await rig.refused(metadata=key)
+        assert code is StatusCode.RESOURCE_EXHAUSTED
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+
+    run(story, config)
+
+
+def test_the_trace_goes_along() -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+    async def story(rig: Rig) -> None:
+        await rig.infer(metadata=(("traceparent", trace),))
+        await rig.infer(metadata=(("traceparent", "nonsense"),))
+        assert [call.trace for call in rig.serving.calls] == [trace.encode(), None]
+
+    run(story)
+
+
+def test_a_message_that_is_too_large_is_not_taken_in() -> None:
+    async def story(rig: Rig) -> None:
+        request = rig.row(raw_input_contents=[bytes(20_000)])
+        assert (await rig.refused(request))[0] is StatusCode.RESOURCE_EXHAUSTED
+
+    run(story, GatewayConfig(body_bytes_max=10_000))

@@ -1,0 +1,201 @@
+"""Health, metadata and reflection, and that real clients understand all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from fake_serving import FakeServing
+from google.protobuf.descriptor_pb2 import DescriptorProto
+from grpc import StatusCode
+from grpc.aio import AioRpcError, secure_channel
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
+from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
+from grpc_rig import DEFAULTS, Rig, run
+
+from headgate.core.errors import ConfigError
+from headgate.live.gateway.grpc_messages import MESSAGES, Messages
+from headgate.live.gateway.grpc_server import GrpcServer
+from headgate.live.gateway.keys import KeyRing
+from headgate.live.serving import Phase
+
+
+def test_health_of_the_protocol() -> None:
+    async def story(rig: Rig) -> None:
+        async def is_ready() -> tuple[bool, bool, bool]:
+            live = await rig.ask("ServerLive", rig.messages["ServerLiveRequest"]())
+            ready = await rig.ask("ServerReady", rig.messages["ServerReadyRequest"]())
+            model = await rig.ask("ModelReady", rig.messages["ModelReadyRequest"](name="echo"))
+            return live.live, ready.ready, model.ready
+
+        assert await is_ready() == (True, True, True)
+        rig.serving.loads.add("echo")
+        assert await is_ready() == (True, True, False)
+        rig.serving.phase = Phase.LEAVING
+        assert await is_ready() == (True, False, False)
+
+    run(story)
+
+
+def test_metadata() -> None:
+    async def story(rig: Rig) -> None:
+        server = await rig.ask("ServerMetadata", rig.messages["ServerMetadataRequest"]())
+        assert server.name == "headgate" and "schedule_policy" in server.extensions
+        model = await rig.ask("ModelMetadata", rig.messages["ModelMetadataRequest"](name="two"))
+        assert (model.name, list(model.versions), model.platform) == ("two", ["1"], "python")
+        described = [(i.name, i.datatype, list(i.shape)) for i in model.inputs]
+        assert described == [("a", "INT64", [-1]), ("b", "FP32", [-1, 3])]
+        with pytest.raises(AioRpcError) as error:
+            await rig.ask("ModelMetadata", rig.messages["ModelMetadataRequest"](name="none"))
+        assert error.value.code() is StatusCode.NOT_FOUND
+
+    run(story)
+
+
+def test_standard_health() -> None:
+    """Asked once, and watched while the gateway leaves."""
+
+    async def story(rig: Rig) -> None:
+        stub: Any = HealthStub(rig.channel)
+        serving, not_serving = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
+        assert (await stub.Check(HealthCheckRequest())).status == serving
+        with pytest.raises(AioRpcError) as error:
+            await stub.Check(HealthCheckRequest(service="other"))
+        assert error.value.code() is StatusCode.NOT_FOUND
+        watch = stub.Watch(HealthCheckRequest(service="inference.GRPCInferenceService"))
+        assert (await watch.read()).status == serving
+        rig.serving.phase = Phase.LEAVING
+        assert (await watch.read()).status == not_serving
+        watch.cancel()
+
+    run(story)
+
+
+def test_reflection_tells_of_every_service() -> None:
+    async def story(rig: Rig) -> None:
+        requests = [
+            ServerReflectionRequest(list_services=""),
+            ServerReflectionRequest(file_containing_symbol="inference.GRPCInferenceService"),
+            ServerReflectionRequest(file_containing_symbol="grpc.health.v1.Health"),
+        ]
+        channel: Any = rig.channel
+        stub: Any = ServerReflectionStub(channel)
+        listed, ours, health = [a async for a in stub.ServerReflectionInfo(iter(requests))]
+        names = {service.name for service in listed.list_services_response.service}
+        assert {"inference.GRPCInferenceService", "grpc.health.v1.Health"} <= names
+        assert b"ModelInferRequest" in ours.file_descriptor_response.file_descriptor_proto[0]
+        assert b"HealthCheck" in health.file_descriptor_response.file_descriptor_proto[0]
+
+    run(story)
+
+
+def test_a_port_that_somebody_keeps_can_be_used() -> None:
+    """The supervisor binds it first, to know the number and to have it still after a restart."""
+
+    async def story(_: Rig) -> None:
+        server = GrpcServer(FakeServing(), DEFAULTS, KeyRing(DEFAULTS), lambda ns: ns)
+        with socket.socket() as kept:
+            kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            kept.bind(("127.0.0.1", 0))
+            port = kept.getsockname()[1]
+            assert await server.start("127.0.0.1", port) == port
+            await server.stop()
+
+    run(story)
+
+
+def test_a_port_that_is_taken_is_said_to_be() -> None:
+    async def story(_: Rig) -> None:
+        server = GrpcServer(FakeServing(), DEFAULTS, KeyRing(DEFAULTS), lambda ns: ns)
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            with pytest.raises(ConfigError, match="cannot listen"):
+                await server.start("127.0.0.1", taken.getsockname()[1])
+        await server.stop()
+
+    run(story)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="a certificate has to be made")
+def test_a_certificate_makes_it_speak_tls(tmp_path: Path) -> None:
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-subj", "/CN=gateway", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", tmp_path / "key.pem", "-out", tmp_path / "certificate.pem"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    certificate = tmp_path / "certificate.pem"
+
+    async def story(plain: Rig) -> None:
+        server = GrpcServer(plain.serving, DEFAULTS, KeyRing(DEFAULTS), lambda ns: ns)
+        port = await server.start("127.0.0.1", 0, certificate, tmp_path / "key.pem")
+        trusting = grpc.ssl_channel_credentials(certificate.read_bytes())
+        async with secure_channel(f"127.0.0.1:{port}", trusting) as channel:
+            rig = Rig(plain.serving, channel, port)
+            assert (await rig.infer()).outputs[0].name == "x"
+        await server.stop()
+        unreadable = GrpcServer(plain.serving, DEFAULTS, KeyRing(DEFAULTS), lambda ns: ns)
+        with pytest.raises(ConfigError, match="No such file"):
+            await unreadable.start("127.0.0.1", 0, tmp_path / "none.pem")
+        await unreadable.stop()
+
+    run(story)
+
+
+def test_messages_are_those_of_the_protocol() -> None:
+    """Held against the messages of a client, field by field; both are loaded in this process."""
+    theirs = pytest.importorskip("tritonclient.grpc.service_pb2")
+    messages = Messages()
+    for name in MESSAGES:
+        known: Any = theirs
+        for part in name.split("."):
+            known = getattr(known, part)
+        assert fields(messages[name]) == fields(known), name
+
+
+def fields(message: Any) -> list[tuple[str, int, int, int]]:
+    described = DescriptorProto()
+    message.DESCRIPTOR.CopyToProto(described)
+    return [(f.name, f.number, f.type, f.label) for f in described.field]
+
+
+def test_tritons_client_is_served() -> None:
+    triton = pytest.importorskip("tritonclient.grpc")
+    aio = pytest.importorskip("tritonclient.grpc.aio")
+
+    async def story(rig: Rig) -> None:
+        client = aio.InferenceServerClient(f"127.0.0.1:{rig.port}")
+        assert await client.is_server_live() and await client.is_server_ready()
+        assert await client.is_model_ready("echo")
+        assert (await client.get_model_metadata("echo")).inputs[0].name == "x"
+        for model, datatype, array in (
+            ("echo", "FP32", np.array([[1, 2], [3, 4]], np.float32)),
+            ("bytes", "BYTES", np.array([["hé".encode()]], np.object_)),
+            ("free", "FP16", np.array([[1, 2]], np.float16)),
+            ("free", "BOOL", np.array([[True], [False]])),
+        ):
+            given = triton.InferInput("x", array.shape, datatype)
+            given.set_data_from_numpy(array)
+            answer = await client.infer(
+                model, [given], request_id="r", priority=1, timeout=900_000, client_timeout=None
+            )
+            assert (answer.as_numpy("x") == array).all() and answer.get_response().id == "r"
+            call = rig.serving.calls[-1]
+            assert call.priority < 0 and call.deadline_ns - call.arrived_ns == 900_000_000
+        await client.close()
+        await asyncio.sleep(0)
+
+    run(story)

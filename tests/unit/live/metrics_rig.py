@@ -1,0 +1,87 @@
+"""A small application, and requests of it that have ended, for the tests of metrics and traces."""
+
+from __future__ import annotations
+
+from headgate.core.clock import MILLISECOND_NS
+from headgate.core.model import (
+    App,
+    Client,
+    Function,
+    Pipeline,
+    Pool,
+    Profile,
+    Slo,
+    Stage,
+    Tier,
+    Variant,
+)
+from headgate.core.outcome import Outcome, Rejection
+from headgate.live.call import Call
+from headgate.live.metrics import Metrics, Readings
+
+SLO_NS = 100 * MILLISECOND_NS
+
+
+def small_app(slo_ns: int = SLO_NS) -> App:
+    """`resnet` under an objective and `echo` under none, for the tenants `ann` and `bob`."""
+    names = ("resnet", "echo")
+    functions = tuple(
+        Function(i, name, (Variant(i, f"{name}-cpu", i, (0,), Profile((MILLISECOND_NS,))),))
+        for i, name in enumerate(names)
+    )
+    return App(
+        functions,
+        (
+            Pipeline(0, names[0], (Stage(functions[0]),), Slo(slo_ns)),
+            Pipeline(1, names[1], (Stage(functions[1]),)),
+        ),
+        (Pool(0, "cpu", Tier.DEDICATED),),
+        (Client(0, "ann"), Client(1, "bob")),
+    )
+
+
+def ended_call(
+    outcome: int,
+    *,
+    at_ms: int = 1_000,
+    queue_ms: int = 0,
+    execute_ms: int = 0,
+    batch_items: int = 1,
+    reason: str = "",
+    priority: int = 0,
+    deadline_ms: int = 0,
+) -> Call:
+    """A request of `resnet` that arrived then; one that was executed for no time was never run."""
+    deadline_ns = (at_ms + deadline_ms) * MILLISECOND_NS if deadline_ms else 0
+    call = Call(0, [], 1, lambda _: None, priority=priority, deadline_ns=deadline_ns)
+    call.arrived_ns = at_ms * MILLISECOND_NS
+    call.outcome = outcome
+    call.reason = reason
+    if execute_ms:
+        call.began_ns = call.arrived_ns + queue_ms * MILLISECOND_NS
+        call.ended_ns = call.began_ns + execute_ms * MILLISECOND_NS
+        call.batch_items = batch_items
+    return call
+
+
+def full_metrics() -> Metrics:
+    """Every metric has a value."""
+    readings = Readings(
+        queue_depth={"resnet": 3},
+        inflight={"resnet": 5},
+        replicas={("resnet", "ready"): 2},
+        prediction_error_s={"resnet": -0.001},
+        cost_usd={("resnet", "ann", "dedicated", "usage"): 0.25},
+    )
+    metrics = Metrics(small_app(), lambda: readings, lambda: 1_090 * MILLISECOND_NS)
+    metrics.settled(
+        ended_call(Outcome.MET, queue_ms=20, execute_ms=30, batch_items=4), "resnet", "ann"
+    )
+    metrics.settled(
+        ended_call(Outcome.LATE, queue_ms=60, execute_ms=30, deadline_ms=50), "resnet", "bob"
+    )
+    metrics.settled(ended_call(Outcome.REJECTED, reason=Rejection.OVERLOADED), "resnet", "ann")
+    metrics.settled(ended_call(Outcome.EXPIRED, priority=-3), "resnet", "ann")
+    metrics.settled(ended_call(Outcome.CANCELLED), "echo", "bob")
+    metrics.cold_started("resnet", 700 * MILLISECOND_NS)
+    return metrics

@@ -1,0 +1,120 @@
+"""Shared memory: what is put in is read, what is freed is used again, and nobody can lie."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.functions.tensor import Block
+from headgate.live.arena import Arena
+
+PAGE = 4096
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    arena = Arena.create(16 * PAGE)
+    yield arena
+    arena.close()
+
+
+def test_the_other_side_reads_what_was_written(arena: Arena) -> None:
+    block = arena.allocate(memoryview(b"elements"))
+    assert block is not None
+    theirs = Arena.attach(os.dup(arena.fd), arena.size)
+    view = theirs.view(block)
+    assert bytes(view) == b"elements"
+    assert view.readonly
+    assert arena.view(block).readonly
+    theirs.close()
+    assert bytes(view) == b"elements"  # who still looks at it may go on
+
+
+def test_the_other_side_can_neither_write_nor_shrink_it(arena: Arena) -> None:
+    with pytest.raises(OSError):
+        mmap.mmap(arena.fd, arena.size)
+    with pytest.raises(OSError):
+        os.ftruncate(arena.fd, 0)
+    with pytest.raises(OSError):
+        os.write(arena.fd, b"mine")
+
+
+def test_memory_that_could_shrink_under_us_is_refused() -> None:
+    fd = os.memfd_create("trap", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, PAGE)
+    with pytest.raises(ValueError, match="not sealed"):
+        Arena.attach(fd, PAGE)
+    with pytest.raises(OSError):
+        os.fstat(fd)  # closed all the same
+    with tempfile.TemporaryFile() as file, pytest.raises(ValueError, match="no shared memory"):
+        Arena.attach(os.dup(file.fileno()), PAGE)
+
+
+@pytest.mark.parametrize(("offset", "size"), [(-1, 2), (0, -1), (16 * PAGE, 1), (1, 16 * PAGE)])
+def test_a_block_outside_is_refused(arena: Arena, offset: int, size: int) -> None:
+    with pytest.raises(ValueError, match="not within"):
+        arena.view(Block(offset, size))
+
+
+def test_only_what_was_given_can_be_freed_and_once(arena: Arena) -> None:
+    block = arena.allocate(memoryview(b"x"))
+    assert block is not None
+    arena.free(block.offset)
+    for offset in (block.offset, 1, -1):
+        with pytest.raises(ValueError, match="no block"):
+            arena.free(offset)
+
+
+def test_when_it_is_full_there_is_no_block(arena: Arena) -> None:
+    page = memoryview(bytes(PAGE))
+    blocks = [arena.allocate(page) for _ in range(16)]
+    assert None not in blocks
+    assert arena.allocate(page) is None
+    assert blocks[7] is not None
+    arena.free(blocks[7].offset)
+    assert arena.allocate(memoryview(bytes(2 * PAGE))) is None
+    assert arena.allocate(page) == blocks[7]
+
+
+def test_small_blocks_grow_together(arena: Arena) -> None:
+    """Full of small blocks, all freed in any order: a large one fits again."""
+    blocks = [arena.allocate(memoryview(bytes(PAGE))) for _ in range(16)]
+    for block in blocks[::2] + blocks[1::2]:
+        assert block is not None
+        arena.free(block.offset)
+    assert arena.allocate(memoryview(bytes(16 * PAGE))) == Block(0, 16 * PAGE)
+
+
+def test_a_closed_one_has_no_room(arena: Arena) -> None:
+    closed = Arena.create(PAGE)
+    closed.close()
+    assert closed.allocate(memoryview(b"x")) is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 5 * PAGE), st.booleans()), max_size=60))
+def test_blocks_never_overlap_and_none_is_lost(steps: list[tuple[int, bool]]) -> None:
+    """Whatever comes and goes: contents stay, and in the end all of it can be had at once."""
+    arena = Arena.create(32 * PAGE)
+    held: list[tuple[Block, bytes]] = []
+    try:
+        for number, (size, frees) in enumerate(steps):
+            if frees and held:
+                block, _ = held.pop(size % len(held))
+                arena.free(block.offset)
+                continue
+            content = bytes([number]) * size
+            given_block = arena.allocate(memoryview(content))
+            if given_block is not None:
+                held.append((given_block, content))
+        for block, content in held:
+            assert bytes(arena.view(block)) == content
+            arena.free(block.offset)
+        assert arena.allocate(memoryview(bytes(32 * PAGE))) is not None
+    finally:
+        arena.close()

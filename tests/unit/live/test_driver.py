@@ -1,0 +1,142 @@
+"""The driver: who is told when, and by whom what is carried out."""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic_ns
+
+from headgate.core.actions import Action, Dispatch, PlacedAction, Settle, StartInstance
+from headgate.core.events import (
+    BatchFinished,
+    Event,
+    InstanceStarted,
+    NodeJoined,
+    RequestArrived,
+)
+from headgate.core.model import App, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
+from headgate.core.outcome import Outcome
+from headgate.core.policy import Policy, PolicyConfig, PolicyKind
+from headgate.core.records import Node, Request
+from headgate.core.scheduler import Scheduler
+from headgate.live.driver import Driver
+from headgate.policies import find_policy
+
+MS = 1_000_000
+
+
+def make_app(slo: Slo | None = None) -> App:
+    profile = Profile(exec_ns=(MS,) * 4)
+    function = Function(0, "f", (Variant(0, "f", 0, (0,), profile),), warm=1)
+    pipeline = Pipeline(0, "f", (Stage(function),), slo or Slo())
+    return App((function,), (pipeline,), (Pool(0, "local"),))
+
+
+class Rig:
+    """A driver whose hands only write down what they are told."""
+
+    def __init__(self, app: App | None = None, kind: PolicyKind | None = None) -> None:
+        self.done: list[Action] = []
+        self.recorded: list[Event] = []
+        self.complaints: list[str] = []
+        self.driver = Driver(
+            Scheduler(app or make_app(), kind or find_policy("headgate"), validate=True),
+            self,
+            asyncio.get_running_loop(),
+            record=lambda now_ns, event, actions: self.recorded.append(event),
+            complain=self.complaints.append,
+        )
+
+    def settle(self, now_ns: int, action: Settle) -> None:
+        self.done.append(action)
+
+    def dispatch(self, now_ns: int, action: Dispatch) -> None:
+        self.done.append(action)
+
+    def order(self, action: PlacedAction) -> None:
+        self.done.append(action)
+        if isinstance(action, StartInstance):
+            self.driver.post(InstanceStarted(action.instance_id, 0))
+
+
+def names(things: list[Event] | list[Action]) -> list[str]:
+    return [type(thing).__name__ for thing in things]
+
+
+def test_nobody_is_told_before_the_next_turn_of_the_loop() -> None:
+    async def story() -> None:
+        rig = Rig()
+        rig.driver.post(NodeJoined(0, 0, "n"))
+        assert rig.done == []
+        await asyncio.sleep(0)
+        assert names(rig.done) == ["StartInstance"]
+
+    asyncio.run(story())
+
+
+def test_in_one_turn_what_ends_work_comes_before_what_brings_work() -> None:
+    """Two requests wait in the inbox when the batch before them comes back: they go together."""
+
+    async def story() -> None:
+        rig = Rig()
+        for event in (NodeJoined(0, 0, "n"), RequestArrived(0, 0)):
+            rig.driver.post(event)
+            await asyncio.sleep(0.001)
+        rig.driver.post(RequestArrived(1, 0))
+        rig.driver.post(BatchFinished(0))
+        await asyncio.sleep(0)
+        assert names(rig.recorded[-2:]) == ["BatchFinished", "RequestArrived"]
+        assert names(rig.done) == ["StartInstance", "Dispatch", "Settle", "Dispatch"]
+        assert rig.complaints == []
+
+    asyncio.run(story())
+
+
+def test_a_timer_never_fires_early() -> None:
+    """A request gives up at its deadline, 5 ms from now, to the nanosecond or after."""
+
+    async def story() -> None:
+        rig = Rig(make_app(Slo(latency_ns=5 * MS, gives_up=True)), find_policy("balance"))
+        began_ns = monotonic_ns()
+        rig.driver.post(RequestArrived(0, 0))  # and there is no node
+        while not rig.done:
+            await asyncio.sleep(0.0005)
+        assert monotonic_ns() - began_ns >= 5 * MS
+        (settled,) = rig.done
+        assert isinstance(settled, Settle)
+        assert settled.outcome == Outcome.EXPIRED
+
+    asyncio.run(story())
+
+
+def test_a_stopped_driver_forgets_its_timers() -> None:
+    async def story() -> None:
+        rig = Rig(make_app(Slo(latency_ns=5 * MS, gives_up=True)), find_policy("balance"))
+        rig.driver.post(RequestArrived(0, 0))
+        await asyncio.sleep(0)
+        rig.driver.stop()
+        await asyncio.sleep(0.01)
+        assert rig.done == []
+
+    asyncio.run(story())
+
+
+class Rogue(Policy):
+    """Rejects twice."""
+
+    def on_arrival(self, request: Request) -> None:
+        self.orders.reject(request, "no")
+        self.orders.reject(request, "and no again")
+
+    def on_capacity(self, node: Node) -> None:
+        pass
+
+
+def test_an_illegal_order_is_complained_of_and_those_before_it_stand() -> None:
+    async def story() -> None:
+        rig = Rig(kind=PolicyKind(Rogue, PolicyConfig))
+        rig.driver.post(RequestArrived(0, 0))
+        await asyncio.sleep(0)
+        assert names(rig.done) == ["Settle"]
+        assert len(rig.complaints) == 1
+
+    asyncio.run(story())

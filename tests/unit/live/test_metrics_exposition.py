@@ -1,0 +1,110 @@
+"""What Prometheus gets to read, read back by its own parsers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import pytest
+from metrics_rig import SLO_NS, ended_call, full_metrics, small_app
+from prometheus_client import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from headgate.core.outcome import Outcome
+from headgate.live.metrics import Exposition, Metrics
+
+OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def scraped(metrics: Metrics, accept: str = "") -> Samples:
+    text, media_type = Exposition(metrics).text(accept)
+    is_open = "openmetrics" in media_type
+    assert is_open == bool(accept)
+    parse = parse_open if is_open else parse_text
+    families: Iterable[Metric] = parse(text.decode())
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def value(samples: Samples, name: str, **labels: str) -> float:
+    """`class` is a word of Python: it is written `class_`."""
+    wanted = {key.rstrip("_"): label for key, label in labels.items()}
+    return samples[name, frozenset(wanted.items())]
+
+
+@pytest.mark.parametrize("accept", ["", OPEN_METRICS])
+def test_every_request_is_in_its_place(accept: str) -> None:
+    got = scraped(full_metrics(), accept)
+
+    def requests(class_: str, outcome: str, model: str = "resnet") -> float:
+        labels = {"model": model, "tier": "dedicated", "class": class_, "outcome": outcome}
+        return value(got, "headgate_requests_total", **labels)
+
+    assert [requests("usual", o) for o in ("met", "late", "rejected", "expired")] == [1, 1, 1, 0]
+    assert requests("urgent", "expired") == 1
+    assert requests("usual", "cancelled", "echo") == 1
+    rejections = "headgate_admission_rejections_total"
+    assert value(got, rejections, model="resnet", reason="overloaded") == 1
+    assert value(got, rejections, model="echo", reason="infeasible") == 0
+    assert value(got, "headgate_slo_attained_total", model="resnet", tenant="ann") == 1
+    assert value(got, "headgate_slo_missed_total", model="resnet", tenant="ann") == 2
+    assert value(got, "headgate_slo_attained_total", model="resnet", tenant="bob") == 0
+    assert ("headgate_slo_missed_total", frozenset({("model", "echo"), ("tenant", "bob")})) not in (
+        got
+    ), "a cancelled request is nobody's miss"
+
+
+@pytest.mark.parametrize("accept", ["", OPEN_METRICS])
+def test_times_are_in_seconds_and_the_objective_is_a_bound(accept: str) -> None:
+    """Both were answered after 90 ms. One had 100 ms and 10 left; the other 50, and 40 too few."""
+    got = scraped(full_metrics(), accept)
+
+    def buckets(metric: str, *bounds: str) -> list[float]:
+        name = f"headgate_{metric}_bucket"
+        return [value(got, name, model="resnet", le=bound) for bound in bounds]
+
+    assert buckets("request_duration_seconds", "0.08", "0.09", "0.1", "+Inf") == [0, 2, 2, 2]
+    assert value(got, "headgate_request_duration_seconds_sum", model="resnet") == 0.18
+    assert buckets("queue_duration_seconds", "0.01", "0.02", "0.06") == [0, 1, 2]
+    assert buckets("execute_duration_seconds", "0.02", "0.03") == [0, 2]
+    assert buckets("deadline_slack_seconds", "-0.05", "-0.025", "0.005", "0.01") == [0, 1, 1, 2]
+    assert buckets("batch_size", "1.0", "3.0", "4.0") == [1, 1, 2]
+    assert value(got, "headgate_slo_seconds", model="resnet") == SLO_NS / 1e9
+
+
+def test_readings_and_the_rest() -> None:
+    got = scraped(full_metrics(), OPEN_METRICS)
+    assert value(got, "headgate_queue_depth", model="resnet") == 3
+    assert value(got, "headgate_inflight", model="resnet") == 5
+    assert value(got, "headgate_replicas", function="resnet", state="ready") == 2
+    assert value(got, "headgate_prediction_error_seconds", function="resnet") == -0.001
+    cost = {"model": "resnet", "tenant": "ann", "tier": "dedicated", "basis": "usage"}
+    assert value(got, "headgate_cost_usd_total", **cost) == 0.25
+    assert value(got, "headgate_cold_starts_total", function="resnet") == 1
+    starts = "headgate_cold_start_duration_seconds_bucket"
+    assert [value(got, starts, function="resnet", le=le) for le in ("0.5", "1.0")] == [0, 1]
+    assert any(name == "headgate_build_info" for name, _ in got)
+    assert any(name == "process_resident_memory_bytes" for name, _ in got)
+
+
+def test_an_idle_gateway_shows_zeros() -> None:
+    """A rate over a counter that appears only with its first event misses that event."""
+    got = scraped(Metrics(small_app()))
+    met = {"model": "echo", "tier": "dedicated", "class": "usual", "outcome": "met"}
+    assert value(got, "headgate_requests_total", **met) == 0
+    assert all(math.isfinite(each) for each in got.values())
+
+
+def test_hostile_names_do_not_break_the_text() -> None:
+    """Names are the user's: quotes, newlines and backslashes are escaped."""
+    metrics = Metrics(small_app())
+    reason = 'say "no"\n\\'
+    metrics.settled(ended_call(Outcome.REJECTED, reason=reason), "resnet", "ann")
+    name = "headgate_admission_rejections_total"
+    assert value(scraped(metrics), name, model="resnet", reason=reason) == 1
+    assert value(scraped(metrics, OPEN_METRICS), name, model="resnet", reason=reason) == 1

@@ -1,0 +1,127 @@
+"""A tiny server in a thread: it answers as each test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import cast
+
+import httptools
+import uvloop
+
+METADATA = {
+    "name": "echo",
+    "inputs": [
+        {"name": "x", "datatype": "FP32", "shape": [-1, 8]},
+        {"name": "n", "datatype": "INT64", "shape": [-1]},
+    ],
+}
+
+
+@dataclass
+class Answer:
+    """What to answer, and after how long."""
+
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    after_s: float = 0.0
+    content: bytes = b"{}"
+    hangs_up: bool = False
+
+
+Decide = Callable[[int], Answer]  # is given the number of the request, from 0
+
+
+@dataclass
+class Server:
+    """Where it listens, and what it saw."""
+
+    port: int = 0
+    bodies: list[bytes] = field(default_factory=list)
+    headers: list[dict[bytes, bytes]] = field(default_factory=list)
+    paths: list[bytes] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@contextmanager
+def serving(decide: Decide = lambda _: Answer()) -> Iterator[Server]:
+    """Serve until the end of the block."""
+    server = Server()
+    ready, stop = threading.Event(), threading.Event()
+    thread = threading.Thread(target=_serve, args=(server, decide, ready, stop))
+    thread.start()
+    ready.wait(5)
+    try:
+        yield server
+    finally:
+        stop.set()
+        thread.join(5)
+
+
+def _serve(server: Server, decide: Decide, ready: threading.Event, stop: threading.Event) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        listening = await loop.create_server(lambda: _Peer(server, decide), "127.0.0.1", 0)
+        server.port = listening.sockets[0].getsockname()[1]
+        ready.set()
+        while not stop.is_set():
+            await asyncio.sleep(0.01)
+        listening.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+class _Peer(asyncio.Protocol):
+    def __init__(self, server: Server, decide: Decide) -> None:
+        self._server, self._decide = server, decide
+        self._parser = httptools.HttpRequestParser(self)
+        self._headers: dict[bytes, bytes] = {}
+        self._body = b""
+        self._path = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_url(self, url: bytes) -> None:
+        self._path, self._body, self._headers = url, b"", {}
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.lower()] = value
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        if self._parser.get_method() == b"GET":
+            self._answer(Answer(content=json.dumps(METADATA).encode()))
+            return
+        server = self._server
+        answer = self._decide(len(server.bodies))
+        server.bodies.append(self._body)
+        server.paths.append(self._path)
+        server.headers.append(self._headers)
+        if answer.after_s:
+            asyncio.get_running_loop().call_later(answer.after_s, self._answer, answer)
+        else:
+            self._answer(answer)
+
+    def _answer(self, answer: Answer) -> None:
+        if answer.hangs_up:
+            self._transport.abort()
+            return
+        headers = {"Content-Length": str(len(answer.content)), **answer.headers}
+        lines = [f"HTTP/1.1 {answer.status} X", *(f"{k}: {v}" for k, v in headers.items()), "", ""]
+        self._transport.write("\r\n".join(lines).encode() + answer.content)
+        if headers.get("Connection") == "close":
+            self._transport.close()
