@@ -203,3 +203,10 @@ def _function(number: int, model: Model) -> Function:
         start_ns=round(model.cold_ms * MILLISECOND_NS),
     )
     return Function(number, model.name, (Variant(number, model.name, number, (0,), profile),))
+
+
+def beats(theirs: Sequence[Measured], ours: Sequence[Measured]) -> bool:
+    """Whether they have no more cold starts, shorter waits, and more of at least one."""
+    cold = fmean(one.cold_starts for one in theirs), fmean(one.cold_starts for one in ours)
+    wait = fmean(one.wait for one in theirs), fmean(one.wait for one in ours)
+    return cold[0] <= cold[1] and wait[0] <= wait[1] and (cold[0] < cold[1] or wait[0] < wait[1])

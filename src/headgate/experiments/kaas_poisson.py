@@ -31,6 +31,7 @@ from headgate.experiments._kaas import (
     Form,
     Measured,
     Mix,
+    beats,
     differences,
     is_above,
     measure,
@@ -186,7 +187,7 @@ def _headgate_checks(mix: Mix, load: float, runs: Runs) -> list[Check]:
     """The default policy lies on the frontier of the others, and starves nobody."""
     rivals = {form.label: runs[Case(form, mix=mix, load=load)] for form in ALL_FORMS}
     ours = runs[Case(HEADGATE, mix=mix, load=load)]
-    better = [label for label, theirs in rivals.items() if _beats(theirs, ours)]
+    better = [label for label, theirs in rivals.items() if beats(theirs, ours)]
     extra = fmean(waits(ours, _BERT)) - fmean(waits(ours, _RESNET))
     # Without objectives headgate orders by arrival plus ten lengths: that is all BERT can lose.
     bound = 10 * (STATED[_BERT].exec_ms - STATED[_RESNET].exec_ms)
@@ -206,13 +207,6 @@ def _headgate_checks(mix: Mix, load: float, runs: Runs) -> list[Check]:
             extra <= bound,
         ),
     ]
-
-
-def _beats(theirs: Sequence[Measured], ours: Sequence[Measured]) -> bool:
-    """Whether they have no more cold starts, shorter waits, and more of at least one."""
-    cold = fmean(one.cold_starts for one in theirs), fmean(one.cold_starts for one in ours)
-    wait = fmean(one.wait for one in theirs), fmean(one.wait for one in ours)
-    return cold[0] <= cold[1] and wait[0] <= wait[1] and (cold[0] < cold[1] or wait[0] < wait[1])
 
 
 def _longest_check(claim: str, expected: Form, values: dict[Form, list[float]]) -> Check:

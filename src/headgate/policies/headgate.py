@@ -5,11 +5,13 @@ The policy that is meant for everything, with one configuration. Its parts:
 - *Order.* Within a priority, the earliest deadline goes first. A request without an objective is
   given a deadline for ordering's sake, `stretch` times its own length after its arrival: short ones
   go first, and yet nobody starves.
-- *Batches.* As large as the slack of the most urgent member allows, counted in items. An idle node
-  never waits for a batch to fill.
-- *Placement.* A free node that holds the weights. Elsewhere a cold start is paid while the function
-  has fewer places than its load calls for, or when waiting would miss a deadline or has lasted for
-  many times what the start takes.
+- *Batches.* As large as the slack of the most urgent member allows and no larger than pays: where
+  two take twice as long as one, company is all cost. Counted in items. An idle node never waits
+  for a batch to fill.
+- *Placement.* A free node that holds the weights. Elsewhere a cold start is paid when it takes no
+  longer than being served at home and nobody else wants the node, or when waiting would miss a
+  deadline or has lasted for many times what the start takes. Nodes with room and nothing to do are
+  made ready beforehand for what has been coming.
 - *Admission.* A request whose predicted finish is past its deadline is turned away at once, with
   the prediction. Once the queue takes half of what the deadline allows, a client that has more than
   its fair share of it is turned away too, so that others find room.
@@ -38,6 +40,8 @@ from headgate.core.records import Batch, Node, Request, Task
 from headgate.planning.demand import OfferedLoad
 from headgate.planning.prediction import Predictor
 from headgate.planning.slack import items_within
+from headgate.planning.spread import has_room, next_start
+from headgate.planning.worth import worthwhile_items
 
 Entry = tuple[int, int, int, Task]  # (priority, deadline, task id, task): the smallest goes first
 
@@ -74,6 +78,7 @@ class Headgate(Policy):
         self._client_items = [0 for _ in app.clients]
         self._weight_sum = sum(client.weight for client in app.clients)
         self._predictor = Predictor(self.view, config.correction_quantile)
+        self._worthwhile = [worthwhile_items(variant.profile) for variant in app.variants]
         self._loads = [OfferedLoad(config.load_memory_ns, 10 * f.exec_ns) for f in app.functions]
 
     # --- admission -----------------------------------------------------------------------------
@@ -151,8 +156,7 @@ class Headgate(Policy):
             if function.warm == 0 or variant is None:
                 continue
             homes = sum(1 for i in self.view.instances.values() if i.variant.id == variant.id)
-            free_bytes = node.pool.memory_bytes - node.memory_used_bytes
-            if homes < function.warm and variant.profile.memory_bytes <= free_bytes:
+            if homes < function.warm and has_room(node, variant):
                 self.orders.start(variant, node)
 
     def on_node_lost(self, node: Node) -> None:
@@ -162,8 +166,16 @@ class Headgate(Policy):
         """Most urgent first; a function that had better wait for a certain node is passed over."""
         while self.view.free_nodes:
             heads = sorted(queue[0] for queue in self._queues if self._clean(queue))
+            if not heads:
+                self._spread()
             if not any(self._send(entry) for entry in heads):
                 return
+
+    def _spread(self) -> None:
+        """Nothing waits: make ready for more of what has been coming."""
+        found = next_start(self.view, self._loads)
+        if found is not None:
+            self.orders.start(*found)
 
     def _clean(self, queue: list[Entry]) -> bool:
         """Put in order what is at the head; say whether anything is left.
@@ -205,7 +217,10 @@ class Headgate(Policy):
         """The most urgent task and whatever fits into a batch within its slack."""
         queue = self._queues[function_id]
         correction = self._predictor.correction(variant)
-        items_max = items_within(variant.profile, deadline_ns - self.view.now_ns, correction)
+        slack_ns = deadline_ns - self.view.now_ns
+        items_max = min(
+            items_within(variant.profile, slack_ns, correction), self._worthwhile[variant.id]
+        )
         batch: list[Task] = []
         items = 0
         while self._clean(queue):
@@ -230,28 +245,39 @@ class Headgate(Policy):
                     stranger = node
         if stranger is None or self._is_worth_a_start(task, stranger, deadline_ns):
             return stranger
+        variant = stranger.variants[function_id]
+        assert variant is not None
+        if not self._is_wanted(stranger) and has_room(stranger, variant):
+            self.orders.start(variant, stranger)  # for those behind it: it is served sooner at home
         return None
 
     def _is_worth_a_start(self, task: Task, node: Node, deadline_ns: int) -> bool:
-        function_id, now_ns = task.function.id, self.view.now_ns
+        view, function_id = self.view, task.function.id
         variant = node.variants[function_id]
         assert variant is not None
-        homes = [n for n in self.view.nodes.values() if self.view.is_resident(n, function_id)]
+        homes = [n for n in view.nodes.values() if view.is_resident(n, function_id)]
         if not homes:
             return True
-        start_ns = variant.profile.start_ns
         free_ns = min(self._predictor.free_at_ns(home) for home in homes)
-        wait_ns = max(0.0, free_ns - now_ns)
-        if task.request.deadline_ns < NEVER_NS:
-            exec_ns = self._predictor.expected_ns(variant, task.request.items)
-            if now_ns + wait_ns + exec_ns > deadline_ns:
-                return True
-        if len(homes) < self._loads[function_id].places(now_ns) and start_ns <= wait_ns:
+        home_ns = max(0.0, free_ns - view.now_ns)
+        home_ns += self._predictor.expected_ns(variant, task.request.items)
+        if task.request.deadline_ns < NEVER_NS and view.now_ns + home_ns > deadline_ns:
+            return True
+        start_ns = variant.profile.start_ns
+        if start_ns <= home_ns and not self._is_wanted(node) and has_room(node, variant):
             return True
         until_ns = self._ready_ns[task.id] + int(self._config.start_patience * start_ns)
-        if until_ns > now_ns:
+        if until_ns > view.now_ns:
             self.orders.set_timer("patience", until_ns, function_id)
-        return until_ns <= now_ns
+        return until_ns <= view.now_ns
+
+    def _is_wanted(self, node: Node) -> bool:
+        """Whether something waits that the node holds already."""
+        view = self.view
+        return any(
+            view.is_resident(node, function_id) and self._clean(queue)
+            for function_id, queue in enumerate(self._queues)
+        )
 
     def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
         self._predictor.came_back(batch, took_ns)
