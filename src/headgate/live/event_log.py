@@ -49,6 +49,7 @@ class EventLog:
             problem = f"cannot be written: {error.strerror}"
             raise ConfigError(problem, where=str(path), key="--log") from None
         self._writer = LogWriter(self._emit, header)
+        self.flush()  # whoever looks at it now sees a log, and no empty file
 
     def record(self, now_ns: int, event: Event, actions: list[Action]) -> None:
         """Write one event down."""

@@ -206,18 +206,20 @@ class Headgate(Policy):
             return False
         variant = node.variants[task.function.id]
         assert variant is not None
-        batch = self._take_batch(task.function.id, variant, deadline_ns)
+        # A deadline that was given for ordering's sake is no reason for small batches.
+        until_ns = NEVER_NS if task.request.deadline_ns == NEVER_NS else deadline_ns
+        batch = self._take_batch(task.function.id, variant, until_ns)
         items = sum(member.request.items for member in batch)
         start_ns = 0 if self.view.is_resident(node, task.function.id) else variant.profile.start_ns
         self._predictor.sent(node, variant, items, start_ns)
         self.orders.dispatch(batch, node)
         return True
 
-    def _take_batch(self, function_id: int, variant: Variant, deadline_ns: int) -> list[Task]:
+    def _take_batch(self, function_id: int, variant: Variant, until_ns: int) -> list[Task]:
         """The most urgent task and whatever fits into a batch within its slack."""
         queue = self._queues[function_id]
         correction = self._predictor.correction(variant)
-        slack_ns = deadline_ns - self.view.now_ns
+        slack_ns = until_ns - self.view.now_ns
         items_max = min(
             items_within(variant.profile, slack_ns, correction), self._worthwhile[variant.id]
         )

@@ -129,6 +129,22 @@ def test_a_batch_is_as_large_as_the_slack_of_its_most_urgent_member_allows() -> 
     assert sent(rig.at(10, BatchFinished(0))) == [([2, 4, 3], 0)]
 
 
+def test_a_batch_is_no_larger_than_pays() -> None:
+    """Twice as many take twice as long: the first would only wait for the last."""
+    rig = Rig(Profile(exec_ns=(20 * MS, 40 * MS, 60 * MS, 80 * MS)), latency_ms=1_000)
+    for _ in range(4):
+        rig.ask(0)
+    assert sent(rig.at(20, BatchFinished(0))) == [([1], 0)]
+
+
+def test_without_an_objective_a_batch_is_as_large_as_pays() -> None:
+    """The deadline that orders it has long passed when the batch before it comes back."""
+    rig = Rig(BATCHES)
+    for _ in range(5):
+        rig.ask(0)
+    assert sent(rig.at(500, BatchFinished(0))) == [([1, 2, 3, 4], 0)]
+
+
 def test_what_would_be_late_is_turned_away_with_the_prediction() -> None:
     rig = Rig(TEN, latency_ms=25)
     assert [outcomes(rig.ask(0)) for _ in range(2)] == [[], []]
