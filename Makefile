@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full check bench compile clean
+.PHONY: help setup demo test test-full check bench bench-live compile clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | \
@@ -43,6 +43,9 @@ check: $(READY_DEV)  ## style, types and layers
 bench: $(READY_BENCH)  ## the speed of the simulator, beside that of others
 	-$(BIN)/python tools/compile.py  # without a C compiler, the compiled build stays out of it
 	$(BIN)/headgate bench sim
+
+bench-live: $(READY_BENCH)  ## how fast it serves, beside other servers (half an hour, and several GB)
+	$(BIN)/headgate bench live
 
 compile: $(READY_DEV)  ## the compiled build, in build/compiled (needs a C compiler)
 	$(BIN)/python tools/compile.py

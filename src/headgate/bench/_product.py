@@ -26,14 +26,13 @@ class Product(Model):
     So what a server makes of it is the server's doing, and capacity is one number.
     """
 
-    inputs = {"x": f"FP32[-1, {ROWS}]"}
-    outputs = {"y": "FP32[-1]"}
-
     def __init__(self, layers: int = 1) -> None:
         self._layers = layers
 
     def load(self) -> None:
         """Make the weights, always the same."""
+        self.inputs = {"x": f"FP32[-1, {ROWS}]"}
+        self.outputs = {"y": "FP32[-1]"}
         weights = np.random.default_rng(1).standard_normal((WIDTH, WIDTH), dtype=np.float32)
         self._weights = weights * np.float32(np.sqrt(2 / WIDTH))
 

@@ -2,14 +2,16 @@
 
 A model is really served, at three levels of load. Each event log is replayed, which must give
 identical actions; then it is calibrated, and its requests are simulated with what that says. All
-of it is done with the commands that users have.
+of it is done with the commands that users have. Machines are noisy and a 99th percentile is a few
+requests, so there are several rounds, and the median error counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Final
 
@@ -17,15 +19,17 @@ from headgate.bench._serving import OPTIONS, outside_ns, peak_rps, product_app, 
 from headgate.core.clock import SECOND_NS
 from headgate.experiments.experiment import Check, Progress, Result, Row
 from headgate.load import run_open_loop, summarise_load
-from headgate.workload import poisson
+from headgate.workload import Arrivals, poisson
 
 NAME = "fidelity"
 TITLE = "a live day, replayed and simulated"
 
 _SOURCE: Final = "docs/benchmarks.md"
-_P50_MAX: Final = 0.15
-_P99_MAX: Final = 0.30
-_ATTAINMENT_MAX: Final = 0.03
+_ERRORS_MAX: Final[Mapping[str, tuple[str, float]]] = {
+    "p50_ms": ("p50", 0.15),
+    "p99_ms": ("p99", 0.30),
+    "slo_attainment": ("SLO attainment", 0.03),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +37,31 @@ class Plan:
     """How much load, in capacities, and for how long."""
 
     levels: tuple[tuple[str, float], ...] = (("low", 0.3), ("medium", 0.7), ("overload", 2.0))
-    seconds: float = 15.0
+    rounds: int = 3
+    seconds: float = 12.0
     peak_seconds: float = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One level, as clients saw it and as it was simulated."""
+    """One level in one round, as clients saw it and as it was simulated."""
 
     level: str
+    round: int
     rate_per_s: float
     replay: dict[str, object]
     outside_ms: float
     live: dict[str, float]
     simulated: dict[str, float]
 
+    def error(self, name: str) -> float:
+        """How far off the simulation is: of a share in points, else relative."""
+        live, simulated = self.live[name], self.simulated[name]
+        return abs(simulated - live) / (1 if name == "slo_attainment" else live)
+
 
 def run(*, progress: Progress) -> Result:
-    """Measure. Takes about a minute."""
+    """Measure. Takes about three minutes."""
     return report(measure(Plan(), progress))
 
 
@@ -63,47 +74,52 @@ def measure(plan: Plan, progress: Progress) -> list[Seen]:
         with serving(app, folder, folder / "peak.log") as server:
             capacity_rps = peak_rps(server, plan.peak_seconds)
         seen = []
-        for seed, (level, load) in enumerate(plan.levels):
-            progress(f"serving at {load:.0%} of {capacity_rps:.0f} requests/s")
-            seen.append(_look(level, load * capacity_rps, app, folder, plan.seconds, seed))
+        for number in range(plan.rounds):
+            for level, load in plan.levels:
+                progress(f"round {number + 1} of {plan.rounds}: {load:.0%} of {capacity_rps:.0f}/s")
+                arrivals = poisson(
+                    load * capacity_rps, round(plan.seconds * SECOND_NS), seed=number
+                )
+                seen.append(_look(level, number, arrivals, app, folder))
         return seen
 
 
 def report(seen: list[Seen]) -> Result:
     """Return a table, and the checks."""
-    checks = [check for each in seen for check in _checks(each)]
+    levels = dict.fromkeys(each.level for each in seen)
+    checks = [check for level in levels for check in _checks([s for s in seen if s.level == level])]
     return Result(NAME, [row for each in seen for row in _rows(each)], checks)
 
 
 def _look(
-    level: str, rate_per_s: float, app: dict[str, object], folder: Path, seconds: float, seed: int
+    level: str, number: int, arrivals: Arrivals, app: dict[str, object], folder: Path
 ) -> Seen:
-    log, trace = folder / f"{level}.log", folder / f"{level}.csv"
-    calibrated = folder / f"{level}.yaml"
-    arrivals = poisson(rate_per_s, round(seconds * SECOND_NS), seed=seed)
+    log, trace = folder / "live.log", folder / "live.csv"
+    calibrated = folder / "calibrated.yaml"
     with serving(app, folder, log) as server:
         result = run_open_loop(server.url, arrivals, OPTIONS)
-    live = summarise_load(result).run
     outside = outside_ns(result)
     tool("calibrate", log, "--out", calibrated, "--trace", trace, "--request", f"{outside}ns")
     return Seen(
         level,
-        rate_per_s,
+        number + 1,
+        arrivals.mean_rate_per_s,
         tool("replay", log),
         outside / 1e6,
-        _figures(live.to_json()),
+        _figures(summarise_load(result).run.to_json()),
         _figures(tool("simulate", calibrated, "--trace", trace)),
     )
 
 
 def _figures(summary: dict[str, object]) -> dict[str, float]:
-    return {name: float(str(summary[name])) for name in ("p50_ms", "p99_ms", "slo_attainment")}
+    return {name: float(str(summary[name])) for name in _ERRORS_MAX}
 
 
 def _rows(seen: Seen) -> Iterator[Row]:
     for how, figures in (("live", seen.live), ("simulated", seen.simulated)):
         yield {
             "load": seen.level,
+            "round": seen.round,
             "requests_per_s": round(seen.rate_per_s, 1),
             "how": how,
             "p50_ms": round(figures["p50_ms"], 2),
@@ -113,16 +129,17 @@ def _rows(seen: Seen) -> Iterator[Row]:
         }
 
 
-def _checks(seen: Seen) -> Iterator[Check]:
-    is_same = seen.replay["is_identical"] is True and seen.replay["complete"] is True
-    said = f"{seen.replay['actions']:,} actions" if is_same else str(seen.replay["difference"])
-    claim = f"{seen.level}: the log replays with identical actions"
+def _checks(rounds: list[Seen]) -> Iterator[Check]:
+    level = rounds[0].level
+    replays = [seen.replay for seen in rounds]
+    is_same = all(replay["is_identical"] and replay["complete"] for replay in replays)
+    actions = sum(int(str(replay["actions"])) for replay in replays)
+    said = f"{actions:,} actions" if is_same else "they differ, or a log is not complete"
+    claim = f"{level}: the logs replay with identical actions"
     yield Check(claim, _SOURCE, "identical", said, is_same)
-    for name, most in (("p50_ms", _P50_MAX), ("p99_ms", _P99_MAX)):
-        error = abs(seen.simulated[name] / seen.live[name] - 1)
-        claim = f"{seen.level}: simulated {name[:3]} beside the live one"
-        yield Check(claim, _SOURCE, f"within {most:.0%}", f"{error:.1%}", error <= most)
-    error = abs(seen.simulated["slo_attainment"] - seen.live["slo_attainment"])
-    claim = f"{seen.level}: simulated SLO attainment beside the live one"
-    expected = f"within {100 * _ATTAINMENT_MAX:.0f} points"
-    yield Check(claim, _SOURCE, expected, f"{100 * error:.1f} points", error <= _ATTAINMENT_MAX)
+    for name, (words, most) in _ERRORS_MAX.items():
+        error = median(seen.error(name) for seen in rounds)
+        unit = " points" if name == "slo_attainment" else " %"
+        claim = f"{level}: simulated {words} beside the live one"
+        expected = f"within {100 * most:g}{unit}"
+        yield Check(claim, _SOURCE, expected, f"{100 * error:.1f}{unit}", error <= most)

@@ -30,12 +30,12 @@ class TruthConfig:
     observed: tuple[tuple[float, ...], ...] = ()  # by function id: factors, all equally likely
 
     def __post_init__(self) -> None:
-        if self.distribution not in (*DISTRIBUTIONS, OBSERVED):
+        if self.distribution not in DISTRIBUTIONS and self.distribution != OBSERVED:
             raise ConfigError(
                 "unknown distribution",
                 key="simulation.truth.distribution",
                 value=self.distribution,
-                allowed=", ".join((*DISTRIBUTIONS, OBSERVED)),
+                allowed=f"{', '.join(DISTRIBUTIONS)}, {OBSERVED}",
             )
         if (self.distribution == OBSERVED) != bool(self.observed):
             problem = "goes together with the distribution of the same name"

@@ -234,6 +234,7 @@ def test_stages(stages: object, said: str, allowed: str) -> None:
         ("workload.duration", 0, "0: must be longer than zero", "5ms, 10min"),
         ("simulation.truth.cv", 1, "1.0: means nothing to exact", "0"),
         ("simulation.truth.scale", {"z": 1}, "'z': unknown function", "a, b"),
+        ("simulation.truth.observed", {"z": [1]}, "'z': unknown function", "a, b"),
     ],
 )
 def test_other_sections(path: str, value: object, said: str, allowed: str) -> None:

@@ -1,0 +1,238 @@
+"""Fuzz: a client's connection. Whatever it does, each request gets one answer, and none is a 500.
+
+The input is a script: each line begins with what happens (see `STEPS`), then the bytes sent, in
+which `~` stands for the end of a line of HTTP. Time stands still unless the script moves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import cast
+
+from fuzzing import fuzz
+
+sys.path.append(str(Path(__file__).parents[1] / "unit" / "live" / "gateway"))
+
+from fake_serving import FakeServing  # noqa: E402
+
+from headgate.live.call import Call  # noqa: E402
+from headgate.live.gateway.config import GatewayConfig, TenantLimit  # noqa: E402
+from headgate.live.gateway.server import HttpServer  # noqa: E402
+
+LIMITS = GatewayConfig(
+    body_bytes_max=2048, bodies_bytes_max=4096, header_bytes_max=1024, headers_max=20,
+    pipelined_max=4, write_high_water=2048, elements_max=1 << 12,
+    tenants=(TenantLimit(0, concurrency_max=8),),
+)  # fmt: skip
+FOREVER_S = 1e6
+ANSWER = re.compile(rb"HTTP/1\.1 (\d{3}) [^\r]*\r\n(?:[^\r\n]+\r\n)*\r\n")
+LENGTH = re.compile(rb"\r\nContent-Length: (\d+)\r\n")
+
+
+class Handle:
+    """A timer."""
+
+    def __init__(self, at_s: float, act: Callable[[], None]) -> None:
+        self.at_s = at_s
+        self.act: Callable[[], None] | None = act
+
+    def cancel(self) -> None:
+        self.act = None
+
+
+class Loop:
+    """As much of an event loop as a server needs, with a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.timers: list[Handle] = []
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_later(self, delay_s: float, act: Callable[[], None]) -> Handle:
+        handle = Handle(self.now_s + delay_s, act)
+        self.timers.append(handle)
+        return handle
+
+    def pass_time(self, by_s: float) -> None:
+        self.now_s += by_s
+        due = [handle for handle in self.timers if handle.at_s <= self.now_s]
+        self.timers = [handle for handle in self.timers if handle not in due and handle.act]
+        for handle in due:
+            if handle.act is not None:
+                handle.act()
+
+
+class Runtime(FakeServing):
+    """Answers when the script says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[Call] = []
+
+    def submit(self, call: Call) -> None:
+        self.waiting.append(call)
+
+    def answer_next(self) -> None:
+        if self.waiting:
+            self.answer(self.waiting.pop(0))
+
+
+class Transport:
+    """Keeps what was written; closing it is heard of later, as with a real one."""
+
+    def __init__(self) -> None:
+        self.written = bytearray()
+        self.has_ended = False
+        self.is_gone = False
+
+    def write(self, data: bytes) -> None:
+        assert not self.has_ended, "written after the end"
+        if not self.is_gone:
+            self.written += data
+
+    def write_eof(self) -> None:
+        self.has_ended = True
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def is_closing(self) -> bool:
+        return self.is_gone
+
+    def close(self) -> None:
+        self.is_gone = True
+
+    abort = close
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+class Play:
+    """One connection, and what the script does to it."""
+
+    def __init__(self) -> None:
+        self.loop = Loop()
+        self.runtime = Runtime()
+        self.server = HttpServer(self.runtime, LIMITS, lambda: b"up 1\n")
+        self.server.loop = cast(asyncio.AbstractEventLoop, self.loop)
+        self.server._sweep()
+        self.transport = Transport()
+        self.connection = self.server.protocol()
+        self.connection.connection_made(cast(asyncio.Transport, self.transport))
+        self.is_lost = False
+        self.is_slow = False
+
+    def send(self, data: bytes) -> None:
+        if data and not self.transport.is_gone:
+            self.connection.data_received(data)
+
+    def answer(self, _: bytes) -> None:
+        self.runtime.answer_next()
+
+    def wait(self, data: bytes) -> None:
+        self.loop.pass_time(0.3 + 20 * len(data))
+
+    def stall(self, _: bytes) -> None:
+        self.is_slow = not self.is_slow
+        self.connection.pause_writing() if self.is_slow else self.connection.resume_writing()
+
+    def lose(self, _: bytes = b"") -> None:
+        if not self.is_lost:
+            self.is_lost = self.transport.is_gone = True
+            self.connection.connection_lost(None)
+
+    def end(self) -> None:
+        """Let everything come to its end."""
+        if self.is_slow:
+            self.stall(b"")
+        while self.runtime.waiting:
+            self.runtime.answer_next()
+        for _ in range(4):
+            self.loop.pass_time(100)
+        assert self.transport.is_gone, "a connection that never ends"
+        self.lose()
+
+
+STEPS: Mapping[bytes, Callable[[Play, bytes], None]] = {
+    b">": Play.send,
+    b"!": Play.answer,
+    b"@": Play.wait,
+    b"%": Play.stall,
+    b"#": Play.lose,
+}
+
+
+def post(path: bytes, body: bytes, *lines: bytes) -> bytes:
+    """A line of a script: one request."""
+    head = (b"POST %b HTTP/1.1" % path, b"Host: x", b"Content-Length: %d" % len(body), *lines)
+    return b">%b~~%b\n" % (b"~".join(head), body)
+
+
+ROW = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2]}]}'
+TEXT = (
+    b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[1,1],"parameters":{"binary_data_size":5}}],'
+    b'"parameters":{"binary_data_output":true}}'
+)
+SEEDS = [
+    b">GET /livez HTTP/1.1~Host: x~~GET /v2/models/two HTTP/1.1~Host: x~~\n",
+    post(b"/v2/models/echo/infer", ROW) + b"!\n@\n",
+    post(b"/v2/models/echo/infer", ROW, b"X-Request-Timeout-Ms: 10") * 3 + b"!\n@xxx\n!\n#\n",
+    post(b"/invocations", b"1,2", b"Content-Type: text/csv", b"X-Amzn-SageMaker-Target-Model: echo")
+    + b"!\n",
+    post(b"/endpoints/echo/invocations", b'{"instances": [[1, 2]]}', b"Content-Type: application/json")
+    + b"@\n!\n",
+    post(b"/v2/models/bytes/infer", TEXT + b"\x01\0\0\0a", b"Inference-Header-Content-Length: %d" % len(TEXT))
+    + b"!\n",
+    b">POST /v2/models/free/infer HTTP/1.1~Host: x~Transfer-Encoding: chunked~~5~hello~\n>0~~\n!\n",
+    b">POST /v2/models/echo/infer HTTP/1.1~Host: x~Expect: 100-continue~Content-Length: 5~~\n>12345",
+    b">GET / HTTP/1.1~Host: x~Upgrade: h2c~Connection: upgrade~Content-Length: 4~~ab\n>cd\n@x\n",
+    b">GET /metrics HTTP/1.0~Connection: keep-alive~~\n%\n>HEAD /openapi.json HTTP/1.1~Host: x~~\n%",
+]
+
+
+def check_written(written: bytes) -> None:
+    """A sequence of answers and nothing else; no 500."""
+    at = 0
+    while at < len(written):
+        match = ANSWER.match(written, at)
+        assert match is not None, written[at : at + 80]
+        status = int(match[1])
+        assert status != 500, written[at : at + 400]
+        at = match.end()
+        length = LENGTH.search(match[0])
+        is_head = at == len(written) or written.startswith(b"HTTP/1.1 ", at)
+        if length is not None and not is_head:
+            at += int(length[1])
+    assert at == len(written), "an answer was cut"
+
+
+def target(data: bytes) -> None:
+    """Play a script."""
+    play = Play()
+    for line in data.split(b"\n"):
+        step = STEPS.get(line[:1])
+        if step is not None and not play.is_lost:
+            step(play, line[1:].replace(b"~", b"\r\n"))
+            if play.transport.is_gone:
+                play.lose()
+    play.end()
+    server = play.server
+    assert not server.connections and not server.bodies_bytes and not server.keys.anyone.open
+    check_written(bytes(play.transport.written))
+
+
+if __name__ == "__main__":
+    sys.exit(fuzz(target, SEEDS))

@@ -1,0 +1,96 @@
+"""Fuzz: an event log that is replayed. It is replayed, or one line says what is wrong with it.
+
+An input that begins with `[` is entries alone, and gets a header: most inputs would break it, and
+say nothing of what follows.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from fuzzing import fuzz
+
+from headgate.app import from_spec, make_config
+from headgate.core.errors import ConfigError, DriverError, PolicyError
+from headgate.core.events import (
+    BatchFinished,
+    BatchLost,
+    BatchRefused,
+    Event,
+    InstanceStarted,
+    InstanceStopped,
+    NodeJoined,
+    NodeLost,
+    RequestArrived,
+    RequestCancelled,
+    TimerFired,
+)
+from headgate.core.log import LogHeader, LogWriter, json_lines, read_log, replay
+from headgate.core.rng import stream
+from headgate.core.scheduler import Scheduler
+from headgate.policies import find_policy
+
+APP = {
+    "functions": {"f": {"exec": "5ms", "warm": 1}, "g": {"exec": ["2ms", "3ms"], "start": "1s"}},
+    "pools": {"p": {"tier": "dedicated", "nodes": 2}},
+    "slo": {"latency": "50ms"},
+}
+ARRIVED = [RequestArrived(id, id % 2, 0, 1, 0, 0, False) for id in range(4)]
+STORIES: list[list[Event]] = [
+    [NodeJoined(0, 0, "n"), InstanceStarted(0, 0), *ARRIVED, BatchFinished(0), NodeLost(0)],
+    [NodeJoined(0, 0, "n"), InstanceStarted(0, 0), ARRIVED[0], BatchLost(0), RequestCancelled(0)],
+    [NodeJoined(1, 0, "n"), InstanceStarted(0, 1), ARRIVED[0], BatchRefused(0, 0)],
+    [NodeJoined(1, 0, "n"), InstanceStopped(0, "no"), ARRIVED[1], TimerFired(("plan", 0))],
+]
+
+
+LOADED = from_spec(APP, "fuzz")
+
+
+def log(events: Sequence[Event], policy: str) -> bytes:
+    """A log as a Scheduler would write it."""
+    kind = find_policy(policy)
+    config = make_config(kind.config, {}, "fuzz")
+    scheduler = Scheduler(LOADED.app, kind, config, rng=stream(0, "policy/0"))
+    text = io.StringIO()
+    writer = LogWriter(json_lines(text), LogHeader(LOADED.spec, policy, {}, 0))
+    for seq, event in enumerate(events):
+        try:
+            actions = scheduler.handle(seq * 1000, event)
+        except (DriverError, PolicyError):
+            break
+        writer.write(seq, seq * 1000, event, actions)
+    writer.close()
+    return text.getvalue().encode()
+
+
+LOGS = [log(events, policy) for events in STORIES for policy in ("balance", "headgate")]
+HEADER = LOGS[0].splitlines(keepends=True)[0]
+SEEDS = [*LOGS, *(made.partition(b"\n")[2] for made in LOGS)]
+PATH = Path(tempfile.gettempdir(), f"headgate-fuzz-{os.getpid()}.log")
+
+
+def target(data: bytes) -> None:
+    """Do what `headgate replay` does."""
+    PATH.write_bytes(HEADER + data if data.startswith(b"[") else data)
+    try:
+        header, entries = read_log(PATH)
+        with closing(entries):
+            is_ours = header.app == LOADED.spec  # reading one is slow
+            loaded = LOADED if is_ours else from_spec(header.app, "app")
+            kind = find_policy(header.policy)
+            config = make_config(kind.config, header.settings, "settings")
+            rng = stream(header.seed, f"policy/{header.index}")
+            replay(entries, Scheduler(loaded.app, kind, config, rng=rng))
+    except (ConfigError, DriverError, PolicyError) as error:
+        assert "\n" not in str(error), "more than one line"
+
+
+if __name__ == "__main__":
+    sys.exit(fuzz(target, SEEDS))

@@ -1,0 +1,133 @@
+"""Fuzz: what a worker and a gateway say to each other. Nonsense ends the connection, nothing else.
+
+The first byte of the input says where the stream is cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import suppress
+from typing import cast
+
+from fuzzing import fuzz
+
+from headgate.core.actions import StartInstance
+from headgate.core.errors import ConfigError
+from headgate.core.events import BatchRefused, Event, InstanceStarted
+from headgate.core.wire import from_wire, to_wire
+from headgate.functions.arrays import to_array
+from headgate.functions.tensor import Block, Signature, Tensor, TensorSpec
+from headgate.live.arena import Arena
+from headgate.live.assignment import Place
+from headgate.live.framing import Frames, frame
+from headgate.live.link import Link
+from headgate.live.messages import (
+    AnyMessage,
+    FunctionFacts,
+    Hello,
+    Order,
+    Ran,
+    Release,
+    Report,
+    Result,
+    Run,
+    Work,
+)
+
+ARENA_BYTES = 1 << 16
+SMALL = Tensor("x", "FP32", (1, 2), memoryview(b"\0" * 8))
+LARGE = Tensor("y", "INT8", (4096,), Block(4096, 4096))
+SPECS = (TensorSpec("x", "FP32", (-1, 2)),)
+SEEDS = [
+    b"\x05" + b"".join(frame(message) for message in messages)
+    for messages in (
+        [Run(1, 0, 2, 1, 0, 9, [Work(64, 1, [SMALL, LARGE])]), Release([0])],
+        [Order(to_wire(StartInstance(1, 0, 0, 0)))],
+        [Hello(0, 7, [FunctionFacts("f", Signature(SPECS, SPECS), (5,), 1, 2)])],
+        [Ran(1, 5, 9, [Result(64, [LARGE, SMALL]), Result(65, [], "no", 400, True)])],
+        [Report(to_wire(BatchRefused(1, 0))), Report(to_wire(InstanceStarted(1, 0)))],
+    )
+]
+
+
+class Listener:
+    """Looks at what it is told as closely as whoever uses it does."""
+
+    def ran(self, link: Link, message: Ran) -> None:
+        for result in message.results:
+            for tensor in result.outputs:
+                assert not isinstance(tensor.data, Block)
+
+    def reported(self, event: Event) -> None:
+        assert isinstance(event, Event)
+
+    def lost(self, link: Link, batch_ids: list[int]) -> None:
+        pass
+
+
+class Transport:
+    """Writes nowhere."""
+
+    def write(self, data: bytes) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def read(pieces: list[bytes]) -> list[AnyMessage] | None:
+    """What a stream says; None if it makes no sense."""
+    frames = Frames()
+    found: list[AnyMessage] = []
+    try:
+        for piece in pieces:
+            found += frames.feed(piece)
+    except ValueError:
+        return None
+    return found
+
+
+def look_at(message: AnyMessage, arena: Arena) -> None:
+    """Do with it what a worker does."""
+    if isinstance(message, Order | Report):
+        with suppress(ConfigError):
+            assert to_wire(from_wire(message.wire)) == message.wire
+    elif isinstance(message, Run):
+        for work in message.works:
+            for tensor in work.inputs:
+                with suppress(ValueError):
+                    if isinstance(tensor.data, Block):
+                        tensor.data = arena.view(tensor.data)
+                    assert to_array(tensor).shape == tensor.shape
+
+
+def target(data: bytes) -> None:
+    """Read a stream, whole and in two pieces; then be the gateway that hears it."""
+    cut, stream = data[:1], data[1:]
+    at = cut[0] if cut else 0
+    whole = read([stream])
+    assert (read([stream[:at], stream[at:]]) is None) == (whole is None)
+    own, theirs = Arena.create(ARENA_BYTES), Arena.create(ARENA_BYTES)
+    try:
+        for message in whole or ():
+            assert read([frame(message)]) == [message]
+            look_at(message, theirs)
+        own.allocate(memoryview(b"input"))
+        link = Link(Place(0, "n", 0, []), Hello(0, 0, []), Listener(), own, theirs, str.strip)
+        link.connection_made(cast(asyncio.Transport, Transport()))
+        link.data_received(stream)
+        link.connection_lost(None)
+    finally:
+        for arena in (own, theirs):
+            with suppress(ValueError):  # the link has closed it
+                arena.close()
+
+
+async def main() -> None:
+    """A link wants a loop to be there."""
+    fuzz(target, SEEDS)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

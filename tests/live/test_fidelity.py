@@ -1,0 +1,37 @@
+"""The benchmarks of fidelity and overload, in small: that they measure, not how well we do.
+
+How close the simulation is and what is kept depends on who else uses the machine, so tests do not
+judge it; `headgate bench` does.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from headgate.bench import fidelity, overload
+
+
+@pytest.mark.slow
+def test_a_live_log_is_replayed_and_simulated() -> None:
+    plan = fidelity.Plan(levels=(("some", 0.5),), rounds=1, seconds=2.0, peak_seconds=0.5)
+    (seen,) = fidelity.measure(plan, lambda _: None)
+    assert seen.replay["is_identical"] is True
+    assert seen.replay["complete"] is True
+    assert 0 < seen.outside_ms < 50
+    assert seen.simulated["p50_ms"] == pytest.approx(seen.live["p50_ms"], rel=0.8)
+    result = fidelity.report([seen])
+    assert len(result.checks) == 4
+    assert [row["how"] for row in result.rows] == ["live", "simulated"]
+
+
+@pytest.mark.slow
+def test_more_is_asked_than_can_be_done() -> None:
+    plan = overload.Plan(curve=(), seconds=3.0, peak_seconds=0.5)
+    found = overload.measure(plan, lambda _: None)
+    step = found.overload
+    assert step.has_one_answer_each
+    assert found.logged == step.summary.run.requests > 0
+    assert step.summary.run.rejected > 0
+    assert 0 < step.summary.run.goodput_rps <= found.peak_rps
+    assert step.memory_mib[1] - step.memory_mib[0] < 32
+    assert len(overload.report(found).checks) == 5

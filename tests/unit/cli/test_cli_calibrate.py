@@ -1,0 +1,103 @@
+"""`headgate calibrate`: the log of a day, as an application that simulates it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from cli_rig import headgate, write
+
+from headgate.app import declare
+from headgate.cli.runs import truth_of
+from headgate.sim.truth import Truth
+
+APP = """
+functions: {resnet: {exec: 5ms, start: 20ms}, bert: {exec: {1: 20ms, 4: 50ms}, warm: 1}}
+slo: {latency: 100ms}
+pools: {gpu: {nodes: 2}}
+clients: {alice: {}, bob: {}}
+policy: {name: headgate, stretch: 8.0}
+workload:
+  duration: 5s
+  arrivals:
+  - {pipeline: resnet, client: bob, spec: "poisson:rate=80/s"}
+  - {pipeline: bert, spec: "poisson:rate=40/s"}
+simulation:
+  truth: {distribution: uniform, cv: 0.2, scale: {bert: 1.25}}
+"""
+
+
+@pytest.fixture(name="log")
+def make_log(tmp_path: Path) -> Path:
+    """A day that nobody knows the truth of: it differs from the profiles."""
+    log = tmp_path / "day.log"
+    headgate("simulate", write(tmp_path / "app.yaml", APP), "--log", log)
+    return log
+
+
+def test_the_truth_is_found_in_the_log(log: Path) -> None:
+    found = headgate("calibrate", log, "--json").json
+    assert found["requests"] > 500
+    resnet, bert = found["functions"]
+    assert (resnet["function"], bert["function"]) == ("resnet", "bert")
+    assert resnet["mean"] == pytest.approx(1.0, rel=0.03)
+    assert bert["mean"] == pytest.approx(1.25, rel=0.03)
+    assert max(bert["factors"]) == pytest.approx(1.25 * (1 + 0.2 * 3**0.5), rel=0.03)
+    assert len(bert["factors"]) <= 100
+
+
+def test_the_day_is_simulated_again(log: Path, tmp_path: Path) -> None:
+    """What was drawn differs, so the numbers do a little."""
+    app, trace = tmp_path / "day.yaml", tmp_path / "day.csv"
+    ended = headgate("calibrate", log, "--out", app, "--trace", trace, "--request", "0.5ms")
+    assert f"headgate simulate {app} --trace {trace}" in ended.out
+    before = headgate("simulate", tmp_path / "app.yaml", "--json").json
+    after = headgate("simulate", app, "--trace", trace, "--json").json
+    assert after["requests"] == before["requests"]
+    assert after["settings"] == {"stretch": 8.0}
+    assert after["p50_ms"] == pytest.approx(before["p50_ms"] + 0.5, rel=0.1)
+    assert after["slo_attainment"] == pytest.approx(before["slo_attainment"], abs=0.02)
+    by_client = {row["name"]: row["requests"] for row in after["clients"]}
+    assert by_client == {row["name"]: row["requests"] for row in before["clients"]}
+
+
+def test_the_file_says_no_more_than_it_must(log: Path, tmp_path: Path) -> None:
+    headgate("calibrate", log, "--out", tmp_path / "day.yaml")
+    written = yaml.safe_load((tmp_path / "day.yaml").read_text())
+    assert written["functions"]["resnet"] == {"exec": "5ms", "start": "20ms"}
+    assert set(written["simulation"]) == {"truth", "overheads"}
+    assert "serve" not in written
+
+
+def test_what_is_drawn_is_what_was_observed() -> None:
+    truth = {"distribution": "observed", "observed": {"f": [0.5, 1.0, 3.0, 3.5]}}
+    loaded = declare({"f": {"exec": "1s"}, "g": {"exec": "1s"}}, {}, simulation={"truth": truth})
+    drawn, again = (Truth(truth_of(loaded.simulation), seed=5) for _ in range(2))
+    f, g = loaded.app.variants
+    times = [drawn.exec_ns(f, 1) for _ in range(10_000)]
+    assert times == [again.exec_ns(f, 1) for _ in range(10_000)]
+    counts = [times.count(round(factor * 1e9)) for factor in (0.5, 1.0, 3.0, 3.5)]
+    assert sum(counts) == 10_000
+    assert all(2_300 < count < 2_700 for count in counts)
+    assert drawn.exec_ns(g, 1) == 1_000_000_000
+
+
+def test_bad_input(log: Path, tmp_path: Path) -> None:
+    assert "would be written over" in headgate("calibrate", log, "--trace", log).err
+    assert "--request" in headgate("calibrate", log, "--request", "fast").err
+    ended = headgate("calibrate", log, "--out", tmp_path / "nowhere" / "app.yaml")
+    assert (ended.code, "--out" in ended.err) == (2, True)
+    lines = log.read_text().splitlines()
+    write(tmp_path / "short.log", "\n".join(lines[:2]) + "\n")
+    ended = headgate("calibrate", tmp_path / "short.log")
+    assert (ended.code, "nothing to go by" in ended.err) == (2, True)
+    arrived = next(json.loads(line) for line in lines[1:] if '"RequestArrived"' in line)
+    arrived[0], arrived[2][2] = 0, 77
+    write(tmp_path / "lies.log", f"{lines[0]}\n{json.dumps(arrived)}\n")
+    ended = headgate("calibrate", tmp_path / "lies.log")
+    assert (ended.code, "lies.log:2: pipeline: 77: there is no such thing" in ended.err) == (
+        2,
+        True,
+    )

@@ -1,0 +1,124 @@
+"""What is read out of an event log, and what it says about the truth."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.core.actions import Action, Dispatch, Settle, StartInstance
+from headgate.core.clock import NEVER_NS
+from headgate.core.errors import ConfigError
+from headgate.core.events import (
+    BatchFailed,
+    BatchFinished,
+    Event,
+    InstanceStarted,
+    NodeJoined,
+    RequestArrived,
+)
+from headgate.core.log import LogEntry
+from headgate.core.model import App, Client, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
+from headgate.core.outcome import Outcome
+from headgate.core.records import STAGES_MAX
+from headgate.metrics.calibration import VALUES_MAX, calibrate, calibrated, equally_likely
+from headgate.metrics.logged import LoggedColumns, read_columns
+
+MS = 1_000_000
+BEGINS_NS = 7_000 * MS  # on the machine's own clock
+VARIANT = Variant(0, "f", 0, (0,), Profile(exec_ns=(10 * MS, 20 * MS)))
+FUNCTION = Function(0, "f", (VARIANT,))
+APP = App(
+    functions=(FUNCTION,),
+    pipelines=(Pipeline(0, "f", (Stage(FUNCTION),), Slo(latency_ns=100 * MS)),),
+    pools=(Pool(0, "local"),),
+    clients=(Client(0, "client", 1.0),),
+)
+
+
+def dispatch(batch_id: int, *requests: int) -> Dispatch:
+    tasks = [request * STAGES_MAX for request in requests]
+    return Dispatch(batch_id, 0, tasks, len(tasks), 0, 0, 0)
+
+
+def read(*happened: tuple[int, Event, list[Action]]) -> LoggedColumns:
+    """Read a log of these events, which are at so many milliseconds."""
+    entries = [
+        LogEntry(seq, BEGINS_NS + at_ms * MS, event, actions)
+        for seq, (at_ms, event, actions) in enumerate(happened)
+    ]
+    return read_columns(entries, APP)
+
+
+def day() -> LoggedColumns:
+    """An instance starts, a request waits for it; two more run together; the last one breaks."""
+    return read(
+        (0, NodeJoined(0, 0, "local1"), [StartInstance(0, 0, 0, 0)]),
+        (5, RequestArrived(0, 0), [dispatch(0, 0)]),
+        (30, InstanceStarted(0, 0), []),
+        (42, BatchFinished(0), [Settle(0, Outcome.MET)]),
+        (50, RequestArrived(1, 0), []),
+        (50, RequestArrived(2, 0, deadline_ns=BEGINS_NS + 60 * MS), [dispatch(1, 1, 2)]),
+        (80, BatchFinished(1), [Settle(1, Outcome.MET), Settle(2, Outcome.LATE)]),
+        (90, RequestArrived(3, 0), [dispatch(2, 3)]),
+        (95, BatchFailed(2, "broken"), [dispatch(3, 3)]),
+    )
+
+
+def test_requests_from_arrival_to_settlement() -> None:
+    requests = day().requests
+    assert (requests.arrival_ns // MS).tolist() == [5, 50, 50, 90]
+    assert (requests.started_ns // MS).tolist() == [5, 50, 50, 90]
+    assert requests.finished_ns.tolist() == [42 * MS, 80 * MS, 80 * MS, NEVER_NS]
+    assert (requests.deadline_ns // MS).tolist() == [105, 150, 60, 190]
+    assert requests.outcome.tolist() == [
+        *(Outcome.MET, Outcome.MET, Outcome.LATE),
+        Outcome.CANCELLED,  # still open when the log ends
+    ]
+    assert requests.attempts.tolist() == [1, 1, 1, 2]
+    assert requests.cold.tolist() == [1, 0, 0, 0]
+    assert day().own_deadline.tolist() == [0, 0, 1, 0]
+
+
+def test_batches_from_order_to_end() -> None:
+    batches = day().batches
+    assert ((batches.ended_ns - batches.sent_ns) // MS).tolist() == [37, 30, 5]
+    assert batches.items.tolist() == [1, 2, 1]
+    assert batches.cold.tolist() == [1, 0, 0]
+    assert batches.finished.tolist() == [1, 1, 0]
+
+
+def test_only_what_ran_warm_and_to_its_end_is_evidence() -> None:
+    (truth,) = calibrate(APP, day().batches)
+    assert (truth.function, truth.batches, truth.factors) == ("f", 1, (1.5,))
+
+
+def test_an_empty_log_and_one_that_lies() -> None:
+    assert len(read().requests) == len(read().batches) == 0
+    assert calibrate(APP, read().batches) == []
+    with pytest.raises(ConfigError, match="pipeline: 7: there is no such thing"):
+        read((0, RequestArrived(0, 7), []))
+    settled_twice = read((0, BatchFinished(9), [Settle(4, Outcome.MET)]))
+    assert len(settled_twice.requests) == 0
+
+
+def test_what_is_written_beside_the_profile() -> None:
+    spec: dict[str, object] = {"functions": {"f": {"exec": "10ms"}}, "simulation": {}}
+    found = calibrated(spec, calibrate(APP, day().batches), request_ns=400_000)
+    assert found["simulation"] == {
+        "truth": {"distribution": "observed", "observed": {"f": [1.5]}},
+        "overheads": {"request": "400000ns"},
+    }
+    assert spec["simulation"] == {}
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=1_000))
+def test_few_values_with_the_mean_and_the_order_of_many(values: list[float]) -> None:
+    likely = equally_likely(np.sort(np.array(values)))
+    assert len(likely) == min(len(values), VALUES_MAX)
+    assert np.mean(likely) == pytest.approx(np.mean(values), rel=1e-3)
+    assert all(a <= b * 1.001 for a, b in pairwise(likely))
+    assert min(values) * 0.999 <= likely[0] and likely[-1] <= max(values) * 1.001
