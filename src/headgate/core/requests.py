@@ -6,16 +6,24 @@ a request whose objective says so gives up when its deadline passes.
 
 from __future__ import annotations
 
-from typing import final
+from typing import Final, final
 
 from headgate.core.errors import DriverError
 from headgate.core.events import RequestAnnounced, RequestArrived, RequestCancelled
 from headgate.core.ledger import Ledger
 from headgate.core.lifecycle import RequestState, TaskState
 from headgate.core.outcome import Outcome
-from headgate.core.policy import Policy
+from headgate.core.policy import Policy, overrides
 from headgate.core.records import STAGES_MAX, Batch, Request, Task
 from headgate.core.view import View
+
+# Interpreted, a name of the module is read many times faster than one of a class.
+_BLOCKED: Final = TaskState.BLOCKED
+_DONE: Final = TaskState.DONE
+_LATE: Final = Outcome.LATE
+_MET: Final = Outcome.MET
+_OPEN: Final = RequestState.OPEN
+_READY: Final = TaskState.READY
 
 
 @final
@@ -26,10 +34,11 @@ class Requests:
         self._view = view
         self._ledger = ledger
         self._policy = policy
-        self._pipelines = view.app.pipelines
-        self._clients = len(view.app.clients)
+        self._pipelines = dict(enumerate(view.app.pipelines))
+        self._clients = frozenset(range(len(view.app.clients)))
         self._open_max = view.app.limits.open_requests_max
         self._last_id = -1
+        self._asks_at_arrival = overrides(policy, "on_arrival")
 
     # --- what clients do -----------------------------------------------------------------------
 
@@ -38,50 +47,43 @@ class Requests:
         request_id = event.request_id
         if request_id <= self._last_id:
             raise DriverError(f"request id {request_id} does not follow {self._last_id}")
-        if not 0 <= event.pipeline < len(self._pipelines) or event.items < 1:
+        pipeline = self._pipelines.get(event.pipeline)
+        if pipeline is None or event.items < 1:
             raise DriverError(f"request {request_id}: no pipeline {event.pipeline}, or no items")
-        if not 0 <= event.client < self._clients:
+        if event.client not in self._clients:
             raise DriverError(f"request {request_id}: no client {event.client}")
+        self._last_id = request_id
         view = self._view
         view.now_ns = now_ns
         view.arrivals_seen[event.pipeline] += 1
-        self._last_id = request_id
-        request = self._new_request(now_ns, event)
+        slo = pipeline.slo
+        request = Request(
+            request_id,
+            pipeline,
+            event.client,
+            event.items,
+            event.priority,
+            now_ns,
+            event.deadline_ns or slo.deadline_ns(now_ns),
+        )
+        view.requests[request_id] = request
         if len(view.requests) > self._open_max:
             self._ledger.settle(request, Outcome.REJECTED, "too many open requests")
             return
-        policy = self._policy
-        policy.on_arrival(request)
-        if request.state != RequestState.OPEN:
-            return
-        if request.pipeline.slo.gives_up:
+        if self._asks_at_arrival:
+            self._policy.on_arrival(request)
+            if request.state != _OPEN:
+                return
+        if slo.gives_up:
             self._ledger.set_timer(("deadline", request_id), request.deadline_ns)
         for task in request.tasks:
-            if task.waits_for == 0 and task.state == TaskState.BLOCKED:
-                task.state = TaskState.READY
-                policy.on_task_ready(task)
-
-    def _new_request(self, now_ns: int, event: RequestArrived) -> Request:
-        pipeline = self._pipelines[event.pipeline]
-        deadline_ns = event.deadline_ns
-        if deadline_ns == 0:
-            deadline_ns = pipeline.slo.deadline_ns(now_ns)
-        request_id = event.request_id
-        request = Request(
-            request_id, pipeline, event.client, event.items, event.priority, now_ns, deadline_ns
-        )
-        task_id = request_id * STAGES_MAX
-        tasks = request.tasks
-        for stage in pipeline.stages:
-            tasks.append(Task(task_id, request, stage))
-            task_id += 1
-        request.tasks_left = len(tasks)
-        self._view.requests[request_id] = request
-        return request
+            if task.waits_for == 0 and task.state == _BLOCKED:
+                task.state = _READY
+                self._policy.on_task_ready(task)
 
     def announced(self, now_ns: int, event: RequestAnnounced) -> None:
         """A clairvoyant policy is told what is to come."""
-        if not 0 <= event.pipeline < len(self._pipelines):
+        if event.pipeline not in self._pipelines:
             raise DriverError(f"request {event.request_id}: no pipeline {event.pipeline}")
         if event.request_id <= self._last_id or event.arrival_ns < now_ns:
             raise DriverError(f"request {event.request_id} is announced after it has arrived")
@@ -103,14 +105,14 @@ class Requests:
 
     def task_done(self, task: Task, batch: Batch, unsure: tuple[int, ...]) -> None:
         """An attempt at a running task has succeeded, the first to do so."""
-        task.state = TaskState.DONE
-        if task.attempts_out:  # competing copies lose
+        task.state = _DONE
+        if task.copies_out:  # competing copies lose
             self._ledger.call_back(task)
         request = task.request
         request.tasks_left -= 1
         if request.tasks_left == 0:
             is_late = self._view.now_ns > request.deadline_ns
-            self._ledger.settle(request, Outcome.LATE if is_late else Outcome.MET)
+            self._ledger.settle(request, _LATE if is_late else _MET)
             return
         task.pool_id = batch.pool.id
         task.node_id = None if batch.node is None else batch.node.id
@@ -142,7 +144,7 @@ class Requests:
         request.tasks_left -= 1
         if request.tasks_left == 0:
             is_late = self._view.now_ns > request.deadline_ns
-            self._ledger.settle(request, Outcome.LATE if is_late else Outcome.MET)
+            self._ledger.settle(request, _LATE if is_late else _MET)
         else:
             self._wake_successors(task, is_unsure=False)
 

@@ -110,7 +110,6 @@ class Engine:
         self._limit_ns = limit_ns
         self._timers: list[dict[TimerKey, int]] = [{} for _ in schedulers]
         self._token = 0
-        self._open = 0  # requests that have arrived and not ended
         self._expected = 0  # submissions and clients on the agenda
         self._senders: dict[int, Client] = {}
         self._shared = SharedPools(app, nodes, agenda)
@@ -133,7 +132,7 @@ class Engine:
                 while heap:
                     first = heap[0]
                     at_ns = first[0]
-                    if at_ns > arrival_ns or (at_ns == arrival_ns and first[1] > Rank.ARRIVAL):
+                    if at_ns >= arrival_ns and (at_ns > arrival_ns or first[1] > Rank.ARRIVAL):
                         break
                     self.now_ns = at_ns
                     self._happen(at_ns, heappop(heap)[3])
@@ -145,7 +144,9 @@ class Engine:
             self._happen(at_ns, what)
 
     def _is_over(self, next_ns: int) -> bool:
-        return (self._open == 0 and self._expected == 0) or next_ns > self._limit_ns
+        recorder = self.recorder
+        is_idle = recorder.count == recorder.ended and self._expected == 0
+        return is_idle or next_ns > self._limit_ns
 
     def _submit_now(self, now_ns: int, pipeline: int, client: int, items: int) -> None:
         recorder = self.recorder
@@ -153,7 +154,6 @@ class Engine:
         recorder.count = request_id + 1
         if recorder.records_arrivals:
             recorder.arrived(now_ns, pipeline, client)
-        self._open += 1
         index = 0 if self._peers == 1 else self._scheduler_of_request(request_id)
         event = RequestArrived(request_id, pipeline, client, items)
         if self._thinking_takes_time:  # a deadline counts from now, not from when it is heard of
@@ -248,11 +248,10 @@ class Engine:
 
     def tell(self, now_ns: int, index: int, event: Event) -> None:
         """Feed one Scheduler one event and carry out what it says."""
-        scheduler = self.schedulers[index]
         if self._thinking_takes_time:
             self._tell_a_thinker(now_ns, index, event)
             return
-        actions = scheduler.handle(now_ns, event)
+        actions = self.schedulers[index].handle(now_ns, event)
         if self._observer is not None:
             self._observer.saw(now_ns, index, event, actions)
         for action in actions:
@@ -335,13 +334,11 @@ class Engine:
                 self.nodes[action.node_id].take(now_ns, action)
 
     def _settle(self, now_ns: int, action: Settle) -> None:
-        request_id = action.request_id
-        self.recorder.settled(now_ns, request_id, action.outcome)
-        self._open -= 1
+        self.recorder.settled(now_ns, action.request_id, action.outcome)
         if self._senders:
-            sender = self._senders.pop(request_id, None)
+            sender = self._senders.pop(action.request_id, None)
             if sender is not None:
-                sender.settled(self, now_ns, request_id, action.outcome)
+                sender.settled(self, now_ns, action.request_id, action.outcome)
 
     # --- what clients and faults may do --------------------------------------------------------
 

@@ -41,6 +41,10 @@ from headgate.sim.cascade import has_cascades, unsure_tasks
 from headgate.sim.recorder import Recorder
 from headgate.sim.truth import Truth
 
+# Interpreted, a name of the module is read many times faster than one of a class.
+_BEGIN: Final = Verdict.BEGIN
+_COMPLETION: Final = Rank.COMPLETION
+
 
 @final
 class Job(Happening):
@@ -56,7 +60,7 @@ class Job(Happening):
         self.variant = variant
         self.began_ns = began_ns
         self.ends_ns = began_ns + length_ns  # NEVER_NS: the node has crashed under it
-        self.left_ns = float(length_ns)  # work to go, where jobs share the processor
+        self.left_ns = 0.0  # work to go, where jobs share the processor
 
 
 @final
@@ -98,11 +102,13 @@ class SimNode:
         self.name = name
         self.pool = pool
         self._app = app
+        self._variants = app.variants
         self._agenda = agenda
         self._truth = truth
         self._recorder = recorder
         self.backend = Backend(pool, app.variants)
         self.jobs: list[Job] = []
+        self._records_spans = recorder.records_spans
         self._has_cascades = has_cascades(app)
         self._shares = pool.slots > 1 and any(
             len(v.profile.slowdown) > 1 for v in app.variants if pool.id in v.pool_ids
@@ -155,7 +161,7 @@ class SimNode:
             self.report(now_ns, BatchRefused(order.batch_id, reason))
             return
         verdict = self.backend.offer(now_ns, order)
-        if verdict == Verdict.BEGIN:
+        if verdict == _BEGIN:
             self._begin_batch(now_ns, order)
         else:
             self._settle_verdict(now_ns, order, verdict)
@@ -186,7 +192,7 @@ class SimNode:
     # --- work ----------------------------------------------------------------------------------
 
     def _begin_batch(self, now_ns: int, order: Dispatch) -> None:
-        variant = self._app.variants[order.variant_id]
+        variant = self._variants[order.variant_id]
         length_ns = self._truth.exec_ns(variant, order.items)
         if order.moved_bytes and self.pool.bytes_per_s > 0:
             length_ns += int(order.moved_bytes / self.pool.bytes_per_s * 1e9)
@@ -214,11 +220,12 @@ class SimNode:
         job = Job(self, order, variant, now_ns, length_ns)
         if self._shares:
             self._progress(now_ns)
+            job.left_ns = float(length_ns)
             self.jobs.append(job)
             self._reschedule(now_ns)
         else:
             self.jobs.append(job)
-            self._agenda.push(job.ends_ns, Rank.COMPLETION, job)
+            self._agenda.push(job.ends_ns, _COMPLETION, job)
 
     def end_job(self, now_ns: int, job: Job) -> Event | None:
         """A job has come to its end: say what the Schedulers are told, if anything."""
@@ -226,8 +233,8 @@ class SimNode:
             return None  # the node crashed under it, or its end was worked out anew
         if self._shares:
             self._progress(now_ns)
+            job.ends_ns = NEVER_NS  # it may be on the agenda twice
         self.jobs.remove(job)
-        job.ends_ns = NEVER_NS  # where jobs share, it may be on the agenda twice
         order = job.order
         self.busy_ns += now_ns - job.began_ns
         has_more_to_do = self.backend.ended(now_ns, order)
@@ -242,7 +249,7 @@ class SimNode:
         return event
 
     def _batch_event(self, now_ns: int, job: Job, order: Dispatch) -> Event | None:
-        if self._recorder.records_spans:
+        if self._records_spans:
             function_id = job.variant.function_id
             began_ns, batch_id = job.began_ns, order.batch_id
             self._recorder.span(
