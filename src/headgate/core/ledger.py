@@ -156,7 +156,7 @@ class Ledger:
             self.cancel_timer(("deadline", request.id))
         if request.tasks_left:
             self._drop_tasks(request)
-        request.tasks = []  # no reference cycles: what has ended is freed at once
+        request.tasks.clear()  # no reference cycles: what has ended is freed at once
 
     def _drop_tasks(self, request: Request) -> None:
         for task in request.tasks:

@@ -69,12 +69,11 @@ class Request:
         self.deadline_ns = deadline_ns
         self.state: int = _OPEN
         self.outcome: int | None = None
-        self.tasks: list[Task] = []
-        task_id = id * STAGES_MAX
+        tasks: list[Task] = []
         for stage in pipeline.stages:
-            self.tasks.append(Task(task_id, self, stage))
-            task_id += 1
-        self.tasks_left = len(pipeline.stages)
+            tasks.append(Task(id * STAGES_MAX + len(tasks), self, stage))
+        self.tasks = tasks
+        self.tasks_left = len(tasks)
 
 
 @final

@@ -50,7 +50,8 @@ class Balance(Policy):
 
     def on_task_ready(self, task: Task) -> None:
         self._queue.append(task)
-        self._serve()
+        if self.view.free_nodes:
+            self._serve()
 
     def on_task_returned(self, task: Task) -> None:
         self._queue.appendleft(task)  # it has waited once already

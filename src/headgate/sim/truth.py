@@ -59,7 +59,7 @@ class Truth:
             if not self._factors:
                 self._factors = self._draw()
             factor = self._factors.pop()
-        if variant.function_id < len(scale):
+        if scale and variant.function_id < len(scale):
             factor *= scale[variant.function_id]
         return int(expected_ns * factor) or 1
 
