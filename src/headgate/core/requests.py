@@ -34,8 +34,8 @@ class Requests:
         self._view = view
         self._ledger = ledger
         self._policy = policy
-        self._pipelines = dict(enumerate(view.app.pipelines))
-        self._clients = frozenset(range(len(view.app.clients)))
+        self._pipelines = view.app.pipelines
+        self._clients = len(view.app.clients)
         self._open_max = view.app.limits.open_requests_max
         self._last_id = -1
         self._asks_at_arrival = overrides(policy, "on_arrival")
@@ -47,15 +47,15 @@ class Requests:
         request_id = event.request_id
         if request_id <= self._last_id:
             raise DriverError(f"request id {request_id} does not follow {self._last_id}")
-        pipeline = self._pipelines.get(event.pipeline)
-        if pipeline is None or event.items < 1:
+        if not 0 <= event.pipeline < len(self._pipelines) or event.items < 1:
             raise DriverError(f"request {request_id}: no pipeline {event.pipeline}, or no items")
-        if event.client not in self._clients:
+        if not 0 <= event.client < self._clients:
             raise DriverError(f"request {request_id}: no client {event.client}")
         self._last_id = request_id
         view = self._view
         view.now_ns = now_ns
         view.arrivals_seen[event.pipeline] += 1
+        pipeline = self._pipelines[event.pipeline]
         slo = pipeline.slo
         request = Request(
             request_id,
@@ -83,7 +83,7 @@ class Requests:
 
     def announced(self, now_ns: int, event: RequestAnnounced) -> None:
         """A clairvoyant policy is told what is to come."""
-        if event.pipeline not in self._pipelines:
+        if not 0 <= event.pipeline < len(self._pipelines):
             raise DriverError(f"request {event.request_id}: no pipeline {event.pipeline}")
         if event.request_id <= self._last_id or event.arrival_ns < now_ns:
             raise DriverError(f"request {event.request_id} is announced after it has arrived")
