@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import Final, final
 
 from headgate.core.errors import DriverError
 from headgate.core.events import REFUSAL_NAMES, BatchFinished, BatchRefused, Refusal
 from headgate.core.ledger import Ledger
 from headgate.core.lifecycle import BatchState, NodeState, RequestState, TaskState
-from headgate.core.policy import Policy
+from headgate.core.policy import Policy, overrides
 from headgate.core.records import Batch, Task
 from headgate.core.requests import Requests
 from headgate.core.view import View
+
+# Interpreted, a name of the module is read many times faster than one of a class.
+_FINISHED: Final = BatchState.FINISHED
+_RUNNING: Final = TaskState.RUNNING
+_UP: Final = NodeState.UP
 
 
 @final
@@ -24,7 +29,7 @@ class Attempts:
         self._policy = policy
         self._requests = requests
         self._limits = view.app.limits
-        self._lost_after = view.app.limits.lost_after
+        self._learns = overrides(policy, "on_batch_ended")
 
     def finished(self, now_ns: int, event: BatchFinished) -> None:
         """Its tasks are done, unless they were wanted no longer."""
@@ -34,22 +39,20 @@ class Attempts:
             self._ignore(now_ns, event.batch_id)
             return
         view.now_ns = now_ns
-        self._ledger.take_back(batch, BatchState.FINISHED)
-        if self._lost_after:
-            self._ledger.cancel_timer(("lost", batch.id))
+        self._ledger.take_back(batch, _FINISHED)
         broken = event.broken
         for task in batch.tasks:
-            if task.state != TaskState.RUNNING:
+            if task.state != _RUNNING:
                 continue
             if broken and task.id in broken:
                 self._requests.task_broke(task)
             else:
                 self._requests.task_done(task, batch, event.unsure)
-        policy = self._policy
-        policy.on_batch_ended(batch, now_ns - batch.sent_ns)
+        if self._learns:
+            self._policy.on_batch_ended(batch, now_ns - batch.sent_ns)
         node = batch.node
-        if node is not None and node.state == NodeState.UP:
-            policy.on_capacity(node)
+        if node is not None and node.state == _UP:
+            self._policy.on_capacity(node)
 
     def refused(self, now_ns: int, event: BatchRefused) -> None:
         """It never ran, so its tasks may be tried again; the place is left alone for a moment."""
@@ -60,7 +63,7 @@ class Attempts:
             self._ignore(now_ns, event.batch_id)
             return
         self._view.now_ns = now_ns
-        self._end(batch, BatchState.REFUSED)
+        self._ledger.take_back(batch, BatchState.REFUSED)
         self._back_off(batch, event.reason)
         reason = f"refused too often, at last: {REFUSAL_NAMES[event.reason]}"
         for task in batch.tasks:
@@ -76,7 +79,7 @@ class Attempts:
             self._ignore(now_ns, batch_id)
             return
         self._view.now_ns = now_ns
-        self._end(batch, state)
+        self._ledger.take_back(batch, state)
         if state == BatchState.LOST:
             self._back_off(batch, Refusal.BUSY)
         for task in batch.tasks:
@@ -90,17 +93,12 @@ class Attempts:
         self._view.now_ns = now_ns
         self._view.events_ignored += 1
 
-    def _end(self, batch: Batch, state: int) -> None:
-        self._ledger.take_back(batch, state)
-        if self._lost_after:
-            self._ledger.cancel_timer(("lost", batch.id))
-
     def _tell_policy(self, batch: Batch) -> None:
-        policy = self._policy
-        policy.on_batch_ended(batch, self._view.now_ns - batch.sent_ns)
+        if self._learns:
+            self._policy.on_batch_ended(batch, self._view.now_ns - batch.sent_ns)
         node = batch.node
-        if node is not None and node.state == NodeState.UP:
-            policy.on_capacity(node)
+        if node is not None and node.state == _UP:
+            self._policy.on_capacity(node)
 
     def _back_off(self, batch: Batch, reason: int) -> None:
         """Leave alone, for a moment, the place that refused."""
@@ -123,7 +121,10 @@ class Attempts:
 
     def _retry_or_fail(self, task: Task, may_retry: bool, reason: str) -> None:
         """An attempt at this task came to nothing. Others may still be out, or want it no more."""
-        if task.state != TaskState.RUNNING or task.attempts_out:
+        if task.state != _RUNNING:
+            return
+        if task.copies_out:
+            task.copies_out -= 1
             return
         if not may_retry:
             self._requests.give_up_failed(task, reason)

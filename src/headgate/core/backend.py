@@ -31,6 +31,8 @@ class Verdict:
 
 Decision = tuple[Action, int]  # an order and its verdict
 
+_BEGIN: Final = Verdict.BEGIN  # interpreted, a name of the module is read much faster
+
 
 @final
 class Resident:
@@ -83,11 +85,9 @@ class Backend:
             return Verdict.GONE
         if now_ns > order.latest_ns:
             return Verdict.LATE
-        if self._can_begin(now_ns, order, resident) and not (
-            self._held and self._somebody_waits(now_ns)
-        ):
-            self._begin(resident)
-            return Verdict.BEGIN
+        is_next = not self._held or not self._somebody_waits(now_ns)
+        if is_next and self._begins(now_ns, order, resident):
+            return _BEGIN
         if not resident.is_ready:  # it waits for its own instance, as far as that has slots
             is_welcome = resident.held < resident.variant.concurrency
         else:
@@ -157,15 +157,15 @@ class Backend:
         True if that leaves anything for `pump`, `gone_after` or `left_after` to do.
         """
         resident = self.residents[_instance_of(order)]
-        self.running -= 1
-        resident.running -= 1
+        if not isinstance(order, Dispatch):
+            resident.is_ready = True
         resident.idle_since_ns = now_ns
+        resident.running -= 1
+        self.running -= 1
         if self._limits_compute:
             shape = resident.variant.shape
             self._cpu_milli -= shape.cpu_milli
             self._gpu_sevenths -= shape.gpu_sevenths
-        if not isinstance(order, Dispatch):
-            resident.is_ready = True
         return resident.is_draining or resident.is_leaving or len(self._held) > 0
 
     def pump(self, now_ns: int) -> list[Decision]:
@@ -181,13 +181,12 @@ class Backend:
                     resident.held -= 1
                     decisions.append((order, Verdict.LATE))
                     continue
-                can_begin = self._can_begin(now_ns, order, resident)
-                if can_begin:
+                has_begun = self._begins(now_ns, order, resident)
+                if has_begun:
                     resident.held -= 1
             else:
-                can_begin = self._has_slot(resident)
-            if can_begin:
-                self._begin(resident)
+                has_begun = self._takes_slot(resident)
+            if has_begun:
                 decisions.append((order, Verdict.BEGIN))
             else:
                 still_held.append(order)
@@ -237,22 +236,30 @@ class Backend:
 
     # --- rules ---------------------------------------------------------------------------------
 
-    def _can_begin(self, now_ns: int, order: Dispatch, resident: Resident) -> bool:
+    def _begins(self, now_ns: int, order: Dispatch, resident: Resident) -> bool:
+        """Begin a batch if its window is open, its instance is ready and there is a slot."""
         return (
-            resident.is_ready
-            and self.running < self._slots
+            now_ns >= order.earliest_ns
+            and resident.is_ready
             and resident.running < resident.variant.concurrency
-            and now_ns >= order.earliest_ns
-            and (not self._limits_compute or self._has_slot(resident))
+            and self._takes_slot(resident)
         )
 
-    def _has_slot(self, resident: Resident) -> bool:
-        shape = resident.variant.shape
-        return (
-            self.running < self._slots
-            and self._cpu_milli + shape.cpu_milli <= self._pool.cpu_milli
-            and self._gpu_sevenths + shape.gpu_sevenths <= self._pool.gpu_sevenths
-        )
+    def _takes_slot(self, resident: Resident) -> bool:
+        """Take a slot, and the compute that goes with it, if they are free."""
+        if self.running >= self._slots:
+            return False
+        if self._limits_compute:
+            shape = resident.variant.shape
+            cpu_milli = self._cpu_milli + shape.cpu_milli
+            gpu_sevenths = self._gpu_sevenths + shape.gpu_sevenths
+            if cpu_milli > self._pool.cpu_milli or gpu_sevenths > self._pool.gpu_sevenths:
+                return False
+            self._cpu_milli = cpu_milli
+            self._gpu_sevenths = gpu_sevenths
+        self.running += 1
+        resident.running += 1
+        return True
 
     def _somebody_waits(self, now_ns: int) -> bool:
         """Whether a held order wants a slot. One that waits for its own instance does not."""
@@ -263,16 +270,8 @@ class Backend:
                 return True
         return False
 
-    def _begin(self, resident: Resident) -> None:
-        self.running += 1
-        resident.running += 1
-        if self._limits_compute:
-            self._cpu_milli += resident.variant.shape.cpu_milli
-            self._gpu_sevenths += resident.variant.shape.gpu_sevenths
-
     def _prepare(self, now_ns: int, order: Action, resident: Resident) -> int:
-        if self._has_slot(resident) and not (self._held and self._somebody_waits(now_ns)):
-            self._begin(resident)
+        if not self._somebody_waits(now_ns) and self._takes_slot(resident):
             return Verdict.BEGIN
         self._held.append(order)
         return Verdict.HOLD

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Final
 
 from headgate.core.lifecycle import TaskState
 from headgate.core.records import Node, Task
+
+_READY: Final = TaskState.READY  # interpreted, a name of the module is read much faster
 
 
 def take_batch(queue: deque[Task], node: Node, items_max: int) -> list[Task]:
@@ -24,7 +27,7 @@ def take_batch(queue: deque[Task], node: Node, items_max: int) -> list[Task]:
     items = first.request.items
     while queue:
         following = queue[0]
-        if following.state == TaskState.READY:
+        if following.state == _READY:
             items += following.request.items
             if following.function is not first.function or items > items_max:
                 break

@@ -7,14 +7,21 @@ order leaves the state as it was.
 
 from __future__ import annotations
 
-from typing import final
+from typing import Final, final
 
-from headgate.core.actions import Action, CancelBatch, CancelTimer, SetTimer, Settle
+from headgate.core.actions import Action, CancelBatch, CancelTimer, Dispatch, SetTimer, Settle
 from headgate.core.events import TimerKey
 from headgate.core.lifecycle import InstanceState, RequestState, TaskState
-from headgate.core.model import Variant
-from headgate.core.records import Batch, Node, Request, Task
+from headgate.core.model import Pool, Variant
+from headgate.core.records import Batch, Instance, Node, Request, Task
 from headgate.core.view import View
+
+# Interpreted, a name of the module is read many times faster than one of a class.
+_BUSY: Final = InstanceState.BUSY
+_GONE: Final = InstanceState.GONE
+_IDLE: Final = InstanceState.IDLE
+_RUNNING: Final = TaskState.RUNNING
+_SETTLED: Final = RequestState.SETTLED
 
 
 @final
@@ -28,68 +35,98 @@ class Ledger:
         # Schedulers that share a pool draw from interleaved ids, so that a Backend can tell
         # whose batch is whose.
         self._ids_step = ids_step
+        self._watches = view.app.limits.lost_after > 0
         self._next_id = ids_start
 
     # --- batches -------------------------------------------------------------------------------
-
-    def next_batch_id(self) -> int:
-        """Draw a fresh batch id."""
-        batch_id = self._next_id
-        self._next_id = batch_id + self._ids_step
-        return batch_id
 
     def was_batch(self, batch_id: int) -> bool:
         """Whether this id was ever given to a batch."""
         is_ours = (batch_id - self._next_id) % self._ids_step == 0
         return 0 <= batch_id < self._next_id and is_ours
 
-    def send(self, batch: Batch) -> None:
+    def send(
+        self,
+        tasks: list[Task],
+        task_ids: list[int],
+        items: int,
+        variant: Variant,
+        instance: Instance | None,
+        node: Node | None,
+        pool: Pool,
+        earliest_ns: int,
+        latest_ns: int,
+    ) -> Batch:
         """A batch goes out: it takes its slot and its compute."""
         view = self.view
-        view.batches[batch.id] = batch
-        instance = batch.instance
-        node = batch.node
-        if instance is None or node is None:
-            return
-        instance.running += 1
-        instance.last_used_ns = batch.sent_ns
-        if instance.state == InstanceState.IDLE:
-            instance.state = InstanceState.BUSY
-        if node.limits_compute:
-            shape = batch.variant.shape
-            node.cpu_milli_used += shape.cpu_milli
-            node.gpu_sevenths_used += shape.gpu_sevenths
-        node.running += 1
-        if node.running >= node.slots and node.id in view.free_nodes:
-            del view.free_nodes[node.id]
+        batch_id = self._next_id
+        self._next_id = batch_id + self._ids_step
+        batch = Batch(batch_id, variant, tasks, items, instance, node, pool, view.now_ns)
+        view.batches[batch_id] = batch
+        instance_id = node_id = None
+        if instance is not None and node is not None:
+            instance_id = instance.id
+            node_id = node.id
+            instance.running += 1
+            instance.last_used_ns = view.now_ns
+            if instance.state == _IDLE:
+                instance.state = _BUSY
+            if node.limits_compute:
+                shape = variant.shape
+                node.cpu_milli_used += shape.cpu_milli
+                node.gpu_sevenths_used += shape.gpu_sevenths
+            node.running += 1
+            if node.running >= node.slots and node_id in view.free_nodes:
+                del view.free_nodes[node_id]
+        moved_bytes = 0
+        for task in tasks:
+            if task.state == _RUNNING:
+                task.copies_out += 1
+            task.state = _RUNNING
+            task.attempts_made += 1
+            if task.stage.after:
+                moved_bytes += view.moved_bytes(task, pool.id, node_id)
+        if view.reservations:
+            for task in tasks:
+                self.release_reservation(task)
+        self.actions.append(
+            Dispatch(
+                batch_id,
+                variant.id,
+                task_ids,
+                items,
+                pool.id,
+                node_id,
+                instance_id,
+                earliest_ns,
+                latest_ns,
+                moved_bytes,
+            )
+        )
+        return batch
 
     def take_back(self, batch: Batch, state: int) -> None:
         """A batch has ended, this way or that: its slot and its compute are free again."""
-        del self.view.batches[batch.id]
+        view = self.view
+        del view.batches[batch.id]
         batch.state = state
-        for task in batch.tasks:
-            task.attempts_out -= 1
+        if self._watches:
+            self.cancel_timer(("lost", batch.id))
         instance = batch.instance
         node = batch.node
-        if instance is None or node is None or instance.state == InstanceState.GONE:
+        if instance is None or node is None or instance.state == _GONE:
             return
         instance.running -= 1
-        if instance.running == 0 and instance.state == InstanceState.BUSY:
-            instance.state = InstanceState.IDLE
-        self.return_slot(node, batch.variant)
-
-    def return_slot(self, node: Node, variant: Variant) -> None:
-        """One batch less is on a node that is up."""
+        if instance.running == 0 and instance.state == _BUSY:
+            instance.state = _IDLE
         if node.limits_compute:
-            node.cpu_milli_used -= variant.shape.cpu_milli
-            node.gpu_sevenths_used -= variant.shape.gpu_sevenths
+            shape = batch.variant.shape
+            node.cpu_milli_used -= shape.cpu_milli
+            node.gpu_sevenths_used -= shape.gpu_sevenths
         node.running -= 1
-        view = self.view
-        # The rule of `is_free`, spelled out: this is the hottest line of the books.
+        # The rule of `is_free` for a node that is up, spelled out: this is run for every batch.
         if node.running < node.slots and node.blocked_until_ns <= view.now_ns:
-            free_nodes = view.free_nodes
-            if node.id not in free_nodes:
-                free_nodes[node.id] = node
+            view.free_nodes.setdefault(node.id, node)
 
     def call_back(self, task: Task) -> None:
         """A task is not to run any more: cancel the batches that carry nothing else.
@@ -97,7 +134,7 @@ class Ledger:
         O(batches that are out): it is rare, and a list per task would cost every request.
         """
         for batch in self.view.batches.values():
-            if task in batch.tasks and all(t.state != TaskState.RUNNING for t in batch.tasks):
+            if task in batch.tasks and all(t.state != _RUNNING for t in batch.tasks):
                 node_id = None if batch.node is None else batch.node.id
                 self.actions.append(CancelBatch(batch.id, batch.pool.id, node_id))
 
@@ -118,7 +155,7 @@ class Ledger:
         retry_ns: int = 0,
     ) -> None:
         """The request ends, once. Tasks that are left of it are dropped."""
-        request.state = RequestState.SETTLED
+        request.state = _SETTLED
         request.outcome = outcome
         del self.view.requests[request.id]
         self.actions.append(Settle(request.id, outcome, reason, predicted_ns, retry_ns))

@@ -7,9 +7,8 @@ handle.
 
 from __future__ import annotations
 
-from typing import final
+from typing import Final, final
 
-from headgate.core.actions import Dispatch
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import PolicyError
 from headgate.core.ledger import Ledger
@@ -25,6 +24,11 @@ from headgate.core.outcome import Outcome
 from headgate.core.records import Batch, Instance, Node, Request, Reservation, Task
 from headgate.core.residency import Residents
 from headgate.core.view import View, is_evictable
+
+# Interpreted, a name of the module is read many times faster than one of a class.
+_HOST: Final = Residency.HOST
+_READY: Final = TaskState.READY
+_UP: Final = NodeState.UP
 
 # Names of the Scheduler's own timers; a policy's timers must be called something else.
 RESERVED_TIMERS = frozenset(("deadline", "lost", "unblock", "unblock_pool", "plan"))
@@ -65,23 +69,9 @@ class Orders:
                 raise PolicyError(f"{node.name} cannot run {first.function.name}")
         elif node.pool.id not in variant.pool_ids:
             raise PolicyError(f"{variant.name} does not run on pool {node.pool.name}")
-        task_ids = self._check_tasks(tasks, variant)
-        if node.state != NodeState.UP:
+        if node.state != _UP:
             raise PolicyError(f"{node.name} is down")
-        instance = node.instances.get(variant.id)
-        if instance is None or instance.residency == Residency.HOST:
-            instance = self._make_resident(variant, node, instance)
-        batch = Batch(
-            self._ledger.next_batch_id(),
-            variant,
-            tasks,
-            instance,
-            node,
-            node.pool,
-            self._view.now_ns,
-        )
-        self._send(batch, task_ids, node.id, instance.id, earliest_ns, latest_ns)
-        return batch
+        return self._send(tasks, variant, node, node.pool, earliest_ns, latest_ns)
 
     def dispatch_to_pool(
         self,
@@ -102,20 +92,23 @@ class Orders:
                 raise PolicyError(f"pool {pool.name} cannot run {first.function.name}")
         elif pool.id not in variant.pool_ids:
             raise PolicyError(f"{variant.name} does not run on pool {pool.name}")
-        task_ids = self._check_tasks(tasks, variant)
-        batch = Batch(
-            self._ledger.next_batch_id(), variant, tasks, None, None, pool, self._view.now_ns
-        )
-        self._send(batch, task_ids, None, None, 0, latest_ns)
-        return batch
+        return self._send(tasks, variant, None, pool, 0, latest_ns)
 
-    def _check_tasks(self, tasks: list[Task], variant: Variant) -> list[int]:
-        """Raise unless these may go out together as this variant; return their ids."""
+    def _send(
+        self,
+        tasks: list[Task],
+        variant: Variant,
+        node: Node | None,
+        pool: Pool,
+        earliest_ns: int,
+        latest_ns: int,
+    ) -> Batch:
+        """Send a batch out if its tasks may go together as this variant, else raise."""
         function_id = variant.function_id
         task_ids: list[int] = []
         items = 0
         for task in tasks:
-            if task.state != TaskState.READY:
+            if task.state != _READY:
                 self._check_copy(task)
             if task.function.id != function_id:
                 raise PolicyError(f"task {task.id} is not of the function of {variant.name}")
@@ -125,7 +118,17 @@ class Orders:
             raise PolicyError(f"{items} items exceed the largest batch of {variant.name}")
         if len(task_ids) > 1 and len(set(task_ids)) < len(task_ids):
             raise PolicyError("a task is in a batch twice")
-        return task_ids
+        instance = None
+        if node is not None:
+            instance = node.instances.get(variant.id)
+            if instance is None or instance.residency == _HOST:
+                instance = self._make_resident(variant, node, instance)
+        batch = self._ledger.send(
+            tasks, task_ids, items, variant, instance, node, pool, earliest_ns, latest_ns
+        )
+        if self._lost_after:
+            self._watch(batch, earliest_ns)
+        return batch
 
     def _check_copy(self, task: Task) -> None:
         """Raise unless one more attempt may run beside those that are out."""
@@ -143,46 +146,6 @@ class Orders:
             return self._residents.start_instance(variant, node.pool, node)
         self._residents.load_weights(instance, node)
         return instance
-
-    def _send(
-        self,
-        batch: Batch,
-        task_ids: list[int],
-        node_id: int | None,
-        instance_id: int | None,
-        earliest_ns: int,
-        latest_ns: int,
-    ) -> None:
-        view = self._view
-        ledger = self._ledger
-        moved_bytes = 0
-        for task in batch.tasks:
-            task.state = TaskState.RUNNING
-            task.attempts_out += 1
-            task.attempts_made += 1
-            batch.items += task.request.items
-            if task.stage.after:
-                moved_bytes += view.moved_bytes(task, batch.pool.id, node_id)
-        if view.reservations:
-            for task in batch.tasks:
-                ledger.release_reservation(task)
-        ledger.send(batch)
-        ledger.actions.append(
-            Dispatch(
-                batch.id,
-                batch.variant.id,
-                task_ids,
-                batch.items,
-                batch.pool.id,
-                node_id,
-                instance_id,
-                earliest_ns,
-                latest_ns,
-                moved_bytes,
-            )
-        )
-        if self._lost_after:
-            self._watch(batch, earliest_ns)
 
     def _watch(self, batch: Batch, earliest_ns: int) -> None:
         """Give the batch up when it has not been heard of for far longer than expected."""

@@ -122,6 +122,11 @@ class Policy:
         return Plan()
 
 
+def overrides(policy: Policy, hook: str) -> bool:
+    """Whether a policy has a hook of its own; one that does nothing need not be called."""
+    return getattr(type(policy), hook) is not getattr(Policy, hook)
+
+
 @dataclass(frozen=True)
 class PolicyKind:
     """How to make a policy: the class, its configuration, and what it takes."""

@@ -4,8 +4,8 @@ Plain slotted classes, because some are made for every request and a compiled bu
 C structs. The Scheduler (through its `Ledger`) writes them; policies only read them.
 
 An *attempt* is a task's place in a batch: it has no record of its own. A task counts the attempts
-that are out (`attempts_out`) and those that were made; retries and competing copies are both just
-more attempts.
+that were made; retries and competing copies are both just more attempts. One is out while it is
+RUNNING, and beside it as many more as there are competing copies.
 """
 
 from __future__ import annotations
@@ -23,13 +23,18 @@ from headgate.core.lifecycle import (
 )
 from headgate.core.model import Function, Pipeline, Pool, Stage, Variant
 
+# Interpreted, a name of the module is read many times faster than one of a class.
+_BLOCKED: Final = TaskState.BLOCKED
+_OPEN: Final = RequestState.OPEN
+_OUT: Final = BatchState.OUT
+
 # Task ids are request id * STAGES_MAX + stage, so that a log needs no table to read them.
 STAGES_MAX: Final = 256
 
 
 @final
 class Request:
-    """One invocation of a pipeline. Its deadline is computed once, at arrival."""
+    """One invocation of a pipeline, and its tasks. Its deadline is computed once, at arrival."""
 
     __slots__ = (
         "arrival_ns",
@@ -64,10 +69,13 @@ class Request:
         self.arrival_ns = arrival_ns
         self.deadline_ns = deadline_ns
         self.gives_up = False  # to be expired if it still waits at its deadline
-        self.state: int = RequestState.OPEN
+        self.state: int = _OPEN
         self.outcome: int | None = None
-        self.tasks: list[Task] = []
-        self.tasks_left = 0
+        tasks: list[Task] = []
+        for stage in pipeline.stages:
+            tasks.append(Task(id * STAGES_MAX + len(tasks), self, stage))
+        self.tasks = tasks
+        self.tasks_left = len(tasks)
 
 
 @final
@@ -76,7 +84,7 @@ class Task:
 
     __slots__ = (
         "attempts_made",
-        "attempts_out",
+        "copies_out",
         "function",
         "id",
         "node_id",
@@ -93,9 +101,9 @@ class Task:
         self.request = request
         self.stage = stage
         self.function: Function = stage.function
-        self.state: int = TaskState.BLOCKED
+        self.state: int = _BLOCKED
         self.waits_for = len(stage.after)
-        self.attempts_out = 0
+        self.copies_out = 0  # attempts that are out beside the first, while it is RUNNING
         self.attempts_made = 0
         self.refusals = 0
         # Where its result lies once it is done: what its successors read is there. A platform
@@ -217,6 +225,7 @@ class Batch:
         id: int,
         variant: Variant,
         tasks: list[Task],
+        items: int,
         instance: Instance | None,
         node: Node | None,
         pool: Pool,
@@ -225,12 +234,12 @@ class Batch:
         self.id = id
         self.variant = variant
         self.tasks = tasks
-        self.items = 0
+        self.items = items
         self.instance = instance  # None when the pool picks
         self.node = node
         self.pool = pool
         self.sent_ns = sent_ns
-        self.state: int = BatchState.OUT
+        self.state: int = _OUT
 
 
 @final

@@ -6,16 +6,24 @@ a request whose objective says so gives up when its deadline passes.
 
 from __future__ import annotations
 
-from typing import final
+from typing import Final, final
 
 from headgate.core.errors import DriverError
 from headgate.core.events import RequestAnnounced, RequestArrived, RequestCancelled
 from headgate.core.ledger import Ledger
 from headgate.core.lifecycle import RequestState, TaskState
 from headgate.core.outcome import Outcome, Rejection
-from headgate.core.policy import Policy
+from headgate.core.policy import Policy, overrides
 from headgate.core.records import STAGES_MAX, Batch, Request, Task
 from headgate.core.view import View
+
+# Interpreted, a name of the module is read many times faster than one of a class.
+_BLOCKED: Final = TaskState.BLOCKED
+_DONE: Final = TaskState.DONE
+_LATE: Final = Outcome.LATE
+_MET: Final = Outcome.MET
+_OPEN: Final = RequestState.OPEN
+_READY: Final = TaskState.READY
 
 
 @final
@@ -30,6 +38,7 @@ class Requests:
         self._clients = len(view.app.clients)
         self._open_max = view.app.limits.open_requests_max
         self._last_id = -1
+        self._asks_at_arrival = overrides(policy, "on_arrival")
 
     # --- what clients do -----------------------------------------------------------------------
 
@@ -42,43 +51,36 @@ class Requests:
             raise DriverError(f"request {request_id}: no pipeline {event.pipeline}, or no items")
         if not 0 <= event.client < self._clients:
             raise DriverError(f"request {request_id}: no client {event.client}")
+        self._last_id = request_id
         view = self._view
         view.now_ns = now_ns
         view.arrivals_seen[event.pipeline] += 1
-        self._last_id = request_id
-        request = self._new_request(now_ns, event)
+        pipeline = self._pipelines[event.pipeline]
+        slo = pipeline.slo
+        request = Request(
+            request_id,
+            pipeline,
+            event.client,
+            event.items,
+            event.priority,
+            now_ns,
+            event.deadline_ns or slo.deadline_ns(now_ns),
+        )
+        view.requests[request_id] = request
         if len(view.requests) > self._open_max:
             self._ledger.settle(request, Outcome.REJECTED, Rejection.FULL)
             return
-        policy = self._policy
-        policy.on_arrival(request)
-        if request.state != RequestState.OPEN:
-            return
-        if request.gives_up:
+        if self._asks_at_arrival:
+            self._policy.on_arrival(request)
+            if request.state != _OPEN:
+                return
+        if event.gives_up or slo.gives_up:
+            request.gives_up = True
             self._ledger.set_timer(("deadline", request_id), request.deadline_ns)
         for task in request.tasks:
-            if task.waits_for == 0 and task.state == TaskState.BLOCKED:
-                task.state = TaskState.READY
-                policy.on_task_ready(task)
-
-    def _new_request(self, now_ns: int, event: RequestArrived) -> Request:
-        pipeline = self._pipelines[event.pipeline]
-        deadline_ns = event.deadline_ns
-        if deadline_ns == 0:
-            deadline_ns = pipeline.slo.deadline_ns(now_ns)
-        request_id = event.request_id
-        request = Request(
-            request_id, pipeline, event.client, event.items, event.priority, now_ns, deadline_ns
-        )
-        request.gives_up = event.gives_up or pipeline.slo.gives_up
-        task_id = request_id * STAGES_MAX
-        tasks = request.tasks
-        for stage in pipeline.stages:
-            tasks.append(Task(task_id, request, stage))
-            task_id += 1
-        request.tasks_left = len(tasks)
-        self._view.requests[request_id] = request
-        return request
+            if task.waits_for == 0 and task.state == _BLOCKED:
+                task.state = _READY
+                self._policy.on_task_ready(task)
 
     def announced(self, now_ns: int, event: RequestAnnounced) -> None:
         """A clairvoyant policy is told what is to come."""
@@ -104,14 +106,14 @@ class Requests:
 
     def task_done(self, task: Task, batch: Batch, unsure: tuple[int, ...]) -> None:
         """An attempt at a running task has succeeded, the first to do so."""
-        task.state = TaskState.DONE
-        if task.attempts_out:  # competing copies lose
+        task.state = _DONE
+        if task.copies_out:  # competing copies lose
             self._ledger.call_back(task)
         request = task.request
         request.tasks_left -= 1
         if request.tasks_left == 0:
             is_late = self._view.now_ns > request.deadline_ns
-            self._ledger.settle(request, Outcome.LATE if is_late else Outcome.MET)
+            self._ledger.settle(request, _LATE if is_late else _MET)
             return
         task.pool_id = batch.pool.id
         task.node_id = None if batch.node is None else batch.node.id
@@ -143,13 +145,15 @@ class Requests:
         request.tasks_left -= 1
         if request.tasks_left == 0:
             is_late = self._view.now_ns > request.deadline_ns
-            self._ledger.settle(request, Outcome.LATE if is_late else Outcome.MET)
+            self._ledger.settle(request, _LATE if is_late else _MET)
         else:
             self._wake_successors(task, is_unsure=False)
 
     def task_broke(self, task: Task) -> None:
         """The function could not do this one. A copy elsewhere may yet; else nothing will."""
-        if not task.attempts_out:
+        if task.copies_out:
+            task.copies_out -= 1
+        else:
             self.give_up_failed(task, f"{task.function.name}: it raised an error")
 
     # --- how requests end before they are done -------------------------------------------------

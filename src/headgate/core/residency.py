@@ -132,10 +132,18 @@ class Residents:
         if was_attached:
             self._detach(instance, node)
         self.end_preparing(instance)
-        # Its batches end in events of their own, but they hold nothing on the node any more.
-        for _ in range(instance.running):
-            self._ledger.return_slot(node, instance.variant)
+        if instance.running:
+            self._free_slots(instance, node)
+
+    def _free_slots(self, instance: Instance, node: Node) -> None:
+        """Its batches end in events of their own, but they hold nothing on the node any more."""
+        if node.limits_compute:
+            shape = instance.variant.shape
+            node.cpu_milli_used -= shape.cpu_milli * instance.running
+            node.gpu_sevenths_used -= shape.gpu_sevenths * instance.running
+        node.running -= instance.running
         instance.running = 0
+        self.offer_node(node)
 
     def _detach(self, instance: Instance, node: Node) -> None:
         if node.instances.get(instance.variant.id) is instance:

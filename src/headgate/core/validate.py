@@ -6,6 +6,7 @@ made it, not a thousand events later.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import final
 
 from headgate.core.errors import InvariantError
@@ -32,9 +33,12 @@ class Validator:
         self._view = view
         self._task_states: dict[int, int] = {}
         self._instance_states: dict[int, int] = {}
+        self._attempts_out: Counter[int] = Counter()  # by task id
 
     def check(self) -> None:
         """Raise `InvariantError` if anything contradicts anything."""
+        batches = self._view.batches.values()
+        self._attempts_out = Counter(task.id for batch in batches for task in batch.tasks)
         for request in self._view.requests.values():
             self._check_request(request)
         for node in self._view.nodes.values():
@@ -48,10 +52,10 @@ class Validator:
         _require(len(left) == request.tasks_left, f"request {request.id} miscounts its tasks")
         _require(bool(left), f"request {request.id} is open with nothing left to do")
         for task in left:
-            is_out = task.attempts_out > 0
+            out = self._attempts_out.get(task.id, 0)
+            expected = 1 + task.copies_out if task.state == TaskState.RUNNING else 0
             _require(
-                is_out == (task.state == TaskState.RUNNING),
-                f"task {task.id} in state {task.state} has {task.attempts_out} attempts out",
+                out == expected, f"task {task.id} in state {task.state} has {out} attempts out"
             )
 
     def _check_node(self, node: Node) -> None:

@@ -6,12 +6,14 @@ longest" is its first entry and costs nothing to find.
 
 from __future__ import annotations
 
-from typing import final
+from typing import Final, final
 
 from headgate.core.events import TimerKey
 from headgate.core.lifecycle import InstanceState, NodeState, Residency, TaskState
 from headgate.core.model import App, Variant
 from headgate.core.records import Batch, Datum, Instance, Node, Request, Reservation, Task
+
+_HOST: Final = Residency.HOST  # interpreted, a name of the module is read much faster
 
 
 @final
@@ -39,7 +41,7 @@ class View:
         if variant is None:
             return False
         instance = node.instances.get(variant.id)
-        if instance is None or instance.residency == Residency.HOST:
+        if instance is None or instance.residency == _HOST:
             if not self.can_make_room(node, variant):
                 return False
         elif instance.running >= variant.concurrency:

@@ -29,6 +29,5 @@ class Agenda:
 
     def push(self, at_ns: int, rank: int, happening: Happening) -> None:
         """Put something down."""
-        sequence = self._sequence
-        self._sequence = sequence + 1
-        heappush(self.heap, (at_ns, rank, sequence, happening))
+        self._sequence += 1
+        heappush(self.heap, (at_ns, rank, self._sequence, happening))

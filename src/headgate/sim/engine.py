@@ -110,7 +110,6 @@ class Engine:
         self._limit_ns = limit_ns
         self._timers: list[dict[TimerKey, int]] = [{} for _ in schedulers]
         self._token = 0
-        self._open = 0  # requests that have arrived and not ended
         self._expected = 0  # submissions and clients on the agenda
         self._senders: dict[int, Client] = {}
         self._shared = SharedPools(app, nodes, agenda)
@@ -122,30 +121,33 @@ class Engine:
         """Let everything happen."""
         for node in self.nodes:
             self.join(0, node)
-        for client in self._clients:
-            client.begin(self)
+        for sender in self._clients:
+            sender.begin(self)
         heap = self.agenda.heap
         feed = self._feed
         while feed.read():
-            times, pipelines, clients, items = feed.times, feed.pipelines, feed.clients, feed.items
-            for index in range(len(times)):
-                arrival_ns = times[index]
+            # A plain zip: a compiled build makes no tuples of it.
+            for arrival_ns, pipeline, client, items in zip(  # noqa: B905
+                feed.times, feed.pipelines, feed.clients, feed.items
+            ):
                 while heap:
                     first = heap[0]
                     at_ns = first[0]
-                    if at_ns > arrival_ns or (at_ns == arrival_ns and first[1] > Rank.ARRIVAL):
+                    if at_ns >= arrival_ns and (at_ns > arrival_ns or first[1] > Rank.ARRIVAL):
                         break
                     self.now_ns = at_ns
                     self._happen(at_ns, heappop(heap)[3])
                 self.now_ns = arrival_ns
-                self._submit_now(arrival_ns, pipelines[index], clients[index], items[index])
+                self._submit_now(arrival_ns, pipeline, client, items)
         while heap and not self._is_over(heap[0][0]):
             at_ns, _, _, what = heappop(heap)
             self.now_ns = at_ns
             self._happen(at_ns, what)
 
     def _is_over(self, next_ns: int) -> bool:
-        return (self._open == 0 and self._expected == 0) or next_ns > self._limit_ns
+        recorder = self.recorder
+        is_idle = recorder.count == recorder.ended and self._expected == 0
+        return is_idle or next_ns > self._limit_ns
 
     def _submit_now(self, now_ns: int, pipeline: int, client: int, items: int) -> None:
         recorder = self.recorder
@@ -153,7 +155,6 @@ class Engine:
         recorder.count = request_id + 1
         if recorder.records_arrivals:
             recorder.arrived(now_ns, pipeline, client)
-        self._open += 1
         index = 0 if self._peers == 1 else self._scheduler_of_request(request_id)
         event = RequestArrived(request_id, pipeline, client, items)
         if self._thinking_takes_time:  # a deadline counts from now, not from when it is heard of
@@ -166,13 +167,11 @@ class Engine:
 
     def _happen(self, now_ns: int, what: Happening) -> None:
         if isinstance(what, Job):
-            node = what.node
-            event = node.end_job(now_ns, what)
-            if event is not None:
-                if self._is_direct and isinstance(event, BatchFinished):
-                    self.tell(now_ns, 0, event)
-                else:
-                    self._reported(now_ns, event, node.pool.network_ns)
+            event = what.node.end_job(now_ns, what)
+            if self._is_direct and isinstance(event, BatchFinished):
+                self.tell(now_ns, 0, event)
+            elif event is not None:
+                self._reported(now_ns, event, what.node.pool.network_ns)
         elif isinstance(what, Invocation):
             platform = what.platform
             self._reported(now_ns, platform.end(now_ns, what), platform.pool.network_ns)
@@ -208,10 +207,7 @@ class Engine:
             if self._inboxes[what.scheduler]:
                 self.agenda.push(self._free_at_ns[what.scheduler], Rank.COMPLETION, what)
         elif isinstance(what, Decided):
-            if isinstance(what.action, Settle):
-                self._settle(now_ns, what.action)
-            else:
-                self._perform(now_ns, what.scheduler, what.action)
+            self._perform(now_ns, what.scheduler, what.action)
         elif isinstance(what, TroubleDue):
             what.trouble.strike(self, now_ns)
         else:
@@ -248,16 +244,17 @@ class Engine:
 
     def tell(self, now_ns: int, index: int, event: Event) -> None:
         """Feed one Scheduler one event and carry out what it says."""
-        scheduler = self.schedulers[index]
         if self._thinking_takes_time:
             self._tell_a_thinker(now_ns, index, event)
             return
-        actions = scheduler.handle(now_ns, event)
+        actions = self.schedulers[index].handle(now_ns, event)
         if self._observer is not None:
             self._observer.saw(now_ns, index, event, actions)
         for action in actions:
             if isinstance(action, Settle):
-                self._settle(now_ns, action)
+                self.recorder.settled(now_ns, action.request_id, action.outcome)
+                if self._senders:
+                    self._answer(now_ns, action)
             elif self._is_direct and isinstance(action, Dispatch) and action.node_id is not None:
                 self.nodes[action.node_id].take_batch(now_ns, action)
             else:
@@ -307,6 +304,9 @@ class Engine:
             self.agenda.push(max(now_ns, action.at_ns), Rank.TIMER, due)
         elif isinstance(action, CancelTimer):
             self._timers[index].pop(action.key, None)
+        elif isinstance(action, Settle):
+            self.recorder.settled(now_ns, action.request_id, action.outcome)
+            self._answer(now_ns, action)
         else:
             self._perform_on_node(now_ns, index, action)
 
@@ -334,14 +334,11 @@ class Engine:
             if action.node_id is not None:
                 self.nodes[action.node_id].take(now_ns, action)
 
-    def _settle(self, now_ns: int, action: Settle) -> None:
-        request_id = action.request_id
-        self.recorder.settled(now_ns, request_id, action.outcome)
-        self._open -= 1
-        if self._senders:
-            sender = self._senders.pop(request_id, None)
-            if sender is not None:
-                sender.settled(self, now_ns, request_id, action.outcome)
+    def _answer(self, now_ns: int, action: Settle) -> None:
+        """Tell whoever sent this request how it ended, if that is somebody who wants to know."""
+        sender = self._senders.pop(action.request_id, None)
+        if sender is not None:
+            sender.settled(self, now_ns, action.request_id, action.outcome)
 
     # --- what clients and faults may do --------------------------------------------------------
 

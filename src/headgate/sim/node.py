@@ -41,6 +41,10 @@ from headgate.sim.cascade import has_cascades, unsure_tasks
 from headgate.sim.recorder import Recorder
 from headgate.sim.truth import Truth
 
+# Interpreted, a name of the module is read many times faster than one of a class.
+_BEGIN: Final = Verdict.BEGIN
+_COMPLETION: Final = Rank.COMPLETION
+
 
 @final
 class Job(Happening):
@@ -48,15 +52,13 @@ class Job(Happening):
 
     __slots__ = ("began_ns", "ends_ns", "left_ns", "node", "order", "variant")
 
-    def __init__(
-        self, node: SimNode, order: Action, variant: Variant, began_ns: int, length_ns: int
-    ) -> None:
+    def __init__(self, node: SimNode, order: Action, variant: Variant, began_ns: int) -> None:
         self.node = node
         self.order = order
         self.variant = variant
         self.began_ns = began_ns
-        self.ends_ns = began_ns + length_ns  # NEVER_NS: the node has crashed under it
-        self.left_ns = float(length_ns)  # work to go, where jobs share the processor
+        self.ends_ns = NEVER_NS  # if that is not worked out yet, or the node has crashed under it
+        self.left_ns = 0.0  # work to go, where jobs share the processor
 
 
 @final
@@ -98,11 +100,13 @@ class SimNode:
         self.name = name
         self.pool = pool
         self._app = app
+        self._variants = app.variants
         self._agenda = agenda
         self._truth = truth
         self._recorder = recorder
         self.backend = Backend(pool, app.variants)
         self.jobs: list[Job] = []
+        self._records_spans = recorder.records_spans
         self._has_cascades = has_cascades(app)
         self._shares = pool.slots > 1 and any(
             len(v.profile.slowdown) > 1 for v in app.variants if pool.id in v.pool_ids
@@ -150,12 +154,12 @@ class SimNode:
 
     def take_batch(self, now_ns: int, order: Dispatch) -> None:
         """Begin a batch, hold it or refuse it."""
-        if not self.is_up or self.refuses:
+        if self.refuses or not self.is_up:
             reason = Refusal.BUSY if self.is_up else Refusal.GONE
             self.report(now_ns, BatchRefused(order.batch_id, reason))
             return
         verdict = self.backend.offer(now_ns, order)
-        if verdict == Verdict.BEGIN:
+        if verdict == _BEGIN:
             self._begin_batch(now_ns, order)
         else:
             self._settle_verdict(now_ns, order, verdict)
@@ -186,12 +190,12 @@ class SimNode:
     # --- work ----------------------------------------------------------------------------------
 
     def _begin_batch(self, now_ns: int, order: Dispatch) -> None:
-        variant = self._app.variants[order.variant_id]
+        variant = self._variants[order.variant_id]
         length_ns = self._truth.exec_ns(variant, order.items)
         if order.moved_bytes and self.pool.bytes_per_s > 0:
             length_ns += int(order.moved_bytes / self.pool.bytes_per_s * 1e9)
         self._recorder.began(now_ns, order.task_ids)
-        self._begin(now_ns, order, variant, length_ns)
+        self._begin(Job(self, order, variant, now_ns), length_ns)
 
     def _begin_preparing(self, now_ns: int, order: Action) -> None:
         """Begin a start or a load; that counts as work for those who wait for it."""
@@ -206,19 +210,20 @@ class SimNode:
         for waiting in self.backend.held_batches():
             if waiting.instance_id == instance_id:
                 self._recorder.waits_for_start(now_ns, waiting.task_ids)
-        self._begin(now_ns, order, variant, length_ns)
+        self._begin(Job(self, order, variant, now_ns), length_ns)
 
-    def _begin(self, now_ns: int, order: Action, variant: Variant, length_ns: int) -> None:
+    def _begin(self, job: Job, length_ns: int) -> None:
         if self.slow_factor != 1.0:
             length_ns = int(length_ns * self.slow_factor)
-        job = Job(self, order, variant, now_ns, length_ns)
         if self._shares:
-            self._progress(now_ns)
+            self._progress(job.began_ns)
+            job.left_ns = float(length_ns)
             self.jobs.append(job)
-            self._reschedule(now_ns)
+            self._reschedule(job.began_ns)
         else:
             self.jobs.append(job)
-            self._agenda.push(job.ends_ns, Rank.COMPLETION, job)
+            job.ends_ns = job.began_ns + length_ns
+            self._agenda.push(job.ends_ns, _COMPLETION, job)
 
     def end_job(self, now_ns: int, job: Job) -> Event | None:
         """A job has come to its end: say what the Schedulers are told, if anything."""
@@ -226,33 +231,36 @@ class SimNode:
             return None  # the node crashed under it, or its end was worked out anew
         if self._shares:
             self._progress(now_ns)
+            job.ends_ns = NEVER_NS  # it may be on the agenda twice
         self.jobs.remove(job)
-        job.ends_ns = NEVER_NS  # where jobs share, it may be on the agenda twice
         order = job.order
         self.busy_ns += now_ns - job.began_ns
         has_more_to_do = self.backend.ended(now_ns, order)
-        if isinstance(order, Dispatch):
-            event = self._batch_event(now_ns, job, order)
+        event: Event | None
+        if not isinstance(order, Dispatch):
+            event = self._prepared(now_ns, order)
+        elif self.loses or self.breaks or self.duplicates:
+            event = self._faulty_end(now_ns, order)
+        elif self._has_cascades:
+            event = self._finished(order)
         else:
-            event = self._prepared(now_ns, job, order)
+            event = BatchFinished(order.batch_id)
+        if self._records_spans:
+            self._record(now_ns, job)
         if has_more_to_do or self._retires_idle:
             self._after(now_ns, order)
         if self._shares:
             self._reschedule(now_ns)
         return event
 
-    def _batch_event(self, now_ns: int, job: Job, order: Dispatch) -> Event | None:
-        if self._recorder.records_spans:
-            function_id = job.variant.function_id
-            began_ns, batch_id = job.began_ns, order.batch_id
-            self._recorder.span(
-                self.id, function_id, SpanKind.RUN, began_ns, now_ns, batch_id, order.items
-            )
-        if self.loses or self.breaks or self.duplicates:
-            return self._faulty_end(now_ns, order)
-        if self._has_cascades:
-            return self._finished(order)
-        return BatchFinished(order.batch_id)
+    def _record(self, now_ns: int, job: Job) -> None:
+        order, function_id, began_ns = job.order, job.variant.function_id, job.began_ns
+        if isinstance(order, Dispatch):
+            kind, id, items = SpanKind.RUN, order.batch_id, order.items
+        else:
+            kind = SpanKind.START if isinstance(order, StartInstance) else SpanKind.LOAD
+            id, items = _instance_id(order), 0
+        self._recorder.span(self.id, function_id, kind, began_ns, now_ns, id, items)
 
     def _faulty_end(self, now_ns: int, order: Dispatch) -> Event | None:
         if self.loses:
@@ -268,25 +276,15 @@ class SimNode:
             unsure = unsure_tasks(self._app, self._recorder, order.task_ids)
         return BatchFinished(order.batch_id, unsure)
 
-    def _prepared(self, now_ns: int, job: Job, order: Action) -> Event | None:
-        is_start = isinstance(order, StartInstance)
+    def _prepared(self, now_ns: int, order: Action) -> Event:
         instance_id = _instance_id(order)
-        self._recorder.span(
-            self.id,
-            job.variant.function_id,
-            SpanKind.START if is_start else SpanKind.LOAD,
-            job.began_ns,
-            now_ns,
-            instance_id,
-            0,
-        )
-        if is_start and self.breaks_starts:
-            for batch in self.backend.start_failed(instance_id):
-                self.report(now_ns, BatchRefused(batch.batch_id, Refusal.GONE))
-            return InstanceStopped(instance_id, "failed to start")
-        if is_start:
+        if not isinstance(order, StartInstance):
+            return WeightsLoaded(instance_id)
+        if not self.breaks_starts:
             return InstanceStarted(instance_id, self.id)
-        return WeightsLoaded(instance_id)
+        for batch in self.backend.start_failed(instance_id):
+            self.report(now_ns, BatchRefused(batch.batch_id, Refusal.GONE))
+        return InstanceStopped(instance_id, "failed to start")
 
     def _after(self, now_ns: int, order: Action) -> None:
         """Begin what was held back; let an instance go that was only to finish this."""

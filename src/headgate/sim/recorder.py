@@ -1,8 +1,8 @@
 """Writes down what happens in a run, and makes the columns of it.
 
-While the run goes on, facts are appended to short lists (that is as fast as Python gets); whenever
-these are full, numpy puts them in their places. A store per fact into an array costs several times
-as much, most of all in a compiled build.
+What nearly every request does (begin once, end once, in time) is stored straight into its row,
+through memory views: a store into a numpy array itself costs more than twice as much. The rest is
+rare; it goes into journals, which are put into their rows when the columns are asked for.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import numpy as np
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import App
+from headgate.core.outcome import Outcome
 from headgate.core.records import STAGES_MAX
-from headgate.metrics.columns import Int8, Int32, Int64, RequestColumns, SpanColumns
+from headgate.metrics.columns import Int32, Int64, RequestColumns, SpanColumns
 
-_JOURNAL_MAX: Final = 4_096
+_MET: Final = Outcome.MET  # interpreted, a name of the module is read much faster
 
 
 @final
@@ -29,53 +30,55 @@ class Recorder:
     """
 
     def __init__(self, *, records_arrivals: bool, records_spans: bool, size: int) -> None:
-        self.count = 0
+        self.count = 0  # requests that have arrived
+        self.ended = 0  # and of these, those that have been settled
         self.records_arrivals = records_arrivals
         self.records_spans = records_spans
         self.arrival_ns = array("q")
         self.pipeline = array("i")
         self.client = array("i")
-        self._began_tasks: list[int] = []
-        self._began_ns: list[int] = []
-        self._cold_tasks: list[int] = []
-        self._cold_ns: list[int] = []
-        self._settled_rows: list[int] = []
-        self._settled_ns: list[int] = []
-        self._settled_as: list[int] = []
-        self._started_ns: Int64 = np.full(size, NEVER_NS, dtype=np.int64)
-        self._finished_ns: Int64 = np.full(size, NEVER_NS, dtype=np.int64)
-        self._outcome: Int8 = np.zeros(size, dtype=np.int8)
-        self._attempts: Int32 = np.zeros(size, dtype=np.int32)
-        self._cold: Int8 = np.zeros(size, dtype=np.int8)
+        self._started = np.full(size, NEVER_NS, dtype=np.int64)
+        self._finished = np.full(size, NEVER_NS, dtype=np.int64)
+        self._started_ns = self._started.data
+        self._finished_ns = self._finished.data
+        self._again = array("q")  # a row for every time work began that was not the first
+        self._cold_rows = array("q")
+        self._cold_ns = array("q")
+        self._other_rows = array("q")  # of those that ended, but not as MET
+        self._other_outcomes = array("b")
         self._spans = [array(code) for code in "iibqqqi"]
 
     def arrived(self, now_ns: int, pipeline: int, client: int) -> None:
-        """Write down an arrival that was not known beforehand; its row is `count`."""
+        """Write down an arrival that was not known beforehand; its row is the last."""
         self.arrival_ns.append(now_ns)
         self.pipeline.append(pipeline)
         self.client.append(client)
+        if self.count > len(self._started):
+            self._grow()
 
     def began(self, now_ns: int, task_ids: list[int]) -> None:
         """A worker begins to run these tasks."""
+        started_ns = self._started_ns
         for task_id in task_ids:
-            self._began_tasks.append(task_id)
-            self._began_ns.append(now_ns)
-        if len(self._began_ns) >= _JOURNAL_MAX:
-            self._flush()
+            row = task_id // STAGES_MAX
+            if started_ns[row] == NEVER_NS:
+                started_ns[row] = now_ns
+            else:
+                self._again.append(row)
 
     def waits_for_start(self, now_ns: int, task_ids: list[int]) -> None:
         """A worker begins to start an instance, or to load one, that these tasks wait for."""
         for task_id in task_ids:
-            self._cold_tasks.append(task_id)
+            self._cold_rows.append(task_id // STAGES_MAX)
             self._cold_ns.append(now_ns)
 
     def settled(self, now_ns: int, request_id: int, outcome: int) -> None:
         """A request has ended."""
-        self._settled_rows.append(request_id)
-        self._settled_ns.append(now_ns)
-        self._settled_as.append(outcome)
-        if len(self._settled_ns) >= _JOURNAL_MAX:
-            self._flush()
+        self.ended += 1
+        self._finished_ns[request_id] = now_ns
+        if outcome != _MET:
+            self._other_rows.append(request_id)
+            self._other_outcomes.append(outcome)
 
     def span(
         self, node: int, function: int, kind: int, start_ns: int, end_ns: int, id: int, items: int
@@ -89,30 +92,38 @@ class Recorder:
 
     def open_rows(self) -> list[int]:
         """The requests that have arrived and not ended."""
-        self._flush()
-        rows: list[int] = np.flatnonzero(self._finished_ns[: self.count] == NEVER_NS).tolist()
+        rows: list[int] = np.flatnonzero(self._finished[: self.count] == NEVER_NS).tolist()
         return rows
 
     def requests(
         self, app: App, arrival_ns: Int64, pipeline: Int32, client: Int32
     ) -> RequestColumns:
         """The rows so far; the arguments are the arrivals that were known beforehand."""
-        self._flush()
         n = self.count
         if self.records_arrivals:
             arrival_ns = np.array(self.arrival_ns, dtype=np.int64)
             pipeline = np.array(self.pipeline, dtype=np.int32)
             client = np.array(self.client, dtype=np.int32)
+        attempts = (self._started[:n] != NEVER_NS).astype(np.int32)
+        np.add.at(attempts, np.array(self._again), np.ones(len(self._again), dtype=np.int32))
+        # A request has started when work for it first began, and a cold start is work.
+        started_ns = self._started[:n].copy()
+        cold_rows = np.array(self._cold_rows)
+        np.minimum.at(started_ns, cold_rows, np.array(self._cold_ns))
+        cold = np.zeros(n, dtype=np.int8)
+        cold[cold_rows] = 1
+        outcome = np.full(n, _MET, dtype=np.int8)
+        outcome[np.array(self._other_rows)] = np.array(self._other_outcomes)
         return RequestColumns(
             arrival_ns=arrival_ns[:n],
-            started_ns=self._started_ns[:n],
-            finished_ns=self._finished_ns[:n],
+            started_ns=started_ns,
+            finished_ns=self._finished[:n],
             deadline_ns=_deadlines(app, arrival_ns[:n], pipeline[:n]),
-            outcome=self._outcome[:n],
+            outcome=outcome,
             pipeline=pipeline[:n],
             client=client[:n],
-            attempts=self._attempts[:n],
-            cold=self._cold[:n],
+            attempts=attempts,
+            cold=cold,
         )
 
     def spans(self) -> SpanColumns:
@@ -128,42 +139,13 @@ class Recorder:
             items=np.array(items, dtype=np.int32),
         )
 
-    def _flush(self) -> None:
-        """Put what the journals say into its rows."""
-        if self.count > len(self._outcome):
-            self._grow(max(self.count, 2 * len(self._outcome)))
-        cold = np.array(self._cold_tasks, dtype=np.int64) // STAGES_MAX
-        self._cold[cold] = 1
-        self._keep_first(cold, self._cold_ns)
-        began = np.array(self._began_tasks, dtype=np.int64) // STAGES_MAX
-        np.add.at(self._attempts, began, 1)
-        self._keep_first(began, self._began_ns)
-        settled = np.array(self._settled_rows, dtype=np.int64)
-        self._finished_ns[settled] = self._settled_ns
-        self._outcome[settled] = self._settled_as
-        for journal in (
-            self._cold_tasks,
-            self._cold_ns,
-            self._began_tasks,
-            self._began_ns,
-            self._settled_rows,
-            self._settled_ns,
-            self._settled_as,
-        ):
-            journal.clear()
-
-    def _keep_first(self, rows: Int64, at_ns: list[int]) -> None:
-        """A request has started when work for it first began."""
-        np.minimum.at(self._started_ns, rows, np.array(at_ns, dtype=np.int64))
-
-    def _grow(self, size: int) -> None:
-        more = size - len(self._outcome)
-        never = np.full(more, NEVER_NS, dtype=np.int64)
-        self._started_ns = np.concatenate((self._started_ns, never))
-        self._finished_ns = np.concatenate((self._finished_ns, never))
-        self._outcome = np.concatenate((self._outcome, np.zeros(more, dtype=np.int8)))
-        self._attempts = np.concatenate((self._attempts, np.zeros(more, dtype=np.int32)))
-        self._cold = np.concatenate((self._cold, np.zeros(more, dtype=np.int8)))
+    def _grow(self) -> None:
+        """Make room for as many rows again, and for at least the last."""
+        more = np.full(max(self.count, 1_024), NEVER_NS, dtype=np.int64)
+        self._started = np.concatenate((self._started, more))
+        self._finished = np.concatenate((self._finished, more))
+        self._started_ns = self._started.data
+        self._finished_ns = self._finished.data
 
 
 def _deadlines(app: App, arrival_ns: Int64, pipeline: Int32) -> Int64:

@@ -51,8 +51,7 @@ class Truth:
         self._is_exact = config.distribution == "exact"
         self._observed = config.observed
         self._rng = np.random.default_rng([seed, 0x7472757468])  # its own stream: "truth"
-        self._factors: list[float] = []
-        self._next = 0
+        self._factors: list[float] = []  # drawn and not used yet; the next is the last
         self.scale = list(config.scale)
 
     def exec_ns(self, variant: Variant, items: int) -> int:
@@ -61,18 +60,16 @@ class Truth:
         scale = self.scale
         if self._is_exact and not scale:
             return expected_ns
-        factor = scale[variant.function_id] if variant.function_id < len(scale) else 1.0
+        factor = 1.0
         if not self._is_exact:
-            index = self._next
-            if index == len(self._factors):
+            if not self._factors:
                 self._factors = self._draw()
-                index = 0
-            self._next = index + 1
-            drawn = self._factors[index]
-            if self._observed:  # drawn is then a place in the distribution, of [0, 1)
+            factor = self._factors.pop()
+            if self._observed:  # what was drawn is then a place in the distribution, of [0, 1)
                 likely = self._observed[variant.function_id]
-                drawn = likely[int(drawn * len(likely))]
-            factor *= drawn
+                factor = likely[int(factor * len(likely))]
+        if scale and variant.function_id < len(scale):
+            factor *= scale[variant.function_id]
         return int(expected_ns * factor) or 1
 
     def _draw(self) -> list[float]:
@@ -86,5 +83,5 @@ class Truth:
             drawn = self._rng.random(_CHUNK)
         else:
             drawn = self._rng.uniform(1.0 - cv, 1.0 + cv, _CHUNK)
-        factors: list[float] = drawn.tolist()
+        factors: list[float] = drawn[::-1].tolist()
         return factors

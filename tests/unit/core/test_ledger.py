@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headgate.core.clock import NEVER_NS
 from headgate.core.events import BatchFinished, InstanceStarted, RequestArrived
 from headgate.core.ledger import Ledger
 from headgate.core.lifecycle import TaskState
@@ -14,8 +15,11 @@ from .toys import Puppet, make_app, make_function
 
 
 def test_ids_are_drawn_in_steps_and_known_to_have_been_drawn() -> None:
-    ledger = Ledger(View(make_app()), ids_start=1, ids_step=3)
-    assert [ledger.next_batch_id() for _ in range(3)] == [1, 4, 7]
+    app = make_app()
+    ledger = Ledger(View(app), ids_start=1, ids_step=3)
+    variant, pool = app.variants[0], app.pools[0]
+    batches = [ledger.send([], [], 0, variant, None, None, pool, 0, NEVER_NS) for _ in range(3)]
+    assert [batch.id for batch in batches] == [1, 4, 7]
     assert [i for i in range(-3, 12) if ledger.was_batch(i)] == [1, 4, 7]
 
 
@@ -71,4 +75,4 @@ def test_a_task_is_found_in_every_batch_it_is_out_in(make_rig: type[Rig]) -> Non
         rig.at(1, BatchFinished(ended))
         assert list(rig.view.batches) == [left]
         assert rig.puppet.task(0).state == TaskState.DONE
-        assert rig.puppet.task(0).attempts_out == 1
+        assert rig.puppet.task(0).copies_out == 1
