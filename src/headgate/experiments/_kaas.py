@@ -206,7 +206,6 @@ def _function(number: int, model: Model) -> Function:
 
 
 def beats(theirs: Sequence[Measured], ours: Sequence[Measured]) -> bool:
-    """Whether they have no more cold starts, shorter waits, and more of at least one."""
+    """Whether they have no more cold starts, and waits shorter by more than chance explains."""
     cold = fmean(one.cold_starts for one in theirs), fmean(one.cold_starts for one in ours)
-    wait = fmean(one.wait for one in theirs), fmean(one.wait for one in ours)
-    return cold[0] <= cold[1] and wait[0] <= wait[1] and (cold[0] < cold[1] or wait[0] < wait[1])
+    return cold[0] <= cold[1] and is_above(waits(ours), waits(theirs))

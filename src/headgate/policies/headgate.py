@@ -50,7 +50,7 @@ Entry = tuple[int, int, int, Task]  # (priority, deadline, task id, task): the s
 class Config(PolicyConfig):
     """Settings of `headgate`. The defaults are meant to stay."""
 
-    stretch: float = 10.0  # deadline of a request without objective, in its own lengths
+    stretch: float = 30.0  # deadline of a request without objective, in its own lengths
     start_patience: float = 5.0  # waiting, in cold starts, after which one is paid all the same
     load_memory_ns: int = 30_000_000_000  # how far back demand is looked at
     correction_quantile: float = 0.9  # of observed over expected time

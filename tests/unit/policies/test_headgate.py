@@ -106,14 +106,14 @@ def test_priority_goes_before_deadline() -> None:
 
 
 def test_without_objectives_the_short_go_first_but_the_long_do_not_starve() -> None:
-    """Ten lengths after arrival: the long one, 0 + 200, yields to short ones until 150."""
+    """Thirty lengths after arrival: the long one, 0 + 600, yields to short ones until 450."""
     rig = Rig(Profile(exec_ns=(5 * MS,)), Profile(exec_ns=(20 * MS,)))
     rig.ask(0)
     rig.ask(0, pipeline=1)
     rig.ask(4)
     assert sent(rig.at(5, BatchFinished(0))) == [([2], 0)]
-    rig.ask(160)
-    assert sent(rig.at(161, BatchFinished(1))) == [([1], 0)]
+    rig.ask(460)
+    assert sent(rig.at(461, BatchFinished(1))) == [([1], 0)]
 
 
 def test_a_lone_request_does_not_wait_for_company() -> None:

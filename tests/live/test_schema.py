@@ -1,0 +1,76 @@
+"""Requests made from the published OpenAPI document, right ones and wrong ones, get the answers
+that it promises. One real server, one served ONNX file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from onnx_file import write_linear
+from schemathesis import APIOperation, BaseSchema, Case, GenerationMode
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+from served import Served
+
+from headgate.live.gateway.openapi import document
+
+LEFT_OUT = [
+    # JSON Schema cannot say that `data` has as many elements as `shape` asks for and that both
+    # fit the model, so most requests that are right by the document are wrong by the model.
+    positive_data_acceptance,
+]
+OPERATIONS = [
+    pytest.param(method, path, mode, id=f"{method} {path} {mode.value}")
+    for path, methods in document(["linear"])["paths"].items()  # type: ignore[attr-defined]
+    for method in methods
+    for mode in GenerationMode
+    # A path that takes nothing cannot be asked wrongly.
+    if method != "parameters" and (method == "post" or "{" in path or mode.is_positive)
+]
+ROW = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BaseSchema]:
+    directory = tmp_path_factory.mktemp("schema")
+    write_linear(directory / "linear.onnx")
+    with Served(directory, "--slo", "1s", app="linear.onnx") as served:
+        yield schemathesis.openapi.from_url(f"{served.url}/openapi.json")
+        assert "Traceback" not in served.errors()
+
+
+def ask(operation: APIOperation, mode: GenerationMode, examples: int) -> None:
+    """Send so many requests, and check every answer against the document."""
+
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(operation.as_strategy(generation_mode=mode))
+    def asked(case: Case) -> None:
+        case.call_and_validate(excluded_checks=LEFT_OUT)
+
+    asked()
+
+
+@pytest.mark.parametrize(("method", "path", "mode"), OPERATIONS)
+def test_a_few(published: BaseSchema, method: str, path: str, mode: GenerationMode) -> None:
+    ask(published[path][method], mode, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "path", "mode"), OPERATIONS)
+def test_many(published: BaseSchema, method: str, path: str, mode: GenerationMode) -> None:
+    ask(published[path][method], mode, 200)
+
+
+def test_what_the_model_takes(published: BaseSchema) -> None:
+    """Made requests are hardly ever right, so this one is: also outputs are as promised."""
+    for path in published:
+        if path.endswith(("/infer", "/invocations")):
+            parameters = {"model": "linear", "version": "1"}
+            case = published[path]["post"].Case(
+                path_parameters={k: v for k, v in parameters.items() if f"{{{k}}}" in path},
+                body={"inputs": [ROW]},
+                media_type="application/json",
+            )
+            assert case.call_and_validate(excluded_checks=LEFT_OUT).status_code == 200
