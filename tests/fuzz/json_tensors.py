@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from fuzzing import fuzz
 
 from headgate.functions.arrays import to_array
@@ -52,4 +50,4 @@ def target(data: bytes) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(fuzz(target, SEEDS))
+    fuzz(target, SEEDS)

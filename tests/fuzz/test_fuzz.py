@@ -1,0 +1,33 @@
+"""Every fuzz target for some seconds: enough to see that it works and nothing obvious broke."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+TARGETS = sorted(
+    path.stem
+    for path in HERE.glob("*.py")
+    if path.stem != "fuzzing" and not path.stem.startswith("test_")
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TARGETS)
+def test_fuzz(name: str, tmp_path: Path) -> None:
+    """In a process of its own: libFuzzer ends the one that it runs in."""
+    pytest.importorskip("atheris")
+    done = subprocess.run(
+        [sys.executable, str(HERE / f"{name}.py"), "-max_total_time=8", "-artifact_prefix=./"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "Done " in done.stderr
+    assert not list(tmp_path.glob("crash-*"))
