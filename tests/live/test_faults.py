@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -202,3 +204,73 @@ def test_a_full_disk_ends_the_log_and_nothing_else(misbehaving: Path) -> None:
         assert until(lambda: "serving goes on" in served.errors())
         assert served.ask("plain", [1.0])[0] == 200
     assert served.errors().count("No space left") == 1
+
+
+@pytest.mark.parametrize("policy", ["balance", "affinity"])
+def test_a_policy_that_starts_nothing_beforehand_serves_too(misbehaving: Path, policy: str) -> None:
+    with Served(misbehaving, "--policy", policy) as served:
+        assert served.ask("plain", [2.0])[0] == 200
+
+
+def test_new_connections_find_the_old_gateway_until_the_new_one_is_ready(misbehaving: Path) -> None:
+    """A second generation loads for a second; nobody who connects meanwhile is turned away."""
+    with Served(misbehaving) as served:
+        source = misbehaving / "misbehaving.py"
+        source.write_text(
+            source.read_text()
+            + "\n\nclass Lazy(Numbers):\n    def load(self):\n        time.sleep(1)\n"
+        )
+        app = misbehaving / "app.yaml"
+        app.write_text(app.read_text().replace('"misbehaving:Raises"', '"misbehaving:Lazy"'))
+        (before,) = served.gateways()
+        served.process.send_signal(signal.SIGHUP)
+        statuses = []
+        while before in served.gateways():
+            statuses.append(served.ask("plain", [1.0])[0])
+            time.sleep(0.02)
+        assert set(statuses) == {200}
+        assert len(statuses) > 20
+
+
+def test_a_second_change_during_the_first_is_served_in_the_end(misbehaving: Path) -> None:
+    app = misbehaving / "app.yaml"
+    with Served(misbehaving) as served:
+        for name in ("renamed", "twice"):
+            app.write_text(
+                app.read_text().replace("raises:", f"{name}:").replace("renamed:", f"{name}:")
+            )
+            served.process.send_signal(signal.SIGHUP)
+            time.sleep(0.1)
+        assert until(lambda: served.ask("twice", [1.0])[0] == 200)
+
+
+def test_a_gateway_that_hangs_is_ended_and_started_again(misbehaving: Path) -> None:
+    with Served(misbehaving) as served:
+        (before,) = served.gateways()
+        os.kill(before, signal.SIGSTOP)
+        assert until(lambda: served.gateways() not in ([], [before]), 15)
+        assert served.ask("plain", [1.0])[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--policy", "nobody"), "unknown policy"),
+        (("--log", "nowhere/run.log"), "cannot be written there"),
+        (("--slo", "soon"), "soon"),
+    ],
+)
+def test_bad_options_are_one_line(
+    misbehaving: Path, arguments: tuple[str, ...], complaint: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "headgate", "serve", "app.yaml", "--port", "0", *arguments],
+        cwd=misbehaving,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert complaint in done.stderr

@@ -7,9 +7,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import final
+from typing import Final, final
+
+SAID_MAX: Final = 1 << 20  # bytes that are kept of it: one line
 
 
 @final
@@ -59,7 +62,8 @@ class Child:
             return
         if data:
             self.heard_s = monotonic()
-            self.said = (self.said + data)[-65_536:]
+            if b"\n" not in self.said and len(self.said) < SAID_MAX:
+                self.said += data
 
     def ended(self) -> int | None:
         """Its exit status once it is gone: negative if a signal ended it."""
@@ -80,9 +84,9 @@ class Child:
 
     def close(self) -> None:
         """End it for good."""
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)  # and whatever it has started
+        self._process.wait()
         os.close(self._read_fd)
 
     def resident_bytes(self) -> int:

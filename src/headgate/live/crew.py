@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final, Protocol, final
 
@@ -24,6 +25,9 @@ class CrewListener(Listener, Protocol):
 
     def joined(self, link: Link) -> None:
         """A worker is there, or there again, empty."""
+
+    def failed(self, error: BaseException) -> None:
+        """The crew has given up, which it never should."""
 
 
 @final
@@ -49,12 +53,19 @@ class Crew:
     def start(self) -> None:
         """Begin to connect, and never give up."""
         self._tasks = [asyncio.create_task(self._keep(place)) for place in self._places]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
 
     async def stop(self) -> None:
         """Leave the workers to themselves."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._listener.failed(error)
 
     async def _keep(self, place: Place) -> None:
         while True:
@@ -77,14 +88,20 @@ class Crew:
             # A worker says hello only when it has looked at its functions: that may take a while.
             hello, theirs = await loop.run_in_executor(None, _shake_hands, sock, path)
             own = Arena.create(self._arena_bytes)
-            socket.send_fds(sock, [b"\0"], [own.fd])
-            sock.setblocking(False)
-            link = Link(place, hello, self._listener, own, theirs, self._complain)
-            await loop.create_unix_connection(lambda: link, sock=sock)
+            with ExitStack() as unless_linked:
+                unless_linked.callback(own.close)
+                unless_linked.callback(theirs.close)
+                socket.send_fds(sock, [b"\0"], [own.fd])
+                sock.setblocking(False)
+                link = Link(place, hello, self._listener, own, theirs, self._complain)
+                await loop.create_unix_connection(lambda: link, sock=sock)
+                unless_linked.pop_all()
         except (OSError, ValueError):
             sock.close()
             return None
         except BaseException:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)  # or the thread would wait for a hello for ever
             sock.close()
             raise
         return link

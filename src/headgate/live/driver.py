@@ -16,7 +16,7 @@ from time import monotonic_ns
 from typing import Final, Protocol, final
 
 from headgate.core.actions import Action, CancelTimer, Dispatch, PlacedAction, SetTimer, Settle
-from headgate.core.errors import PolicyError
+from headgate.core.errors import DriverError, PolicyError
 from headgate.core.events import Event, TimerFired, TimerKey
 from headgate.core.scheduler import Scheduler
 
@@ -92,6 +92,10 @@ class Driver:
             # A defect of the policy. What it ordered before stands, so the world must hear of it.
             self._complain(f"the policy gave an order that is not legal: {error}")
             actions = [action for action in error.actions if isinstance(action, Action)]
+        except DriverError as error:
+            # A defect of ours, or a worker that tells stories. It has changed nothing.
+            self._complain(f"an event that cannot have happened: {error}")
+            return
         if self._record is not None:
             self._record(now_ns, event, actions)
         hands = self._hands

@@ -15,6 +15,7 @@ from time import monotonic
 from typing import Final, final
 
 from headgate.core.clock import NEVER_NS
+from headgate.core.errors import ConfigError
 from headgate.core.units import parse_duration
 from headgate.live import assignment as assignments
 from headgate.live.assignment import Assignment, Place
@@ -24,6 +25,7 @@ SILENT_S_MIN: Final = 2.0  # heartbeats come twice a second; one may be late
 BACKOFF_S: Final = (0.0, 0.1, 0.5, 2.0, 5.0)  # before it is started again, by how often it failed
 BAD_CONFIGURATION: Final = 78  # how a child ends that will never be able to begin
 BAD_INPUT: Final = 2  # how the command ends then
+PATH_MAX: Final = 70  # of the directory that run directories are made in
 SETTLED_S: Final = 30.0  # after so long, earlier failures are forgotten
 
 
@@ -46,7 +48,7 @@ class Generation:
         self._http_fd = http_fd
         self._log_path = log_path
         self._complain = complain
-        self._run_dir = Path(tempfile.mkdtemp(prefix="headgate-"))
+        self._run_dir = _make_run_dir()
         assignments.write(self._run_dir, assignment)
         self._hang_s = parse_duration(self.loaded.serve.hang) / 1e9
         self._silent_s = max(SILENT_S_MIN, self._hang_s)  # it may hold the interpreter meanwhile
@@ -74,6 +76,9 @@ class Generation:
 
     def _start_gateway(self) -> Child:
         arguments = [str(self._run_dir), "--http-fd", str(self._http_fd)]
+        if self.number or self._gateway_starts:
+            # Who comes meanwhile is served by the one before, or had better wait than be refused.
+            arguments.append("--listens-when-ready")
         if self._log_path is not None:
             # A log tells of one Scheduler from its beginning, so each gateway has its own.
             suffix = f".{self._gateway_starts}" if self._gateway_starts else ""
@@ -84,7 +89,8 @@ class Generation:
     @property
     def greeting(self) -> bytes | None:
         """What the gateway says when it is ready, and it is."""
-        return self.gateway.said if self.gateway.said.endswith(b"\n") else None
+        said, end, _ = self.gateway.said.partition(b"\n")
+        return said if end else None
 
     # --- watching ------------------------------------------------------------------------------
 
@@ -92,8 +98,11 @@ class Generation:
         """Deal with what has happened since. Return an exit status if this cannot go on."""
         for node_id, worker in self._workers.items():
             worker.hear()
-            self._end_if_hung(worker, self._places[node_id])
+            self._end_if_hung(worker)
+            self._end_if_too_large(worker, self._places[node_id])
         self.gateway.hear()
+        if self.greeting is not None:  # from then on it says that it lives
+            self._end_if_hung(self.gateway)
         for child in (self.gateway, *self._workers.values()):
             status = child.ended()
             if status is not None and child.name not in self._due_s:
@@ -105,15 +114,16 @@ class Generation:
         self._restart_due()
         return None
 
-    def _end_if_hung(self, worker: Child, place: Place) -> None:
-        if worker.ended() is not None:
-            return
-        if worker.heard_s is not None and monotonic() - worker.heard_s > self._silent_s:
-            self._complain(f"worker {worker.name} has hung, and is ended")
-            worker.tell(signal.SIGKILL)
+    def _end_if_hung(self, child: Child) -> None:
+        is_silent = child.heard_s is not None and monotonic() - child.heard_s > self._silent_s
+        if is_silent and child.ended() is None:
+            self._complain(f"{child.name} has hung, and is ended")
+            child.tell(signal.SIGKILL)
+
+    def _end_if_too_large(self, worker: Child, place: Place) -> None:
         limit_bytes = self.loaded.app.pools[place.pool_id].memory_bytes
         if limit_bytes < NEVER_NS and worker.resident_bytes() > limit_bytes:
-            self._complain(f"worker {worker.name} holds more memory than its pool has: it is ended")
+            self._complain(f"{worker.name} holds more memory than its pool has, and is ended")
             worker.tell(signal.SIGKILL)
 
     def _plan_restart(self, child: Child, status: int) -> None:
@@ -144,7 +154,8 @@ class Generation:
         having left new connections to somebody else for its lame-duck time.
         """
         self.is_leaving = True
-        self.gateway.tell(number)
+        # One that has not begun minds no signals yet, but this one ends it.
+        self.gateway.tell(signal.SIGTERM if self.greeting is None else number)
 
     @property
     def has_left(self) -> bool:
@@ -160,6 +171,15 @@ class Generation:
             worker.wait(2.0)
             worker.close()
         shutil.rmtree(self._run_dir, ignore_errors=True)
+
+
+def _make_run_dir() -> Path:
+    """A directory for sockets, whose paths must not be long."""
+    parent = tempfile.gettempdir()
+    if len(parent) > PATH_MAX:
+        allowed = f"at most {PATH_MAX} characters"
+        raise ConfigError("is too long for sockets", key="TMPDIR", value=parent, allowed=allowed)
+    return Path(tempfile.mkdtemp(prefix="headgate-", dir=parent))
 
 
 _THREAD_SETTINGS: Final = (

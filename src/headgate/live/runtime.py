@@ -92,6 +92,7 @@ class Runtime:
         self._variants_out: dict[int, tuple[int, int]] = {}  # by batch: its variant and items
         self._next_id = 0
         self._idle: asyncio.Event | None = None
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._flusher: asyncio.Task[None] | None = None
 
     # --- life ----------------------------------------------------------------------------------
@@ -114,6 +115,7 @@ class Runtime:
         if self._driver is not None:
             self._driver.stop()
         await self._crew.stop()
+        self.failure.cancel()
         if self._flusher is not None:
             self._flusher.cancel()
         if self._log is not None:
@@ -132,19 +134,19 @@ class Runtime:
         return self._loaded.app
 
     def is_ready(self, model: Model) -> bool:
-        """Whether each of its functions is up somewhere, or is only started when needed."""
+        """Whether there are workers, and none of its functions is only just being started."""
         return all(self._is_up(stage.function.id) for stage in model.pipeline.stages)
 
     def _is_up(self, function_id: int) -> bool:
-        if self._driver is None:
+        if self._driver is None or not self._links:
             return False
-        if self.app.functions[function_id].warm == 0:
-            return bool(self._links)
-        return any(
-            instance.variant.function_id == function_id
-            and instance.state in (InstanceState.IDLE, InstanceState.BUSY)
+        states = [
+            instance.state
             for instance in self._driver.scheduler.view.instances.values()
-        )
+            if instance.variant.function_id == function_id
+        ]
+        # Where nothing has been started, the policy will, when it is needed.
+        return not states or any(state != InstanceState.STARTING for state in states)
 
     def readings(self) -> Readings:
         """What is true just now, for whoever scrapes."""
@@ -250,6 +252,11 @@ class Runtime:
                 self._starts[action.instance_id] = (name, monotonic_ns())
         elif isinstance(action, StartInstance | StopInstance):
             self._driver.post(InstanceStopped(action.instance_id, "the worker is gone"))
+
+    def failed(self, error: BaseException) -> None:
+        """Something is wrong that waiting will not mend."""
+        if not self.failure.done():
+            self.failure.set_exception(error)
 
     # --- what workers say ----------------------------------------------------------------------
 

@@ -53,6 +53,7 @@ class Supervisor:
         self._generations: list[Generation] = []  # oldest first; the last one is wanted
         self._started = 0
         self._is_greeted = False
+        self._wants_change = False
 
     def run(self) -> int:
         """Serve; return the exit status."""
@@ -118,8 +119,12 @@ class Supervisor:
         return False
 
     def _change(self) -> None:
-        """Start a new generation, unless the new configuration is wrong or one is on its way."""
-        if len(self._generations) > 1 or self._generations[-1].is_leaving:
+        """Start a new generation, unless the new configuration is wrong.
+
+        While one is on its way, it is only noted.
+        """
+        self._wants_change = len(self._generations) > 1
+        if self._wants_change or self._generations[-1].is_leaving:
             return
         try:
             self._generations.append(self._new_generation())
@@ -136,6 +141,8 @@ class Supervisor:
                 self._generations.remove(generation)
         if not self._generations:
             return 0
+        if self._wants_change and len(self._generations) == 1:
+            self._change()
         newest = self._generations[-1]
         if newest.greeting is not None:
             if not self._is_greeted:

@@ -54,10 +54,11 @@ class Config(PolicyConfig):
     start_patience: float = 5.0  # waiting, in cold starts, after which one is paid all the same
     load_memory_ns: int = 30_000_000_000  # how far back demand is looked at
     correction_quantile: float = 0.9  # of observed over expected time
+    probe_every_ns: int = 10_000_000_000  # how often what looks infeasible is tried all the same
     fair_share_from: float = 0.5  # how much of the time allowed the queue may take before it binds
 
     def __post_init__(self) -> None:
-        for key in ("stretch", "start_patience", "load_memory_ns"):
+        for key in ("stretch", "start_patience", "load_memory_ns", "probe_every_ns"):
             if getattr(self, key) <= 0:
                 raise ConfigError("must be positive", key=key, value=getattr(self, key))
         for key in ("correction_quantile", "fair_share_from"):
@@ -75,6 +76,7 @@ class Headgate(Policy):
         self._config = config
         self._queues: list[list[Entry]] = [[] for _ in app.functions]
         self._ready_ns: dict[int, int] = {}  # by task id: since when it waits
+        self._probe_ns: dict[int, int] = {}  # by pipeline: when the impossible is tried again
         self._client_items = [0 for _ in app.clients]
         self._weight_sum = sum(client.weight for client in app.clients)
         self._predictor = Predictor(self.view, config.correction_quantile)
@@ -88,10 +90,12 @@ class Headgate(Policy):
             return
         predictor, pipeline, items = self._predictor, request.pipeline, request.items
         allowed_ns = request.deadline_ns - self.view.now_ns
-        alone_ns = predictor.alone_ns(pipeline, items)
-        if alone_ns > allowed_ns:
-            self.orders.reject(request, Rejection.INFEASIBLE, alone_ns)
-            return
+        if predictor.alone_ns(pipeline, items) > allowed_ns:
+            best_ns = predictor.best_ns(pipeline, items)
+            if best_ns > allowed_ns:
+                if not self._is_probe(request):
+                    self.orders.reject(request, Rejection.INFEASIBLE, best_ns)
+                return
         if not predictor.can_run(pipeline):
             self.orders.reject(request, Rejection.UNAVAILABLE)
             return
@@ -102,6 +106,14 @@ class Headgate(Policy):
             self.orders.reject(request, Rejection.OVERLOADED, latency_ns, late_ns)
         elif queue_ns > self._config.fair_share_from * allowed_ns and self._is_greedy(request):
             self.orders.reject(request, Rejection.UNFAIR, latency_ns, int(queue_ns))
+
+    def _is_probe(self, request: Request) -> bool:
+        """Whether to try the impossible, now and then: else a profile that errs stays as it is."""
+        pipeline_id, now_ns = request.pipeline.id, self.view.now_ns
+        if now_ns < self._probe_ns.get(pipeline_id, now_ns):
+            return False
+        self._probe_ns[pipeline_id] = now_ns + self._config.probe_every_ns
+        return True
 
     def _is_greedy(self, request: Request) -> bool:
         """Whether a client has more of what waits than its weight entitles it to."""
@@ -120,13 +132,16 @@ class Headgate(Policy):
         request = task.request
         deadline_ns = request.deadline_ns
         if deadline_ns == NEVER_NS:
-            deadline_ns = request.arrival_ns + int(self._config.stretch * task.function.exec_ns)
+            deadline_ns = request.arrival_ns + self._stretch_ns(task)
         entry = (request.priority, deadline_ns, task.id, task)
         heappush(self._queues[task.function.id], entry)
         self._ready_ns[task.id] = self.view.now_ns
         self._predictor.waits(task)
         self._client_items[request.client] += request.items
         self._serve()
+
+    def _stretch_ns(self, task: Task) -> int:
+        return int(self._config.stretch * task.function.exec_ns)
 
     def on_task_withdrawn(self, task: Task) -> None:
         self._leave(task)
@@ -180,14 +195,15 @@ class Headgate(Policy):
     def _clean(self, queue: list[Entry]) -> bool:
         """Put in order what is at the head; say whether anything is left.
 
-        What was withdrawn goes; what can no longer be in time stands back behind all that can.
+        What was withdrawn goes. What can no longer be in time stands back behind what can, though
+        not for ever: it is given another deadline, as what has no objective is.
         """
         while queue:
             priority, deadline_ns, task_id, task = queue[0]
             if task.state != TaskState.READY:
                 heappop(queue)
             elif deadline_ns == task.request.deadline_ns and self._is_hopeless(task):
-                heapreplace(queue, (priority, NEVER_NS, task_id, task))
+                heapreplace(queue, (priority, deadline_ns + self._stretch_ns(task), task_id, task))
             else:
                 return True
         return False

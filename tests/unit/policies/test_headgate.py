@@ -156,8 +156,10 @@ def test_what_would_be_late_is_turned_away_with_the_prediction() -> None:
 
 
 def test_what_would_be_late_even_alone_is_infeasible() -> None:
-    """No capacity helps: there is no use in coming back."""
-    (rejected,) = Rig(TEN, latency_ms=1_000).ask(0, deadline_ms=9)
+    """No capacity helps: there is no use in coming back. One in ten seconds is tried all the same."""
+    rig = Rig(TEN, latency_ms=1_000)
+    assert sent(rig.ask(0, deadline_ms=9)) == [([0], 0)]
+    (rejected,) = rig.ask(0, deadline_ms=9)
     assert isinstance(rejected, Settle)
     assert (rejected.reason, rejected.predicted_ns) == (Rejection.INFEASIBLE, 10 * MS)
     assert rejected.retry_ns == 0

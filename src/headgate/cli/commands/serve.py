@@ -14,6 +14,7 @@ import click
 
 from headgate.app import LoadedApp, from_spec
 from headgate.cli.application import load_app
+from headgate.cli.chosen import choose
 from headgate.core.errors import ConfigError
 from headgate.live.assignment import Assignment
 from headgate.live.places import places
@@ -59,11 +60,14 @@ def command(
     serve = first.load().serve
     if log is None and serve.log is not None:
         log = Path(first.base) / serve.log
+    if log is not None and (log.is_dir() or not log.parent.is_dir()):
+        raise ConfigError("cannot be written there", where=str(log), key="--log")
     with ExitStack() as sockets:
         listener = sockets.enter_context(_bind(serve.host, serve.port))
         listener.listen(BACKLOG)
         given["port"] = listener.getsockname()[1]
         if serve.grpc_port is not None:  # gRPC opens its own: this one only keeps the port
+            _bind(serve.host, serve.grpc_port).close()  # nobody else's: sharing would not notice
             keeper = sockets.enter_context(_bind(serve.host, serve.grpc_port, is_shared=True))
             given["grpc_port"] = keeper.getsockname()[1]
         supervisor = Supervisor(
@@ -99,6 +103,7 @@ def _assignment(
         spec["pools"] = {**pools, first: {**pools[first], "nodes": workers}}
     changed = from_spec(spec, app)
     _check_served(changed, app)
+    choose(changed, app, None, {})
     nodes = places(changed.app, sorted(os.sched_getaffinity(0)), app)
     return Assignment(changed.spec, str(_base(app)), nodes)
 

@@ -21,16 +21,29 @@ def main() -> int:
     parser.add_argument("--http-fd", type=int, required=True, help="a listening socket")
     parser.add_argument("--heartbeat-fd", type=int, required=True, help="is told once all is ready")
     parser.add_argument("--log", type=Path, help="the event log")
+    parser.add_argument(
+        "--listens-when-ready",
+        action="store_true",
+        help="until then others do, or nobody",
+    )
     options = parser.parse_args()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            process = GatewayProcess(
-                options.run_dir, options.http_fd, options.heartbeat_fd, options.log
-            )
-            return runner.run(process.run())
+            return runner.run(_run(options))
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return BAD_CONFIGURATION
+
+
+async def _run(options: argparse.Namespace) -> int:
+    process = GatewayProcess(
+        options.run_dir,
+        options.http_fd,
+        options.heartbeat_fd,
+        options.log,
+        listens_when_ready=options.listens_when_ready,
+    )
+    return await process.run()
 
 
 if __name__ == "__main__":

@@ -7,15 +7,15 @@ import os
 import signal
 import socket
 import sys
+from asyncio import FIRST_COMPLETED
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from headgate.core.errors import ConfigError
 from headgate.core.units import parse_duration, parse_size
 from headgate.live import assignment as assignments
 from headgate.live.call import Call
-from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.declared import gateway_config, tls_context
 from headgate.live.gateway.greeting import greeting
 from headgate.live.gateway.server import HttpServer
@@ -28,18 +28,28 @@ if TYPE_CHECKING:
     from headgate.live.gateway.grpc_server import GrpcServer
 
 POLL_S: Final = 0.005  # while it is starting
+BEAT_S: Final = 0.5
 
 
 @final
 class GatewayProcess:
     """Serves until it is told to end, and then finishes what it has."""
 
-    def __init__(self, run_dir: Path, http_fd: int, pipe_fd: int, log_path: Path | None) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        http_fd: int,
+        pipe_fd: int,
+        log_path: Path | None,
+        *,
+        listens_when_ready: bool,
+    ) -> None:
         assignment = assignments.read(run_dir)
         loaded = assignment.load()
         self._loaded = loaded
         self._base = Path(assignment.base)
         self._http_fd = http_fd
+        self._listens_when_ready = listens_when_ready
         self._pipe_fd = pipe_fd
         self._metrics = Metrics(loaded.app, self._readings)
         self._exposition = Exposition(self._metrics)
@@ -56,7 +66,9 @@ class GatewayProcess:
         )
         self._models = [pipeline.name for pipeline in loaded.app.pipelines]
         self._tenants = [client.name for client in loaded.app.clients]
+        self._url = ""
         self._grpc_address = ""
+        self._grpc: GrpcServer | None = None
         self._signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
 
     async def run(self) -> int:
@@ -64,28 +76,58 @@ class GatewayProcess:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             loop.add_signal_handler(number, self._signals.put_nowait, number)
-        serve = self._loaded.serve
-        config = gateway_config(self._loaded)
-        server = HttpServer(self._runtime, config, lambda: self._exposition.text()[0])
-        listener = socket.socket(fileno=self._http_fd)
-        port = listener.getsockname()[1]
-        await server.listen(sock=listener, ssl=tls_context(serve, self._base))
+        server = HttpServer(
+            self._runtime, gateway_config(self._loaded), lambda: self._exposition.text()[0]
+        )
         self._runtime.start()
-        grpc = await self._listen_grpc(server, config)
-        greeter = asyncio.create_task(self._greet(port))
-        watcher = asyncio.create_task(self._watch_supervisor())
+        life = asyncio.create_task(self._live(server))
+        told = asyncio.create_task(self._signals.get())
         try:
-            number = await self._signals.get()
-            await self._leave(server, grpc, number)
+            ends: set[asyncio.Future[Any]] = {life, told, self._runtime.failure}
+            await asyncio.wait(ends, return_when=FIRST_COMPLETED)
+            for broken in (life, self._runtime.failure):
+                if broken.done():
+                    broken.result()  # raises: neither ends in any other way
+            await self._leave(server, told.result())
         finally:
-            greeter.cancel()
-            watcher.cancel()
+            life.cancel()
+            told.cancel()
             server.close()
             await self._runtime.stop()
             self._tracer.close()
         return 0
 
-    async def _listen_grpc(self, http: HttpServer, config: GatewayConfig) -> GrpcServer | None:
+    # --- life ----------------------------------------------------------------------------------
+
+    async def _live(self, server: HttpServer) -> None:
+        """Listen, say when everything is ready, and from then on that we are alive."""
+        if not self._listens_when_ready:
+            await self._listen(server)
+        while self._runtime.phase is Phase.STARTING:
+            await asyncio.sleep(POLL_S)
+        if self._listens_when_ready:
+            await self._listen(server)
+        models = list(self._runtime.models.values())
+        said = greeting(self._url, self._grpc_address, self._loaded.policy.name, models)
+        os.write(self._pipe_fd, said)
+        supervisor = os.getppid()
+        while os.getppid() == supervisor:
+            await asyncio.sleep(BEAT_S)
+            with suppress(BlockingIOError):  # nobody has read for a long time
+                os.write(self._pipe_fd, b".")
+        # Without a supervisor nobody restarts workers.
+        self._signals.put_nowait(signal.SIGINT)
+        await asyncio.Event().wait()
+
+    async def _listen(self, server: HttpServer) -> None:
+        serve = self._loaded.serve
+        listener = socket.socket(fileno=self._http_fd)
+        scheme = "https" if serve.tls_certificate else "http"
+        self._url = f"{scheme}://{_shown(serve.host)}:{listener.getsockname()[1]}"
+        await server.listen(sock=listener, ssl=tls_context(serve, self._base))
+        self._grpc = await self._listen_grpc(server)
+
+    async def _listen_grpc(self, http: HttpServer) -> GrpcServer | None:
         serve = self._loaded.serve
         if serve.grpc_port is None:
             return None
@@ -94,7 +136,7 @@ class GatewayProcess:
         except ImportError as error:
             problem = f"needs the extra `grpc`: pip install 'headgate[grpc]' ({error})"
             raise ConfigError(problem, key="serve.grpc_port") from None
-        server = GrpcServer(self._runtime, config, http.keys, http.retry_ns)
+        server = GrpcServer(self._runtime, http.config, http.keys, http.retry_ns)
         certificate, key = (
             None if name is None else self._base / name
             for name in (serve.tls_certificate, serve.tls_key)
@@ -112,29 +154,7 @@ class GatewayProcess:
     def _readings(self) -> Readings:
         return self._runtime.readings()
 
-    # --- life ----------------------------------------------------------------------------------
-
-    async def _greet(self, port: int) -> None:
-        """Tell the supervisor once everything is ready."""
-        while self._runtime.phase is Phase.STARTING:
-            await asyncio.sleep(POLL_S)
-        serve = self._loaded.serve
-        scheme = "https" if serve.tls_certificate else "http"
-        url = f"{scheme}://{_shown(serve.host)}:{port}"
-        models = list(self._runtime.models.values())
-        said = greeting(url, self._grpc_address, self._loaded.policy.name, models)
-        os.write(self._pipe_fd, said)
-
-    async def _watch_supervisor(self) -> None:
-        """A gateway without a supervisor has nobody to restart its workers: it ends."""
-        parent = os.getppid()
-        while os.getppid() == parent:
-            await asyncio.sleep(0.5)
-        self._signals.put_nowait(signal.SIGINT)
-
-    async def _leave(
-        self, server: HttpServer, grpc: GrpcServer | None, number: signal.Signals
-    ) -> None:
+    async def _leave(self, server: HttpServer, number: signal.Signals) -> None:
         """Say that it is not ready, go on for a while, take no more, finish.
 
         SIGINT leaves out the going on. SIGUSR1 means that a successor is there for whoever connects
@@ -142,20 +162,22 @@ class GatewayProcess:
         """
         serve = self._loaded.serve
         lame_duck_s = parse_duration(serve.lame_duck) / 1e9
+        drain_s = parse_duration(serve.drain) / 1e9
         if number is signal.SIGUSR1:
             server.stop_accepting()
-            if grpc is not None:
-                await grpc.stop(lame_duck_s)
+            if self._grpc is not None:
+                await self._grpc.stop(lame_duck_s)
         if number is not signal.SIGINT and self._runtime.phase is Phase.READY:
             self._runtime.phase = Phase.LEAVING
             with suppress(TimeoutError):  # a second signal means that somebody is in a hurry
                 await asyncio.wait_for(self._signals.get(), lame_duck_s)
         server.stop_accepting()
-        if grpc is not None:
-            await grpc.stop()
-        left = await self._runtime.drain(parse_duration(serve.drain) / 1e9)
+        if self._grpc is not None:
+            await self._grpc.stop(drain_s)
+        left = await self._runtime.drain(drain_s)
         if left:
             _complain(f"{left} requests were not finished in time")
+            server.abandon_all()
         server.close_idle()
         for _ in range(100):  # answers that are still being sent
             if not server.connections:
