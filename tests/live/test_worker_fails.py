@@ -20,6 +20,21 @@ from headgate.functions.arrays import Array
 from headgate.functions.tensor import Block, Tensor
 from headgate.live.messages import Hello, Message, Order, Release, Run, Work
 
+MODEL = "from headgate.functions import Model\nclass F(Model):\n"
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, or does so now; whose zombie it is, is not our business."""
+    stat = Path(f"/proc/{pid}/stat")
+    for _ in range(100):
+        try:
+            if stat.read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.01)
+    return False
+
 
 def test_only_the_guilty_request_fails(tmp_path: Path) -> None:
     """One poisons the joined batch; run one by one, the others are answered."""
@@ -270,6 +285,64 @@ def test_what_cannot_be_served_is_said_in_one_line(tmp_path: Path) -> None:
         (line,) = process.complaints().splitlines()
         assert line.startswith("headgate: ")
         assert "bad.onnx: cannot be loaded: " in line
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import sys; sys.exit(3)", "code: 'exits:F': cannot be imported: SystemExit: 3"),
+        ("raise OSError('no\\nway')", "code: 'exits:F': cannot be imported: OSError: no way"),
+        (f"{MODEL}    def load(self): exit('no')", "cannot be loaded: SystemExit: no"),
+        (f"{MODEL}    def __init__(self): exit(0)", "options: 'exits:F': cannot be made: System"),
+    ],
+)
+def test_code_that_exits_is_said_in_one_line(tmp_path: Path, code: str, said: str) -> None:
+    (tmp_path / "exits.py").write_text(code)
+    with worker(tmp_path, {"f": {"code": "exits:F"}}) as process:
+        assert process.process.wait(5) == 78
+        (line,) = process.complaints().splitlines()
+        assert line.startswith(f"headgate: f: {said}")
+
+
+@pytest.mark.parametrize("how", ["told", "hung"])
+def test_it_leaves_no_processes_behind(tmp_path: Path, how: str) -> None:
+    (tmp_path / "starts.py").write_text(
+        f"import subprocess, time\n{MODEL}"
+        "    def load(self):\n"
+        "        child = subprocess.Popen(['sleep', '1000'])\n"
+        f"        with open({str(tmp_path / 'child')!r}, 'w') as file: file.write(str(child.pid))\n"
+        "    def predict(self, batch): time.sleep(9)"
+    )
+    functions = {"f": {"code": "starts:F", "exec": "1ms"}}
+    with worker(tmp_path, functions, arguments=("--hang-s", "0.3")) as process:
+        gateway = process.gateway()
+        child = int((tmp_path / "child").read_text())
+        os.kill(child, 0)
+        if how == "hung":
+            gateway.start()
+            gateway.run(row(1))
+            assert process.process.wait(5) == 70
+        else:
+            assert process.end() == 0
+        assert is_gone(child)
+
+
+def test_what_does_not_fit_together_is_not_kept_together(tmp_path: Path) -> None:
+    """Nobody said how much they take; a worker that holds more than its pool has is killed."""
+    code = f"import numpy as np\n{MODEL}    def load(self): self.w = np.ones(15_000_000)"
+    (tmp_path / "large.py").write_text(code)
+    functions = {name: {"code": "large:F", "exec": "1ms"} for name in "abcd"}
+    with worker(tmp_path, functions, pool={"memory": "300MB"}) as process:
+        gateway = process.gateway()
+        for facts in gateway.hello.facts:
+            assert 120_000_000 <= facts.memory_bytes < 200_000_000
+        for id in range(4):
+            gateway.start(id, id)
+            gateway.order(StopInstance(id, 0))
+            gateway.event(InstanceStopped)
+        status = Path(f"/proc/{process.process.pid}/status").read_text()
+        (most,) = [line.split()[1] for line in status.splitlines() if "VmHWM" in line]
+        assert int(most) * 1024 < 300_000_000
 
 
 def test_an_idle_worker_uses_no_processor(tmp_path: Path) -> None:

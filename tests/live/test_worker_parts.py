@@ -11,9 +11,10 @@ import pytest
 
 from headgate.app import declare
 from headgate.core.errors import ConfigError
-from headgate.functions import Model, function
+from headgate.functions import Model, TensorSpec, function
 from headgate.functions.arrays import Array, to_array, to_tensor
-from headgate.live.messages import Result, Work
+from headgate.live.framing import frame
+from headgate.live.messages import Ran, Result, Work
 from headgate.live.worker.runner import Runner
 from headgate.live.worker.stock import Stock
 from headgate.live.worker.survey import fill, measure, sizes
@@ -92,7 +93,7 @@ def test_outputs_are_what_was_declared(capsys: pytest.CaptureFixture[str]) -> No
         return x0
 
     result = only(runner(wide).run([work(np.array([1.0]))]))
-    assert result.error == "TypeError: output 'y' is FP64, declared FP32"
+    assert result.error == "TypeError: output 'y' is FP64[1], declared FP32[-1]"
     capsys.readouterr()
 
 
@@ -114,6 +115,47 @@ def test_nothing_a_model_raises_comes_through(
 
     assert only(runner(Raises).run([work(np.array([1]))])).error == f"{kind.__name__}: it"
     assert only(runner(RaisesWordless).run([work(np.array([1]))])).error == "Mean"
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (np.ones((1, 3), np.float32), "TypeError: output 'y' is FP32[1, 3], declared FP32[-1, 2]"),
+        (np.ones(1, np.float32), "TypeError: output 'y' is FP32[1], declared FP32[-1, 2]"),
+        (np.ones((2, 2), np.float32), "ValueError: output 'y' has 2 items for 1"),
+    ],
+)
+def test_outputs_have_the_shape_that_was_declared(
+    answer: Array, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Shaped(Model):
+        outputs = (TensorSpec("y", "FP32", (-1, 2)),)
+
+        def predict(self, batch: dict[str, Array]) -> dict[str, Array]:
+            return batch
+
+        def encode(self, result: object) -> dict[str, Array]:
+            return {"y": answer}
+
+    result = only(runner(Shaped).run([work(np.array([1]))]))
+    assert (result.status, result.error) == (500, problem)
+    capsys.readouterr()
+
+
+def test_text_that_cannot_be_sent_is_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    """Else the message with everybody's answers could not be."""
+
+    @function
+    def odd(x0):  # type: ignore[no-untyped-def]
+        if (x0 < 0).any():
+            raise ValueError("half a\n\udcff")
+        return {"y\udcff": x0}
+
+    first, second = runner(odd).run([work(np.array([1])), work(np.array([-1]), task_id=1)])
+    assert [tensor.name for tensor in first.outputs] == ["y?"]
+    assert second.error == "ValueError: half a ?"
+    assert frame(Ran(0, 0, 0, [first, second]))
     capsys.readouterr()
 
 
@@ -222,3 +264,36 @@ def test_when_memory_runs_out_what_is_kept_makes_way(base: Path) -> None:
     stock.give(a, stock.take(a), keep=True)
     stock.take(b)
     assert sys.modules["counted_code"].log == ["load", "try", "unload", "try"]
+
+
+def test_what_does_not_say_its_size_has_the_pool_to_itself_until_it_is_known(base: Path) -> None:
+    """It might take everything. Afterwards as many are kept as fit beside the worker itself."""
+    loaded = declare(
+        functions={n: {"code": "counted_code:Heavy", "exec": "1ms"} for n in ("a", "b", "c")},
+        pools={"cpu": {"memory": "300MB"}},
+    )
+    pool = loaded.app.pools[0]
+    stock = Stock(loaded.app, loaded.sources, pool, str(base), own_bytes=50_000_000)
+    for variant in loaded.app.variants:
+        runner = stock.take(variant)
+        assert stock.weigh(variant, 100_000_000) == 120_000_000  # so that just two fit 300 MB
+        stock.give(variant, runner, keep=True)
+    log = sys.modules["counted_code"].log
+    assert log == ["load", "unload", "load", "unload", "load"]
+    a, b, _ = loaded.app.variants
+    del log[:]
+    stock.take(a)
+    assert log == ["load"]  # c is kept
+    stock.take(b)
+    assert log == ["load", "unload", "load"]
+
+
+def test_what_is_larger_than_its_pool_is_named(base: Path) -> None:
+    loaded = declare(
+        functions={"a": {"code": "counted_code:Heavy", "exec": "1ms"}},
+        pools={"cpu": {"memory": "300MB"}},
+    )
+    pool = loaded.app.pools[0]
+    stock = Stock(loaded.app, loaded.sources, pool, str(base), own_bytes=50_000_000)
+    with pytest.raises(ConfigError, match=r"^a: takes 250000000 bytes .* 250000000 on cpu, beside"):
+        stock.weigh(loaded.app.variants[0], 250_000_000)

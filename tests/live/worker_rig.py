@@ -236,6 +236,7 @@ def worker(
             env={**os.environ, "PYTHONPATH": source},
             stderr=stderr,
             pass_fds=pass_fds,
+            start_new_session=True,  # as its supervisor starts it
         )
     running = WorkerProcess(base, process)
     try:

@@ -10,7 +10,7 @@ import bentoml
 import numpy as np
 
 MODEL, MODELS = os.environ["MODEL"], os.environ["MODELS"]
-SHAPE = {"echo": (), "cnn": (3, 64, 64), "wide": (256,)}[MODEL]
+SHAPE = {"echo": (), "cnn": (3, 64, 64), "wide": (256,), "slow": (3, 64, 64)}[MODEL]
 
 if MODEL == "echo":
 
@@ -25,7 +25,12 @@ if MODEL == "echo":
 
 else:
 
-    @bentoml.service(workers=1, traffic={"timeout": 60}, logging={"access": {"enabled": False}})
+    # `slow` is for overload, within 150 ms: no batches, which gain it nothing, and no more than what
+    # can be in time; the rest is refused.
+    IS_SLOW = MODEL == "slow"
+    TRAFFIC = {"timeout": 60, "max_concurrency": 6} if IS_SLOW else {"timeout": 60}
+
+    @bentoml.service(workers=1, traffic=TRAFFIC, logging={"access": {"enabled": False}})
     class service:
         """A model behind base64 in JSON."""
 
@@ -38,7 +43,11 @@ else:
             providers = ["CPUExecutionProvider"]
             self.session = onnxruntime.InferenceSession(path, options, providers=providers)
 
-        @bentoml.api(batchable=True, max_batch_size=8, max_latency_ms=10_000)
+        @bentoml.api(
+            batchable=True,
+            max_batch_size=1 if IS_SLOW else 8,
+            max_latency_ms=150 if IS_SLOW else 10_000,
+        )
         def infer(self, b64: list[str]) -> list[list[float]]:
             """Run a batch."""
             raw = b"".join(base64.b64decode(item) for item in b64)

@@ -41,8 +41,8 @@ def serve_onnx(path: str, shape: tuple[int, ...]) -> None:
 
 if __name__ == "__main__":
     model, port, models = sys.argv[1:]
-    if model == "cnn":
-        serve_onnx(f"{models}/cnn.onnx", (1, 3, 64, 64))
+    if model in ("cnn", "slow"):
+        serve_onnx(f"{models}/{model}.onnx", (1, 3, 64, 64))
     elif model == "wide":
         serve_onnx(f"{models}/wide.onnx", (1, 256))
     uvicorn.run(app, host="127.0.0.1", port=int(port), log_level="error", access_log=False)

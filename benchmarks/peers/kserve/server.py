@@ -11,7 +11,7 @@ import sys
 import kserve
 import numpy as np
 
-SHAPES = {"cnn": (3, 64, 64), "wide": (256,)}
+SHAPES = {"cnn": (3, 64, 64), "wide": (256,), "slow": (3, 64, 64)}
 
 
 class Echo(kserve.Model):

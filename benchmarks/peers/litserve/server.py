@@ -9,7 +9,7 @@ import sys
 import litserve
 import numpy as np
 
-SHAPES = {"cnn": (3, 64, 64), "wide": (256,)}
+SHAPES = {"cnn": (3, 64, 64), "wide": (256,), "slow": (3, 64, 64)}
 
 
 class Echo(litserve.LitAPI):
@@ -34,8 +34,8 @@ class Echo(litserve.LitAPI):
 class Onnx(litserve.LitAPI):
     """A model behind base64 in JSON: a worker is only ever given JSON."""
 
-    def __init__(self, path, shape):
-        super().__init__(max_batch_size=8, batch_timeout=0.005)
+    def __init__(self, path, shape, batch):
+        super().__init__(max_batch_size=batch, batch_timeout=0.005)
         self.path, self.shape = path, shape
 
     def setup(self, device):
@@ -70,7 +70,8 @@ class Onnx(litserve.LitAPI):
 
 if __name__ == "__main__":
     model, port, models = sys.argv[1:]
-    api = Echo() if model == "echo" else Onnx(f"{models}/{model}.onnx", SHAPES[model])
+    batch = 2 if model == "slow" else 8  # batches gain it nothing, and it has 150 ms for everything
+    api = Echo() if model == "echo" else Onnx(f"{models}/{model}.onnx", SHAPES[model], batch)
     server = litserve.LitServer(api, accelerator="cpu", workers_per_device=1, timeout=60)
     server.run(
         host="127.0.0.1",

@@ -14,7 +14,7 @@ from mlserver.codecs import NumpyCodec
 from mlserver.settings import ModelParameters
 from mlserver.types import InferenceResponse, ResponseOutput
 
-SHAPES = {"cnn": (3, 64, 64), "wide": (256,)}
+SHAPES = {"cnn": (3, 64, 64), "wide": (256,), "slow": (3, 64, 64)}
 
 
 class Echo(MLModel):
@@ -67,7 +67,9 @@ async def main():
         use_structured_logging=False,
         debug=False,
     )
-    batches = {} if model == "echo" else {"max_batch_size": 8, "max_batch_time": 0.005}
+    # `slow` gains nothing from batches, and has 150 ms for everything.
+    has_none = model in ("echo", "slow")
+    batches = {} if has_none else {"max_batch_size": 8, "max_batch_time": 0.005}
     served = ModelSettings(
         name=model,
         implementation=f"server.{'Echo' if model == 'echo' else 'Onnx'}",

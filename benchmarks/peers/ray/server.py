@@ -15,7 +15,7 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import Response
 
-SHAPES = {"cnn": (3, 64, 64), "wide": (256,)}
+SHAPES = {"cnn": (3, 64, 64), "wide": (256,), "slow": (3, 64, 64)}
 DEPLOYED = {"num_replicas": 1, "max_ongoing_requests": 256, "ray_actor_options": {"num_cpus": 0.5}}
 
 
@@ -32,7 +32,7 @@ class Echo:
 class Onnx:
     """A model behind raw bytes."""
 
-    def __init__(self, path: str, shape: tuple) -> None:
+    def __init__(self, path: str, shape: tuple, batch: int) -> None:
         import onnxruntime  # noqa: PLC0415  # the echo does without
 
         options = onnxruntime.SessionOptions()
@@ -40,6 +40,7 @@ class Onnx:
         providers = ["CPUExecutionProvider"]
         self.session = onnxruntime.InferenceSession(path, options, providers=providers)
         self.shape = shape
+        self.infer.set_max_batch_size(batch)
 
     @serve.batch(max_batch_size=8, batch_wait_timeout_s=0.005)
     async def infer(self, items: list) -> list:
@@ -64,7 +65,11 @@ if __name__ == "__main__":
     if model == "echo":
         served = Echo.bind()
     else:
-        served = Onnx.bind(f"{models}/{model}.onnx", SHAPES[model])
+        # `slow` is for overload, within 150 ms: no batches, which gain it nothing, and no more than
+        # what can be in time. The rest is refused, which is all that Ray can do about deadlines.
+        if model == "slow":
+            Onnx = Onnx.options(max_ongoing_requests=6, max_queued_requests=1)
+        served = Onnx.bind(f"{models}/{model}.onnx", SHAPES[model], 1 if model == "slow" else 8)
     serve.run(served, route_prefix="/")
     while True:
         time.sleep(3600)

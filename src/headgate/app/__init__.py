@@ -1,8 +1,10 @@
 """The application file: what users declare, and how it becomes the core's records."""
 
 from headgate.app.loaded import (
+    ClientChoice,
     LoadedApp,
     PolicyChoice,
+    ServeChoice,
     SimulationChoice,
     StreamChoice,
     WorkloadChoice,
@@ -11,8 +13,10 @@ from headgate.app.loader import declare, from_spec, load
 from headgate.app.settings import make_config
 
 __all__ = [
+    "ClientChoice",
     "LoadedApp",
     "PolicyChoice",
+    "ServeChoice",
     "SimulationChoice",
     "StreamChoice",
     "WorkloadChoice",

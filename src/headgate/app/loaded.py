@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from headgate.app.spec import ClientSpec, ServeSpec
 from headgate.core.model import App, Client, Pipeline
@@ -59,6 +60,37 @@ class SimulationChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class ServeChoice:
+    """How the application is served. Files are relative to the application's directory."""
+
+    host: str
+    port: int  # 0: any that is free
+    grpc_port: int | None  # None: there is no gRPC
+    tls_certificate: str | None  # None: not encrypted
+    tls_key: str | None  # None: it is in the file of the certificate
+    log: str | None
+    lame_duck_ns: int
+    drain_ns: int
+    timeout_ns: int
+    hang_ns: int
+    body_bytes: int
+    connections: int
+    shared_memory_bytes: int
+    overload_status: Literal[429, 503]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientChoice:
+    """How a client shows who it is, and how much it may ask for. None is no limit."""
+
+    client_id: int
+    key_sha256: str | None  # in hexadecimal digits; None: it has no key
+    rate_per_s: float | None
+    burst: int
+    concurrency: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedApp:
     """Everything that an application file says.
 
@@ -72,6 +104,8 @@ class LoadedApp:
     workload: WorkloadChoice
     simulation: SimulationChoice
     sources: tuple[Source | None, ...]  # by variant id
-    serve: ServeSpec
-    clients: Mapping[str, ClientSpec]  # by name: who may ask, and how much; none if none are named
+    serving: ServeChoice
+    tenants: tuple[ClientChoice, ...]  # by client id: who may ask; none if none are named
+    serve: ServeSpec  # as it was written
+    clients: Mapping[str, ClientSpec]  # likewise, by name
     spec: dict[str, object]

@@ -14,6 +14,7 @@ from headgate.app.explain import check
 from headgate.app.functions import find_sources
 from headgate.app.loaded import LoadedApp
 from headgate.app.plain import plain
+from headgate.app.serve import choose_clients, choose_serve
 from headgate.app.spec import AppSpec
 from headgate.app.yaml_file import read_yaml
 from headgate.core.errors import ConfigError
@@ -23,7 +24,7 @@ def load(reference: str) -> LoadedApp:
     """Load a YAML file (`app.yaml`), or what `module:attribute` names: a `LoadedApp` or a mapping.
 
     Raises `ConfigError` if there is anything wrong with it. What the module itself raises when it
-    is imported comes through, but for a failing import.
+    is imported comes through, but for a failing import and for an exit.
     """
     if ":" not in reference or reference.endswith((".yaml", ".yml")):
         return _from_data(read_yaml(reference), reference)
@@ -64,6 +65,8 @@ def _from_data(data: object, where: str) -> LoadedApp:
         workload=choose_workload(spec.workload, app, where),
         simulation=choose_simulation(spec.simulation, app, where),
         sources=find_sources(spec.functions),
+        serving=choose_serve(spec.serve, where),
+        tenants=choose_clients(spec.clients, where),
         serve=spec.serve,
         clients=spec.clients,
         spec=normalised,
@@ -78,8 +81,10 @@ def _attribute(reference: str) -> object:
         raise ConfigError("names no module", where=reference, allowed=allowed)
     try:
         found: object = import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"cannot be imported: {error}", where=reference) from None
+    except (ImportError, SystemExit) as error:
+        kind = "it exits: " if isinstance(error, SystemExit) else ""
+        problem = " ".join(f"cannot be imported: {kind}{error}".split())
+        raise ConfigError(problem, where=reference) from None
     for name in path.split("."):
         if not hasattr(found, name):
             raise ConfigError(f"has no attribute {name!r}", where=reference, allowed=allowed)

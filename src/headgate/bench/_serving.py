@@ -58,7 +58,7 @@ def serving(app: Mapping[str, object], folder: Path, log: Path) -> Iterator[Runn
         )
     try:
         url = _await_url(process, said, began_s)
-        with _beside_the_worker():
+        with beside_the_worker():
             yield Running(process.pid, url, time.monotonic() - began_s)
     finally:
         process.send_signal(signal.SIGINT)
@@ -67,6 +67,18 @@ def serving(app: Mapping[str, object], folder: Path, log: Path) -> Iterator[Runn
         finally:
             process.kill()
             process.wait()
+
+
+@contextmanager
+def beside_the_worker() -> Iterator[None]:
+    """Leave the last core alone: a worker has it, and load must not slow what it measures."""
+    cores = os.sched_getaffinity(0)
+    if len(cores) > 1:
+        os.sched_setaffinity(0, sorted(cores)[:-1])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def peak_rps(server: Running, seconds: float) -> float:
@@ -110,18 +122,6 @@ def _await_url(process: subprocess.Popen[bytes], said: Path, began_s: float) -> 
             return words[words.index("serving") + 1]
         time.sleep(0.02)
     raise RuntimeError(f"it does not serve: {said.read_text(encoding='utf-8')}")
-
-
-@contextmanager
-def _beside_the_worker() -> Iterator[None]:
-    """Leave the last core alone: a worker has it, and load must not slow what it measures."""
-    cores = os.sched_getaffinity(0)
-    if len(cores) > 1:
-        os.sched_setaffinity(0, sorted(cores)[:-1])
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores)
 
 
 _THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

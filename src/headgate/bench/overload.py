@@ -1,7 +1,7 @@
 """What is left of a server when three times as much is asked of it as it can do.
 
 Open loop: requests come at their own times, whatever becomes of those before them, as they do when
-there are many clients. The event log is on.
+there are many clients. The event log is on. Beside that, every server's curve with one ONNX model.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from typing import Final
 import numpy as np
 
 from headgate.app import from_spec
+from headgate.bench._overload_peers import PeerPlan, measure_peers, report_peers
 from headgate.bench._serving import OPTIONS, SLO_MS, peak_rps, product_app, serving
-from headgate.bench.live.process import Running
-from headgate.core.clock import NEVER_NS, SECOND_NS
+from headgate.bench._step import Step, take_step
+from headgate.bench.live import CACHE, CONTESTANTS
+from headgate.bench.live.contestant import read_contestants
+from headgate.core.clock import NEVER_NS
 from headgate.core.log import read_log
 from headgate.experiments.experiment import Check, Progress, Result, Row
-from headgate.load import LoadResult, LoadSummary, Trouble, run_open_loop, summarise_load
 from headgate.metrics.logged import read_columns
-from headgate.workload import poisson
 
 NAME = "overload"
 TITLE = "goodput, promises kept and memory at three times the capacity"
@@ -47,16 +48,6 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One load and what came of it, as clients saw it."""
-
-    load: float
-    summary: LoadSummary
-    has_one_answer_each: bool
-    memory_mib: tuple[float, float, float]  # before, at most, after
-
-
-@dataclass(frozen=True, slots=True)
 class Measured:
     """All steps, in order of load."""
 
@@ -76,8 +67,11 @@ class Measured:
 
 
 def run(*, progress: Progress) -> Result:
-    """Measure. Takes two minutes."""
-    return report(measure(Plan(), progress))
+    """Measure ours, then everybody. Takes a quarter of an hour, and longer the first time."""
+    plan = PeerPlan(tuple(read_contestants(CONTESTANTS)), CACHE)
+    ours = report(measure(Plan(), progress))
+    everybody = report_peers(measure_peers(plan, progress))
+    return Result(NAME, ours.rows + everybody.rows, ours.checks + everybody.checks)
 
 
 def measure(plan: Plan, progress: Progress) -> Measured:
@@ -94,32 +88,13 @@ def measure(plan: Plan, progress: Progress) -> Measured:
             for load in (*plan.curve, plan.overload):
                 seconds = plan.seconds if load == plan.overload else plan.curve_seconds
                 progress(f"asking for {load:g} times {capacity_rps:.0f} requests/s, {seconds:g} s")
-                steps.append(_step(server, load, capacity_rps, seconds))
+                steps.append(take_step(server, load, capacity_rps, seconds, OPTIONS))
         return Measured(capacity_rps, steps, _settled(log))
 
 
 def report(found: Measured) -> Result:
     """Return the curve, and the checks."""
     return Result(NAME, [_row(step) for step in found.steps], list(_checks(found)))
-
-
-def _step(server: Running, load: float, capacity_rps: float, seconds: float) -> Step:
-    arrivals = poisson(load * capacity_rps, round(seconds * SECOND_NS), seed=round(10 * load))
-    before_mib = server.memory_mib()
-    seen_mib = [before_mib]
-    result = run_open_loop(
-        server.url,
-        arrivals,
-        OPTIONS,
-        on_standing=lambda _: seen_mib.append(server.memory_mib()),
-    )
-    memory_mib = (before_mib, max(seen_mib), server.memory_mib())
-    return Step(load, summarise_load(result), _has_one_answer_each(result), memory_mib)
-
-
-def _has_one_answer_each(result: LoadResult) -> bool:
-    """Whether no answer is missing; that there are no more than that, the log must tell."""
-    return bool(np.all((result.trouble == Trouble.NONE) & (result.status > 0)))
 
 
 def _settled(log: Path) -> int:

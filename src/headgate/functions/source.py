@@ -13,6 +13,7 @@ from headgate.core.errors import ConfigError
 from headgate.functions.decorator import function
 from headgate.functions.model import Model
 from headgate.functions.onnx_model import OnnxModel
+from headgate.functions.words import words
 
 
 class Source(Protocol):
@@ -58,8 +59,8 @@ def _found(code: str, base: str, where: str) -> type[Model]:
         found: object = import_module(module_name)
         for name in path.split("."):
             found = getattr(found, name)
-    except Exception as error:  # whatever a module does when it is imported
-        problem = f"cannot be imported: {type(error).__name__}: {error}"
+    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
+        problem = f"cannot be imported: {words(error)}"
         raise ConfigError(problem, where=where, key="code", value=code) from error
     if isclass(found) and issubclass(found, Model):
         return found
@@ -79,6 +80,6 @@ def _made(cls: type[Model], options: Mapping[str, object], value: str, where: st
         return cls(**options)
     except ConfigError:
         raise
-    except Exception as error:
-        problem = f"cannot be made: {type(error).__name__}: {error}"
+    except (Exception, SystemExit) as error:
+        problem = f"cannot be made: {words(error)}"
         raise ConfigError(problem, where=where, key="options", value=value) from error

@@ -39,6 +39,20 @@ def write_spec(spec: TensorSpec) -> str:
     return f"{spec.datatype}[{', '.join(map(str, spec.shape))}]"
 
 
+def fits(given: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether both shapes can be those of one tensor; -1 is any size.
+
+    >>> fits((4, 3), (-1, 3)), fits((4, 3), (-1,)), fits((-1, 3), (-1, 5))
+    (True, False, False)
+    """
+    if len(given) != len(wanted):
+        return False
+    for one, other in zip(given, wanted, strict=True):  # per request: a generator is slow
+        if one != other and one >= 0 and other >= 0:
+            return False
+    return True
+
+
 def _read(name: str, text: object, where: str) -> TensorSpec:
     matched = _SPEC.fullmatch(text) if isinstance(text, str) else None
     if matched is None:
@@ -53,6 +67,8 @@ def _read(name: str, text: object, where: str) -> TensorSpec:
 
 
 def _check(spec: TensorSpec, where: str) -> None:
+    if not isinstance(spec.name, str) or not spec.name.isprintable():
+        raise ConfigError("is no name", where=where, value=spec.name, allowed="printable text")
     if spec.datatype not in ITEM_BYTES:
         raise ConfigError(
             "is no datatype",

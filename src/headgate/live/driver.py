@@ -98,10 +98,12 @@ class Driver:
             return
         if self._record is not None:
             self._record(now_ns, event, actions)
+        # Workers first: answering takes a while, and they had better work meanwhile.
         hands = self._hands
+        settled: list[Settle] = []
         for action in actions:
             if isinstance(action, Settle):
-                hands.settle(now_ns, action)
+                settled.append(action)
             elif isinstance(action, Dispatch):
                 hands.dispatch(now_ns, action)
             elif isinstance(action, SetTimer):
@@ -111,6 +113,8 @@ class Driver:
             else:
                 assert isinstance(action, PlacedAction)
                 hands.order(action)
+        for settle in settled:
+            hands.settle(now_ns, settle)
 
     # --- timers --------------------------------------------------------------------------------
 

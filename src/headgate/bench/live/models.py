@@ -1,7 +1,8 @@
 """The models that are measured, and what ONNX Runtime does with them when nothing is in the way.
 
-The convolutional one costs as much per item in a batch as alone. The wide one reads some 50 MB of
-weights for every batch, however large, so a batch of eight costs little more than one item.
+The convolutional ones cost as much per item in a batch as alone; `slow` takes some 20 ms. The wide
+one reads some 50 MB of weights for every batch, however large, so a batch of eight costs little
+more than one item.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
-SHAPES: Final = {"echo": (8,), "cnn": (3, 64, 64), "wide": (256,)}
+SHAPES: Final = {"echo": (8,), "cnn": (3, 64, 64), "wide": (256,), "slow": (3, 64, 64)}
 _FILTERS: Final = ((32, 2), (64, 1), (64, 2), (128, 2))  # how many, and their stride
+_SLOW_FILTERS: Final = ((64, 1),) * 11
 _WIDTHS: Final = (256, 2048, 2048, 2048, 2048, 8)
 
 
@@ -42,8 +44,9 @@ def write_models(directory: Path) -> None:
     import onnx  # noqa: PLC0415  # only to measure
 
     directory.mkdir(parents=True, exist_ok=True)
-    onnx.save(_convolutional(), directory / "cnn.onnx")
+    onnx.save(_convolutional("cnn", _FILTERS), directory / "cnn.onnx")
     onnx.save(_wide(), directory / "wide.onnx")
+    onnx.save(_convolutional("slow", _SLOW_FILTERS), directory / "slow.onnx")
 
 
 def expected(model: str, directory: Path) -> list[float]:
@@ -76,12 +79,12 @@ def _session(model: str, directory: Path) -> Any:  # it comes without types
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
-def _convolutional() -> Any:
+def _convolutional(name: str, layers: tuple[tuple[int, int], ...]) -> Any:
     from onnx import helper  # noqa: PLC0415
 
     rng = np.random.default_rng(1)
     nodes, weights, last, channels = [], {}, "x", 3
-    for layer, (filters, stride) in enumerate(_FILTERS):
+    for layer, (filters, stride) in enumerate(layers):
         size = (filters, channels, 3, 3)
         weights[f"w{layer}"] = _scaled(rng, size, channels * 9)
         inputs = [last, f"w{layer}"]
@@ -93,7 +96,7 @@ def _convolutional() -> Any:
     nodes.append(helper.make_node("Flatten", ["mean"], ["flat"]))
     weights["last"] = _scaled(rng, (channels, 10), channels)
     nodes.append(helper.make_node("MatMul", ["flat", "last"], ["y"]))
-    return _model("cnn", nodes, weights, 10)
+    return _model(name, nodes, weights, 10)
 
 
 def _wide() -> Any:

@@ -103,9 +103,8 @@ def verdict(call: Call, overload_status: int) -> Refused | None:
     if outcome == Outcome.FAILED and call.error:
         reason = "function_refused" if call.status < 500 else "function_failed"
         return Refused(call.status, call.error, reason=reason)
-    return Refused(
-        503, "it could not be run to its end", reason=call.reason or "lost", retry_ns=call.retry_ns
-    )
+    message = f"it could not be run to its end ({call.reason or 'nobody knows why'})"
+    return Refused(503, message, reason=_failure(call.reason), retry_ns=call.retry_ns)
 
 
 def expired(call: Call) -> Refused:
@@ -156,6 +155,13 @@ def _rejected(call: Call, overload_status: int) -> Refused:
         predicted_ns=call.predicted_ns,
         deadline_ns=_allowed_ns(call),
     )
+
+
+def _failure(said: str) -> str:
+    """The word for what the Scheduler says of a failure in a sentence."""
+    if said.endswith(": lost"):
+        return "worker_lost"
+    return "refused" if said.startswith("refused too often") else "failed"
 
 
 def _allowed_ns(call: Call) -> int:

@@ -30,7 +30,9 @@ class GatewayConfig:
 
     # Sizes
     body_bytes_max: int = 64 << 20
-    bodies_bytes_max: int = 1 << 30  # of all bodies that are still coming in, together
+    # Of all bodies that are not answered and all answers that are not read, together; room for one
+    # of the largest of each there always is.
+    bodies_bytes_max: int = 512 << 20
     json_bytes_max: int = 16 << 20  # reading text takes time, which everybody waits for
     header_bytes_max: int = 16 << 10
     headers_max: int = 100
@@ -40,7 +42,7 @@ class GatewayConfig:
     # Connections
     connections_max: int = 4096
     pipelined_max: int = 64  # requests that may wait behind another
-    write_high_water: int = 1 << 20
+    write_high_water: int = 1 << 16  # unread bytes of a connection that are not counted
     # Times
     header_timeout_s: float = 10.0
     body_timeout_s: float = 60.0

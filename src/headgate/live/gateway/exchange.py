@@ -46,6 +46,7 @@ class Exchange:
         "closes",
         "form",
         "headers",
+        "held_bytes",
         "refused",
         "request_id",
         "route",
@@ -70,6 +71,7 @@ class Exchange:
         self.headers = headers
         self._is_head = is_head
         self.body: bytes | bytearray = b""
+        self.held_bytes = 0  # of the body, as the server counts them
         self.closes = False  # the connection ends with this answer
         self.refused: Refused | None = None  # known before the body came
         self.form: Form = _PLAIN
@@ -109,6 +111,7 @@ class Exchange:
     def answered(self, call: Call) -> None:
         """What the runtime calls when it is done with the call."""
         if self._is_done:
+            self.release()  # at its deadline the call was answered, not over
             return
         try:
             refused = verdict(call, self.server.config.overload_status)
@@ -119,6 +122,7 @@ class Exchange:
             if call.outcome == Outcome.LATE:
                 lines += outcome_line(call)
             lines += timing_line(call, self.server.serving.now_ns())
+            self.server.check_room(len(body))
             self.respond(200, lines, body)
         except Refused as refused:
             self.refuse(refused)
@@ -177,10 +181,26 @@ class Exchange:
                 self.server.serving.cancel(self.call)
             self._let_go()
 
+    def give_up(self, refused: Refused) -> None:
+        """Answer now, for the call will not be."""
+        call = self.call
+        if call is not None:
+            call.outcome = Outcome.CANCELLED
+            self.server.serving.cancel(call)
+        self.refuse(refused)
+
+    def release(self) -> None:
+        """Let others have the room that the body took."""
+        self.server.bodies_bytes -= self.held_bytes
+        self.held_bytes = 0
+
     def _expire(self) -> None:
         self._timer = None
         if not self._is_done and self.call is not None:
+            # The call has the body until the runtime is done with it: see `answered`.
+            held_bytes, self.held_bytes = self.held_bytes, 0
             self.refuse(expired(self.call))
+            self.held_bytes = held_bytes
 
     def _break(self) -> None:
         """A defect of ours: say so once, here and to the client, and go on."""
@@ -190,6 +210,8 @@ class Exchange:
             self.refuse(Refused(500, "the gateway made a mistake", reason="internal"))
 
     def _let_go(self) -> None:
+        if self.held_bytes:
+            self.release()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -44,12 +44,12 @@ class Incoming:
         "_exchange",
         "_head_bytes",
         "_headers",
-        "_held_bytes",
         "_limits",
         "_parser",
         "_plain_left",
         "_server",
         "_target",
+        "_unended_bytes",
         "reading",
         "since_s",
     )
@@ -67,8 +67,8 @@ class Incoming:
         self._exchange: Exchange | None = None  # whose body is being read
         self._body: bytes | bytearray = b""
         self._body_bytes = 0
-        self._held_bytes = 0  # of the body, as the server counts them
         self._plain_left = 0  # bytes of a body that the parser does not see
+        self._unended_bytes = 0  # read since anything came of it; -1: something has just begun
 
     def feed(self, data: bytes) -> None:
         """Read on: whole requests go to the connection. Raises `Refused`, after which it ends."""
@@ -82,11 +82,8 @@ class Incoming:
                 data = data[upgrade.args[0] :]  # there is no upgrade: it goes on as it was
             except HttpParserError as problem:
                 raise _refused(problem) from None
-        if self.reading == Reading.HEAD:
-            # A header that never ends never comes to `on_header`.
-            self._head_bytes += len(data)
-            if self._head_bytes > 2 * self._limits.header_bytes_max:
-                raise _too_many_headers()
+        if self.reading == Reading.HEAD or self.reading == Reading.BODY:
+            self._count_unended(len(data))
 
     def last(self, refused: Refused) -> Exchange:
         """The exchange to end with: the one that was coming in, or one for what was none."""
@@ -101,10 +98,11 @@ class Incoming:
 
     def let_go(self) -> None:
         """Keep nothing of what is unfinished."""
-        self._server.release(self._held_bytes)
-        self._held_bytes = self._body_bytes = self._plain_left = 0
+        if self._exchange is not None:
+            self._exchange.release()
+            self._exchange = None
+        self._body_bytes = self._plain_left = 0
         self._body = b""
-        self._exchange = None
 
     def on_message_begin(self) -> None:
         """Mark the time."""
@@ -113,6 +111,7 @@ class Incoming:
         self.reading = Reading.HEAD
         self.since_s = self._server.clock_s
         self._head_bytes = 0
+        self._unended_bytes = -1
 
     def on_url(self, url: bytes) -> None:
         """Keep the target, which may come in pieces."""
@@ -128,7 +127,7 @@ class Incoming:
             raise _too_many_headers()
         if self.reading == Reading.BODY:
             return  # a trailer, which could overrule what has been looked at
-        name = name.lower()
+        name, value = name.lower(), value.strip()  # the parser leaves the space that follows
         if name in headers:
             if name in (b"content-length", b"transfer-encoding", b"host", b"authorization"):
                 raise Refused(400, f"{name.decode()} is given twice", closes=True)
@@ -165,12 +164,17 @@ class Incoming:
 
     def on_body(self, chunk: bytes) -> None:
         """Keep a piece of the body, if somebody wants it and there is room."""
+        exchange = self._exchange
         self._head_bytes = 0  # from here on it counts trailers
+        self._unended_bytes = -1
         self._body_bytes += len(chunk)
         if self._body_bytes > self._limits.body_bytes_max:
             raise self._too_large()
-        if self._exchange is None or self._exchange.refused is not None:
+        if exchange is None or exchange.refused is not None:
             return
+        if not self._server.hold(len(chunk)):
+            raise Refused(503, "too many bodies are here already", reason="bodies", closes=True)
+        exchange.held_bytes += len(chunk)
         if not self._body:
             self._body = chunk
             return
@@ -178,9 +182,6 @@ class Incoming:
         # what they carry.
         if not isinstance(self._body, bytearray):
             self._body = bytearray(self._body)
-        if not self._server.hold(len(chunk)):
-            raise Refused(503, "too many bodies are on their way", reason="bodies", closes=True)
-        self._held_bytes += len(chunk)
         self._body += chunk
 
     def on_message_complete(self) -> None:
@@ -199,13 +200,19 @@ class Incoming:
         exchange.closes = closes
         self.reading = Reading.NO_MORE if closes else Reading.NOTHING
         if self._body_bytes:
-            if self._held_bytes:
-                self._server.release(self._held_bytes)
-                self._held_bytes = 0
             self._body_bytes = 0
             self._body = b""
         self._exchange = None
         self._connection.arrived(exchange)
+
+    def _count_unended(self, size: int) -> None:
+        """Bound what the parser keeps to itself: a header, trailer or extension without an end."""
+        if self._unended_bytes < 0:
+            self._unended_bytes = 0  # it began in this piece, after who knows what else
+            return
+        self._unended_bytes += size
+        if self._unended_bytes > 3 * self._limits.header_bytes_max:
+            raise _too_many_headers()
 
     def _read_plain(self, data: bytes) -> bytes:
         """Read a body that the parser does not see; returns what follows it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, final
 
 from headgate.functions.tensor import Tensor
@@ -91,8 +92,7 @@ def infer(exchange: Exchange) -> None:
     assert route is not None
     check_open(server.serving)
     model = find_model(server.serving, route.name, route.version)
-    if b"content-encoding" in headers:
-        raise Refused(415, "bodies cannot be compressed")
+    check_coding(headers)
     length = headers.get(binary.LENGTH_HEADER)
     if length is None:
         request = oip.decode(exchange.body, server.config)
@@ -105,6 +105,12 @@ def infer(exchange: Exchange) -> None:
     form = OipForm(model.name, request)
     exchange.form = form
     submit(exchange, model, request, inputs, form.names)
+
+
+def check_coding(headers: Mapping[bytes, bytes]) -> None:
+    """See that the body is as it is. Raises `Refused` (415)."""
+    if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+        raise Refused(415, "bodies cannot be compressed")
 
 
 def submit(

@@ -37,6 +37,7 @@ class Connection(asyncio.Protocol):
         "_server",
         "_since_s",
         "_transport",
+        "_unsent_bytes",
         "_unwritable_since_s",
         "_waiting",
         "owes_continue",
@@ -55,6 +56,7 @@ class Connection(asyncio.Protocol):
         self._is_deaf = False  # nothing is read for now
         self._since_s = server.clock_s  # when the last answer went out
         self._unwritable_since_s: float | None = None  # when the client stopped reading
+        self._unsent_bytes = 0  # of answers since then, as the server counts them
 
     @property
     def is_idle(self) -> bool:
@@ -72,7 +74,8 @@ class Connection(asyncio.Protocol):
         """Withdraw whatever nobody waits for any more."""
         self._incoming.reading = Reading.NO_MORE
         self._incoming.let_go()
-        self._waiting.clear()
+        self._forget_waiting()
+        self._release_unsent()
         current, self._current = self._current, None
         if current is not None:
             current.abandon()
@@ -101,6 +104,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """It has caught up."""
         self._unwritable_since_s = None
+        self._release_unsent()
         self._pump()
         self._listen()
 
@@ -111,6 +115,7 @@ class Connection(asyncio.Protocol):
             # More than was agreed came in one piece. HTTP lets a server close after any answer.
             waiting[-1].closes = True
             self._incoming.reading = Reading.NO_MORE
+            exchange.abandon()
             return
         waiting.append(exchange)
         self._pump()
@@ -126,6 +131,9 @@ class Connection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         self._transport.write(answer)
+        if self._unwritable_since_s is not None:
+            self._unsent_bytes += len(answer)
+            self._server.bodies_bytes += len(answer)
         if exchange.closes:
             self._end()
         elif self._waiting:
@@ -137,6 +145,15 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Close it once what was written has been sent."""
         self._transport.close()
+
+    def give_up(self, refused: Refused) -> None:
+        """Answer whatever is under way with a refusal, and close."""
+        if self.is_idle:
+            self.close()
+        elif self._current is None:
+            self._fail(refused)
+        else:
+            self._current.give_up(refused)
 
     def sweep(self, now_s: float) -> None:
         """See whether the client takes too long over something."""
@@ -180,12 +197,20 @@ class Connection(asyncio.Protocol):
 
     def _end(self) -> None:
         """Close after the answer that was the last."""
-        self._waiting.clear()
+        self._forget_waiting()
         self._incoming.reading = Reading.NO_MORE
         if self._is_cut and self._transport.can_write_eof():
             self._transport.write_eof()  # the sweep closes it later
         else:
             self._transport.close()
+
+    def _forget_waiting(self) -> None:
+        while self._waiting:
+            self._waiting.pop().abandon()
+
+    def _release_unsent(self) -> None:
+        self._server.bodies_bytes -= self._unsent_bytes
+        self._unsent_bytes = 0
 
     def _listen(self) -> None:
         """Read from the client, or not: not while it does not read, nor while a crowd waits."""

@@ -17,7 +17,9 @@ from headgate.live.gateway.refusal import Refused
 Handler = Callable[[Exchange], None]
 Methods = Mapping[bytes, "Route"]
 
-KNOWN_MAX: Final = 4096  # targets kept; names come from clients, and there is no end of them
+# Targets come from clients, and there is no end of them.
+KNOWN_MAX: Final = 1024
+KNOWN_BYTES_MAX: Final = 256  # of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,15 @@ class Route:
 class Router:
     """All paths. In a path, `{name}` and `{version}` stand for one part each.
 
-    >>> router = Router({"/a/{name}/b": Rule(b"GET", print)})
+    `is_model` says which names are worth remembering.
+
+    >>> router = Router({"/a/{name}/b": Rule(b"GET", print)}, is_model=lambda name: True)
     >>> router.find(b"GET", b"/a/x%20y/b?q=1").name
     'x y'
     """
 
-    def __init__(self, rules: Mapping[str, Rule]) -> None:
+    def __init__(self, rules: Mapping[str, Rule], is_model: Callable[[str], bool]) -> None:
+        self._is_model = is_model
         self._known: dict[bytes, Methods] = {}
         self._fixed = {path.encode(): rule for path, rule in rules.items() if "{" not in path}
         self._patterns = [(path.encode().split(b"/"), rule) for path, rule in rules.items()]
@@ -75,7 +80,9 @@ class Router:
         methods = {rule.method: route}
         if rule.method == b"GET":
             methods[b"HEAD"] = route
-        if len(self._known) < KNOWN_MAX:
+        if len(target) <= KNOWN_BYTES_MAX and (not route.name or self._is_model(route.name)):
+            if len(self._known) >= KNOWN_MAX:
+                self._known.clear()  # somebody makes them up: those in use are back at once
             self._known[target] = methods
         return methods
 

@@ -15,7 +15,7 @@ from headgate.live.call import Call
 from headgate.live.gateway.answers import JSON, error_json
 from headgate.live.gateway.exchange import Exchange
 from headgate.live.gateway.health import is_ready
-from headgate.live.gateway.infer import submit
+from headgate.live.gateway.infer import check_coding, submit
 from headgate.live.gateway.intake import check_open, find_model
 from headgate.live.gateway.oip import InferRequest
 from headgate.live.gateway.refusal import Refused
@@ -96,8 +96,7 @@ def _invoke(exchange: Exchange, name: str) -> None:
     assert isinstance(form, SageMakerForm)
     check_open(server.serving)
     model = find_model(server.serving, name)
-    if b"content-encoding" in exchange.headers:
-        raise Refused(415, "bodies cannot be compressed")
+    check_coding(exchange.headers)
     media_type = exchange.headers.get(b"content-type", b"")
     understood = understand(media_type, exchange.body, model, server.config)
     form.answer_form = understood.answer

@@ -18,6 +18,7 @@ from headgate.live.gateway.infer import infer_rules
 from headgate.live.gateway.keys import KeyRing
 from headgate.live.gateway.openapi import openapi_rules
 from headgate.live.gateway.protocol import Connection
+from headgate.live.gateway.refusal import Refused
 from headgate.live.gateway.routes import Router
 from headgate.live.gateway.sagemaker import sagemaker_rules
 from headgate.live.serving import Phase, Serving
@@ -30,7 +31,8 @@ class HttpServer:
     """Makes connections for listening sockets, counts them, and watches the clock for them.
 
     `await loop.create_server(server.protocol, ...)` serves; `start` begins the sweep; to leave,
-    stop accepting, `close_idle`, and wait for `connections` to be empty.
+    stop accepting, `close_idle`, and wait for `connections` to be empty; `abandon_all` ends those
+    for which that takes too long.
     """
 
     def __init__(
@@ -41,13 +43,18 @@ class HttpServer:
         self.render_metrics = render_metrics
         self.timeout_max_ns = int(config.timeout_max_s * SECOND_NS)
         self.keys = KeyRing(config)
-        self.router = Router(infer_rules() | health_rules() | sagemaker_rules() | openapi_rules())
+        self.router = Router(
+            infer_rules() | health_rules() | sagemaker_rules() | openapi_rules(),
+            lambda name: name in serving.models,
+        )
         self.connections: set[Connection] = set()
         self.loop: asyncio.AbstractEventLoop
         self.clock_s = 0.0  # the loop's, as of the last sweep
         self.common_lines = b""
         self.answers: Counter[int] = Counter()  # sent, by status
-        self.bodies_bytes = 0  # of bodies that are still coming in
+        self.bodies_bytes = 0  # of bodies that are not answered, and of answers that are not read
+        # One request can always be served.
+        self._bodies_bytes_max = max(config.bodies_bytes_max, 2 * config.body_bytes_max)
         self._timer: asyncio.TimerHandle | None = None
         self._listeners: list[asyncio.Server] = []
         self._rng = Random(secrets.randbits(64))
@@ -89,6 +96,11 @@ class HttpServer:
             if connection.is_idle:
                 connection.close()
 
+    def abandon_all(self, message: str = "the server has ended before it was done") -> None:
+        """Answer every request that is open with 503 (`draining`), and close its connection."""
+        for connection in list(self.connections):
+            connection.give_up(Refused(503, message, reason="draining", closes=True))
+
     def close(self) -> None:
         """Close everything, now."""
         self.stop_accepting()
@@ -109,15 +121,19 @@ class HttpServer:
         self.connections.discard(connection)
 
     def hold(self, size: int) -> bool:
-        """Count bytes of a body that is still coming in. False: there is no room for them."""
-        if self.bodies_bytes + size > self.config.bodies_bytes_max:
+        """Count bytes of a body. False: there is no room for them."""
+        if self.bodies_bytes + size > self._bodies_bytes_max:
             return False
         self.bodies_bytes += size
         return True
 
-    def release(self, size: int) -> None:
-        """Forget bytes that were counted."""
-        self.bodies_bytes -= size
+    def check_room(self, size: int) -> None:
+        """See that an answer can wait until it is read. Raises `Refused` (503)."""
+        # A small one waits in the socket's own buffer, and its request was let in.
+        if size > self.config.write_high_water and (
+            self.bodies_bytes + size > self._bodies_bytes_max
+        ):
+            raise Refused(503, "too many answers are not read yet", reason="answers")
 
     def request_id(self, given: bytes | None) -> bytes:
         """The id of a request: the client's own if it is fit to be repeated, or a new one."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from headgate.live.assignment import Place, read, socket_path
+from headgate.live.worker.ending import end
 
 # How many threads the libraries behind NumPy and its friends start. They look when imported.
 _THREADS: Final = (
@@ -77,6 +77,4 @@ def _listen(path: Path) -> socket.socket:
 
 
 if __name__ == "__main__":
-    status = main()
-    sys.stderr.flush()
-    os._exit(status)  # threads of models and libraries must not keep us
+    end(main())

@@ -8,15 +8,14 @@ such a switch the listening thread does itself, before it listens again.
 
 from __future__ import annotations
 
-import os
 import traceback
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread, get_ident
 from time import monotonic_ns
-from typing import Final, final
+from typing import final
 
-BROKEN_EXIT: Final = 70
+from headgate.live.worker.ending import BROKEN_EXIT, end
 
 
 class Job:
@@ -84,4 +83,4 @@ class Executor:
                 self.do(self._todo.get())
             except BaseException:  # ours, not the function's: nothing can be relied on any more
                 traceback.print_exc()
-                os._exit(BROKEN_EXIT)
+                end(BROKEN_EXIT)

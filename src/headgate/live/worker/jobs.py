@@ -9,11 +9,12 @@ from typing import final
 from headgate.core.actions import Dispatch, LoadWeights, StartInstance
 from headgate.core.model import Variant
 from headgate.functions.tensor import Block
+from headgate.functions.words import words
 from headgate.live.framing import frame
 from headgate.live.messages import Ran, Result, Work
 from headgate.live.worker.connection import Connection
 from headgate.live.worker.job import Job
-from headgate.live.worker.runner import Runner, words
+from headgate.live.worker.runner import Runner
 from headgate.live.worker.stock import Stock
 
 

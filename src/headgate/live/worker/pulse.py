@@ -9,7 +9,8 @@ from collections.abc import Callable
 from threading import Lock, Thread
 from typing import Final, final
 
-from headgate.live.worker.job import BROKEN_EXIT, Executor
+from headgate.live.worker.ending import BROKEN_EXIT, end
+from headgate.live.worker.job import Executor
 
 BEAT_S: Final = 0.5
 
@@ -51,8 +52,7 @@ class Pulse:
         if hanging is not None:
             seconds = (now_ns - hanging.began_ns) / 1e9
             sys.stderr.write(f"worker {self._name}: hung for {seconds:.1f} s, ends itself\n")
-            sys.stderr.flush()
-            os._exit(BROKEN_EXIT)
+            end(BROKEN_EXIT)
 
     def _beat(self) -> None:
         if self._fd is None:

@@ -19,11 +19,12 @@ import numpy as np
 from headgate.functions.arrays import Array, to_array, to_tensor
 from headgate.functions.columns import join, length, likeness, split
 from headgate.functions.model import Model, signature_of
+from headgate.functions.specs import fits, write_spec
 from headgate.functions.tensor import Tensor, TensorSpec
+from headgate.functions.words import sendable, words
 from headgate.live.arena import INLINE_BYTES_MAX, Arena
 from headgate.live.messages import Result, Work
 
-ERROR_LETTERS_MAX: Final = 1000
 QUIET_NS: Final = 100_000_000  # between two tracebacks: somebody may break it on purpose
 UNSURE: Final = "unsure"
 
@@ -165,7 +166,7 @@ class Runner:
     def _encode(self, work: Work, part: object, arena: Arena | None) -> Result:
         try:
             arrays = self.model.encode(part)
-            outputs = self._tensors(arrays)
+            outputs = self._tensors(arrays, work.items)
         except BaseException as error:  # whatever a model does
             self._complain(error)
             return _failure(work, words(error), 500)
@@ -178,7 +179,7 @@ class Runner:
                     tensor.data = arena.allocate(tensor.data) or tensor.data
         return Result(work.task_id, outputs, is_unsure=is_unsure)
 
-    def _tensors(self, arrays: object) -> list[Tensor]:
+    def _tensors(self, arrays: object, items: int) -> list[Tensor]:
         """Return the outputs, checked against what is declared."""
         if not isinstance(arrays, dict):
             raise TypeError(f"encode gave a {type(arrays).__name__}, not a dict of arrays")
@@ -192,9 +193,15 @@ class Runner:
             if not isinstance(name, str) or not isinstance(array, np.ndarray):
                 raise TypeError(f"output {name!r} is a {type(array).__name__}, not an array")
             spec = self._outputs.get(name)
-            tensor = to_tensor(name, array, datatype=spec.datatype if spec else "")
-            if spec is not None and spec.datatype != tensor.datatype:
-                raise TypeError(f"output {name!r} is {tensor.datatype}, declared {spec.datatype}")
+            if spec is None:
+                tensors.append(to_tensor(sendable(name), array))
+                continue
+            tensor = to_tensor(name, array, datatype=spec.datatype)
+            if spec.datatype != tensor.datatype or not fits(tensor.shape, spec.shape):
+                found = write_spec(TensorSpec(name, tensor.datatype, tensor.shape))
+                raise TypeError(f"output {name!r} is {found}, declared {write_spec(spec)}")
+            if self._batches and tensor.shape[0] != items:
+                raise ValueError(f"output {name!r} has {tensor.shape[0]} items for {items}")
             tensors.append(tensor)
         return tensors
 
@@ -204,7 +211,7 @@ class Runner:
         if now_ns < self._quiet_until_ns:
             return
         self._quiet_until_ns = now_ns + QUIET_NS
-        told = "".join(traceback.format_exception(error))
+        told = sendable("".join(traceback.format_exception(error)))
         sys.stderr.write(f"{self.name}: {told}")
         sys.stderr.flush()
 
@@ -221,21 +228,9 @@ def _check(tensor: Tensor, spec: TensorSpec | None) -> None:
         raise ValueError(f"{tensor.name}: is no input of it")
     if tensor.datatype != spec.datatype:
         raise ValueError(f"{tensor.name}: is {tensor.datatype}, must be {spec.datatype}")
-    shape = spec.shape
-    if len(shape) != len(tensor.shape) or any(
-        wanted not in (-1, found) for wanted, found in zip(shape, tensor.shape, strict=True)
-    ):
-        raise ValueError(f"{tensor.name}: is {list(tensor.shape)}, must be {list(shape)}")
+    if not fits(tensor.shape, spec.shape):
+        raise ValueError(f"{tensor.name}: is {list(tensor.shape)}, must be {list(spec.shape)}")
 
 
 def _failure(work: Work, error: str, status: int) -> Result:
     return Result(work.task_id, [], error or "unknown error", status)
-
-
-def words(error: BaseException) -> str:
-    """Return what an exception says, in one line; even one that cannot say it."""
-    try:
-        words = f"{type(error).__name__}: {error}"
-    except BaseException:
-        words = type(error).__name__
-    return words[:ERROR_LETTERS_MAX]

@@ -26,12 +26,13 @@ from headgate.app.loaded import LoadedApp
 from headgate.core.actions import Action
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
-from headgate.core.units import parse_size
 from headgate.core.wire import from_wire
 from headgate.live.assignment import Place
 from headgate.live.messages import AnyMessage, Hello, Order, Release, Run
 from headgate.live.worker.connection import UNSENT_BYTES_MAX, Connection
+from headgate.live.worker.ending import CONFIG_EXIT
 from headgate.live.worker.job import Executor, Job
+from headgate.live.worker.memory import resident_bytes
 from headgate.live.worker.node import PREPARE_FACTOR, Node
 from headgate.live.worker.pulse import Pulse
 from headgate.live.worker.stock import Stock
@@ -39,7 +40,6 @@ from headgate.live.worker.survey import Survey
 
 LINGER_NS: Final = 1_000_000_000  # for gateways to read the last answers
 CONNECTIONS_MAX: Final = 64
-CONFIG_EXIT: Final = 78
 
 
 @final
@@ -58,7 +58,7 @@ class Server:
     ) -> None:
         self._listener = listener
         self._place = place
-        self._arena_bytes = parse_size(loaded.serve.shared_memory)
+        self._arena_bytes = loaded.serving.shared_memory_bytes
         self._lock = Lock()
         self._executor = Executor(self._on_done)
         self._woken_fd, self._wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -67,7 +67,7 @@ class Server:
             place.name, heartbeat_fd, self._executor, self._lock, self._tell_to_leave
         )
         app, pool = loaded.app, loaded.app.pools[place.pool_id]
-        self._stock = Stock(app, loaded.sources, pool, base)
+        self._stock = Stock(app, loaded.sources, pool, base, own_bytes=resident_bytes())
         self._node = Node(place.id, pool, app, self._stock, self._executor, hang_ns)
         here = [variant for variant in app.variants if pool.id in variant.pool_ids]
         limit_ns = PREPARE_FACTOR * hang_ns

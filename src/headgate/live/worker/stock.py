@@ -1,19 +1,24 @@
 """The stock: models that are loaded and that no instance uses just now.
 
 A gateway that comes back finds them as it left them, so it need not wait for weights. They leave
-when their memory is needed.
+when their memory is needed. How much a model takes that does not say so is known once one of them
+was loaded; until then it might take everything.
 """
 
 from __future__ import annotations
 
+import gc
+from collections import Counter
 from collections.abc import Sequence
 from threading import Lock
 from typing import final
 
 from headgate.app.loaded import Source
+from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
 from headgate.core.model import App, Pool, Variant
 from headgate.functions.source import build_model
+from headgate.functions.words import words
 from headgate.live.worker.runner import Runner
 
 
@@ -21,37 +26,48 @@ from headgate.live.worker.runner import Runner
 class Stock:
     """Loads models, and keeps those that are left over. Safe between threads."""
 
-    def __init__(self, app: App, sources: Sequence[Source | None], pool: Pool, base: str) -> None:
+    def __init__(
+        self,
+        app: App,
+        sources: Sequence[Source | None],
+        pool: Pool,
+        base: str,
+        *,
+        own_bytes: int = 0,  # what the process holds without any model
+    ) -> None:
         self._app = app
         self._sources = sources
-        self._pool = pool
         self._base = base
-        self._used_bytes = 0
+        self._pool = pool
+        self._own_bytes = own_bytes
+        # By variant id; None: not known yet.
+        self._sizes_bytes = [variant.profile.memory_bytes or None for variant in app.variants]
+        self._used: Counter[int] = Counter()  # how many are in use, by variant id
         self._kept: list[tuple[Variant, Runner]] = []  # longest unused first
         self._lock = Lock()
 
     def take(self, variant: Variant) -> Runner:
         """Return a runner of its own for an instance. Raises whatever the model does."""
-        room_bytes = variant.profile.memory_bytes
         with self._lock:
             found = next((kept for kept in self._kept if kept[0] is variant), None)
             if found is not None:
                 self._kept.remove(found)
-            self._used_bytes += room_bytes
-        self._make_room()
+            self._used[variant.id] += 1
         if found is not None:
             return found[1]
+        self.make_way(variant)
+        self._make_room()
         try:
             return self._load(variant)
         except BaseException:
             with self._lock:
-                self._used_bytes -= room_bytes
+                self._used[variant.id] -= 1
             raise
 
     def give(self, variant: Variant, runner: Runner, *, keep: bool) -> None:
         """Take a runner back: to keep it for the next, or to let its model go."""
         with self._lock:
-            self._used_bytes -= variant.profile.memory_bytes
+            self._used[variant.id] -= 1
             if keep:
                 self._kept.append((variant, runner))
         if keep:
@@ -59,12 +75,38 @@ class Stock:
         else:
             runner.unload()
 
+    def make_way(self, variant: Variant) -> None:
+        """Let go of what may be in the way of a model whose size nobody knows."""
+        if self._sizes_bytes[variant.id] is None and self._pool.memory_bytes < NEVER_NS:
+            self.clear()
+
+    def weigh(self, variant: Variant, size_bytes: int) -> int:
+        """Learn the size of a model that did not say it. Return what of the pool that takes up.
+
+        The process itself takes some: a model counts for so much more that those which fit the pool
+        fit beside it, too. Raises `ConfigError` if this one never does.
+        """
+        limit_bytes = self._pool.memory_bytes
+        if limit_bytes >= NEVER_NS:
+            return size_bytes
+        room_bytes = limit_bytes - self._own_bytes
+        if self._sizes_bytes[variant.id] is None:
+            if size_bytes >= room_bytes:
+                problem = f"takes {size_bytes} bytes of memory"
+                allowed = f"{room_bytes} on {self._pool.name}, beside the worker itself"
+                raise ConfigError(problem, where=variant.name, allowed=allowed)
+            self._sizes_bytes[variant.id] = size_bytes
+        return size_bytes * limit_bytes // max(1, room_bytes)
+
     def clear(self) -> None:
         """Let go of everything that is kept."""
         with self._lock:
             kept, self._kept = self._kept, []
-        for _, runner in kept:
-            runner.unload()
+        if not kept:
+            return
+        while kept:
+            kept.pop()[1].unload()
+        gc.collect()  # whoever needs the memory needs it now
 
     def _load(self, variant: Variant) -> Runner:
         source = self._sources[variant.id]
@@ -78,7 +120,10 @@ class Stock:
 
     def _loaded(self, source: Source, variant: Variant) -> Runner:
         model = build_model(source, self._base, variant.name)
-        model.load()
+        try:
+            model.load()
+        except SystemExit as error:
+            raise ConfigError(f"cannot be loaded: {words(error)}", where=variant.name) from error
         is_idempotent = self._app.functions[variant.function_id].is_idempotent
         return Runner(variant.name, model, is_idempotent=is_idempotent)
 
@@ -86,10 +131,11 @@ class Stock:
         """Let go of what does not fit beside the instances."""
         left = []
         with self._lock:
-            kept_bytes = sum(variant.profile.memory_bytes for variant, _ in self._kept)
-            while self._kept and self._used_bytes + kept_bytes > self._pool.memory_bytes:
+            held = self._used + Counter(variant.id for variant, _ in self._kept)
+            held_bytes = sum((self._sizes_bytes[id] or 0) * count for id, count in held.items())
+            while self._kept and held_bytes + self._own_bytes > self._pool.memory_bytes:
                 variant, runner = self._kept.pop(0)
-                kept_bytes -= variant.profile.memory_bytes
+                held_bytes -= self._sizes_bytes[variant.id] or 0
                 left.append(runner)
         for runner in left:
             runner.unload()

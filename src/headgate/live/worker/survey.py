@@ -6,11 +6,9 @@ were not declared is measured, on its own example or on zeros.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from pathlib import Path
 from time import monotonic_ns
 from typing import Final, final
 
@@ -18,9 +16,11 @@ from headgate.app.loaded import Source
 from headgate.core.errors import ConfigError
 from headgate.core.model import Variant
 from headgate.functions.tensor import Signature
+from headgate.functions.words import words
 from headgate.live.messages import FunctionFacts, Work
 from headgate.live.worker.job import Job
-from headgate.live.worker.runner import Runner, words
+from headgate.live.worker.memory import resident_bytes
+from headgate.live.worker.runner import Runner
 from headgate.live.worker.stock import Stock
 
 BUDGET_NS: Final = 400_000_000  # to measure one function
@@ -63,20 +63,20 @@ class Survey(Job):
     def _look_at(self, variant: Variant) -> FunctionFacts:
         source = self._sources[variant.id]
         assert source is not None
-        before_ns, before_bytes = monotonic_ns(), _resident_bytes()
+        self._stock.make_way(variant)
+        before_ns, before_bytes = monotonic_ns(), resident_bytes()
         runner = self._stock.take(variant)
         start_ns = monotonic_ns() - before_ns
         exec_ns: tuple[int, ...] = ()
-        signature = Signature()
         try:
-            signature = runner.signature
             if source.is_measured:
                 budget_ns = min(BUDGET_NS, BUDGET_ALL_NS // len(self._variants))
                 exec_ns = measure(runner, source.batch, budget_ns)
+            grown_bytes = max(0, resident_bytes() - before_bytes)
+            memory_bytes = self._stock.weigh(variant, grown_bytes)
         finally:
             self._stock.give(variant, runner, keep=True)
-        grown_bytes = max(0, _resident_bytes() - before_bytes)
-        return FunctionFacts(variant.name, signature, exec_ns, start_ns, grown_bytes)
+        return FunctionFacts(variant.name, runner.signature, exec_ns, start_ns, memory_bytes)
 
 
 def measure(runner: Runner, batch: int, budget_ns: int) -> tuple[int, ...]:
@@ -147,8 +147,3 @@ def _shortest_ns(runner: Runner, works: list[Work], budget_ns: int) -> int | Non
         if any(result.error for result in results):
             return None
     return min(times_ns)
-
-
-def _resident_bytes() -> int:
-    pages = Path("/proc/self/statm").read_text().split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")

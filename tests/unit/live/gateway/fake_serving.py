@@ -17,7 +17,7 @@ class FakeServing:
     """Serves models that echo their inputs; `mode` says what becomes of calls instead.
 
     Modes: echo, late, overloaded, infeasible, refuse (the function's 400), fail (its 500), lost,
-    expire, never, raise (a defect), bytes (one output that is not UTF-8).
+    expire, never, raise (a defect), bytes (one output that is not UTF-8), large (100 kB of it).
     """
 
     def __init__(self) -> None:
@@ -81,12 +81,15 @@ class FakeServing:
             if self.mode == "bytes":
                 data = memoryview(b"\x01\x00\x00\x00\xff")
                 call.outputs = [Tensor("x", "BYTES", (1, 1), data)]
+            elif self.mode == "large":
+                call.outputs = [Tensor("x", "UINT8", (1, 100_000), memoryview(bytes(100_000)))]
         call.on_answer(call)
 
 
 _ENDS: Mapping[str, tuple[int, Mapping[str, object]]] = {
     "echo": (Outcome.MET, {}),
     "bytes": (Outcome.MET, {}),
+    "large": (Outcome.MET, {}),
     "late": (Outcome.LATE, {}),
     "overloaded": (
         Outcome.REJECTED,
@@ -99,6 +102,6 @@ _ENDS: Mapping[str, tuple[int, Mapping[str, object]]] = {
     "infeasible": (Outcome.REJECTED, {"reason": Rejection.INFEASIBLE, "retry_ns": 5}),
     "refuse": (Outcome.FAILED, {"error": "x must be positive", "status": 400}),
     "fail": (Outcome.FAILED, {"error": "division by zero", "status": 500}),
-    "lost": (Outcome.FAILED, {"reason": "attempts_exhausted"}),
+    "lost": (Outcome.FAILED, {"reason": "f: lost"}),
     "expire": (Outcome.EXPIRED, {}),
 }

@@ -177,7 +177,7 @@ def test_too_many_items_are_too_large() -> None:
         ("infeasible", 422, "infeasible"),
         ("refuse", 400, "function_refused"),
         ("fail", 500, "function_failed"),
-        ("lost", 503, "attempts_exhausted"),
+        ("lost", 503, "worker_lost"),
         ("expire", 504, "deadline_exceeded"),
         ("raise", 500, "internal"),
     ],

@@ -242,16 +242,22 @@ def test_a_body_of_the_largest_size_is_taken() -> None:
 
 def test_bodies_together_are_bounded() -> None:
     async def story(rig: Rig) -> None:
-        client = await rig.connect()
-        client.send(infer(b" " * 2_000_000)[:1_500_000])
-        reply = await client.reply()
+        first, second, third = [await rig.connect() for _ in range(3)]
+        first.send(infer(b" " * 400_000)[:-1])
+        second.send(infer(b" " * 400_000)[:-1])
+        await rig.until(lambda: rig.server.bodies_bytes == 799_998)
+        third.send(infer(b" " * 400_000)[:-1])
+        reply = await third.reply()
         assert (reply.status, reply.json["reason"]) == (503, "bodies")
         assert (await rig.infer(body())).status == 200
-        data = infer(body()).partition(b"\r\n\r\n")[2].ljust(900_000)
-        for _ in range(2):  # what others took was given back
+        data = infer(body()).partition(b"\r\n\r\n")[2].ljust(400_000)
+        first.writer.close()
+        second.writer.close()
+        await rig.until(lambda: not rig.server.bodies_bytes)
+        for _ in range(3):  # what others took was given back
             assert (await rig.infer(data)).status == 200
 
-    run(story, with_limits(bodies_bytes_max=1_000_000))
+    run(story, with_limits(bodies_bytes_max=1_000_000, body_bytes_max=400_000))
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_only_the_outputs_that_are_asked_for_come() -> None:
         ("infeasible", StatusCode.FAILED_PRECONDITION, "infeasible"),
         ("refuse", StatusCode.INVALID_ARGUMENT, "function_refused"),
         ("fail", StatusCode["INTERNAL"], "function_failed"),
-        ("lost", StatusCode.UNAVAILABLE, "attempts_exhausted"),
+        ("lost", StatusCode.UNAVAILABLE, "worker_lost"),
         ("expire", StatusCode.DEADLINE_EXCEEDED, "deadline_exceeded"),
         ("raise", StatusCode["INTERNAL"], "internal"),
     ],

@@ -1,0 +1,29 @@
+"""What an exception says, for somebody who sees one line of it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+LETTERS_MAX: Final = 1000
+
+
+def words(error: BaseException) -> str:
+    """Return what an exception says, in one line of text; even of one that cannot say it.
+
+    >>> words(ValueError("no\\nway"))
+    'ValueError: no way'
+    """
+    try:
+        said = f"{type(error).__name__}: {error}"
+    except BaseException:
+        said = type(error).__name__
+    return sendable(" ".join(said[:LETTERS_MAX].split()))
+
+
+def sendable(text: str) -> str:
+    """Return text that can be encoded: half a surrogate pair cannot.
+
+    >>> sendable("a\\udcff")
+    'a?'
+    """
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()

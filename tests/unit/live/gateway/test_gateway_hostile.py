@@ -1,0 +1,286 @@
+"""Clients that take more than their share of memory or time, and what they get instead."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from hashlib import sha256
+
+import pytest
+from gateway_rig import QUICK, Rig, body, infer, request, run, tensor
+
+from headgate.core.outcome import Outcome
+from headgate.live.call import Call
+from headgate.live.gateway.answers import verdict
+from headgate.live.gateway.config import ApiKey, GatewayConfig
+from headgate.live.gateway.routes import KNOWN_MAX
+from headgate.live.serving import Phase
+
+ROW = infer(body()).partition(b"\r\n\r\n")[2]
+MEMORY = replace(QUICK, bodies_bytes_max=1_000_000, body_bytes_max=400_000)
+
+
+@contextmanager
+def deaf_client(port: int) -> Iterator[socket.socket]:
+    """A client that reads nothing."""
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        yield client
+
+
+def echo_text(size: int) -> bytes:
+    """A request whose answer is as large as it is itself."""
+    return infer(body(tensor(["y" * size], (1, 1), "BYTES")), model="bytes")
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def test_bodies_are_counted_until_their_calls_are_answered() -> None:
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = "never"
+        for _ in range(2):
+            client = await rig.connect()
+            client.send(infer(ROW.ljust(400_000)))
+        await rig.until(lambda: len(rig.serving.calls) == 2)
+        reply = await rig.infer(ROW.ljust(300_000))
+        assert (reply.status, reply.json["reason"]) == (503, "bodies")
+        assert "retry-after" in reply.headers
+        rig.serving.mode = "echo"
+        assert (await rig.infer(ROW)).status == 200
+        rig.serving.answer(rig.serving.calls[0])
+        assert (await rig.clients[0].reply()).status == 200
+        assert (await rig.infer(ROW.ljust(300_000))).status == 200
+
+    run(story, MEMORY)
+
+
+@pytest.mark.parametrize("how", ["answered", "gone", "gone_waiting", "crowd", "expired"])
+def test_what_was_counted_is_given_back(how: str) -> None:
+    """Whichever way requests end: also those that were never begun."""
+
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = "never"
+        client = await rig.connect()
+        timeout = ("X-Request-Timeout-Ms: 30",) if how == "expired" else ()
+        times = {"gone_waiting": 2, "crowd": 6}.get(how, 1)
+        client.send(infer(body(), *timeout) * times)
+        await rig.until(lambda: bool(rig.serving.calls))
+        assert rig.server.bodies_bytes >= len(ROW)
+        if how == "expired":  # the body is in use as long as the call is, and that is not over
+            assert (await client.reply()).status == 504
+            assert rig.server.bodies_bytes == len(ROW)
+        if how.startswith("gone"):
+            client.writer.close()
+        else:
+            rig.serving.mode = "echo"
+            rig.serving.answer(rig.serving.calls[0])
+        await rig.until(lambda: not rig.server.bodies_bytes)
+
+    run(story, replace(QUICK, pipelined_max=2))
+
+
+def test_answers_that_nobody_reads_are_counted() -> None:
+    """They keep new bodies out, until their client is let go."""
+
+    async def story(rig: Rig) -> None:
+        with deaf_client(rig.port) as client:
+            loop = asyncio.get_running_loop()
+            for _ in range(40):  # the kernel's buffers take some
+                await loop.sock_sendall(client, echo_text(390_000))
+                await asyncio.sleep(0.01)
+                if rig.server.bodies_bytes:
+                    break
+            assert rig.server.bodies_bytes >= 390_000
+            for _ in range(2):
+                (await rig.connect()).send(infer(ROW.ljust(350_000))[:-1])
+            await rig.until(lambda: rig.server.answers[503] == 1)
+            await rig.until(lambda: not rig.server.bodies_bytes)
+
+    run(story, replace(MEMORY, write_timeout_s=0.3, body_timeout_s=0.3))
+
+
+def test_an_answer_for_which_there_is_no_room_is_not_kept() -> None:
+    """Small requests, large answers: what is full by then is told only to whoever is next."""
+
+    async def story(rig: Rig) -> None:
+        rig.server.bodies_bytes = 950_000
+        try:
+            client = await rig.connect()
+            client.send(infer(body()))
+            assert (await client.reply()).status == 200
+            rig.serving.mode = "large"
+            client.send(infer(body()))
+            reply = await client.reply()
+            assert (reply.status, reply.json["reason"]) == (503, "answers")
+        finally:
+            assert rig.server.bodies_bytes == 950_000
+
+    run(story, MEMORY)
+
+
+def test_targets_of_clients_making_are_not_kept() -> None:
+    async def story(rig: Rig) -> None:
+        known = rig.server.router._known
+        client = await rig.connect()
+        for target in ("/v2/models/nobody", "/v2/models/" + "x" * 9000, "/livez?" + "x" * 300):
+            client.send(request("GET", target))
+            await client.reply()
+        assert not known
+        client.send(infer(body()) + request("GET", "/livez"))
+        assert (await client.reply()).status == (await client.reply()).status == 200
+        assert set(known) == {b"/v2/models/echo/infer", b"/livez"}
+        for number in range(2 * KNOWN_MAX):
+            rig.server.router.find(b"GET", b"/livez?%d" % number)
+        assert len(known) <= KNOWN_MAX
+
+    run(story)
+
+
+# --- heads ---------------------------------------------------------------------------------------
+
+
+def test_a_head_is_not_charged_for_the_body_before_it() -> None:
+    async def story(rig: Rig) -> None:
+        client = await rig.connect()
+        client.send(infer(ROW.ljust(40_000)) + b"GET /livez HT")
+        assert (await client.reply()).status == 200
+        client.send(b"TP/1.1\r\nHost: x\r\n\r\n")
+        assert (await client.reply()).status == 200
+
+    run(story)
+
+
+def test_a_head_in_pieces_may_be_as_large_as_one_in_a_piece() -> None:
+    async def story(rig: Rig) -> None:
+        data = request("GET", "/livez", b"", *(f"X-{n}: {'y' * 1000}" for n in range(15)))
+        client = await rig.connect()
+        for at in range(0, len(data), 1000):
+            client.send(data[at : at + 1000])
+            await asyncio.sleep(0.001)
+        assert (await client.reply()).status == 200
+
+    run(story)
+
+
+@pytest.mark.parametrize("endless", [b"0\r\nX: ", b"1;"])
+def test_what_never_ends_after_a_head_is_cut_off(endless: bytes) -> None:
+    """A trailer and a chunk's extension: the parser would wait for their end."""
+
+    async def story(rig: Rig) -> None:
+        client = await rig.connect()
+        client.send(b"POST /livez HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        client.send(endless)
+        for _ in range(10):
+            client.send(b"y" * 10_000)
+            await asyncio.sleep(0.002)
+        assert (await client.reply()).status == 431
+        assert await client.is_closed()
+
+    run(story)
+
+
+def test_a_head_that_comes_byte_by_byte_is_cut_off_in_time() -> None:
+    """All of it is valid, and the client never rests: the clock runs from the first byte."""
+
+    async def story(rig: Rig) -> None:
+        client = await rig.connect()
+        client.send(b"GET /livez HTTP/1.1\r\nHost: x\r\n")
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        answer = asyncio.ensure_future(client.reply())
+        for byte in b"X: y\r\n" * 50:
+            if answer.done():
+                break
+            client.send(bytes((byte,)))
+            await asyncio.sleep(0.01)
+        reply = await answer
+        assert (reply.status, "headers" in reply.json["error"]) == (408, True)
+        assert 0.25 < loop.time() - began_s < 1
+        assert await client.is_closed()
+
+    run(story, replace(QUICK, header_timeout_s=0.3))
+
+
+def test_space_around_values_is_no_part_of_them() -> None:
+    async def story(rig: Rig) -> None:
+        lines = (
+            "X-API-Key: \t key \t",
+            "X-Request-Timeout-Ms: 5000 ",
+            "Content-Encoding: identity",
+        )
+        assert (await rig.infer(body(), *lines)).status == 200
+        (call,) = rig.serving.calls
+        assert call.deadline_ns - call.arrived_ns == 5_000_000_000
+        reply = await rig.infer(body(), lines[0], "Content-Encoding: gzip")
+        assert reply.status == 415
+        # The parser takes a space after `chunked` and no tab; it and we must see the same.
+        for space, status in ((" ", 200), ("\t", 400)):
+            chunked = request("GET", "/livez", b"", f"Transfer-Encoding: chunked{space}")
+            assert (await rig.ask(chunked + b"0\r\n\r\n")).status == status
+
+    keys = (ApiKey(sha256(b"key").hexdigest(), 1),)
+    run(story, replace(QUICK, keys=keys))
+
+
+# --- ends ----------------------------------------------------------------------------------------
+
+
+def test_leaving_before_the_answers() -> None:
+    """Whoever has asked is told so, however far that was; whoever has not is just closed."""
+
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = "never"
+        waiting, sending, idle = [await rig.connect() for _ in range(3)]
+        waiting.send(infer(body()) * 2)
+        sending.send(infer(body())[:-1])
+        await rig.until(lambda: bool(rig.serving.calls) and len(rig.server.connections) == 3)
+        await asyncio.sleep(0.02)
+        rig.serving.phase = Phase.DRAINING
+        rig.server.abandon_all("the server has ended")
+        for client in (waiting, sending):
+            reply = await client.reply()
+            assert (reply.status, reply.headers["connection"]) == (503, "close")
+            assert (reply.json["reason"], reply.json["error"]) == (
+                "draining",
+                "the server has ended",
+            )
+            assert "retry-after" in reply.headers
+            assert reply.headers.get("x-headgate-outcome") != "expired"
+            assert await client.is_closed()
+        assert await idle.is_closed()
+        assert rig.serving.cancelled == rig.serving.calls
+        await rig.until(lambda: not rig.server.connections)
+        assert not rig.server.bodies_bytes
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("f: lost", "worker_lost"),
+        ("refused too often, at last: busy", "refused"),
+        ("f: OSError: disk", "failed"),
+        ("refused: OSError", "failed"),
+        ("", "failed"),
+    ],
+)
+def test_failures_have_one_word_for_programs(said: str, reason: str) -> None:
+    call = Call(0, [], 1, print)
+    call.outcome, call.reason = Outcome.FAILED, said
+    refused = verdict(call, 429)
+    assert refused is not None
+    assert (refused.status, refused.reason) == (503, reason)
+    assert said in refused.message
+
+
+def test_the_bound_lets_the_largest_body_and_its_answer_in() -> None:
+    async def story(rig: Rig) -> None:
+        assert (await rig.infer(ROW.ljust(300_000))).status == 200
+
+    run(story, GatewayConfig(sweep_s=0.02, bodies_bytes_max=1, body_bytes_max=300_000))
