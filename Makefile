@@ -44,7 +44,7 @@ bench: $(READY_BENCH)  ## the speed of the simulator, beside that of others
 	-$(BIN)/python tools/compile.py  # without a C compiler, the compiled build stays out of it
 	$(BIN)/headgate bench sim
 
-bench-live: $(READY_BENCH)  ## how fast it serves, beside other servers (half an hour, and several GB)
+bench-live: $(READY_BENCH)  ## how fast it serves, beside other servers (a quarter of an hour, and several GB)
 	$(BIN)/headgate bench live
 
 compile: $(READY_DEV)  ## the compiled build, in build/compiled (needs a C compiler)

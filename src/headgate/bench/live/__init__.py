@@ -26,7 +26,7 @@ CACHE = Path("build/peers")
 
 
 def run(*, progress: Progress) -> Result:
-    """Measure everybody. Takes about half an hour, and longer the first time."""
+    """Measure everybody. Takes about a quarter of an hour, and longer the first time."""
     return report(measure(default_plan(), progress))
 
 

@@ -22,8 +22,8 @@ class Plan:
     cache: Path  # where environments and models are kept
     models: tuple[str, ...] = ("echo", "cnn", "wide")
     concurrencies: tuple[int, ...] = (1, 8, 32, 64)
-    rounds: int = 3
-    seconds: float = 3.0
+    rounds: int = 2
+    seconds: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)
