@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from headgate.app.spec import ClientSpec, ServeSpec
 from headgate.core.model import App, Client, Pipeline
 
 
@@ -104,8 +103,6 @@ class LoadedApp:
     workload: WorkloadChoice
     simulation: SimulationChoice
     sources: tuple[Source | None, ...]  # by variant id
-    serving: ServeChoice
+    serve: ServeChoice
     tenants: tuple[ClientChoice, ...]  # by client id: who may ask; none if none are named
-    serve: ServeSpec  # as it was written
-    clients: Mapping[str, ClientSpec]  # likewise, by name
     spec: dict[str, object]

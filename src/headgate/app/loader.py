@@ -65,10 +65,8 @@ def _from_data(data: object, where: str) -> LoadedApp:
         workload=choose_workload(spec.workload, app, where),
         simulation=choose_simulation(spec.simulation, app, where),
         sources=find_sources(spec.functions),
-        serving=choose_serve(spec.serve, where),
+        serve=choose_serve(spec.serve, where),
         tenants=choose_clients(spec.clients, where),
-        serve=spec.serve,
-        clients=spec.clients,
         spec=normalised,
     )
 

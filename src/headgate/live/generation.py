@@ -16,7 +16,6 @@ from typing import Final, final
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
-from headgate.core.units import parse_duration
 from headgate.live import assignment as assignments
 from headgate.live.assignment import Assignment, Place
 from headgate.live.child import Child
@@ -50,7 +49,7 @@ class Generation:
         self._complain = complain
         self._run_dir = _make_run_dir()
         assignments.write(self._run_dir, assignment)
-        self._hang_s = parse_duration(self.loaded.serve.hang) / 1e9
+        self._hang_s = self.loaded.serve.hang_ns / 1e9
         self._silent_s = max(SILENT_S_MIN, self._hang_s)  # it may hold the interpreter meanwhile
         self._workers: dict[int, Child] = {}  # by node id
         self._places = {place.id: place for place in assignment.nodes}

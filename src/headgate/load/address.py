@@ -11,7 +11,7 @@ from headgate.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A server, and the path that its URL ends in (without a slash at the end)."""
+    """A server, and the path that its URL ends in: without a slash at the end, if it is more."""
 
     host: str
     port: int
@@ -26,7 +26,7 @@ class Address:
 
     def model_path(self, model: str) -> str:
         """Where the Open Inference Protocol has a model."""
-        return f"{self.path}/v2/models/{quote(model, safe='')}"
+        return f"{self.path.rstrip('/')}/v2/models/{quote(model, safe='')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,8 @@ def parse_address(url: str) -> Address:
     if not url.isascii() or not url.isprintable() or " " in url:
         raise ConfigError("holds a character that no URL may", where="URL", value=url)
     is_secure = parts.scheme == "https"
-    path = parts.path.rstrip("/") + (f"?{parts.query}" if parts.query else "")
+    path = parts.path if parts.path == "/" else parts.path.rstrip("/")
+    path += f"?{parts.query}" if parts.query else ""
     return Address(parts.hostname, port or (443 if is_secure else 80), is_secure, path)
 
 

@@ -49,7 +49,7 @@ def test_what_cannot_be_served_is_refused(name: str, value: object, said: str) -
 
 def test_what_is_served_is_parsed() -> None:
     serve = {"lame_duck": 0, "drain": "1min", "hang": "1s", "body": "1kB", "tls_certificate": "c"}
-    assert loaded(serve=serve).serving == ServeChoice(
+    assert loaded(serve=serve).serve == ServeChoice(
         host="127.0.0.1",
         port=8080,
         grpc_port=None,

@@ -6,14 +6,13 @@ import ssl
 from pathlib import Path
 
 from headgate.app import LoadedApp, ServeChoice
-from headgate.app.spec import ServeSpec
 from headgate.core.errors import ConfigError
 from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit
 
 
 def gateway_config(loaded: LoadedApp) -> GatewayConfig:
     """What the application file says of the front ends."""
-    serve = loaded.serving
+    serve = loaded.serve
     return GatewayConfig(
         body_bytes_max=serve.body_bytes,
         connections_max=serve.connections,
@@ -36,7 +35,7 @@ def gateway_config(loaded: LoadedApp) -> GatewayConfig:
     )
 
 
-def tls_context(serve: ServeSpec | ServeChoice, base: Path) -> ssl.SSLContext | None:
+def tls_context(serve: ServeChoice, base: Path) -> ssl.SSLContext | None:
     """How connections are encrypted, if they are."""
     if serve.tls_certificate is None:
         return None

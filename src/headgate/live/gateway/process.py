@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 from headgate.core.errors import ConfigError
-from headgate.core.units import parse_duration, parse_size
 from headgate.live import assignment as assignments
 from headgate.live.call import Call
 from headgate.live.gateway.declared import gateway_config, tls_context
@@ -57,7 +56,7 @@ class GatewayProcess:
         self._runtime = Runtime(
             run_dir,
             assignment,
-            arena_bytes=parse_size(loaded.serve.shared_memory),
+            arena_bytes=loaded.serve.shared_memory_bytes,
             log_path=log_path,
             complain=_complain,
             submitted=self._tracer.begin if self._tracer.is_on else None,
@@ -113,8 +112,12 @@ class GatewayProcess:
         supervisor = os.getppid()
         while os.getppid() == supervisor:
             await asyncio.sleep(BEAT_S)
-            with suppress(BlockingIOError):  # nobody has read for a long time
+            try:
                 os.write(self._pipe_fd, b".")
+            except BlockingIOError:
+                continue  # nobody has read for a long time
+            except BrokenPipeError:
+                break
         # Without a supervisor nobody restarts workers.
         self._signals.put_nowait(signal.SIGINT)
         await asyncio.Event().wait()
@@ -161,8 +164,8 @@ class GatewayProcess:
         from now on: connections that there are end with their next answer.
         """
         serve = self._loaded.serve
-        lame_duck_s = parse_duration(serve.lame_duck) / 1e9
-        drain_s = parse_duration(serve.drain) / 1e9
+        lame_duck_s = serve.lame_duck_ns / 1e9
+        drain_s = serve.drain_ns / 1e9
         if number is signal.SIGUSR1:
             server.stop_accepting()
             if self._grpc is not None:

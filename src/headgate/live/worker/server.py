@@ -58,7 +58,7 @@ class Server:
     ) -> None:
         self._listener = listener
         self._place = place
-        self._arena_bytes = loaded.serving.shared_memory_bytes
+        self._arena_bytes = loaded.serve.shared_memory_bytes
         self._lock = Lock()
         self._executor = Executor(self._on_done)
         self._woken_fd, self._wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,0 +1,183 @@
+"""Ways to serve: a module, keys, TLS, reloading, pipelines, memory budgets; and the log of it."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from served import Served, ask_on, until, value
+
+STAGES = '''
+import numpy as np
+
+from headgate.functions import Model, function
+
+
+@function(inputs={"x": "FP32[-1]"}, outputs={"x": "FP32[-1]"})
+def doubled(x):
+    return x * 2
+
+
+class Sure(Model):
+    """Sure of what is above 10."""
+
+    inputs = {"x": "FP32[-1]"}
+    outputs = {"y": "FP32[-1]", "unsure": "BOOL[-1]"}
+
+    def predict(self, batch):
+        return {"y": batch["x"], "unsure": batch["x"] <= 10}
+
+
+class Relay(Model):
+    inputs = {"y": "FP32[-1]"}
+    outputs = {"y": "FP32[-1]"}
+
+    def predict(self, batch):
+        return {"y": batch["y"] + 100}
+
+
+class Heavy(Model):
+    inputs = {"x": "FP32[-1]"}
+    outputs = {"y": "FP32[-1]"}
+
+    def load(self):
+        self.weights = np.ones(8_000_000)  # 64 MB
+
+    def predict(self, batch):
+        return {"y": batch["x"]}
+'''
+
+
+def served_app(directory: Path, text: str, *arguments: str) -> Served:
+    (directory / "stages.py").write_text(STAGES)
+    (directory / "app.yaml").write_text(text)
+    return Served(directory, *arguments)
+
+
+def test_an_application_declared_in_python(tmp_path: Path) -> None:
+    (tmp_path / "stages.py").write_text(STAGES)
+    (tmp_path / "shop.py").write_text(
+        "from headgate.app import declare\n"
+        'app = declare(functions={"doubled": {"code": "stages:doubled"}}, pools={})\n'
+    )
+    with Served(tmp_path, app="shop:app") as served:
+        assert value(served.ask("doubled", [21.0])[1]) == 42.0
+
+
+def test_a_series_and_the_log_of_it(tmp_path: Path) -> None:
+    """Twice doubled; and every decision can be made again."""
+    app = (
+        'functions: {doubled: {code: "stages:doubled"}}\n'
+        "pipelines: {four: {stages: {a: {function: doubled}, "
+        "b: {function: doubled, after: [a]}}}}\n"
+    )
+    with served_app(tmp_path, app, "--log", "run.log") as served:
+        answers = served.ask_together("four", 8)
+        assert [value(body) for _, body in answers] == [4.0 * number for number in range(8)]
+    replayed = subprocess.run(
+        [sys.executable, "-m", "headgate", "replay", "run.log", "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    result = json.loads(replayed.stdout)
+    assert result["is_identical"]
+    assert result["complete"]
+
+
+def test_a_cascade_asks_again_only_when_unsure(tmp_path: Path) -> None:
+    app = (
+        'functions: {small: {code: "stages:Sure"}, large: {code: "stages:Relay"}}\n'
+        "pipelines: {cascade: {stages: {small: {function: small}, "
+        "large: {function: large, after: [small], only_if_unsure: true}}}}\n"
+    )
+    with served_app(tmp_path, app) as served:
+        assert outputs(served.ask("cascade", [50.0])[1])["y"] == [50.0]
+        assert outputs(served.ask("cascade", [5.0])[1])["y"] == [105.0]
+
+
+def outputs(body: dict[str, object]) -> dict[str, object]:
+    found = body["outputs"]
+    assert isinstance(found, list)
+    return {output["name"]: output["data"] for output in found}
+
+
+def test_functions_take_turns_in_memory_that_holds_only_some(tmp_path: Path) -> None:
+    heavy = '{code: "stages:Heavy", memory: 70MB}'
+    app = (
+        f"functions: {{a: {heavy}, b: {heavy}, c: {heavy}}}\n"
+        "pools: {local: {tier: dedicated, cpus: 1, memory: 200MB}}\n"
+    )
+    with served_app(tmp_path, app) as served:
+        for _ in range(2):
+            for name in "abc":
+                assert served.ask(name, [1.0])[0] == 200
+        assert len(served.workers()) == 1
+    assert "is ended" not in served.errors()
+
+
+def test_keys_and_who_is_who(tmp_path: Path) -> None:
+    hashed = hashlib.sha256(b"open sesame").hexdigest()
+    app = (
+        'functions: {doubled: {code: "stages:doubled"}}\n'
+        f'clients: {{ali: {{key: "sha256:{hashed}", rate: 1/min, burst: 2}}}}\n'
+    )
+    with served_app(tmp_path, app) as served:
+        assert served.ask("doubled", [1.0])[0] == 401
+        assert served.ask("doubled", [1.0], {"X-API-Key": "open wheat"})[0] == 401
+        key = {"Authorization": "Bearer open sesame"}
+        assert [served.ask("doubled", [1.0], key)[0] for _ in range(3)] == [200, 200, 429]
+        assert served.get("/readyz")[0] == 200
+
+
+def test_tls(tmp_path: Path) -> None:
+    subprocess.run(
+        "openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 1 "
+        "-subj /CN=localhost -addext subjectAltName=IP:127.0.0.1",
+        shell=True,
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+    )
+    app = (
+        'functions: {doubled: {code: "stages:doubled"}}\n'
+        "serve: {tls_certificate: cert.pem, tls_key: key.pem}\n"
+    )
+    with served_app(tmp_path, app) as served:
+        assert served.url.startswith("https://")
+        address = urlsplit(served.url)
+        context = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+        connection = http.client.HTTPSConnection(
+            address.hostname or "", address.port, context=context, timeout=10
+        )
+        assert ask_on(connection, "doubled", [4.0])[0] == 200
+        connection.close()
+
+
+def test_what_is_edited_is_served(tmp_path: Path) -> None:
+    app = 'functions: {doubled: {code: "stages:doubled"}}\nserve: {lame_duck: 100ms}\n'
+    with served_app(tmp_path, app, "--reload") as served:
+        assert value(served.ask("doubled", [1.0])[1]) == 2.0
+        (tmp_path / "stages.py").write_text(STAGES.replace("x * 2", "x * 3"))
+        assert until(lambda: value(served.ask("doubled", [1.0])[1]) == 3.0)
+
+
+def test_a_client_s_deadline_is_kept_by_a_timer(misbehaving: Path) -> None:
+    """The worker is busy for 200 ms; whoever waits 50 ms is told so then, and is never run."""
+    with Served(misbehaving) as served:
+        connection = served.connect()
+        body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[7]}]}'
+        connection.request("POST", "/v2/models/slow/infer", body)
+        status, answer = served.ask("slow", [8.0], {"X-Request-Timeout-Ms": "210"})
+        assert status in (429, 504)
+        assert answer["reason"] in ("overloaded", "deadline_exceeded")
+        assert served.ask("slow", [9.0], {"X-Request-Timeout-Ms": "10"})[0] in (200, 422, 504)
+        assert connection.getresponse().status == 200
+        connection.close()
