@@ -83,7 +83,7 @@ class VariantSpec(Section, frozen=True):
     batch: Annotated[
         Annotated[int, Meta(ge=1, le=1_024)],
         Meta(description="Largest batch in items, where `exec` is left to be measured."),
-    ] = 8
+    ] = 16
 
 
 class FunctionSpec(VariantSpec, frozen=True):
