@@ -24,8 +24,7 @@ if MODEL == "echo":
             return values
 
 else:
-
-    # `slow` is for overload, within 150 ms: no batches, which gain it nothing, and no more than what
+    # `slow` is for overload, within 150 ms: the smallest batches it has, and no more than what
     # can be in time; the rest is refused.
     IS_SLOW = MODEL == "slow"
     TRAFFIC = {"timeout": 60, "max_concurrency": 6} if IS_SLOW else {"timeout": 60}
@@ -45,7 +44,7 @@ else:
 
         @bentoml.api(
             batchable=True,
-            max_batch_size=1 if IS_SLOW else 8,
+            max_batch_size=2 if IS_SLOW else 8,
             max_latency_ms=150 if IS_SLOW else 10_000,
         )
         def infer(self, b64: list[str]) -> list[list[float]]:

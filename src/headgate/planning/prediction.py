@@ -115,8 +115,8 @@ class Predictor:
         """How long what goes out before these items keeps busy what they need."""
         return max(self._ahead_ns(stage.function.id, items) for stage in pipeline.stages)
 
-    def latency_ns(self, pipeline: Pipeline, items: int, queue_ns: float) -> float:
-        """How long a request takes that arrives now and finds such a queue."""
+    def own_ns(self, pipeline: Pipeline, items: int) -> float:
+        """How long a request takes once it is its turn, in the company that it will have."""
         times_ns: list[float] = []
         for stage in pipeline.stages:
             variant = stage.function.variants[0]
@@ -124,8 +124,11 @@ class Predictor:
             company = items + self._items[stage.function.id]  # the last of those go out with it
             size = max((company - 1) % largest + 1, min(items, largest))
             times_ns.append(self.expected_ns(variant, size))
-        soonest_ns = self._soonest_ns(pipeline.stages[0].function.id)
-        return queue_ns + soonest_ns + _longest_path_ns(pipeline, times_ns)
+        return _longest_path_ns(pipeline, times_ns)
+
+    def soonest_ns(self, pipeline: Pipeline) -> float:
+        """How long until a node that can begin with it is free."""
+        return self._soonest_ns(pipeline.stages[0].function.id)
 
     # --- how -----------------------------------------------------------------------------------
 

@@ -55,13 +55,14 @@ class Config(PolicyConfig):
     load_memory_ns: int = 30_000_000_000  # how far back demand is looked at
     correction_quantile: float = 0.9  # of observed over expected time
     probe_every_ns: int = 10_000_000_000  # how often what looks infeasible is tried all the same
+    reserve: float = 0.2  # of the time that a request may wait, kept for surprises
     fair_share_from: float = 0.5  # how much of the time allowed the queue may take before it binds
 
     def __post_init__(self) -> None:
         for key in ("stretch", "start_patience", "load_memory_ns", "probe_every_ns"):
             if getattr(self, key) <= 0:
                 raise ConfigError("must be positive", key=key, value=getattr(self, key))
-        for key in ("correction_quantile", "fair_share_from"):
+        for key in ("correction_quantile", "fair_share_from", "reserve"):
             if not 0 < getattr(self, key) < 1:
                 raise ConfigError("must lie between 0 and 1", key=key, value=getattr(self, key))
 
@@ -100,10 +101,17 @@ class Headgate(Policy):
             self.orders.reject(request, Rejection.UNAVAILABLE)
             return
         queue_ns = predictor.queue_ns(pipeline, items)
-        latency_ns = int(predictor.latency_ns(pipeline, items, queue_ns))
-        if latency_ns > allowed_ns:
-            late_ns = latency_ns - allowed_ns  # by then, so much of what waits is done
-            self.orders.reject(request, Rejection.OVERLOADED, latency_ns, late_ns)
+        wait_ns = queue_ns + predictor.soonest_ns(pipeline)
+        own_ns = predictor.own_ns(pipeline, items)
+        if (
+            wait_ns == 0.0
+        ):  # an idle node may as well try, or what is learnt could never be unlearnt
+            return
+        latency_ns = int(wait_ns + own_ns)
+        # Whoever waits shares the fate of all before it: a part of the time is left for surprises.
+        waits_too_long_ns = wait_ns - (1.0 - self._config.reserve) * (allowed_ns - own_ns)
+        if waits_too_long_ns > 0:  # by then, so much of what waits is done
+            self.orders.reject(request, Rejection.OVERLOADED, latency_ns, int(waits_too_long_ns))
         elif queue_ns > self._config.fair_share_from * allowed_ns and self._is_greedy(request):
             self.orders.reject(request, Rejection.UNFAIR, latency_ns, int(queue_ns))
 
