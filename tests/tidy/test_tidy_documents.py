@@ -4,9 +4,10 @@ In a block fenced as `console`, every line after `$ ` is a command and what foll
 prints; in one fenced as `bash`, every line is a command. What a block prints is compared line by
 line, in order, with numbers and white space set aside and `...` for anything; a comment
 `<!-- exact -->` on the line before the fence compares it to the letter. A comment
-`<!-- needs: minutes -->` (or a cloud, a cluster, a gpu, a model) keeps a block from being run. A block after
-`<!-- file: NAME -->` is that file, which the commands that follow may use. A command that ends in
-`&` goes on in the background, once it has printed what it should, to the end of its document.
+`<!-- needs: minutes -->` (or a cloud, a cluster, a gpu, a model) keeps a block from being run. A
+block after `<!-- file: NAME -->` is that file, which the commands that follow may use. A command
+that ends in `&` goes on in the background, once it has printed what it should, to the end of its
+document.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def test_what_would_be_late_is_turned_away_with_the_prediction() -> None:
 
 
 def test_what_would_be_late_even_alone_is_infeasible() -> None:
-    """No capacity helps: there is no use in coming back. One in ten seconds is tried all the same."""
+    """No capacity helps, so there is no use in coming back; one in ten seconds is tried anyway."""
     rig = Rig(TEN, latency_ms=1_000)
     assert sent(rig.ask(0, deadline_ms=9)) == [([0], 0)]
     (rejected,) = rig.ask(0, deadline_ms=9)
