@@ -8,6 +8,7 @@ from headgate.core.errors import DriverError
 from headgate.core.events import REFUSAL_NAMES, BatchFinished, BatchRefused, Refusal
 from headgate.core.ledger import Ledger
 from headgate.core.lifecycle import BatchState, NodeState, RequestState, TaskState
+from headgate.core.outcome import Failure
 from headgate.core.policy import Policy, overrides
 from headgate.core.records import Batch, Task
 from headgate.core.requests import Requests
@@ -65,7 +66,7 @@ class Attempts:
         self._view.now_ns = now_ns
         self._ledger.take_back(batch, BatchState.REFUSED)
         self._back_off(batch, event.reason)
-        reason = f"refused too often, at last: {REFUSAL_NAMES[event.reason]}"
+        reason = f"{Failure.REFUSED}, at last: {REFUSAL_NAMES[event.reason]}"
         for task in batch.tasks:
             task.attempts_made -= 1
             task.refusals += 1

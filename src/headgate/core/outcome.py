@@ -26,4 +26,11 @@ class Rejection:
     FULL: Final = "too_many_open"  # a bound of the Scheduler's
 
 
+class Failure:
+    """Why what was admitted could not be run: words in the reason of a FAILED request."""
+
+    LOST: Final = "lost"  # nobody knows whether it ran, and it may not be repeated
+    REFUSED: Final = "refused too often"
+
+
 OUTCOME_NAMES: Final = ("met", "late", "rejected", "expired", "failed", "cancelled")

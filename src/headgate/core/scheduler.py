@@ -56,6 +56,7 @@ from headgate.core.ledger import Ledger
 from headgate.core.lifecycle import BatchState, NodeState
 from headgate.core.model import App
 from headgate.core.orders import Orders
+from headgate.core.outcome import Failure
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind
 from headgate.core.reconcile import reconcile
 from headgate.core.requests import Requests
@@ -143,7 +144,7 @@ class Scheduler:
         elif isinstance(event, BatchFailed):
             self._attempts.broke(now_ns, event.batch_id, BatchState.FAILED, event.reason)
         elif isinstance(event, BatchLost):
-            self._attempts.broke(now_ns, event.batch_id, BatchState.LOST, "lost")
+            self._attempts.broke(now_ns, event.batch_id, BatchState.LOST, Failure.LOST)
         elif isinstance(event, RequestCancelled):
             self._requests.cancelled(now_ns, event)
         elif isinstance(event, RequestAnnounced):

@@ -31,7 +31,6 @@ class Call:
         "on_answer",
         "outcome",
         "outputs",
-        "parameters",
         "pipeline_id",
         "predicted_ns",
         "priority",

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -28,7 +28,6 @@ class Child:
         module: str,
         arguments: Sequence[str],
         *,
-        env: Mapping[str, str],
         keeps: Sequence[int] = (),
     ) -> None:
         self.name = name
@@ -41,7 +40,6 @@ class Child:
             # In a session of its own: Ctrl-C is for the supervisor, which tells its children.
             self._process = subprocess.Popen(
                 command,
-                env={**os.environ, **env},
                 pass_fds=[write_fd, *keeps],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,

@@ -64,13 +64,10 @@ class Generation:
     # --- starting ------------------------------------------------------------------------------
 
     def _start_worker(self, place: Place) -> None:
-        threads = str(max(1, len(place.cores)))
         self._workers[place.id] = Child(
             place.name,
             "headgate.live.worker",
             [str(self._run_dir), str(place.id), "--hang-s", str(self._hang_s)],
-            # Before any library is loaded: some look at this only once.
-            env=dict.fromkeys(_THREAD_SETTINGS, threads),
         )
 
     def _start_gateway(self) -> Child:
@@ -83,7 +80,7 @@ class Generation:
             suffix = f".{self._gateway_starts}" if self._gateway_starts else ""
             arguments += ["--log", f"{self._log_path}{suffix}"]
         self._gateway_starts += 1
-        return Child("gateway", "headgate.live.gateway", arguments, env={}, keeps=[self._http_fd])
+        return Child("gateway", "headgate.live.gateway", arguments, keeps=[self._http_fd])
 
     @property
     def greeting(self) -> bytes | None:
@@ -179,11 +176,3 @@ def _make_run_dir() -> Path:
         allowed = f"at most {PATH_MAX} characters"
         raise ConfigError("is too long for sockets", key="TMPDIR", value=parent, allowed=allowed)
     return Path(tempfile.mkdtemp(prefix="headgate-", dir=parent))
-
-
-_THREAD_SETTINGS: Final = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-)

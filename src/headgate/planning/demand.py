@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import ceil, exp
+from math import exp
 from typing import final
 
 
@@ -44,7 +44,3 @@ class OfferedLoad:
         faded = self._work_ns * exp((self._updated_ns - now_ns) / self._memory_ns)
         seen_ns = self._memory_ns * (1.0 - exp((self._since_ns - now_ns) / self._memory_ns))
         return faded / (seen_ns + self._prior_ns) if seen_ns + self._prior_ns > 0 else 0.0
-
-    def places(self, now_ns: int) -> int:
-        """How many places such a load should have: enough, and one to spare."""
-        return ceil(self.erlangs(now_ns)) + 1

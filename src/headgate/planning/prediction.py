@@ -128,7 +128,15 @@ class Predictor:
 
     def soonest_ns(self, pipeline: Pipeline) -> float:
         """How long until a node that can begin with it is free."""
-        return self._soonest_ns(pipeline.stages[0].function.id)
+        view = self._view
+        best_ns: float | None = None
+        for node in self._homes[pipeline.stages[0].function.id]:
+            if node.id in view.free_nodes:
+                return 0.0
+            free_ns = self._free_at_ns.get(node.id, 0.0)
+            if best_ns is None or free_ns < best_ns:
+                best_ns = free_ns
+        return 0.0 if best_ns is None else max(0.0, best_ns - view.now_ns)
 
     # --- how -----------------------------------------------------------------------------------
 
@@ -151,18 +159,6 @@ class Predictor:
         variant = self._view.app.functions[function_id].variants[0]
         size = min(items, len(variant.profile.exec_ns))
         return items / size * self.expected_ns(variant, size)
-
-    def _soonest_ns(self, function_id: int) -> float:
-        """How long until a node that can run a function is free."""
-        view = self._view
-        best_ns: float | None = None
-        for node in self._homes[function_id]:
-            if node.id in view.free_nodes:
-                return 0.0
-            free_ns = self._free_at_ns.get(node.id, 0.0)
-            if best_ns is None or free_ns < best_ns:
-                best_ns = free_ns
-        return 0.0 if best_ns is None else max(0.0, best_ns - view.now_ns)
 
 
 def _rivals(app: App) -> list[list[int]]:

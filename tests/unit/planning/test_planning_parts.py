@@ -55,7 +55,6 @@ def test_load_is_work_over_time() -> None:
     for at_ns in range(0, 3 * 10**9, 10**6):
         load.offer(at_ns, 2.5 * 10**6)
     assert load.erlangs(3 * 10**9) == pytest.approx(2.5, rel=0.01)
-    assert load.places(3 * 10**9) == 4
 
 
 def test_load_fades_when_nothing_comes() -> None:
@@ -71,4 +70,3 @@ def test_the_first_arrival_is_no_flood() -> None:
     assert load.erlangs(0) == 0.0
     load.offer(0, 20 * 10**6)
     assert load.erlangs(0) == pytest.approx(0.1)
-    assert load.places(0) == 2

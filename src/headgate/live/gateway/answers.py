@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.json import Encoder
 
 from headgate.core.clock import SECOND_NS
-from headgate.core.outcome import OUTCOME_NAMES, Outcome, Rejection
+from headgate.core.outcome import OUTCOME_NAMES, Failure, Outcome, Rejection
 from headgate.live.call import Call
 from headgate.live.gateway.refusal import Refused
 
@@ -159,9 +159,9 @@ def _rejected(call: Call, overload_status: int) -> Refused:
 
 def _failure(said: str) -> str:
     """The word for what the Scheduler says of a failure in a sentence."""
-    if said.endswith(": lost"):
+    if said.endswith(f": {Failure.LOST}"):
         return "worker_lost"
-    return "refused" if said.startswith("refused too often") else "failed"
+    return "refused" if said.startswith(Failure.REFUSED) else "failed"
 
 
 def _allowed_ns(call: Call) -> int:
