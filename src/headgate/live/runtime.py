@@ -48,6 +48,7 @@ from headgate.live.link import Link
 from headgate.live.messages import FunctionFacts, Ran, Run, Work
 from headgate.live.metrics.readings import Readings
 from headgate.live.serving import Model, Phase
+from headgate.live.vigil import Vigil
 from headgate.policies import find_policy
 
 FLUSH_EVERY_S: Final = 0.25
@@ -92,6 +93,7 @@ class Runtime:
         self._variants_out: dict[int, tuple[int, int]] = {}  # by batch: its variant and items
         self._next_id = 0
         self._idle: asyncio.Event | None = None
+        self._vigil = Vigil(asyncio.get_running_loop(), self._is_alone)
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._flusher: asyncio.Task[None] | None = None
 
@@ -225,6 +227,12 @@ class Runtime:
                 works,
             )
         )
+        if self._is_alone():
+            self._vigil.keep(now_ns)
+
+    def _is_alone(self) -> bool:
+        """Whether there is one request, and nothing else to do than to wait for it."""
+        return len(self._calls) == 1
 
     def _inputs(self, call: Call, stage_index: int) -> list[Tensor]:
         """What a stage reads, in a list of its own: the call's tensors, or what came before."""

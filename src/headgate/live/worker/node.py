@@ -279,7 +279,7 @@ class Node:
             connection.report(event(id))
 
 
-SHORT_NS: Final = 200_000
+SHORT_NS: Final = 5_000_000  # with one slot, nobody waits for the listening thread meanwhile
 PREPARE_FACTOR: Final = 10  # weights may take longer than any batch
 _REFUSALS: Final[Mapping[int, int]] = {
     Verdict.BUSY: Refusal.BUSY,

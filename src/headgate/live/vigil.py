@@ -1,0 +1,38 @@
+"""A vigil: staying awake a moment for an answer that is about to come.
+
+To sleep and be woken costs a lone request more than everything else that is done for it here. Among
+many requests there is always something else to do, and then there is no vigil.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic_ns
+from typing import Final, final
+
+VIGIL_NS: Final = 1_000_000  # longer than that, being woken is little beside the waiting
+
+
+@final
+class Vigil:
+    """Keeps an event loop turning, while `is_worth_it` and for a moment only."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, is_worth_it: Callable[[], bool]) -> None:
+        self._loop = loop
+        self._is_worth_it = is_worth_it
+        self._until_ns = 0
+        self._is_kept = False
+
+    def keep(self, now_ns: int) -> None:
+        """Stay awake from now on."""
+        self._until_ns = now_ns + VIGIL_NS
+        if not self._is_kept:
+            self._is_kept = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        if self._is_worth_it() and monotonic_ns() < self._until_ns:
+            self._loop.call_soon(self._turn)
+        else:
+            self._is_kept = False
