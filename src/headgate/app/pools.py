@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Final
 
 from headgate.app.entry import Entry
-from headgate.app.spec import PoolSpec
+from headgate.app.spec import GuardSpec, PoolSpec
 from headgate.core import units
 from headgate.core.clock import NEVER_NS
-from headgate.core.model import TIER_NAMES, Pool, Serverless, Tier
+from headgate.core.model import TIER_NAMES, Guard, Pool, Serverless, Tier
 
 _NODES_ONLY: Final = (
     "nodes",
@@ -19,6 +20,8 @@ _NODES_ONLY: Final = (
     "gpu_share",
     "host_memory",
     "idle_timeout",
+    "elastic",
+    "boot",
 )
 _SERVERLESS_ONLY: Final = (
     "concurrency",
@@ -27,6 +30,12 @@ _SERVERLESS_ONLY: Final = (
     "keep_alive",
     "request_price",
     "billing_step",
+    "max_age",
+    "bills_start",
+    "provision",
+    "provisioned_price",
+    "provisioned_run_price",
+    "guard",
 )
 
 
@@ -64,6 +73,8 @@ def _build_nodes(id: int, name: str, entry: Entry[PoolSpec]) -> Pool:
         memory_bytes=entry.size_or_unlimited_bytes("memory"),
         host_memory_bytes=entry.size_bytes("host_memory"),
         idle_timeout_ns=entry.duration_or_never_ns("idle_timeout"),
+        is_elastic=spec.elastic,
+        boot_ns=entry.duration_ns("boot"),
         usd_per_hour=entry.price("price", units.parse_price_per_hour),
         network_ns=entry.duration_ns("network"),
         bytes_per_s=entry.bytes_per_s("bandwidth"),
@@ -83,6 +94,13 @@ def _build_serverless(id: int, name: str, entry: Entry[PoolSpec]) -> Pool:
         usd_per_gb_s=entry.price("price", units.parse_price_per_gb_second),
         usd_per_request=entry.price("request_price", units.parse_price_per_request),
         billing_step_ns=entry.positive_ns("billing_step"),
+        age_max_ns=entry.duration_or_never_ns("max_age"),
+        bills_start=spec.bills_start,
+        provision_ns=entry.duration_ns("provision"),
+        provisioned_usd_per_gb_s=entry.price("provisioned_price", units.parse_price_per_gb_second),
+        provisioned_run_usd_per_gb_s=entry.price(
+            "provisioned_run_price", units.parse_price_per_gb_second
+        ),
     )
     return Pool(
         id,
@@ -94,7 +112,25 @@ def _build_serverless(id: int, name: str, entry: Entry[PoolSpec]) -> Pool:
         network_ns=entry.duration_ns("network"),
         bytes_per_s=entry.bytes_per_s("bandwidth"),
         serverless=serverless,
+        guard=_build_guard(Entry(spec.guard, entry.where, entry.path("guard"))),
     )
+
+
+def _build_guard(entry: Entry[GuardSpec]) -> Guard:
+    spec = entry.spec
+    return Guard(
+        failures_max=spec.failures,
+        rest_ns=entry.positive_ns("rest"),
+        rest_max_ns=entry.positive_ns("rest_max"),
+        usd_per_minute=_budget_usd(entry, "budget_per_minute"),
+        usd_per_day=_budget_usd(entry, "budget_per_day"),
+    )
+
+
+def _budget_usd(entry: Entry[GuardSpec], key: str) -> float:
+    if getattr(entry.spec, key) is None:
+        return inf
+    return entry.price(key, units.parse_price_per_request)
 
 
 def _refuse_given(entry: Entry[PoolSpec], names: tuple[str, ...], problem: str) -> None:

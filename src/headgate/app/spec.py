@@ -146,6 +146,24 @@ class PipelineSpec(Section, frozen=True):
     slo: Annotated[SloSpec | None, Meta(description="Default: the `slo` of the file.")] = None
 
 
+class GuardSpec(Section, frozen=True):
+    """What keeps a serverless pool from doing harm."""
+
+    failures: Annotated[
+        Count, Meta(description="In a row: then the platform is left alone for a while.")
+    ] = 5
+    rest: Annotated[
+        Duration, Meta(description="For so long at first, and twice as long each time it fails.")
+    ] = "5s"
+    rest_max: Annotated[Duration, Meta(description="And no longer than that.")] = "60s"
+    budget_per_minute: Annotated[
+        Price | None, Meta(description="What may be spent there: $0.05. Default: no limit.")
+    ] = None
+    budget_per_day: Annotated[
+        Price | None, Meta(description="Likewise: $10. Default: no limit.")
+    ] = None
+
+
 class PoolSpec(Section, frozen=True):
     """Places of one tier that are alike."""
 
@@ -183,6 +201,10 @@ class PoolSpec(Section, frozen=True):
     idle_timeout: Annotated[
         Duration, Meta(description="An instance idle for so long retires, or `never`.")
     ] = "never"
+    elastic: Annotated[
+        bool, Meta(description="Nodes are taken, and paid for, only while they hold something.")
+    ] = False
+    boot: Annotated[Duration, Meta(description="How long it takes to take one of those.")] = 0
     # For serverless pools only:
     concurrency: Annotated[Count, Meta(description="Instances at most.")] = 1_000
     burst: Annotated[Count, Meta(description="Instances that can be started at once.")] = 1_000
@@ -193,6 +215,20 @@ class PoolSpec(Section, frozen=True):
     keep_alive: Annotated[Duration, Meta(description="How long an idle instance stays.")] = "10min"
     request_price: Annotated[Price | None, Meta(description="Of one call: $0.20/1M.")] = None
     billing_step: Annotated[Duration, Meta(description="Running time is rounded up to it.")] = "1ms"
+    max_age: Annotated[
+        Duration, Meta(description="An instance this old is not used again, or `never`.")
+    ] = "never"
+    bills_start: Annotated[bool, Meta(description="Whether the cold start is on the bill.")] = True
+    provision: Annotated[
+        Duration, Meta(description="How long it takes until provisioned instances are there.")
+    ] = "60s"
+    provisioned_price: Annotated[
+        Price | None, Meta(description="Of a provisioned instance: $0.0000041667/GB-s.")
+    ] = None
+    provisioned_run_price: Annotated[
+        Price | None, Meta(description="And while it runs: $0.0000097222/GB-s.")
+    ] = None
+    guard: GuardSpec = GuardSpec()
 
 
 class ClientSpec(Section, frozen=True):

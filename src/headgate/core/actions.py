@@ -131,6 +131,23 @@ class EvictWeights(Action):
 
 
 @final
+class KeepWarm(Action):
+    """Have a platform keep so many instances of a variant ready, from now on, by this means.
+
+    A standing wish, which ends nothing: the newest for a variant in a pool replaces the one before.
+    What became of it shows in how long calls take and in what is paid.
+    """
+
+    __slots__ = ("count", "is_provisioned", "pool_id", "variant_id")
+
+    def __init__(self, pool_id: int, variant_id: int, count: int, is_provisioned: bool) -> None:
+        self.pool_id = pool_id
+        self.variant_id = variant_id
+        self.count = count
+        self.is_provisioned = is_provisioned  # paid for by the second; else they are called
+
+
+@final
 class SetTimer(Action):
     """Deliver `TimerFired(key)` at `at_ns`; replaces a timer of the same key."""
 

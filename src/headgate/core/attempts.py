@@ -51,9 +51,7 @@ class Attempts:
                 self._requests.task_done(task, batch, event.unsure)
         if self._learns:
             self._policy.on_batch_ended(batch, now_ns - batch.sent_ns)
-        node = batch.node
-        if node is not None and node.state == _UP:
-            self._policy.on_capacity(node)
+        self._offer(batch)
 
     def refused(self, now_ns: int, event: BatchRefused) -> None:
         """It never ran, so its tasks may be tried again; the place is left alone for a moment."""
@@ -97,9 +95,16 @@ class Attempts:
     def _tell_policy(self, batch: Batch) -> None:
         if self._learns:
             self._policy.on_batch_ended(batch, self._view.now_ns - batch.sent_ns)
+        self._offer(batch)
+
+    def _offer(self, batch: Batch) -> None:
+        """Its place can take another."""
         node = batch.node
-        if node is not None and node.state == _UP:
-            self._policy.on_capacity(node)
+        if node is not None:
+            if node.state == _UP:
+                self._policy.on_capacity(node)
+        elif self._view.is_pool_open(batch.pool.id):
+            self._policy.on_pool_open(batch.pool.id)
 
     def _back_off(self, batch: Batch, reason: int) -> None:
         """Leave alone, for a moment, the place that refused."""
@@ -108,8 +113,10 @@ class Attempts:
         until_ns = self._view.now_ns + self._limits.backoff_ns
         node = batch.node
         if node is None:
-            self._view.pool_blocked_until_ns[batch.pool.id] = until_ns
-            self._ledger.set_timer(("unblock_pool", batch.pool.id), until_ns)
+            spillway = self._view.spillways[batch.pool.id]
+            if spillway is not None:
+                spillway.block(until_ns)
+                self._ledger.await_pool(spillway)
         elif node.state == NodeState.UP:
             self._ledger.block_node(node, until_ns)
 

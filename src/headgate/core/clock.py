@@ -10,6 +10,7 @@ from typing import Final
 MICROSECOND_NS: Final = 1_000
 MILLISECOND_NS: Final = 1_000_000
 SECOND_NS: Final = 1_000_000_000
+MINUTE_NS: Final = 60_000_000_000
 HOUR_NS: Final = 3_600_000_000_000
 
 # "It never happens": no deadline, no limit, not yet started. Every real instant is smaller (this is

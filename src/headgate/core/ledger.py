@@ -9,11 +9,20 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from headgate.core.actions import Action, CancelBatch, CancelTimer, Dispatch, SetTimer, Settle
+from headgate.core.actions import (
+    Action,
+    CancelBatch,
+    CancelTimer,
+    Dispatch,
+    KeepWarm,
+    SetTimer,
+    Settle,
+)
 from headgate.core.events import TimerKey
 from headgate.core.lifecycle import InstanceState, RequestState, TaskState
 from headgate.core.model import Pool, Variant
 from headgate.core.records import Batch, Instance, Node, Request, Task
+from headgate.core.spillway import Spillway
 from headgate.core.view import View
 
 # Interpreted, a name of the module is read many times faster than one of a class.
@@ -78,6 +87,8 @@ class Ledger:
             node.running += 1
             if node.running >= node.slots and node_id in view.free_nodes:
                 del view.free_nodes[node_id]
+        elif pool.serverless is not None:
+            self._spill(pool, variant.profile.exec_ns[items - 1])
         moved_bytes = 0
         for task in tasks:
             if task.state == _RUNNING:
@@ -114,6 +125,8 @@ class Ledger:
             self.cancel_timer(("lost", batch.id))
         instance = batch.instance
         node = batch.node
+        if node is None:
+            self._unspill(batch, state)
         if instance is None or node is None or instance.state == _GONE:
             return
         instance.running -= 1
@@ -127,6 +140,35 @@ class Ledger:
         # The rule of `is_free` for a node that is up, spelled out: this is run for every batch.
         if node.running < node.slots and node.blocked_until_ns <= view.now_ns:
             view.free_nodes.setdefault(node.id, node)
+
+    def _spill(self, pool: Pool, expected_ns: int) -> None:
+        """A call goes out to a pool that is paid by the call."""
+        spillway = self.view.spillways[pool.id]
+        assert spillway is not None
+        spillway.sent(self.view.now_ns, expected_ns)
+        self.await_pool(spillway)
+
+    def _unspill(self, batch: Batch, state: int) -> None:
+        spillway = self.view.spillways[batch.pool.id]
+        if spillway is not None:
+            now_ns = self.view.now_ns
+            expected_ns = batch.variant.profile.exec_ns[batch.items - 1]
+            spillway.ended(now_ns, state, expected_ns, now_ns - batch.sent_ns)
+            self.await_pool(spillway)
+
+    def await_pool(self, spillway: Spillway) -> None:
+        """Be woken when a pool that is closed for a while may be tried again."""
+        until_ns = spillway.blocked_until_ns
+        key = ("unblock_pool", spillway.pool.id)
+        if until_ns > self.view.now_ns and self.view.timers.get(key) != until_ns:
+            self.set_timer(key, until_ns)
+
+    def keep_warm(self, pool: Pool, variant: Variant, count: int, is_provisioned: bool) -> None:
+        """Wish for warm instances, if that is news."""
+        key, wish = (pool.id, variant.id), (count, is_provisioned)
+        if self.view.kept_warm.get(key, (0, False)) != wish:
+            self.view.kept_warm[key] = wish
+            self.actions.append(KeepWarm(pool.id, variant.id, count, is_provisioned))
 
     def call_back(self, task: Task) -> None:
         """A task is not to run any more: cancel the batches that carry nothing else.

@@ -7,6 +7,7 @@ because the hot path and the logs speak in ids; names are for people.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
 from headgate.core.clock import NEVER_NS
@@ -161,9 +162,48 @@ class Serverless:
     burst: int = 1_000  # instances that can be started at once
     starts_per_s: float = 100.0  # refill of that burst
     keep_alive_ns: int = 600_000_000_000
+    age_max_ns: int = NEVER_NS  # an instance this old is not used again, however busy it was
     usd_per_gb_s: float = 0.0
     usd_per_request: float = 0.0
     billing_step_ns: int = 1_000_000
+    bills_start: bool = True  # whether the cold start is on the bill
+    # Instances that are kept ready for us, and what that costs while they wait and while they run.
+    provision_ns: int = 60_000_000_000  # until they are there
+    provisioned_usd_per_gb_s: float = 0.0
+    provisioned_run_usd_per_gb_s: float = 0.0
+    ping_ns: int = 20_000_000  # how long a call takes that only keeps its instance awake
+
+    @property
+    def gigabytes(self) -> float:
+        """Memory of one instance, as prices have it."""
+        return self.memory_bytes / (1 << 30)
+
+    @property
+    def ping_every_ns(self) -> int:
+        """How often an instance must be called to stay."""
+        return self.keep_alive_ns // 2
+
+    def usd(self, length_ns: int, *, is_provisioned: bool = False) -> float:
+        """What one call of this length costs.
+
+        >>> round(Serverless(1 << 30, usd_per_gb_s=2.0, usd_per_request=1.0).usd(1_500_000), 6)
+        1.004
+        """
+        steps = -(-length_ns // self.billing_step_ns)
+        rate = self.provisioned_run_usd_per_gb_s if is_provisioned else self.usd_per_gb_s
+        billed_s = steps * self.billing_step_ns / 1e9
+        return billed_s * self.gigabytes * rate + self.usd_per_request
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What keeps a pool that is paid by the call from doing harm."""
+
+    failures_max: int = 5  # in a row; then it is left alone
+    rest_ns: int = 5_000_000_000  # for so long at first, and twice as long each time it fails again
+    rest_max_ns: int = 60_000_000_000
+    usd_per_minute: float = inf
+    usd_per_day: float = inf
 
 
 @dataclass(frozen=True)
@@ -181,10 +221,13 @@ class Pool:
     memory_bytes: int = NEVER_NS  # device memory of one node
     host_memory_bytes: int = 0  # where evicted weights may wait
     idle_timeout_ns: int = NEVER_NS  # an instance idle for so long retires itself
+    is_elastic: bool = False  # nodes are taken, and paid for, only while they hold something
+    boot_ns: int = 0  # to take one of those, before anything can start on it
     usd_per_hour: float = 0.0  # of one node
     network_ns: int = 0  # one way, gateway to node
     bytes_per_s: float = 0.0  # between nodes; 0 is "instantly"
     serverless: Serverless | None = None
+    guard: Guard = Guard()
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,8 @@ class Orders:
                 raise PolicyError(f"pool {pool.name} cannot run {first.function.name}")
         elif pool.id not in variant.pool_ids:
             raise PolicyError(f"{variant.name} does not run on pool {pool.name}")
+        if not self._view.is_pool_open(pool.id):
+            raise PolicyError(f"pool {pool.name} is closed: its breaker or its budget")
         return self._send(tasks, variant, None, pool, 0, latest_ns)
 
     def _send(
@@ -226,6 +228,16 @@ class Orders:
         if not self._view.can_make_room(node, instance.variant):
             raise PolicyError(f"{node.name} has no memory for {instance.variant.name}")
         self._residents.load_weights(instance, node)
+
+    def keep_warm(
+        self, variant: Variant, pool: Pool, count: int, *, is_provisioned: bool = False
+    ) -> None:
+        """Have a serverless pool keep so many instances ready: by calling them, or provisioned."""
+        if pool.serverless is None or pool.id not in variant.pool_ids:
+            raise PolicyError(f"pool {pool.name} keeps nothing warm of {variant.name}")
+        if not 0 <= count <= pool.serverless.concurrency_max:
+            raise PolicyError(f"pool {pool.name} cannot keep {count} instances")
+        self._ledger.keep_warm(pool, variant, count, is_provisioned)
 
     # --- promises ------------------------------------------------------------------------------
 

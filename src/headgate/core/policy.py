@@ -97,7 +97,7 @@ class Policy:
         raise NotImplementedError
 
     def on_pool_open(self, pool_id: int) -> None:
-        """A pool that had throttled us may be tried again."""
+        """A pool that picks its own instances can take a call: again, or one more."""
 
     def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
         """A batch has ended (its state says how); for policies that learn."""

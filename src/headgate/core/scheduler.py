@@ -183,6 +183,9 @@ class Scheduler:
             if node.state == NodeState.UP:
                 self.policy.on_capacity(node)
         elif name == "unblock_pool":
+            spillway = view.spillways[number]
+            assert spillway is not None
+            spillway.rested(now_ns)
             self.policy.on_pool_open(number)
         elif name == "lost":
             self._attempts.broke(now_ns, number, BatchState.LOST, "no answer in time")

@@ -12,6 +12,7 @@ from headgate.core.events import TimerKey
 from headgate.core.lifecycle import InstanceState, NodeState, Residency, TaskState
 from headgate.core.model import App, Variant
 from headgate.core.records import Batch, Datum, Instance, Node, Request, Reservation, Task
+from headgate.core.spillway import Spillway
 
 _HOST: Final = Residency.HOST  # interpreted, a name of the module is read much faster
 
@@ -30,7 +31,11 @@ class View:
         self.instances: dict[int, Instance] = {}  # not yet gone
         self.reservations: dict[int, Reservation] = {}  # by task id
         self.timers: dict[TimerKey, int] = {}
-        self.pool_blocked_until_ns = [0] * len(app.pools)
+        self.spillways = [
+            None if pool.serverless is None else Spillway(pool, pool.serverless)
+            for pool in app.pools
+        ]
+        self.kept_warm: dict[tuple[int, int], tuple[int, bool]] = {}  # by (pool, variant) id
         self.arrivals_seen = [0] * len(app.pipelines)  # offered, whether admitted or not
         self.events_ignored = 0  # late duplicates of events that had already been handled
         self.variants_by_pool = [app.variants_on(pool.id) for pool in app.pools]
@@ -87,8 +92,14 @@ class View:
         return best
 
     def is_pool_open(self, pool_id: int) -> bool:
-        """Whether a pool that picks its own instances is worth sending to just now."""
-        return self.pool_blocked_until_ns[pool_id] <= self.now_ns
+        """Whether a call may go to a pool that picks its own instances just now."""
+        spillway = self.spillways[pool_id]
+        return spillway is not None and spillway.is_open(self.now_ns)
+
+    def start_ns(self, node: Node, variant: Variant) -> int:
+        """How long it takes until a variant that is started on this node now is ready."""
+        boot_ns = node.pool.boot_ns if node.pool.is_elastic and not node.instances else 0
+        return boot_ns + variant.profile.start_ns
 
     def inputs_of(self, task: Task) -> list[Datum]:
         """The intermediate results this task reads, and where they lie."""

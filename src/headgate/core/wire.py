@@ -122,6 +122,7 @@ _LISTS: Final = _TUPLES | {"task_ids"}
 _STRICT: Final[Mapping[str, str]] = {
     "broken": "tuple[int, ...]",
     "gives_up": "bool",
+    "is_provisioned": "bool",
     "key": "TimerKey",
     "task_ids": "list[int]",
     "unsure": "tuple[int, ...]",

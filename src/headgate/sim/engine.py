@@ -17,6 +17,7 @@ from headgate.core.actions import (
     Action,
     CancelTimer,
     Dispatch,
+    KeepWarm,
     PlacedAction,
     SetTimer,
     Settle,
@@ -61,7 +62,7 @@ from headgate.sim.happenings import (
 )
 from headgate.sim.hooks import Client, Observer, Trouble
 from headgate.sim.node import Job, Report, SimNode, Wake
-from headgate.sim.platform import Invocation, Platform
+from headgate.sim.platform import Awakening, Invocation, Platform
 from headgate.sim.recorder import Recorder
 from headgate.sim.shared_pools import SharedPools
 from headgate.sim.truth import Truth
@@ -208,6 +209,8 @@ class Engine:
                 self.agenda.push(self._free_at_ns[what.scheduler], Rank.COMPLETION, what)
         elif isinstance(what, Decided):
             self._perform(now_ns, what.scheduler, what.action)
+        elif isinstance(what, Awakening):
+            what.platform.awaken(now_ns, what)
         elif isinstance(what, TroubleDue):
             what.trouble.strike(self, now_ns)
         else:
@@ -307,6 +310,8 @@ class Engine:
         elif isinstance(action, Settle):
             self.recorder.settled(now_ns, action.request_id, action.outcome)
             self._answer(now_ns, action)
+        elif isinstance(action, KeepWarm):
+            self.platforms[action.pool_id].keep_warm(now_ns, action)
         else:
             self._perform_on_node(now_ns, index, action)
 

@@ -39,6 +39,7 @@ from headgate.metrics.columns import SpanKind
 from headgate.sim.agenda import Agenda, Happening
 from headgate.sim.cascade import has_cascades, unsure_tasks
 from headgate.sim.recorder import Recorder
+from headgate.sim.rent import Rent
 from headgate.sim.truth import Truth
 
 # Interpreted, a name of the module is read many times faster than one of a class.
@@ -115,6 +116,7 @@ class SimNode:
         self._changed_ns = 0  # when the set of jobs that share the processor last changed
         self.is_up = False
         self.up_since_ns = 0
+        self.rent = Rent(pool) if pool.is_elastic else None
         # Faults in force; counted, because their windows may overlap.
         self.slow_factor = 1.0
         self.refuses = 0
@@ -137,6 +139,8 @@ class SimNode:
         elif not self.is_up:
             self._take_while_down(now_ns, order)
         elif isinstance(order, StartInstance):
+            if self.rent is not None:
+                self.rent.begin(now_ns)
             self._settle_verdict(now_ns, order, self.backend.start(now_ns, order))
         elif isinstance(order, LoadWeights):
             self._settle_verdict(now_ns, order, self.backend.load(now_ns, order))
@@ -204,6 +208,8 @@ class SimNode:
         if isinstance(order, StartInstance):
             self.cold_starts += 1
             length_ns = variant.profile.start_ns
+            if self.rent is not None:
+                length_ns = self.rent.ready_after_ns(now_ns, length_ns)
         else:
             self.loads += 1
             length_ns = variant.profile.load_ns
@@ -284,6 +290,7 @@ class SimNode:
             return InstanceStarted(instance_id, self.id)
         for batch in self.backend.start_failed(instance_id):
             self.report(now_ns, BatchRefused(batch.batch_id, Refusal.GONE))
+        self._let_node_go(now_ns)
         return InstanceStopped(instance_id, "failed to start")
 
     def _after(self, now_ns: int, order: Action) -> None:
@@ -317,6 +324,11 @@ class SimNode:
             self._pump(now_ns)
         elif self.backend.retire_idle(now_ns, instance_id):
             self.report(now_ns, InstanceStopped(instance_id, "idle for too long"))
+
+    def _let_node_go(self, now_ns: int) -> None:
+        """Pay no longer for a node that holds nothing."""
+        if self.rent is not None and not self.backend.residents:
+            self.rent.end(now_ns)
 
     # --- processor sharing ---------------------------------------------------------------------
 
@@ -359,6 +371,7 @@ class SimNode:
         self.backend = Backend(self.pool, self._app.variants)
         self.is_up = False
         self.up_ns += now_ns - self.up_since_ns
+        self._let_node_go(now_ns)
         return events
 
     def join(self, now_ns: int) -> None:
@@ -368,6 +381,8 @@ class SimNode:
 
     def report(self, now_ns: int, event: Event) -> None:
         """Tell the Schedulers; it takes the network's time to get there."""
+        if self.rent is not None and isinstance(event, InstanceStopped):
+            self._let_node_go(now_ns)
         self._agenda.push(now_ns + self.pool.network_ns, Rank.COMPLETION, Report(event))
 
 

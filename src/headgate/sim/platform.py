@@ -1,39 +1,71 @@
 """A simulated function platform: a serverless pool that picks or starts its own instances.
 
 An instance per concurrent request; the one used last is reused first; idle ones vanish after
-keep-alive; starts draw from a burst that refills at a rate; beyond the concurrency limit, or with
-the burst spent, a request is throttled. Billing is by GB-second of start and execution, rounded up
-to the platform's step, plus a price per request.
+keep-alive and old ones are not used again; starts draw from a burst that refills at a rate; beyond
+the concurrency limit, or with the burst spent, a request is throttled. Instances can be kept ready:
+provisioned ones are there for as long as they are paid for, others are called now and then.
 """
 
 from __future__ import annotations
 
 from typing import final
 
-from headgate.core.actions import Dispatch
+from headgate.core.actions import Dispatch, KeepWarm
 from headgate.core.events import BatchFinished, BatchRefused, Rank, Refusal
 from headgate.core.model import App, Pool, Serverless
 from headgate.metrics.columns import SpanKind
 from headgate.sim.agenda import Agenda, Happening
 from headgate.sim.cascade import has_cascades, unsure_tasks
 from headgate.sim.node import Report
+from headgate.sim.provision import Provision
 from headgate.sim.recorder import Recorder
 from headgate.sim.truth import Truth
 
-_BYTES_PER_GB = 1024**3
+
+@final
+class Idler:
+    """An instance that waits for a call."""
+
+    __slots__ = ("born_ns", "since_ns")
+
+    def __init__(self, born_ns: int, since_ns: int) -> None:
+        self.born_ns = born_ns
+        self.since_ns = since_ns
 
 
 @final
 class Invocation(Happening):
     """A batch that runs on the platform."""
 
-    __slots__ = ("began_ns", "order", "platform", "start_ns")
+    __slots__ = ("began_ns", "born_ns", "is_provisioned", "order", "platform", "start_ns")
 
-    def __init__(self, platform: Platform, order: Dispatch, began_ns: int, start_ns: int) -> None:
+    def __init__(
+        self,
+        platform: Platform,
+        order: Dispatch,
+        began_ns: int,
+        born_ns: int,
+        start_ns: int,
+        is_provisioned: bool,
+    ) -> None:
         self.platform = platform
         self.order = order
         self.began_ns = began_ns
+        self.born_ns = born_ns
         self.start_ns = start_ns
+        self.is_provisioned = is_provisioned
+
+
+@final
+class Awakening(Happening):
+    """Instances come up that nobody has called, or it is time to call those that are kept."""
+
+    __slots__ = ("platform", "round", "variant_id")
+
+    def __init__(self, platform: Platform, variant_id: int, round: int | None) -> None:
+        self.platform = platform
+        self.variant_id = variant_id
+        self.round = round  # of calls to keep instances awake; None: one has come up
 
 
 @final
@@ -58,37 +90,59 @@ class Platform:
         self._truth = truth
         self._recorder = recorder
         self._has_cascades = has_cascades(app)
-        self._idle_since_ns: dict[int, list[int]] = {}  # by variant id, a stack
+        self._idle: dict[int, list[Idler]] = {}  # by variant id, a stack
+        self._running_of: dict[int, int] = {}  # by variant id, those waking up included
         self._running = 0
         self._tokens = float(spec.burst)
         self._refilled_ns = 0
+        self._kept: dict[int, int] = {}  # by variant id: how many are called now and then
+        self._rounds: dict[int, int] = {}
+        self._provisions: dict[int, Provision] = {}
         self.throttles = 0  # faults in force
         self.busy_ns = 0
         self.up_ns = 0
         self.cold_starts = 0
         self.throttled = 0
-        self.cost_usd = 0.0
+        self._calls_usd = 0.0
+
+    def cost_usd(self, end_ns: int) -> float:
+        """The bill, up to the end of the run."""
+        return self._calls_usd + sum(p.usd(end_ns) for p in self._provisions.values())
+
+    # --- calls ---------------------------------------------------------------------------------
 
     def take(self, now_ns: int, order: Dispatch) -> None:
         """Run a batch on an idle instance or a new one, or refuse it: too late, or throttled."""
         if now_ns > order.latest_ns:
             self._report(now_ns, Report(BatchRefused(order.batch_id, Refusal.LATE)))
             return
-        idle = self._idle_since_ns.setdefault(order.variant_id, [])
-        while idle and now_ns - idle[0] > self._spec.keep_alive_ns:
-            self.up_ns += self._spec.keep_alive_ns
-            del idle[0]
+        variant_id = order.variant_id
+        provision = self._provisions.get(variant_id)
+        is_provisioned = provision is not None and provision.take(now_ns)
+        idler = None if is_provisioned else self._pop_idle(now_ns, variant_id)
         is_full = self._running >= self._spec.concurrency_max or self.throttles > 0
-        if is_full or not (idle or self._may_start(now_ns)):
+        may_begin = is_provisioned or idler is not None or self._may_start(now_ns)
+        if is_full or not may_begin:
+            if idler is not None:
+                self._idle[variant_id].append(idler)
+            if is_provisioned and provision is not None:
+                provision.give(now_ns)
             self.throttled += 1
             self._report(now_ns, Report(BatchRefused(order.batch_id, Refusal.THROTTLED)))
             return
         start_ns = 0
-        if idle:
-            self.up_ns += now_ns - idle.pop()
-        else:
-            start_ns = self._start(order)
+        if idler is not None:
+            self.up_ns += now_ns - idler.since_ns
+        elif not is_provisioned:
+            start_ns = self._start(variant_id)
+            self.cold_starts += 1
+        born_ns = now_ns if idler is None else idler.born_ns
+        self._begin(Invocation(self, order, now_ns, born_ns, start_ns, is_provisioned))
+
+    def _begin(self, invocation: Invocation) -> None:
+        order, now_ns, start_ns = invocation.order, invocation.began_ns, invocation.start_ns
         self._running += 1
+        self._count(order.variant_id, 0 if invocation.is_provisioned else 1)
         self._recorder.began(now_ns, order.task_ids)
         if start_ns:
             self._recorder.waits_for_start(now_ns, order.task_ids)
@@ -96,24 +150,31 @@ class Platform:
         length_ns = start_ns + self._truth.exec_ns(variant, order.items)
         if order.moved_bytes and self.pool.bytes_per_s > 0:
             length_ns += int(order.moved_bytes / self.pool.bytes_per_s * 1e9)
-        invocation = Invocation(self, order, now_ns, start_ns)
         self._agenda.push(now_ns + length_ns, Rank.COMPLETION, invocation)
 
     def end(self, now_ns: int, invocation: Invocation) -> BatchFinished:
         """A batch has run: its instance is idle, and the bill is written."""
         order = invocation.order
         self._running -= 1
-        self._idle_since_ns[order.variant_id].append(now_ns)
+        if invocation.is_provisioned:
+            self._provisions[order.variant_id].give(now_ns)
+        else:
+            self._count(order.variant_id, -1)
+            self._put_idle(now_ns, order.variant_id, invocation.born_ns)
         length_ns = now_ns - invocation.began_ns
         self.busy_ns += length_ns
         self.up_ns += length_ns
-        spec = self._spec
-        steps = -(-length_ns // spec.billing_step_ns)
-        gigabytes = spec.memory_bytes / _BYTES_PER_GB
-        billed_s = steps * spec.billing_step_ns / 1e9
-        self.cost_usd += billed_s * gigabytes * spec.usd_per_gb_s + spec.usd_per_request
+        billed_ns = length_ns if self._spec.bills_start else length_ns - invocation.start_ns
+        self._calls_usd += self._spec.usd(billed_ns, is_provisioned=invocation.is_provisioned)
+        self._record(now_ns, invocation)
+        if not self._has_cascades:
+            return BatchFinished(order.batch_id)
+        unsure = unsure_tasks(self._app, self._recorder, order.task_ids)
+        return BatchFinished(order.batch_id, unsure)
+
+    def _record(self, now_ns: int, invocation: Invocation) -> None:
+        order, began_ns = invocation.order, invocation.began_ns
         function_id = self._app.variants[order.variant_id].function_id
-        began_ns = invocation.began_ns
         if invocation.start_ns:
             ready_ns = began_ns + invocation.start_ns
             self._recorder.span(
@@ -123,10 +184,34 @@ class Platform:
         self._recorder.span(
             self.id, function_id, SpanKind.RUN, began_ns, now_ns, order.batch_id, order.items
         )
-        if not self._has_cascades:
-            return BatchFinished(order.batch_id)
-        unsure = unsure_tasks(self._app, self._recorder, order.task_ids)
-        return BatchFinished(order.batch_id, unsure)
+
+    # --- instances -----------------------------------------------------------------------------
+
+    def _pop_idle(self, now_ns: int, variant_id: int) -> Idler | None:
+        """The instance that was used last, if one is there and not too old."""
+        idle = self._idle.get(variant_id)
+        if not idle:
+            return None
+        self._forget_expired(now_ns, idle)
+        while idle:
+            idler = idle.pop()
+            if now_ns - idler.born_ns <= self._spec.age_max_ns:
+                return idler
+        return None
+
+    def _put_idle(self, now_ns: int, variant_id: int, born_ns: int) -> None:
+        self._idle.setdefault(variant_id, []).append(Idler(born_ns, now_ns))
+
+    def _forget_expired(self, now_ns: int, idle: list[Idler]) -> None:
+        keep_alive_ns = self._spec.keep_alive_ns
+        gone = 0
+        while gone < len(idle) and now_ns - idle[gone].since_ns > keep_alive_ns:
+            self.up_ns += keep_alive_ns
+            gone += 1
+        del idle[:gone]
+
+    def _count(self, variant_id: int, change: int) -> None:
+        self._running_of[variant_id] = self._running_of.get(variant_id, 0) + change
 
     def _may_start(self, now_ns: int) -> bool:
         spec = self._spec
@@ -135,11 +220,53 @@ class Platform:
         self._refilled_ns = now_ns
         return self._tokens >= 1.0
 
-    def _start(self, order: Dispatch) -> int:
+    def _start(self, variant_id: int) -> int:
         self._tokens -= 1.0
-        self.cold_starts += 1
-        variant = self._app.variants[order.variant_id]
-        return variant.profile.start_ns
+        return self._app.variants[variant_id].profile.start_ns
+
+    # --- keeping them ready --------------------------------------------------------------------
+
+    def keep_warm(self, now_ns: int, order: KeepWarm) -> None:
+        """Keep so many instances ready from now on, by the means that the order names."""
+        variant_id = order.variant_id
+        provision = self._provisions.setdefault(variant_id, Provision(self._spec))
+        provision.set(now_ns, order.count if order.is_provisioned else 0)
+        self._kept[variant_id] = 0 if order.is_provisioned else order.count
+        round = self._rounds[variant_id] = self._rounds.get(variant_id, 0) + 1
+        self.awaken(now_ns, Awakening(self, variant_id, round))
+
+    def awaken(self, now_ns: int, what: Awakening) -> None:
+        """One has come up; or call as many as are to be kept, so that they stay, and start more."""
+        variant_id = what.variant_id
+        if what.round is None:
+            self._running -= 1
+            self._count(variant_id, -1)
+            self._put_idle(now_ns, variant_id, now_ns)
+            return
+        kept = self._kept[variant_id]
+        if what.round != self._rounds[variant_id] or kept == 0:
+            return
+        idle = self._idle.setdefault(variant_id, [])
+        self._forget_expired(now_ns, idle)
+        idle[:] = [i for i in idle if now_ns - i.born_ns <= self._spec.age_max_ns]
+        for idler in idle[-kept:]:
+            self.up_ns += now_ns - idler.since_ns
+            idler.since_ns = now_ns
+            self._calls_usd += self._spec.usd(self._spec.ping_ns)
+        for _ in range(kept - len(idle) - self._running_of.get(variant_id, 0)):
+            self._start_uncalled(now_ns, variant_id)
+        self._agenda.push(now_ns + self._spec.ping_every_ns, Rank.COMPLETION, what)
+
+    def _start_uncalled(self, now_ns: int, variant_id: int) -> None:
+        is_full = self._running >= self._spec.concurrency_max or self.throttles > 0
+        if is_full or not self._may_start(now_ns):
+            return
+        start_ns = self._start(variant_id)
+        self._running += 1
+        self._count(variant_id, 1)
+        billed_ns = self._spec.ping_ns + (start_ns if self._spec.bills_start else 0)
+        self._calls_usd += self._spec.usd(billed_ns)
+        self._agenda.push(now_ns + start_ns, Rank.COMPLETION, Awakening(self, variant_id, None))
 
     def _report(self, now_ns: int, report: Report) -> None:
         self._agenda.push(now_ns + self.pool.network_ns, Rank.COMPLETION, report)

@@ -161,7 +161,7 @@ def _columns(engine: Engine, feed: Feed, window_ns: int, request_ns: int) -> Run
     app = engine.app
     end_ns = engine.now_ns
     nodes = [_node_use(node, end_ns) for node in engine.nodes]
-    platforms = [_platform_use(p) for p in engine.platforms.values()]
+    platforms = [_platform_use(p, end_ns) for p in engine.platforms.values()]
     requests = engine.recorder.requests(app, *feed.columns())
     return RunColumns(
         requests=as_clients_see(requests, request_ns) if request_ns else requests,
@@ -177,6 +177,8 @@ def _columns(engine: Engine, feed: Feed, window_ns: int, request_ns: int) -> Run
 
 def _node_use(node: SimNode, end_ns: int) -> ResourceUse:
     up_ns = node.up_ns + (end_ns - node.up_since_ns if node.is_up else 0)
+    if node.rent is not None:
+        up_ns = node.rent.paid_ns(end_ns)
     busy_ns = node.busy_ns // node.pool.slots
     rate = node.pool.usd_per_hour / HOUR_NS
     return ResourceUse(
@@ -192,7 +194,8 @@ def _node_use(node: SimNode, end_ns: int) -> ResourceUse:
     )
 
 
-def _platform_use(platform: Platform) -> ResourceUse:
+def _platform_use(platform: Platform, end_ns: int) -> ResourceUse:
+    cost_usd = platform.cost_usd(end_ns)
     return ResourceUse(
         name=platform.pool.name,
         pool=platform.pool.name,
@@ -201,6 +204,6 @@ def _platform_use(platform: Platform) -> ResourceUse:
         busy_ns=platform.busy_ns,
         cold_starts=platform.cold_starts,
         loads=0,
-        usage_usd=platform.cost_usd,
-        allocation_usd=platform.cost_usd,
+        usage_usd=cost_usd,
+        allocation_usd=cost_usd,
     )

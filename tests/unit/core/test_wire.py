@@ -26,7 +26,7 @@ def made_up(cls: type) -> list[object]:
             wire.append(["timer", place])
         elif name in ("broken", "task_ids", "unsure"):
             wire.append([100, place])
-        elif name == "gives_up":
+        elif name in ("gives_up", "is_provisioned"):
             wire.append(True)
         elif name == "name" or (name == "reason" and cls is not BatchRefused):
             wire.append(f"text {place}")
