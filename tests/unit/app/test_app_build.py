@@ -169,7 +169,14 @@ def test_a_serverless_pool_has_no_nodes() -> None:
         gpu_sevenths=0,
         memory_bytes=2 * 10**9,
         serverless=Serverless(
-            2 * 10**9, 50, 20, 1.0, HOUR_NS // 12, 0.0000166667, 0.0000002, 100 * MS
+            2 * 10**9,
+            50,
+            20,
+            1.0,
+            HOUR_NS // 12,
+            usd_per_gb_s=0.0000166667,
+            usd_per_request=0.0000002,
+            billing_step_ns=100 * MS,
         ),
     )
 

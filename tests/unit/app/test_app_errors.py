@@ -169,7 +169,7 @@ def test_whole_functions(body: object, said: str, allowed: str) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "line"),
     [
-        ("gpu.burst", 3, "3: is only for serverless pools (allowed: bandwidth, cpus, "),
+        ("gpu.burst", 3, "3: is only for serverless pools (allowed: bandwidth, boot, cpus, "),
         ("lambda.nodes", 3, "3: a serverless pool has no nodes (allowed: bandwidth, "),
         ("lambda.memory", "unlimited", "'unlimited': a serverless pool needs a size here (allowed"),
         ("lambda.price", "$1/h", "'$1/h': unknown unit '/h' (allowed: /GB-s, /GB-h)"),
