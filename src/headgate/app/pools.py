@@ -7,7 +7,8 @@ from math import inf
 from typing import Final
 
 from headgate.app.entry import Entry
-from headgate.app.spec import GuardSpec, PoolSpec
+from headgate.app.pool_spec import GuardSpec, PoolSpec
+from headgate.app.providers import choose_provider
 from headgate.core import units
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import TIER_NAMES, Guard, Pool, Serverless, Tier
@@ -48,6 +49,7 @@ def build_pools(specs: Mapping[str, PoolSpec], where: str) -> tuple[Pool, ...]:
 
 
 def _build_pool(id: int, name: str, entry: Entry[PoolSpec]) -> Pool:
+    choose_provider(entry)  # raises, where that makes no sense
     if entry.spec.tier == "serverless":
         _refuse_given(entry, _NODES_ONLY, "a serverless pool has no nodes")
         return _build_serverless(id, name, entry)

@@ -9,35 +9,45 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, field
 
-Name = Annotated[
-    str,
-    # The look-ahead is for a trailing line break, which `$` alone would let pass.
-    Meta(title="name", pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$(?!\n)", examples=["resnet", "m-2"]),
-]
-Duration = Annotated[str | Literal[0], Meta(title="duration", examples=["5ms", "1.5s", "10min"])]
-Size = Annotated[str, Meta(title="size", examples=["100MB", "16GiB"])]
-Share = Annotated[str, Meta(title="share of a GPU", examples=["3/7", "7/7"])]
-Price = Annotated[str, Meta(title="price", examples=["$1.20/h", "$0.20/1M"])]
-Percentage = Annotated[str | float, Meta(title="percentage", examples=["99%", 0.99])]
-Count = Annotated[int, Meta(ge=1, le=1_000_000)]
-CountOrZero = Annotated[int, Meta(ge=0, le=1_000_000)]
-Port = Annotated[int, Meta(ge=0, le=65_535)]
-Cpus = Annotated[float, Meta(ge=0, le=1_000_000)]
-BatchSize = Annotated[
-    str, Meta(title="batch size", pattern=r"^[1-9][0-9]{0,3}$(?!\n)", examples=["1", "8"])
-]
-HashedKey = Annotated[
-    str,
-    Meta(title="hashed key", pattern=r"^sha256:[0-9a-f]{64}$(?!\n)", examples=["sha256:..."]),
-]
-Factor = Annotated[float, Meta(gt=0, le=1_000_000)]
-Execution = Duration | tuple[Duration, ...] | dict[BatchSize, Duration]
+from headgate.app.pool_spec import GuardSpec, PoolSpec
+from headgate.app.section import (
+    Count,
+    CountOrZero,
+    Cpus,
+    Duration,
+    Execution,
+    Factor,
+    HashedKey,
+    Name,
+    Percentage,
+    Port,
+    Price,
+    Section,
+    Share,
+    Size,
+)
 
-
-class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What all parts of the file have in common: nothing in them is ignored."""
+__all__ = [
+    "AppSpec",
+    "ClientSpec",
+    "FunctionSpec",
+    "GuardSpec",
+    "LimitsSpec",
+    "OverheadsSpec",
+    "PipelineSpec",
+    "PoolSpec",
+    "Section",
+    "ServeSpec",
+    "SimulationSpec",
+    "SloSpec",
+    "StageSpec",
+    "StreamSpec",
+    "TruthSpec",
+    "VariantSpec",
+    "WorkloadSpec",
+]
 
 
 class VariantSpec(Section, frozen=True):
@@ -79,7 +89,7 @@ class VariantSpec(Section, frozen=True):
     # `Any`: what a class of the user's takes is its own business.
     options: Annotated[
         dict[str, Any], Meta(description="Keyword arguments of the class that `code` names.")
-    ] = {}
+    ] = field(default_factory=dict)
     batch: Annotated[
         Annotated[int, Meta(ge=1, le=1_024)],
         Meta(description="Largest batch in items, where `exec` is left to be measured."),
@@ -103,7 +113,7 @@ class FunctionSpec(VariantSpec, frozen=True):
     variants: Annotated[
         dict[Name, VariantSpec],
         Meta(description="Builds of this function. The first one is the reference."),
-    ] = {}
+    ] = field(default_factory=dict)
 
 
 class SloSpec(Section, frozen=True):
@@ -144,91 +154,6 @@ class PipelineSpec(Section, frozen=True):
         dict[Name, StageSpec] | None, Meta(description="A directed acyclic graph of functions.")
     ] = None
     slo: Annotated[SloSpec | None, Meta(description="Default: the `slo` of the file.")] = None
-
-
-class GuardSpec(Section, frozen=True):
-    """What keeps a serverless pool from doing harm."""
-
-    failures: Annotated[
-        Count, Meta(description="In a row: then the platform is left alone for a while.")
-    ] = 5
-    rest: Annotated[
-        Duration, Meta(description="For so long at first, and twice as long each time it fails.")
-    ] = "5s"
-    rest_max: Annotated[Duration, Meta(description="And no longer than that.")] = "60s"
-    budget_per_minute: Annotated[
-        Price | None, Meta(description="What may be spent there: $0.05. Default: no limit.")
-    ] = None
-    budget_per_day: Annotated[
-        Price | None, Meta(description="Likewise: $10. Default: no limit.")
-    ] = None
-
-
-class PoolSpec(Section, frozen=True):
-    """Places of one tier that are alike."""
-
-    tier: Annotated[
-        Literal["dedicated", "gpu", "serverless", "remote"],
-        Meta(description="What kind of place it is."),
-    ] = "gpu"
-    memory: Annotated[
-        Size, Meta(description="Of one node's device, or `unlimited`; of one serverless instance.")
-    ] = "unlimited"
-    price: Annotated[
-        Price | None, Meta(description="Of one node: $1.20/h. Serverless: $0.0000166667/GB-s.")
-    ] = None
-    network: Annotated[Duration, Meta(description="One way from the gateway.")] = 0
-    bandwidth: Annotated[
-        str,
-        Meta(
-            title="bandwidth",
-            examples=["10GB/s", "unlimited"],
-            description="Between nodes.",
-        ),
-    ] = "unlimited"
-    # Not for serverless pools:
-    nodes: Annotated[Count, Meta(description="How many.")] = 1
-    slots: Annotated[Count, Meta(description="Batches a node runs at once.")] = 1
-    queue: Annotated[
-        CountOrZero, Meta(description="Batches a node holds back while its slots are taken.")
-    ] = 0
-    cpus: Annotated[Cpus | None, Meta(description="Of one node. Default: not a limit.")] = None
-    gpu_share: Annotated[
-        Share | None,
-        Meta(description="Of one node. Default: no limit; 0/7 in a dedicated pool."),
-    ] = None
-    host_memory: Annotated[Size, Meta(description="Where evicted weights may wait.")] = "0B"
-    idle_timeout: Annotated[
-        Duration, Meta(description="An instance idle for so long retires, or `never`.")
-    ] = "never"
-    elastic: Annotated[
-        bool, Meta(description="Nodes are taken, and paid for, only while they hold something.")
-    ] = False
-    boot: Annotated[Duration, Meta(description="How long it takes to take one of those.")] = 0
-    # For serverless pools only:
-    concurrency: Annotated[Count, Meta(description="Instances at most.")] = 1_000
-    burst: Annotated[Count, Meta(description="Instances that can be started at once.")] = 1_000
-    starts_rate: Annotated[
-        str,
-        Meta(title="rate", examples=["100/s"], description="How fast that burst is refilled."),
-    ] = "100/s"
-    keep_alive: Annotated[Duration, Meta(description="How long an idle instance stays.")] = "10min"
-    request_price: Annotated[Price | None, Meta(description="Of one call: $0.20/1M.")] = None
-    billing_step: Annotated[Duration, Meta(description="Running time is rounded up to it.")] = "1ms"
-    max_age: Annotated[
-        Duration, Meta(description="An instance this old is not used again, or `never`.")
-    ] = "never"
-    bills_start: Annotated[bool, Meta(description="Whether the cold start is on the bill.")] = True
-    provision: Annotated[
-        Duration, Meta(description="How long it takes until provisioned instances are there.")
-    ] = "60s"
-    provisioned_price: Annotated[
-        Price | None, Meta(description="Of a provisioned instance: $0.0000041667/GB-s.")
-    ] = None
-    provisioned_run_price: Annotated[
-        Price | None, Meta(description="And while it runs: $0.0000097222/GB-s.")
-    ] = None
-    guard: GuardSpec = GuardSpec()
 
 
 class ClientSpec(Section, frozen=True):
@@ -307,14 +232,14 @@ class TruthSpec(Section, frozen=True):
     scale: Annotated[
         dict[str, Factor],
         Meta(description="True mean over profile, by function. Default: 1."),
-    ] = {}
+    ] = field(default_factory=dict)
     observed: Annotated[
         dict[str, Annotated[tuple[Factor, ...], Meta(min_length=1, max_length=10_000)]],
         Meta(
             description="For `observed`: true time over profile, by function, in values that are "
             "equally likely, as headgate calibrate finds them. Default: 1."
         ),
-    ] = {}
+    ] = field(default_factory=dict)
 
 
 class OverheadsSpec(Section, frozen=True):
@@ -377,17 +302,17 @@ class AppSpec(Section, frozen=True):
     pools: Annotated[
         dict[Name, PoolSpec],
         Meta(description="Where it can run. Default: one dedicated node, called `local`."),
-    ] = {}
+    ] = field(default_factory=dict)
     pipelines: Annotated[
         dict[Name, PipelineSpec],
         Meta(description="What can be asked for. Default: each function by itself."),
-    ] = {}
+    ] = field(default_factory=dict)
     slo: Annotated[SloSpec | None, Meta(description="The objective of pipelines without one.")] = (
         None
     )
     clients: Annotated[
         dict[Name, ClientSpec], Meta(description="Default: one, called `client`.")
-    ] = {}
+    ] = field(default_factory=dict)
     limits: LimitsSpec = LimitsSpec()
     # `Any`: a policy's settings are its own business, and msgspec has no name for "plain data".
     policy: Annotated[

@@ -9,9 +9,12 @@ from typing import Final, final
 from headgate.core.clock import HOUR_NS
 from headgate.core.lifecycle import InstanceState
 from headgate.core.model import TIER_NAMES, App
+from headgate.core.spillway import BREAKER_NAMES
 from headgate.core.view import View
 from headgate.live.call import Call
-from headgate.live.metrics.readings import Readings
+from headgate.live.metrics.readings import Readings, Spill
+from headgate.live.remote.errand import Shares
+from headgate.live.remote.outposts import Outposts
 
 FORGET: Final = 0.05  # how much the latest batch counts in a mean that forgets
 STATE_NAMES: Final = {
@@ -34,6 +37,10 @@ class Accounts:
         self._up_ns: Counter[int] = Counter()  # by pool: time of nodes that are gone
         self._up_since_ns: dict[int, tuple[int, int]] = {}  # by node: its pool, and since when
         self._error_s: dict[int, float] = {}  # by variant
+        # What was paid by the call, by pipeline, client and pool; and what keeping ready cost, by
+        # pipeline and pool: that is no client's.
+        self._called_usd: dict[tuple[int, int, int], float] = {}
+        self._warm_usd: dict[tuple[int, int], float] = {}
 
     def node_joined(self, node_id: int, pool_id: int) -> None:
         """It costs money from now on."""
@@ -56,7 +63,27 @@ class Accounts:
         share_ns = (call.ended_ns - call.began_ns) * call.items // max(1, call.batch_items)
         self._busy_ns[call.pipeline_id, call.client_id, pool_id] += share_ns
 
-    def readings(self, view: View | None, calls: list[Call]) -> Readings:
+    def called(self, pool_id: int, shares: Shares, took_ns: int) -> None:
+        """A call took so long, for so many items of each pipeline and client."""
+        platform = self._app.pools[pool_id].serverless
+        if platform is None:
+            return  # that is paid by the hour
+        usd = platform.usd(took_ns) / max(1, sum(items for _, _, items in shares))
+        for pipeline_id, client_id, items in shares:
+            key = (pipeline_id, client_id, pool_id)
+            self._called_usd[key] = self._called_usd.get(key, 0.0) + usd * items
+
+    def kept_warm(self, pool_id: int, function: str, usd: float) -> None:
+        """Keeping instances of a function ready has cost so much: for whoever uses it first."""
+        for pipeline in self._app.pipelines:
+            if any(stage.function.name == function for stage in pipeline.stages):
+                key = (pipeline.id, pool_id)
+                self._warm_usd[key] = self._warm_usd.get(key, 0.0) + usd
+                return
+
+    def readings(
+        self, view: View | None, calls: list[Call], outposts: Outposts | None = None
+    ) -> Readings:
         """One look at everything."""
         app = self._app
         names = [pipeline.name for pipeline in app.pipelines]
@@ -74,7 +101,8 @@ class Accounts:
             app.functions[app.variants[id].function_id].name: error_s
             for id, error_s in self._error_s.items()
         }
-        return Readings(queued, open_calls, replicas, errors, self._cost_usd())
+        spills = {} if view is None else _spills(view, outposts)
+        return Readings(queued, open_calls, replicas, errors, self._cost_usd(), spills)
 
     def _cost_usd(self) -> dict[tuple[str, str, str, str], float]:
         """By model, tenant, tier and basis."""
@@ -88,6 +116,13 @@ class Accounts:
                 key = (*who, TIER_NAMES[pool.tier], basis)
                 usd = time_ns * pool.usd_per_hour / HOUR_NS / pool.slots
                 costs[key] = costs.get(key, 0.0) + usd
+        for (pipeline_id, client_id, pool_id), usd in self._called_usd.items():
+            who = (app.pipelines[pipeline_id].name, app.clients[client_id].name)
+            key = (*who, TIER_NAMES[app.pools[pool_id].tier], "usage")
+            costs[key] = costs.get(key, 0.0) + usd
+        for (pipeline_id, pool_id), usd in self._warm_usd.items():
+            tier = TIER_NAMES[app.pools[pool_id].tier]
+            costs[app.pipelines[pipeline_id].name, "", tier, "warm"] = usd
         return costs
 
     def _share_out_idle_time(self) -> None:
@@ -105,3 +140,25 @@ class Accounts:
                 continue
             for key, time_ns in mine.items():
                 self._idle_ns[key] += idle_ns * time_ns // busy_ns if busy_ns else 0
+
+
+def breakers(view: View) -> dict[str, str]:
+    """Return the state of each breaker, by pool that is paid by the call."""
+    found = [spillway for spillway in view.spillways if spillway is not None]
+    return {spillway.pool.name: BREAKER_NAMES[spillway.breaker] for spillway in found}
+
+
+def _spills(view: View, outposts: Outposts | None) -> dict[str, Spill]:
+    now_ns = monotonic_ns()
+    spills: dict[str, Spill] = {}
+    for pool_id, outpost in () if outposts is None else outposts.by_pool.items():
+        spillway = view.spillways[pool_id]
+        if spillway is not None and outposts is not None:
+            spills[spillway.pool.name] = Spill(
+                spillway.breaker,
+                spillway.is_open(now_ns),
+                spillway.in_flight,
+                outpost.ended,
+                outposts.warmths[pool_id].pings,
+            )
+    return spills

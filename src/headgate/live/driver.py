@@ -15,7 +15,15 @@ from operator import attrgetter
 from time import monotonic_ns
 from typing import Final, Protocol, final
 
-from headgate.core.actions import Action, CancelTimer, Dispatch, PlacedAction, SetTimer, Settle
+from headgate.core.actions import (
+    Action,
+    CancelTimer,
+    Dispatch,
+    KeepWarm,
+    PlacedAction,
+    SetTimer,
+    Settle,
+)
 from headgate.core.errors import DriverError, PolicyError
 from headgate.core.events import Event, TimerFired, TimerKey
 from headgate.core.scheduler import Scheduler
@@ -32,6 +40,9 @@ class Hands(Protocol):
 
     def order(self, action: PlacedAction) -> None:
         """Send a worker any other order."""
+
+    def keep_warm(self, action: KeepWarm) -> None:
+        """Have a platform keep instances ready from now on."""
 
 
 Record = Callable[[int, Event, list[Action]], None]
@@ -110,6 +121,8 @@ class Driver:
                 self._set_timer(now_ns, action.key, action.at_ns)
             elif isinstance(action, CancelTimer):
                 self._cancel_timer(action.key)
+            elif isinstance(action, KeepWarm):
+                hands.keep_warm(action)
             else:
                 assert isinstance(action, PlacedAction)
                 hands.order(action)

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headgate.app.providers import Provider
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
 from headgate.core.model import App, Tier
 from headgate.live.assignment import Place
 
 
-def places(app: App, cores: Sequence[int], where: str) -> list[Place]:
-    """Return the nodes of all pools, each with cores of its own as far as there are enough.
+def places(
+    app: App,
+    cores: Sequence[int],
+    where: str,
+    providers: Sequence[Provider | None] = (),
+) -> list[Place]:
+    """Return the nodes of all pools that run here, each with cores of its own as far as they go.
 
     A pool that says how many CPUs a node has gets as many, rounded up. The others share what is
     left, but for one core, which is the gateway's. Cores are given away from the last one down,
-    because whatever else runs on a machine tends to run on the first.
+    because whatever else runs on a machine tends to run on the first. Without `providers` all
+    pools are meant to run here.
     """
     declared = 0
     undeclared = 0
-    for pool in app.pools:
+    kinds = [provider.kind if provider is not None else "local" for provider in providers]
+    pools = [pool for pool in app.pools if not kinds or kinds[pool.id] == "local"]
+    for pool in pools:
         if pool.serverless is not None or pool.tier not in (Tier.DEDICATED, Tier.GPU):
             problem = "cannot be served from here yet"
             raise ConfigError(problem, where=where, key=f"pools.{pool.name}", allowed="dedicated")
@@ -32,7 +41,7 @@ def places(app: App, cores: Sequence[int], where: str) -> list[Place]:
     found: list[Place] = []
     order = sorted(cores, reverse=True)
     taken = 0
-    for pool in app.pools:
+    for pool in pools:
         count = _cpus(pool.cpu_milli) if pool.cpu_milli < NEVER_NS else share
         for number in range(pool.nodes):
             own = [order[(taken + i) % len(order)] for i in range(min(count, len(order)))]

@@ -11,10 +11,16 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic_ns
-from typing import Final, final
+from typing import final
 
-from headgate.app import LoadedApp, make_config
-from headgate.core.actions import Dispatch, PlacedAction, Settle, StartInstance, StopInstance
+from headgate.core.actions import (
+    Dispatch,
+    KeepWarm,
+    PlacedAction,
+    Settle,
+    StartInstance,
+    StopInstance,
+)
 from headgate.core.events import (
     BatchFinished,
     BatchLost,
@@ -29,29 +35,26 @@ from headgate.core.events import (
     RequestCancelled,
 )
 from headgate.core.lifecycle import InstanceState
-from headgate.core.log import LogHeader
 from headgate.core.model import App
 from headgate.core.records import STAGES_MAX
-from headgate.core.rng import stream
-from headgate.core.scheduler import Scheduler
 from headgate.core.wire import to_wire
-from headgate.functions.tensor import Signature, Tensor
-from headgate.live.accounts import Accounts
-from headgate.live.assignment import Assignment
+from headgate.live.accounts import Accounts, breakers
+from headgate.live.assignment import Assignment, Place
 from headgate.live.call import Call
 from headgate.live.catalogue import catalogue, signatures
 from headgate.live.crew import Crew
 from headgate.live.driver import Driver
-from headgate.live.event_log import EventLog
 from headgate.live.facts import with_facts
+from headgate.live.findings import Findings
 from headgate.live.link import Link
+from headgate.live.making import Recording, make_scheduler
 from headgate.live.messages import FunctionFacts, Ran, Run, Work
 from headgate.live.metrics.readings import Readings
+from headgate.live.remote.errand import make_errand
+from headgate.live.remote.outposts import Outposts
+from headgate.live.remote.signatures import elsewhere, look_up, with_siblings
 from headgate.live.serving import Model, Phase
 from headgate.live.vigil import Vigil
-from headgate.policies import find_policy
-
-FLUSH_EVERY_S: Final = 0.25
 
 
 @final
@@ -78,30 +81,42 @@ class Runtime:
         self._started = started
         self._starts: dict[int, tuple[str, int]] = {}  # by instance on its way: of what, and since
         self._accounts = Accounts(self._loaded.app)
-        self._log_path = log_path
-        self._log: EventLog | None = None
+        self._recording = Recording(log_path, complain)
         self._complain = complain
         self._crew = Crew(
             run_dir, assignment.nodes, self, arena_bytes=arena_bytes, complain=complain
         )
         self._facts: dict[str, FunctionFacts] = {}
-        self._signatures: list[Signature] = []
+        self._base = assignment.base
+        self._local_nodes = len(assignment.nodes)
         self._links: dict[int, Link] = {}  # by node id
+        self._outposts: Outposts | None = None  # there once everything is known
         self._driver: Driver | None = None
         self._calls: dict[int, Call] = {}  # by request id: open
-        self._results: dict[int, dict[int, list[Tensor]]] = {}  # of stages, where there are several
+        self._findings = Findings(self._loaded.app, [])
         self._variants_out: dict[int, tuple[int, int]] = {}  # by batch: its variant and items
         self._next_id = 0
         self._idle: asyncio.Event | None = None
         self._vigil = Vigil(asyncio.get_running_loop(), self._is_alone)
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._flusher: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
 
     # --- life ----------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Look for the workers; `phase` says when it is ready."""
         self._crew.start()
+        if elsewhere(self._loaded):
+            self._looking = asyncio.create_task(self._look_elsewhere())
+
+    async def _look_elsewhere(self) -> None:
+        """Find out about functions that no worker of ours will look at; that may take a while."""
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(None, look_up, self._loaded, self._base, self._complain)
+        try:
+            self._know(found)
+        except Exception as error:  # that cannot be served
+            self.failed(error)
 
     async def drain(self, limit_s: float) -> int:
         """Take no more, finish what is open; return how many were not finished in time."""
@@ -117,16 +132,12 @@ class Runtime:
         if self._driver is not None:
             self._driver.stop()
         await self._crew.stop()
+        if self._outposts is not None:
+            await self._outposts.stop()
         self.failure.cancel()
-        if self._flusher is not None:
-            self._flusher.cancel()
-        if self._log is not None:
-            self._log.close()
-
-    async def _flush_log(self, log: EventLog) -> None:
-        while True:
-            await asyncio.sleep(FLUSH_EVERY_S)
-            log.flush()
+        if self._looking is not None:
+            self._looking.cancel()
+        self._recording.close()
 
     # --- what front ends ask (`Serving`) -------------------------------------------------------
 
@@ -140,7 +151,9 @@ class Runtime:
         return all(self._is_up(stage.function.id) for stage in model.pipeline.stages)
 
     def _is_up(self, function_id: int) -> bool:
-        if self._driver is None or not self._links:
+        if self._driver is None or self._outposts is None:
+            return False
+        if not (self._links or self._outposts.by_pool):
             return False
         states = [
             instance.state
@@ -153,7 +166,11 @@ class Runtime:
     def readings(self) -> Readings:
         """What is true just now, for whoever scrapes."""
         view = None if self._driver is None else self._driver.scheduler.view
-        return self._accounts.readings(view, list(self._calls.values()))
+        return self._accounts.readings(view, list(self._calls.values()), self._outposts)
+
+    def breakers(self) -> Mapping[str, str]:
+        """The state of each breaker, by pool that is paid by the call."""
+        return {} if self._driver is None else breakers(self._driver.scheduler.view)
 
     def now_ns(self) -> int:
         """The machine's monotonic clock."""
@@ -191,8 +208,7 @@ class Runtime:
     def settle(self, now_ns: int, action: Settle) -> None:
         """Give a call back to its front end."""
         call = self._calls.pop(action.request_id)
-        if self._results:
-            self._results.pop(action.request_id, None)
+        self._findings.forget(action.request_id)
         call.outcome = action.outcome
         call.reason = action.reason
         call.predicted_ns = action.predicted_ns
@@ -203,10 +219,11 @@ class Runtime:
             self._idle.set()
 
     def dispatch(self, now_ns: int, action: Dispatch) -> None:
-        """Send a batch to its worker, with its tensors."""
-        assert self._driver is not None
+        """Send a batch to its worker or its outpost, with its tensors."""
+        assert self._driver is not None and self._outposts is not None
         link = None if action.node_id is None else self._links.get(action.node_id)
-        if link is None or action.instance_id is None:
+        outpost = None if link else self._outposts.outpost(action.pool_id, action.node_id)
+        if link is None and outpost is None:
             self._driver.post(BatchRefused(action.batch_id, Refusal.GONE))
             return
         works: list[Work] = []
@@ -214,8 +231,15 @@ class Runtime:
             call = self._calls[task_id // STAGES_MAX]
             call.sent_ns = now_ns
             call.batch_items = action.items
-            works.append(Work(task_id, call.items, self._inputs(call, task_id % STAGES_MAX)))
+            inputs = self._findings.inputs(call, task_id % STAGES_MAX)
+            works.append(Work(task_id, call.items, inputs))
         self._variants_out[action.batch_id] = (action.variant_id, action.items)
+        if link is None:
+            assert outpost is not None
+            view = self._driver.scheduler.view
+            outpost.send(now_ns, make_errand(view, action, works, self._calls))
+            return
+        assert action.instance_id is not None
         link.run(
             Run(
                 action.batch_id,
@@ -234,20 +258,6 @@ class Runtime:
         """Whether there is one request, and nothing else to do than to wait for it."""
         return len(self._calls) == 1
 
-    def _inputs(self, call: Call, stage_index: int) -> list[Tensor]:
-        """What a stage reads, in a list of its own: the call's tensors, or what came before."""
-        stage = self.app.pipelines[call.pipeline_id].stages[stage_index]
-        if not stage.after:
-            tensors = call.inputs
-        else:
-            results = self._results[call.request_id]
-            tensors = [t for index in stage.after for t in results.get(index, ())]
-        wanted = self._signatures[stage.function.id].inputs
-        if len(wanted) == len(tensors) or not wanted:
-            return list(tensors)
-        names = {spec.name for spec in wanted}
-        return [tensor for tensor in tensors if tensor.name in names]
-
     def order(self, action: PlacedAction) -> None:
         """Send a worker any other order."""
         assert self._driver is not None
@@ -258,8 +268,15 @@ class Runtime:
                 function_id = self.app.variants[action.variant_id].function_id
                 name = self.app.functions[function_id].name
                 self._starts[action.instance_id] = (name, monotonic_ns())
+        elif self._outposts is not None and self._outposts.order(action):
+            return
         elif isinstance(action, StartInstance | StopInstance):
             self._driver.post(InstanceStopped(action.instance_id, "the worker is gone"))
+
+    def keep_warm(self, action: KeepWarm) -> None:
+        """Have a platform keep instances ready from now on."""
+        assert self._outposts is not None
+        self._outposts.keep_warm(action)
 
     def failed(self, error: BaseException) -> None:
         """Something is wrong that waiting will not mend."""
@@ -270,47 +287,55 @@ class Runtime:
 
     def joined(self, link: Link) -> None:
         """A worker is there, or there again."""
-        for facts in link.hello.facts:
-            self._facts.setdefault(facts.function, facts)
         self._links[link.place.id] = link
         if self._driver is not None:
-            self._welcome(link)
-        elif all(v.name in self._facts for v in self.app.variants):
+            self.node_joined(link.place)
+        self._know(link.hello.facts)
+
+    def _know(self, found: list[FunctionFacts]) -> None:
+        """Learn about functions; when something is known of all, begin."""
+        for facts in found:
+            self._facts.setdefault(facts.function, facts)
+        if self._driver is None and all(v.name in self._facts for v in self.app.variants):
             self._begin()
 
-    def _welcome(self, link: Link) -> None:
+    def node_joined(self, place: Place) -> None:
+        """A node is there, or there again, empty."""
         assert self._driver is not None
-        place = link.place
         self._accounts.node_joined(place.id, place.pool_id)
         self._driver.post(NodeJoined(place.id, place.pool_id, place.name))
 
     def _begin(self) -> None:
         """Everything is known that the Scheduler is built of."""
+        self._facts = with_siblings(self._loaded, self._facts)
         self._loaded = with_facts(self._loaded, self._facts, "the application, as measured")
         app = self._loaded.app
         self._accounts = Accounts(app)
-        self._signatures = signatures(app, self._facts)
-        self._driver = self._make_driver(self._loaded)
+        found = signatures(app, self._facts)
+        self._findings = Findings(app, found)
+        self._outposts = Outposts(
+            self._loaded,
+            self,
+            self._accounts,
+            self._started,
+            found,
+            first_node_id=self._local_nodes,
+            complain=self._complain,
+        )
+        scheduler, header = make_scheduler(self._loaded)
+        record, loop = self._recording.begin(header), asyncio.get_running_loop()
+        self._driver = Driver(scheduler, self, loop, record=record, complain=self._complain)
         for link in self._links.values():
-            self._welcome(link)
+            self.node_joined(link.place)
+        self._outposts.join()
         self.models = catalogue(app, self._facts)
-        asyncio.get_running_loop().call_soon(self._look_ready)
-
-    def _make_driver(self, loaded: LoadedApp) -> Driver:
-        choice = loaded.policy
-        kind = find_policy(choice.name)
-        config = make_config(kind.config, choice.settings, "policy")
-        seed = 0
-        scheduler = Scheduler(loaded.app, kind, config, rng=stream(seed, "policy/0"))
-        if self._log_path is not None:
-            header = LogHeader(loaded.spec, choice.name, choice.settings, seed)
-            self._log = EventLog(self._log_path, header, complain=self._complain)
-            self._flusher = asyncio.create_task(self._flush_log(self._log))
-        record = None if self._log is None else self._log.record
-        loop = asyncio.get_running_loop()
-        return Driver(scheduler, self, loop, record=record, complain=self._complain)
+        loop.call_soon(self._look_ready)
 
     def ran(self, link: Link, message: Ran) -> None:
+        """A batch has come back from a worker."""
+        self.ran_at(link.place.pool_id, message)
+
+    def ran_at(self, pool_id: int, message: Ran) -> None:
         """A batch has come back; keep what its tasks gave."""
         assert self._driver is not None
         unsure: list[int] = []
@@ -321,13 +346,13 @@ class Runtime:
                 continue  # nobody waits for it any more
             call.began_ns = message.began_ns
             call.ended_ns = message.ended_ns
-            self._accounts.call_ran(call, link.place.pool_id)
+            self._accounts.call_ran(call, pool_id)
             if result.error:
                 call.error = result.error
                 call.status = result.status
                 broken.append(result.task_id)
             else:
-                self._keep(call, result.task_id % STAGES_MAX, result.outputs)
+                self._findings.keep(call, result.task_id % STAGES_MAX, result.outputs)
                 if result.is_unsure:
                     unsure.append(result.task_id)
         variant_id, items = self._variants_out.pop(message.batch_id, (None, 0))
@@ -335,21 +360,11 @@ class Runtime:
             self._accounts.batch_ran(variant_id, items, message.ended_ns - message.began_ns)
         self._driver.post(BatchFinished(message.batch_id, tuple(unsure), tuple(broken)))
 
-    def _keep(self, call: Call, stage_index: int, outputs: list[Tensor]) -> None:
-        pipeline = self.app.pipelines[call.pipeline_id]
-        if len(pipeline.stages) == 1:
-            call.outputs = outputs
-            return
-        results = self._results.setdefault(call.request_id, {})
-        results[stage_index] = outputs
-        # What is answered, should nothing follow: results that no stage has used yet.
-        used = {before for index in results for before in pipeline.stages[index].after}
-        call.outputs = [t for index in results if index not in used for t in results[index]]
-
     def reported(self, event: Event) -> None:
-        """Something else has happened at a worker."""
+        """Something else has happened at a worker or an outpost."""
         assert self._driver is not None
         self._driver.post(event)
+        self._variants_out.pop(getattr(event, "batch_id", -1), None)
         if isinstance(event, InstanceStarted | InstanceStopped):
             start = self._starts.pop(event.instance_id, None)
             if start is not None and isinstance(event, InstanceStarted):
@@ -371,8 +386,13 @@ class Runtime:
         for batch_id in batch_ids:
             self._variants_out.pop(batch_id, None)
             self._driver.post(BatchLost(batch_id))
-        self._accounts.node_lost(link.place.id)
-        self._driver.post(NodeLost(link.place.id))
+        self.node_lost(link.place)
+
+    def node_lost(self, place: Place) -> None:
+        """A node is gone; what it was running ends in events of its own."""
+        assert self._driver is not None
+        self._accounts.node_lost(place.id)
+        self._driver.post(NodeLost(place.id))
 
 
 def _nobody(call: Call) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import final
 
+from headgate.core.clock import NEVER_NS
 from headgate.core.lifecycle import BatchState
-from headgate.core.model import App, Pipeline, Profile, Variant
-from headgate.core.records import Batch, Node, Task
+from headgate.core.model import App, Pipeline, Pool, Profile, Variant
+from headgate.core.records import Batch, Instance, Node, Task
 from headgate.core.view import View
+from headgate.planning.company import best_company
 from headgate.planning.quantile import QuantileTracker
 
 
@@ -27,6 +30,19 @@ class Predictor:
         self._homes: list[list[Node]] = [[] for _ in app.functions]  # nodes that can run it
         self._free_at_ns: dict[int, float] = {}  # by node id
         self._corrections = [QuantileTracker(quantile) for _ in app.variants]
+        self._lanes = _lanes(app)
+        # How much longer everything takes in the company that it is given.
+        self._paces = [
+            max(
+                (
+                    variant.profile.slowdown_at(lanes)
+                    for (_, id), lanes in self._lanes.items()
+                    if id == variant.id
+                ),
+                default=1.0,
+            )
+            for variant in app.variants
+        ]
         self._alone_ns: dict[tuple[int, int], int] = {}  # by pipeline and items
 
     # --- what it is told -----------------------------------------------------------------------
@@ -40,10 +56,24 @@ class Predictor:
         self._items[task.function.id] -= task.request.items
 
     def node_joined(self, node: Node) -> None:
-        """A node is there."""
+        """A node is there. One that is yet to be taken counts once it holds something."""
         for function_id, variant in enumerate(node.variants):
-            if variant is not None:
+            if variant is not None and not node.pool.is_elastic:
                 self._homes[function_id].append(node)
+
+    def started(self, instance: Instance) -> None:
+        """An instance is ready."""
+        node = instance.node
+        if node is not None and node.pool.is_elastic:
+            self._homes[instance.variant.function_id].append(node)
+
+    def stopped(self, instance: Instance) -> None:
+        """An instance is gone."""
+        node = instance.node
+        if node is not None and node.pool.is_elastic:
+            homes = self._homes[instance.variant.function_id]
+            if node in homes:
+                homes.remove(node)
 
     def node_lost(self, node: Node) -> None:
         """A node is gone."""
@@ -60,10 +90,11 @@ class Predictor:
     def came_back(self, batch: Batch, took_ns: int) -> None:
         """A batch has ended. What may have included a cold start is no evidence."""
         profile = batch.variant.profile
-        expected_ns = profile.exec_ns[batch.items - 1]
+        expected_ns = int(profile.exec_ns[batch.items - 1] * self._paces[batch.variant.id])
+        expected_ns += 2 * batch.pool.network_ns
         cold_ns = profile.start_ns + profile.load_ns
         is_evidence = cold_ns == 0 or took_ns < expected_ns + cold_ns
-        if batch.state == BatchState.FINISHED and batch.node is not None and is_evidence:
+        if batch.state == BatchState.FINISHED and is_evidence:
             self._corrections[batch.variant.id].see(took_ns / max(1, expected_ns))
 
     # --- what it is asked ----------------------------------------------------------------------
@@ -73,13 +104,41 @@ class Predictor:
         """Of all functions."""
         return sum(self._items)
 
+    def waiting(self, function_id: int) -> int:
+        """Of one function."""
+        return self._items[function_id]
+
     def correction(self, variant: Variant) -> float:
         """What the profile of a variant is to be multiplied by."""
         return self._corrections[variant.id].value
 
     def expected_ns(self, variant: Variant, items: int) -> float:
         """How long a batch takes."""
-        return variant.profile.exec_ns[items - 1] * self._corrections[variant.id].value
+        pace = self._paces[variant.id] * self._corrections[variant.id].value
+        return variant.profile.exec_ns[items - 1] * pace
+
+    def has_lane(self, node: Node, variant: Variant) -> bool:
+        """Whether one more on this node is more work done, and not only more company."""
+        return node.running < self._lanes[node.pool.id, variant.id]
+
+    def backlog_ns(self, function_id: int) -> float:
+        """How long until all that waits of a function is done; infinite if no node can run it."""
+        if not self._homes[function_id]:
+            return inf
+        function = self._view.app.functions[function_id]
+        lanes = sum(self._lanes_of(node, function_id) for node in self._homes[function_id])
+        rivals_ns = sum(self._backlog_ns(rival) for rival in self._rivals[function_id])
+        busy_ns = (self._backlog_ns(function_id) + rivals_ns) / lanes
+        own_ns = self.expected_ns(function.variants[0], 1)
+        return self._soonest_ns(function_id) + max(busy_ns, own_ns)
+
+    def lanes(self, function_id: int) -> int:
+        """How many of a function its nodes run at once."""
+        return sum(self._lanes_of(node, function_id) for node in self._homes[function_id])
+
+    def _lanes_of(self, node: Node, function_id: int) -> int:
+        variant = node.variants[function_id]
+        return 0 if variant is None else self._lanes[node.pool.id, variant.id]
 
     def free_at_ns(self, node: Node) -> float:
         """When a node that is busy will be free."""
@@ -128,10 +187,13 @@ class Predictor:
 
     def soonest_ns(self, pipeline: Pipeline) -> float:
         """How long until a node that can begin with it is free."""
+        return self._soonest_ns(pipeline.stages[0].function.id)
+
+    def _soonest_ns(self, function_id: int) -> float:
         view = self._view
         best_ns: float | None = None
-        for node in self._homes[pipeline.stages[0].function.id]:
-            if node.id in view.free_nodes:
+        for node in self._homes[function_id]:
+            if node.id in view.free_nodes and node.running < self._lanes_of(node, function_id):
                 return 0.0
             free_ns = self._free_at_ns.get(node.id, 0.0)
             if best_ns is None or free_ns < best_ns:
@@ -149,7 +211,7 @@ class Predictor:
             busy_ns += self._backlog_ns(rival)
         if busy_ns == 0.0:
             return 0.0
-        return busy_ns / sum(node.slots for node in self._homes[function_id])
+        return busy_ns / max(1, self.lanes(function_id))
 
     def _backlog_ns(self, function_id: int) -> float:
         """How long what waits of a function would keep one place busy."""
@@ -159,6 +221,29 @@ class Predictor:
         variant = self._view.app.functions[function_id].variants[0]
         size = min(items, len(variant.profile.exec_ns))
         return items / size * self.expected_ns(variant, size)
+
+
+def _lanes(app: App) -> dict[tuple[int, int], int]:
+    """By pool and variant: how many had better run on a node at once."""
+    allowed_ns = [NEVER_NS for _ in app.functions]
+    for pipeline in app.pipelines:
+        for stage in pipeline.stages:
+            id = stage.function.id
+            allowed_ns[id] = min(allowed_ns[id], pipeline.slo.latency_ns)
+    return {
+        (pool.id, variant.id): best_company(
+            variant.profile,
+            pool.slots if len(variant.profile.slowdown) == 1 else _slots(pool, variant),
+            allowed_ns[variant.function_id],
+        )
+        for variant in app.variants
+        for pool in app.pools
+        if pool.id in variant.pool_ids
+    }
+
+
+def _slots(pool: Pool, variant: Variant) -> int:
+    return min(pool.slots, variant.concurrency)
 
 
 def _rivals(app: App) -> list[list[int]]:

@@ -26,7 +26,11 @@ def next_start(view: View, loads: Sequence[OfferedLoad]) -> tuple[Variant, Node]
     That is of the function with most load per node that holds it. One idle node is left alone, for
     whoever comes while the other is starting. O(functions x nodes).
     """
-    idle = [node for node in view.free_nodes.values() if node.running == 0]
+    idle = [
+        node
+        for node in view.free_nodes.values()
+        if node.running == 0 and not node.pool.is_elastic  # what is paid for is a plan's business
+    ]
     best: tuple[Variant, Node] | None = None
     best_load = 0.0
     for function in view.app.functions if len(idle) > 1 else ():

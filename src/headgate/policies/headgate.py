@@ -15,6 +15,12 @@ The policy that is meant for everything, with one configuration. Its parts:
 - *Admission.* A request whose predicted finish is past its deadline is turned away at once, with
   the prediction. Once the queue takes half of what the deadline allows, a client that has more than
   its fair share of it is turned away too, so that others find room.
+- *Spilling.* Where what waits cannot all be done in time by the nodes, the most urgent of it goes
+  to a platform that is paid by the call, as far as that has instances ready. What a cold start
+  would make late anyway waits for a node instead, which costs nothing. As many instances are kept
+  ready as were lately needed at once, provisioned or by calling them, whichever is cheaper.
+- *Renting.* A node of an elastic pool is taken and given back when the calls that it would have
+  saved are worth it (`headgate.planning.levels`).
 - *Correction.* Predictions are the profile's times a quantile of what was lately observed over it.
 
 Cost per decision: O(functions + nodes).
@@ -30,16 +36,18 @@ from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 from typing import final
 
-from headgate.core.clock import NEVER_NS
+from headgate.core.clock import NEVER_NS, SECOND_NS
 from headgate.core.errors import ConfigError
-from headgate.core.lifecycle import TaskState
+from headgate.core.lifecycle import InstanceState, TaskState
 from headgate.core.model import Variant
 from headgate.core.outcome import Rejection
-from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind, Takes
-from headgate.core.records import Batch, Node, Request, Task
+from headgate.core.policy import Context, Plan, Policy, PolicyConfig, PolicyKind, Takes
+from headgate.core.records import Batch, Instance, Node, Request, Task
 from headgate.planning.demand import OfferedLoad
 from headgate.planning.prediction import Predictor
+from headgate.planning.renting import Renting
 from headgate.planning.slack import items_within
+from headgate.planning.spilling import TEND, Spilling
 from headgate.planning.spread import has_room, next_start
 from headgate.planning.worth import worthwhile_items
 
@@ -57,9 +65,18 @@ class Config(PolicyConfig):
     probe_every_ns: int = 10_000_000_000  # how often what looks infeasible is tried all the same
     reserve: float = 0.2  # of the time that a request may wait, kept for surprises
     fair_share_from: float = 0.5  # how much of the time allowed the queue may take before it binds
+    warm_memory_ns: int = 3_600_000_000_000  # how long a burst is remembered by functions kept warm
+    rent_memory_ns: int = 1_800_000_000_000  # how far back ways of renting are compared
 
     def __post_init__(self) -> None:
-        for key in ("stretch", "start_patience", "load_memory_ns", "probe_every_ns"):
+        for key in (
+            "stretch",
+            "start_patience",
+            "load_memory_ns",
+            "probe_every_ns",
+            "warm_memory_ns",
+            "rent_memory_ns",
+        ):
             if getattr(self, key) <= 0:
                 raise ConfigError("must be positive", key=key, value=getattr(self, key))
         for key in ("correction_quantile", "fair_share_from", "reserve"):
@@ -83,10 +100,17 @@ class Headgate(Policy):
         self._predictor = Predictor(self.view, config.correction_quantile)
         self._worthwhile = [worthwhile_items(variant.profile) for variant in app.variants]
         self._loads = [OfferedLoad(config.load_memory_ns, 10 * f.exec_ns) for f in app.functions]
+        self._spilling = Spilling(
+            self.view, self.orders, self._predictor, config.reserve, config.warm_memory_ns
+        )
+        self._renting = Renting(app, self._spilling.outlets, config.rent_memory_ns)
+        if self._renting.is_needed:
+            self.plan_every_ns = SECOND_NS
 
     # --- admission -----------------------------------------------------------------------------
 
     def on_arrival(self, request: Request) -> None:
+        self._renting.arrived(self.view.now_ns, request.pipeline, request.items)
         if request.deadline_ns == NEVER_NS:
             return
         predictor, pipeline, items = self._predictor, request.pipeline, request.items
@@ -97,6 +121,8 @@ class Headgate(Policy):
                 if not self._is_probe(request):
                     self.orders.reject(request, Rejection.INFEASIBLE, best_ns)
                 return
+        if self._spilling.is_possible and self._spilling.can_take(request):
+            return
         if not predictor.can_run(pipeline):
             self.orders.reject(request, Rejection.UNAVAILABLE)
             return
@@ -143,6 +169,7 @@ class Headgate(Policy):
             deadline_ns = request.arrival_ns + self._stretch_ns(task)
         entry = (request.priority, deadline_ns, task.id, task)
         heappush(self._queues[task.function.id], entry)
+        self._spilling.waits(task)
         self._ready_ns[task.id] = self.view.now_ns
         self._predictor.waits(task)
         self._client_items[request.client] += request.items
@@ -166,7 +193,21 @@ class Headgate(Policy):
         self._serve()
 
     def on_timer(self, name: str, number: int) -> None:
+        if name == TEND:
+            self._spilling.tend(number)
         self._serve()
+
+    def on_pool_open(self, pool_id: int) -> None:
+        self._serve()
+
+    def on_instance_started(self, instance: Instance) -> None:
+        self._predictor.started(instance)
+
+    def on_instance_gone(self, instance: Instance) -> None:
+        self._predictor.stopped(instance)
+
+    def plan(self) -> Plan:
+        return Plan(self._renting.targets(self.view.now_ns, self._spilling.closed_pools()))
 
     def on_node_joined(self, node: Node) -> None:
         self._predictor.node_joined(node)
@@ -192,7 +233,21 @@ class Headgate(Policy):
             if not heads:
                 self._spread()
             if not any(self._send(entry) for entry in heads):
-                return
+                break
+        if self._spilling.is_possible:
+            self._spill()
+
+    def _spill(self) -> None:
+        """Send the most urgent elsewhere, while what waits cannot all be done in time."""
+        for queue in self._queues:
+            while self._clean(queue):
+                task = queue[0][3]
+                outlet = self._spilling.next_outlet(task)
+                if outlet is None:
+                    break
+                heappop(queue)
+                self._leave(task)
+                self.orders.dispatch_to_pool([task], outlet.pool, outlet.variant)
 
     def _spread(self) -> None:
         """Nothing waits: make ready for more of what has been coming."""
@@ -221,6 +276,9 @@ class Headgate(Policy):
         exec_ns = self._predictor.expected_ns(
             variant, min(task.request.items, variant.profile.items_max)
         )
+        outlet = self._spilling.outlets[task.function.id]
+        if outlet is not None:
+            exec_ns = min(exec_ns, self._predictor.expected_ns(outlet.variant, 1))
         return self.view.now_ns + exec_ns > task.request.deadline_ns
 
     def _send(self, entry: Entry) -> bool:
@@ -265,10 +323,17 @@ class Headgate(Policy):
         stranger: Node | None = None
         for node in view.free_nodes.values():
             if view.can_take(node, function_id):
-                if view.is_resident(node, function_id):
+                variant = node.variants[function_id]
+                assert variant is not None
+                if not self._predictor.has_lane(node, variant):
+                    continue
+                if not node.pool.is_elastic:
+                    if view.is_resident(node, function_id):
+                        return node
+                    if stranger is None:
+                        stranger = node
+                elif self._is_worth_waiting_for(node, variant):
                     return node
-                if stranger is None:
-                    stranger = node
         if stranger is None or self._is_worth_a_start(task, stranger, deadline_ns):
             return stranger
         variant = stranger.variants[function_id]
@@ -276,6 +341,14 @@ class Headgate(Policy):
         if not self._is_wanted(stranger) and has_room(stranger, variant):
             self.orders.start(variant, stranger)  # for those behind it: it is served sooner at home
         return None
+
+    def _is_worth_waiting_for(self, node: Node, variant: Variant) -> bool:
+        """Whether a rented node is ready; one that boots will do where there is nothing else."""
+        instance = node.instances.get(variant.id)
+        if instance is None or instance.state != InstanceState.STARTING:
+            return instance is not None
+        function_id = variant.function_id
+        return not self._predictor.lanes(function_id) and not self._spilling.is_open(function_id)
 
     def _is_worth_a_start(self, task: Task, node: Node, deadline_ns: int) -> bool:
         view, function_id = self.view, task.function.id
@@ -307,6 +380,8 @@ class Headgate(Policy):
 
     def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
         self._predictor.came_back(batch, took_ns)
+        if batch.node is None:
+            self._spilling.came_back(batch)
 
 
-POLICY = PolicyKind(Headgate, Config, Takes(batches=True, mixed_pools=True))
+POLICY = PolicyKind(Headgate, Config, Takes(batches=True, mixed_pools=True, serverless=True))

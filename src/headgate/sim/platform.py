@@ -255,7 +255,7 @@ class Platform:
             self._calls_usd += self._spec.usd(self._spec.ping_ns)
         for _ in range(kept - len(idle) - self._running_of.get(variant_id, 0)):
             self._start_uncalled(now_ns, variant_id)
-        self._agenda.push(now_ns + self._spec.ping_every_ns, Rank.COMPLETION, what)
+        self._agenda.push(now_ns + self._spec.ping_every_ns, Rank.TIMER, what)
 
     def _start_uncalled(self, now_ns: int, variant_id: int) -> None:
         is_full = self._running >= self._spec.concurrency_max or self.throttles > 0

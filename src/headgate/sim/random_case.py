@@ -7,6 +7,7 @@ limits are tight, so that they are met.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 from random import Random
 from typing import final
 
@@ -17,6 +18,7 @@ from headgate.core.model import (
     App,
     Client,
     Function,
+    Guard,
     Limits,
     Pipeline,
     Pool,
@@ -106,7 +108,7 @@ class _Draft:
     def _pool(self, id: int) -> Pool:
         rng = self._rng
         limits_compute = rng.random() < 0.3
-        return Pool(
+        pool = Pool(
             id,
             f"pool{id}-",
             nodes=rng.randint(1, 4),
@@ -119,6 +121,10 @@ class _Draft:
             network_ns=rng.choice((0, 0, MILLISECOND_NS, 300_000)),
             bytes_per_s=rng.choice((0.0, 1e9)),
         )
+        if self._takes.serverless and not self._is_shared and rng.random() < 0.5:
+            boot_ns = rng.choice((0, 5, 100)) * MILLISECOND_NS
+            return replace(pool, is_elastic=True, boot_ns=boot_ns)
+        return pool
 
     def _serverless(self, id: int) -> Pool:
         rng = self._rng
@@ -131,8 +137,19 @@ class _Draft:
             usd_per_gb_s=1e-5,
             usd_per_request=1e-7,
         )
-        network_ns = rng.choice((0, MILLISECOND_NS))
-        return Pool(id, f"cloud{id}-", Tier.SERVERLESS, network_ns=network_ns, serverless=platform)
+        guard = Guard(
+            failures_max=rng.randint(1, 5),
+            rest_ns=rng.choice((5, 100)) * MILLISECOND_NS,
+            usd_per_minute=rng.choice((inf, inf, 5e-6)),
+        )
+        return Pool(
+            id,
+            f"cloud{id}-",
+            Tier.SERVERLESS,
+            network_ns=rng.choice((0, MILLISECOND_NS)),
+            serverless=platform,
+            guard=guard,
+        )
 
     def _with_memory(self, pool: Pool, functions: tuple[Function, ...]) -> Pool:
         """Give a pool's nodes room for the largest variant at least, for all at most."""
@@ -156,7 +173,9 @@ class _Draft:
         base_ns = rng.randint(1, 20) * MILLISECOND_NS
         items_max = rng.randint(1, 4)
         variants = tuple(self._variant(id, pool, base_ns, items_max) for pool in chosen)
-        return Function(id, f"f{id}", variants, is_idempotent=rng.random() < 0.8)
+        is_idempotent = rng.random() < 0.8
+        warm = rng.choice((0, 1, 2)) if self._takes.serverless else 0
+        return Function(id, f"f{id}", variants, is_idempotent, warm)
 
     def _variant(self, function_id: int, pool: Pool, base_ns: int, items_max: int) -> Variant:
         rng = self._rng

@@ -13,6 +13,7 @@ class Rent:
 
     def __init__(self, pool: Pool) -> None:
         self._boot_ns = pool.boot_ns
+        self._first_ns = pool.network_ns  # when what was ordered at once gets here
         self._since_ns: int | None = None
         self._booted_ns = 0
         self._paid_ns = 0
@@ -25,11 +26,16 @@ class Rent:
         """
         if self._since_ns is None:
             self._since_ns = now_ns
-            self._booted_ns = now_ns + (self._boot_ns if now_ns > 0 else 0)
+            self._booted_ns = now_ns + (0 if self._is_beginning(now_ns) else self._boot_ns)
 
     def ready_after_ns(self, now_ns: int, start_ns: int) -> int:
         """How long a start takes that is begun now."""
-        return 0 if now_ns == 0 else max(0, self._booted_ns - now_ns) + start_ns
+        if self._is_beginning(now_ns):
+            return 0
+        return max(0, self._booted_ns - now_ns) + start_ns
+
+    def _is_beginning(self, now_ns: int) -> bool:
+        return now_ns <= self._first_ns
 
     def end(self, now_ns: int) -> None:
         """Give the node back."""

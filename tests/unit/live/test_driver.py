@@ -5,7 +5,14 @@ from __future__ import annotations
 import asyncio
 from time import monotonic_ns
 
-from headgate.core.actions import Action, Dispatch, PlacedAction, Settle, StartInstance
+from headgate.core.actions import (
+    Action,
+    Dispatch,
+    KeepWarm,
+    PlacedAction,
+    Settle,
+    StartInstance,
+)
 from headgate.core.events import (
     BatchFinished,
     Event,
@@ -50,6 +57,9 @@ class Rig:
         self.done.append(action)
 
     def dispatch(self, now_ns: int, action: Dispatch) -> None:
+        self.done.append(action)
+
+    def keep_warm(self, action: KeepWarm) -> None:
         self.done.append(action)
 
     def order(self, action: PlacedAction) -> None:

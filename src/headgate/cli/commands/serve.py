@@ -13,11 +13,14 @@ from typing import Any, Final
 import click
 
 from headgate.app import LoadedApp, from_spec
+from headgate.app.providers import providers_of
 from headgate.cli.application import load_app
 from headgate.cli.chosen import choose
 from headgate.core.errors import ConfigError
 from headgate.live.assignment import Assignment
 from headgate.live.places import places
+from headgate.live.remote.outposts import check_providers
+from headgate.live.remote.signatures import elsewhere
 from headgate.live.supervisor import Supervisor
 
 BACKLOG: Final = 4_096
@@ -104,7 +107,8 @@ def _assignment(
     changed = from_spec(spec, app)
     _check_served(changed, app)
     choose(changed, app, None, {})
-    nodes = places(changed.app, sorted(os.sched_getaffinity(0)), app)
+    check_providers(changed, app)
+    nodes = places(changed.app, sorted(os.sched_getaffinity(0)), app, providers_of(changed))
     return Assignment(changed.spec, str(_base(app)), nodes)
 
 
@@ -119,8 +123,9 @@ def _load(app: str) -> LoadedApp:
 
 
 def _check_served(loaded: LoadedApp, where: str) -> None:
+    others = elsewhere(loaded)  # run what they run, and need no files of ours
     for variant, source in zip(loaded.app.variants, loaded.sources, strict=True):
-        if source is None:
+        if source is None and variant not in others:
             raise ConfigError(
                 "has neither `model` nor `code`: it can be simulated and not served",
                 where=where,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final, final
+from collections.abc import Mapping
+from typing import Final, Protocol, final, runtime_checkable
 
 from msgspec import Struct
 from msgspec.json import Encoder
@@ -33,6 +34,14 @@ def health_rules() -> dict[str, Rule]:
         rules[f"{path}/ready"] = Rule(b"GET", model_ready)
     rules["/metrics"] = Rule(b"GET", metrics, is_open=True)
     return rules
+
+
+@runtime_checkable
+class Guarded(Protocol):
+    """A runtime that spends money by the call, and what keeps it from doing so."""
+
+    def breakers(self) -> Mapping[str, str]:
+        """Whether the breaker of each such pool is closed, open or trying."""
 
 
 @final
@@ -67,10 +76,11 @@ def live(exchange: Exchange) -> None:
 
 def ready(exchange: Exchange) -> None:
     """Whether it is ready. The protocol's text has `live` where it means `ready`: both are sent."""
-    if is_ready(exchange):
-        exchange.respond(200, JSON, b'{"ready":true,"live":true}')
-    else:
-        exchange.respond(503, JSON, b'{"ready":false,"live":true}')
+    told: dict[str, object] = {"ready": is_ready(exchange), "live": True}
+    serving = exchange.server.serving
+    if isinstance(serving, Guarded) and serving.breakers():
+        told["breakers"] = serving.breakers()
+    exchange.respond(200 if told["ready"] else 503, JSON, _ENCODER.encode(told))
 
 
 def about_server(exchange: Exchange) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
 from platform import python_version
 from typing import Final, final
@@ -23,6 +23,7 @@ from headgate import __version__
 from headgate.core.clock import NEVER_NS, SECOND_NS
 from headgate.core.outcome import OUTCOME_NAMES, Outcome, Rejection
 from headgate.live.metrics.histogram import Histogram
+from headgate.live.metrics.readings import Spill
 from headgate.live.metrics.recorder import CLASS_NAMES, Metrics, ModelMetrics
 
 _REASONS: Final = (
@@ -200,10 +201,42 @@ class _Families(Collector):
         yield _filled(replicas, readings.replicas.items())
         cost = CounterMetricFamily(
             "headgate_cost_usd",
-            "What it cost: what was used, and what was held idle.",
+            "What it cost: what was used, what was held idle, and what was kept warm.",
             labels=("model", "tenant", "tier", "basis"),
         )
         yield _filled(cost, readings.cost_usd.items())
+        if readings.spills:
+            yield from _spills(readings.spills)
+
+
+def _spills(spills: Mapping[str, Spill]) -> Iterator[Metric]:
+    for name, help_text, values in (
+        (
+            "breaker_state",
+            "Breaker before a pool that is paid by the call: 0 closed, 1 open, 2 trying.",
+            {pool: spill.breaker for pool, spill in spills.items()},
+        ),
+        (
+            "open",
+            "Whether one more call may go there now: breaker and budgets allow it.",
+            {pool: int(spill.is_open) for pool, spill in spills.items()},
+        ),
+        ("inflight", "Calls under way.", {pool: s.in_flight for pool, s in spills.items()}),
+    ):
+        gauge = GaugeMetricFamily(f"headgate_spill_{name}", help_text, labels=("pool",))
+        yield _filled(gauge, (((pool,), value) for pool, value in values.items()))
+    calls = CounterMetricFamily(
+        "headgate_spill_calls", "Calls that have ended, by how.", labels=("pool", "outcome")
+    )
+    pings = CounterMetricFamily(
+        "headgate_spill_pings", "Calls that only kept an instance ready.", labels=("pool",)
+    )
+    for pool, spill in spills.items():
+        pings.add_metric((pool,), spill.pings)
+        for outcome, count in spill.calls.items():
+            calls.add_metric((pool, outcome), count)
+    yield calls
+    yield pings
 
 
 def _filled(

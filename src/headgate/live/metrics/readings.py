@@ -7,6 +7,17 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
+class Spill:
+    """One pool that is paid by the call."""
+
+    breaker: int  # `core.spillway.Breaker`
+    is_open: bool  # one more call may go out: breaker and budgets allow it
+    in_flight: int
+    calls: Mapping[str, int]  # ever, by how they ended
+    pings: int  # ever, to keep instances ready
+
+
+@dataclass(frozen=True, slots=True)
 class Readings:
     """One look at the runtime. What it does not know it leaves out."""
 
@@ -16,5 +27,6 @@ class Readings:
     replicas: Mapping[tuple[str, str], int] = field(default_factory=dict)
     # By function: how far the time of its batches lately lay above what was predicted.
     prediction_error_s: Mapping[str, float] = field(default_factory=dict)
-    # By model, tenant, tier and basis ("usage" or "idle"); only ever grows.
+    # By model, tenant, tier and basis ("usage", "idle" or "warm"); only ever grows.
     cost_usd: Mapping[tuple[str, str, str, str], float] = field(default_factory=dict)
+    spills: Mapping[str, Spill] = field(default_factory=dict)  # by pool

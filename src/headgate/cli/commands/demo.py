@@ -1,0 +1,122 @@
+"""`headgate demo`: the main job, live on this machine, in about a minute."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+import click
+from rich.text import Text
+
+import headgate
+from headgate.cli.files import make_directory, writing
+from headgate.cli.plan.words import sentences
+from headgate.cli.progress import Progress
+from headgate.cli.rows import rows_table
+from headgate.cli.screen import hanging, show
+from headgate.core.errors import ConfigError
+from headgate.demo.application import MODEL
+from headgate.demo.hybrid import PROFILE_S, Planned, Shown, perform, prepare
+from headgate.demo.page import run_rows, write_page
+from headgate.demo.scale import Course
+from headgate.profiling.machine import usable_cores
+
+_BUSY: Final = 0.5  # runnable processes of others, on average over a minute
+EXAMPLE: Final = Path(headgate.__file__).parents[2] / "examples" / "recommender"
+
+
+@click.group("demo")
+def command() -> None:
+    """See Headgate at work on this machine."""
+
+
+@command.command("hybrid")
+@click.option(
+    "--step",
+    "step_s",
+    type=click.FloatRange(min=0.5, max=60),
+    default=Course().step_s,
+    metavar="S",
+    help=f"How long a burst lasts, and the quiet after it. Default: {Course().step_s:g}.",
+)
+@click.option("--report", type=click.Path(path_type=Path), default=Path("out/demo"), metavar="DIR")
+def hybrid(step_s: float, report: Path) -> None:
+    """Serve the recommender through bursts, without and with functions.
+
+    Profiles it on this machine, plans, serves it from one core, and sends what is too much for it
+    to functions on another. Then simulates the same, and says whether the two agree.
+    """
+    app = EXAMPLE / "app.yaml"
+    if not app.is_file():
+        problem = "is not there: the demonstration needs a checkout of Headgate"
+        raise ConfigError(problem, where=str(app))
+    make_directory(report, "--report")
+    load = os.getloadavg()[0]
+    if load > _BUSY:
+        show(
+            Text(f"This machine is busy (load {load:.1f}): what is measured now will be.", "yellow")
+        )
+    with Progress("profiling the recommender") as progress:
+        planned = prepare(app, Course(step_s=step_s), PROFILE_S, progress.say)
+    words = sentences(planned.plan, planned.scale.measured, None, planned.prices)
+    _show_plan(planned, words)
+    with Progress("serving") as progress:
+        shown = perform(planned, EXAMPLE / MODEL, progress.say)
+    with writing(report, "--report"):
+        page = write_page(shown, words, report)
+    _show_runs(shown)
+    show(Text(f"report: {page}"))
+
+
+def _show_plan(planned: Planned, words: list[str]) -> None:
+    scale = planned.scale
+    show(Text(f"The recommender, {scale.items} sessions a request, on this machine\n", "bold"))
+    times = [
+        {
+            "at_once": point.concurrency,
+            "p50_ms": round(point.p50_ms, 1),
+            "p95_ms": round(point.p95_ms, 1),
+        }
+        for point in scale.measured.points
+        if point.cores == 1
+    ]
+    show(rows_table(times, "Response times on one core"))
+    show(*(hanging("-", 2, sentence) for sentence in words))
+
+
+def _show_runs(shown: Shown) -> None:
+    scale = shown.planned.scale
+    quiet, burst = scale.rates_per_s
+    load = f"{quiet:.0f} requests/s, in bursts {burst:.0f}/s"
+    show(Text(f"\n{load}; to be answered within {scale.slo_ms:g} ms\n", "bold"))
+    show(rows_table(run_rows(shown)))
+    notes = (
+        "Foretold: simulated, with the profile alone. What has no live row is not this machine.",
+        "Simulated: with the times in the live run's own log, of a request alone and of a call.",
+        "Simulated functions have a core each; "
+        f"here they share one of {len(usable_cores())} with the gateway.",
+    )
+    show(*(hanging("-", 2, sentence) for sentence in words))
+
+
+def _show_runs(shown: Shown) -> None:
+    scale = shown.planned.scale
+    quiet, burst = scale.rates_per_s
+    load = f"{quiet:.0f} requests/s, in bursts {burst:.0f}/s"
+    show(Text(f"\n{load}; to be answered within {scale.slo_ms:g} ms\n", "bold"))
+    show(rows_table(run_rows(shown)))
+    notes = (
+        "Foretold: simulated with the profile alone. What has no live row is a machine that this one"
+        " is not.",
+        "Simulated: likewise, but with the times that the live run's own log has: of a request alone"
+        " on the machine, and of a call.",
+        "A function has a core of its own in the simulator. Here they share one"
+        f" of {len(usable_cores())}.",
+    )
+    show(*(hanging("-", 2, note) for note in notes))
+    checks = [
+        {"claim": c.claim, "expected": c.expected, "was": c.measured, "holds": c.holds}
+        for c in shown.checks
+    ]
+    show(rows_table(checks, "Do live, simulated and planned agree?"))

@@ -1,0 +1,121 @@
+"""`headgate deploy`: takes an application to where functions run."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import click
+
+from headgate.app import LoadedApp
+from headgate.app.names import unknown
+from headgate.cli.application import load_app
+from headgate.cli.options import OutputPath
+from headgate.core.errors import ConfigError
+from headgate.deploy import LambdaFunction, Package, connect, deploy, pack, try_import
+from headgate.deploy.bundle import bundle
+from headgate.deploy.image import write_dockerfile
+from headgate.deploy.lambda_function import is_embedded
+from headgate.deploy.package import rough_size
+
+HANDLER = "headgate.functions.lambda_handler.handle"
+
+
+@click.group("deploy")
+def command() -> None:
+    """Take an application to where functions run."""
+
+
+@command.command("lambda")
+@click.argument("app", metavar="APP")
+@click.option("--function", "name", metavar="NAME", required=True, help="What to call it there.")
+@click.option("--endpoint-url", metavar="URL", help="An embedded platform. Default: AWS.")
+@click.option("--memory", "memory_mb", type=click.IntRange(128, 10_240), default=1_769)
+@click.option("--timeout", "timeout_s", type=click.IntRange(1, 900), default=30)
+@click.option("--role", metavar="ARN", help="What the function may do. AWS wants to know it.")
+@click.option("--only", metavar="FUNCTION", help="Load this function of APP when it starts.")
+@click.option("--include", metavar="GLOB", multiple=True, help="More files, from beside APP.")
+@click.option("--bundle", "bundles", is_flag=True, help="Pack Headgate and what it needs, too.")
+@click.option("--handler", default=HANDLER, show_default=True)
+@click.option("--zip", "zip_file", type=OutputPath(), help="Keep the package there.")
+@click.option("--directory", type=OutputPath(), help="Make a container image's directory instead.")
+@click.option("--package-only", is_flag=True, help="Pack and try it, and create nothing.")
+def deploy_lambda(
+    app: str,
+    name: str,
+    endpoint_url: str | None,
+    memory_mb: int,
+    timeout_s: int,
+    role: str | None,
+    only: str | None,
+    include: tuple[str, ...],
+    bundles: bool,
+    handler: str,
+    zip_file: Path | None,
+    directory: Path | None,
+    package_only: bool,
+) -> None:
+    """Package APP as a function and create it, on AWS Lambda or on an embedded platform.
+
+    \b
+    headgate deploy lambda app.yaml --function resnet --bundle --role arn:aws:iam::...
+    headgate deploy lambda app.yaml --function resnet --endpoint-url http://127.0.0.1:9001
+    headgate deploy lambda app.yaml --function resnet --bundle --directory image/
+    """
+    loaded = _load(app, only)
+    _check_targets(zip_file, directory)
+    creates = not package_only and (directory is None or is_embedded(endpoint_url))
+    client = connect(endpoint_url) if creates else None  # before anything takes time
+    environment = {"HEADGATE_APP": Path(app).name}
+    if only is not None:
+        environment["HEADGATE_FUNCTION"] = only
+    is_zipped = directory is None
+    with tempfile.TemporaryDirectory(prefix="headgate-deploy-") as scratch:
+        target = directory or Path(scratch) / "package"
+        package = pack(Path(app), loaded, target, include=include, is_zipped=is_zipped)
+        if bundles:
+            bundle(target, has_onnx=any(source and source.model for source in loaded.sources))
+        codes = [source.code for source in loaded.sources if source and source.code]
+        try_import(target, handler, environment, codes=codes)
+        code: bytes | Path = target
+        if is_zipped:
+            code = package.zip_to(zip_file or Path(scratch) / "package.zip")
+        else:
+            write_dockerfile(package, name, handler, environment, is_bundled=bundles)
+        function = LambdaFunction(name, handler, memory_mb, timeout_s, environment, code, role)
+        how = None if client is None else deploy(client, function, endpoint_url)
+        _tell(package, zip_file or directory)
+    if how is not None:
+        click.echo(f"{how} {name}: {memory_mb} MB, {timeout_s} s, {handler}")
+    elif directory is not None:
+        click.echo(f"an image of it: docker build {directory}")
+
+
+def _load(app: str, only: str | None) -> LoadedApp:
+    if not app.endswith((".yaml", ".yml")):
+        raise ConfigError("is not an application file", where=app, allowed="app.yaml")
+    loaded = load_app(app)
+    names = [function.name for function in loaded.app.functions]
+    if only is not None and only not in names:
+        raise unknown("function", only, names, where=app, key="--only")
+    if not any(loaded.sources):
+        problem = "has no function with `model` or `code`: there is nothing to deploy"
+        raise ConfigError(problem, where=app)
+    return loaded
+
+
+def _check_targets(zip_file: Path | None, directory: Path | None) -> None:
+    if zip_file is not None and directory is not None:
+        raise ConfigError("--zip and --directory exclude each other", where="deploy")
+    if zip_file is not None and (zip_file.is_dir() or not zip_file.parent.is_dir()):
+        raise ConfigError("cannot be written there", where=str(zip_file), key="--zip")
+    if directory is not None:
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            raise ConfigError("is there already", where=str(directory), key="--directory")
+        if not directory.parent.is_dir():
+            raise ConfigError("cannot be made there", where=str(directory), key="--directory")
+
+
+def _tell(package: Package, where: Path | None) -> None:
+    files, size = package.files(), rough_size(package.size_bytes)
+    click.echo(f"packed {len(files)} files, {size}" + (f": {where}" if where else ""))

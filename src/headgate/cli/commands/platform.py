@@ -1,0 +1,83 @@
+"""`headgate platform`: an embedded, Lambda-compatible platform, until it is told to end."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from headgate.cli.options import OutputPath
+from headgate.core.clock import SECOND_NS
+from headgate.core.errors import ConfigError
+from headgate.core.units import parse_duration
+from headgate.serverless import EmbeddedPlatform, Settings, gb_s
+from headgate.serverless.settings import CpuMode
+
+
+@click.command("platform")
+@click.option("--port", type=click.IntRange(0, 65_535), default=9_001, show_default=True)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Anybody there may run code.")
+@click.option("--directory", type=OutputPath(), default=Path("platform"), show_default=True)
+@click.option("--concurrency", type=click.IntRange(1, 100_000), default=1_000, show_default=True)
+@click.option("--keep-alive", metavar="TIME", default="10min", show_default=True)
+@click.option("--age-max", metavar="TIME", default="2h", show_default=True)
+@click.option("--cpu", type=click.Choice(("auto", "cgroup", "affinity", "none")), default="auto")
+@click.option("--cpus", metavar="LIST", help="Where instances may run, such as 0,1.")
+def command(
+    port: int,
+    host: str,
+    directory: Path,
+    concurrency: int,
+    keep_alive: str,
+    age_max: str,
+    cpu: CpuMode,
+    cpus: str | None,
+) -> None:
+    """Run functions on this machine, for boto3 and anything else that talks to AWS Lambda.
+
+    \b
+    headgate platform --port 9001 --directory functions --concurrency 10
+    headgate deploy lambda app.yaml --function f --endpoint-url http://127.0.0.1:9001
+    """
+    if directory.exists() and not directory.is_dir():
+        raise ConfigError("is not a directory", where=str(directory), key="--directory")
+    settings = Settings(
+        concurrency=concurrency,
+        keep_alive_s=_seconds(keep_alive, "--keep-alive"),
+        age_max_s=_seconds(age_max, "--age-max"),
+        cpu=cpu,
+        cpus=_cpus(cpus),
+    )
+    end = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        end.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    with EmbeddedPlatform(directory, host=host, port=port, settings=settings) as platform:
+        click.echo(f"platform {platform.url}  (CPU: {platform.cpu}; Ctrl-C ends it)")
+        click.echo(f"  boto3.client('lambda', endpoint_url='{platform.url}', ...)")
+        click.echo(f"  bill: {directory / platform.bill.path.name}")
+        end.wait()
+    records = platform.bill.records()
+    click.echo(f"{len(records)} calls, {gb_s(records):.3f} GB-s")
+
+
+def _seconds(text: str, option: str) -> float:
+    duration_ns = parse_duration(text, where=option)
+    if duration_ns == 0:
+        raise ConfigError("must be longer than zero", where=option, value=text)
+    return duration_ns / SECOND_NS
+
+
+def _cpus(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    names = text.split(",")
+    if not all(name.strip().isdecimal() for name in names):
+        raise ConfigError("is no list of CPUs", where="--cpus", value=text, allowed="0,1")
+    return tuple(int(name) for name in names)

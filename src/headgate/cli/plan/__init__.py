@@ -1,0 +1,1 @@
+"""What `headgate plan` reads, says and writes."""

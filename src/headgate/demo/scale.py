@@ -1,0 +1,118 @@
+"""The demonstration, cut to this machine: how large a request is, how soon it must be answered,
+and how many of them come.
+
+Machines differ by an order of magnitude, and a request that takes a millisecond would measure the
+gateway and not the recommender. So requests have as many sessions as take about 20 ms on one core,
+and everything else follows from what was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from headgate.app import LoadedApp
+from headgate.core.clock import SECOND_NS
+from headgate.core.errors import ConfigError
+from headgate.planning.characterisation import Characterisation
+from headgate.profiling.machine import this_machine, usable_cores
+from headgate.profiling.messages import Task
+from headgate.profiling.profiler import Settings, profile
+from headgate.workload import Arrivals, stepped
+
+QUANTILE: Final = 0.95  # of a few hundred requests; a higher one would be decided by a handful
+FEW: Final = 5  # clients that one machine can serve in time, and
+MANY: Final = 20  # clients that it cannot: the paper's workload
+AT_ONCE: Final = (1, 2, 3, 4, 5, 6, 8, 12, MANY)
+OVERHEAD_MS: Final = 3.0  # of the way through the gateway, on a machine that is busy
+_REQUEST_MS: Final = 20.0
+_TRIED: Final = 16  # sessions in the request that tells how many it should have
+_ITEMS_MAX: Final = 256
+# A burst brings more than one machine can take, and not more than the functions' core can add.
+_BURST_LOAD: Final = 1.4
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How the load goes: quiet, a burst, quiet, ... The first two steps only warm up."""
+
+    step_s: float = 2.0
+    steps: int = 7
+
+    @property
+    def warm_up_ns(self) -> int:
+        """Requests before that do not count."""
+        return round(2 * self.step_s * SECOND_NS)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What the demonstration asks of this machine."""
+
+    items: int  # sessions in a request
+    measured: Characterisation  # of whole requests
+    slo_ms: float
+    course: Course
+
+    @property
+    def capacity_per_s(self) -> float:
+        """Requests that one core answers in a second, with as many at once as are in time."""
+        return FEW / self.measured.time_ms(1, FEW) * 1e3
+
+    @property
+    def rates_per_s(self) -> tuple[float, float]:
+        """When it is quiet, and in a burst: as 5 and as 20 clients would send."""
+        burst = _BURST_LOAD * self.capacity_per_s
+        return burst * FEW / MANY, burst
+
+    def arrivals(self, seed: int) -> Arrivals:
+        """Return the requests. Live and simulated get the very same."""
+        rates = [self.rates_per_s[step % 2] for step in range(self.course.steps)]
+        step_ns = round(self.course.step_s * SECOND_NS)
+        plain = stepped(rates, step_ns, self.course.steps * step_ns, seed=seed)
+        return replace(plain, items=np.full(len(plain), self.items, np.int32))
+
+
+def fit_to_machine(
+    loaded: LoadedApp, base: Path, course: Course, budget_s: float, progress: Progress
+) -> Scale:
+    """Measure the application's only function on this machine, and choose accordingly."""
+    cores = len(usable_cores())
+    if cores < 2:
+        raise ConfigError(
+            "needs two cores, one for the machine and one for the functions",
+            where="this machine",
+            value=cores,
+        )
+    task, device = _task(loaded, base), this_machine().cpu
+
+    def measure(settings: Settings, of_budget: float) -> Characterisation:
+        settings = replace(settings, budget_s=of_budget * budget_s)
+        return profile(
+            task, settings, device, lambda title, done, total: progress(f"profiling: {title}")
+        ).characterisation
+
+    tried = measure(Settings((1,), (1,), (_TRIED,)), 0.1)
+    items = round(_TRIED * _REQUEST_MS / tried.time_ms(1, 1, _TRIED))
+    items = max(1, min(_ITEMS_MAX, items))
+    one = measure(Settings((1,), AT_ONCE, (items,)), 0.7)
+    two = measure(Settings((2,), (1, FEW), (items,)), 0.2)  # what more cores would do
+    points = tuple(replace(point, batch=1) for point in (*one.points, *two.points))
+    measured = replace(one, points=points)
+    # A little more than the few take: so the many are late, and so are a few more.
+    slo_ms = ceil(1.05 * measured.time_ms(1, FEW, 1, QUANTILE) + OVERHEAD_MS)
+    return Scale(items, measured, slo_ms, course)
+
+
+def _task(loaded: LoadedApp, base: Path) -> Task:
+    (function,) = loaded.app.functions
+    source = loaded.sources[function.variants[0].id]
+    assert source is not None, "the example can be served"
+    return Task(function.name, source.model, source.code, dict(source.options), str(base))

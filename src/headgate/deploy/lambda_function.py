@@ -1,0 +1,162 @@
+"""Creates or updates a function through boto3, on AWS or on an embedded platform."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Final, Literal
+from urllib.parse import urlsplit
+
+from headgate.core.errors import ConfigError
+
+# What the embedded platform is told where AWS wants to know more: it looks at none of it.
+_ANY_KEY: Final = "embedded"
+_ANY_ROLE: Final = "arn:aws:iam::000000000000:role/embedded"
+_ANY_REGION: Final = "us-east-1"
+
+
+@dataclass(frozen=True, slots=True)
+class LambdaFunction:
+    """What a function should be like. Its code is a zip file's bytes, or a directory."""
+
+    name: str
+    handler: str
+    memory_mb: int
+    timeout_s: int
+    environment: Mapping[str, str]
+    code: bytes | Path
+    role: str | None = None
+
+
+def connect(endpoint_url: str | None) -> Any:  # boto3 has no types
+    """Return a client of Lambda. Raises `ConfigError` if anything it needs is missing."""
+    address = urlsplit(endpoint_url or "http://any")
+    if address.scheme not in ("http", "https") or not address.hostname:
+        raise ConfigError(
+            "is no address",
+            where="deploy",
+            key="--endpoint-url",
+            value=endpoint_url,
+            allowed="http://127.0.0.1:9001",
+        )
+    try:
+        import boto3  # noqa: PLC0415  # it is large, and only this needs it
+    except ImportError:
+        raise ConfigError("boto3 is not installed: pip install boto3", where="deploy") from None
+    with _blame(endpoint_url):
+        session = boto3.session.Session()
+        options: dict[str, str | None] = {"endpoint_url": endpoint_url}
+        if is_embedded(endpoint_url):
+            options["region_name"] = session.region_name or _ANY_REGION
+            if session.get_credentials() is None:
+                options |= {"aws_access_key_id": _ANY_KEY, "aws_secret_access_key": _ANY_KEY}
+        elif session.get_credentials() is None:
+            raise ConfigError(
+                "no credentials for AWS were found",
+                where="deploy",
+                allowed="AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY, a profile, a role",
+            )
+        return session.client("lambda", **options)
+
+
+def is_embedded(endpoint_url: str | None) -> bool:
+    """Whether an endpoint is a platform on this machine.
+
+    >>> is_embedded("http://127.0.0.1:9001"), is_embedded(None)
+    (True, False)
+    """
+    host = urlsplit(endpoint_url or "").hostname or ""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def deploy(
+    client: Any,
+    function: LambdaFunction,
+    endpoint_url: str | None,
+) -> Literal["created", "updated"]:
+    """Create the function, or make the one of that name like it; it can be called afterwards.
+
+    Raises `ConfigError` if the platform refuses.
+    """
+    with _blame(endpoint_url):
+        try:
+            old = client.get_function_configuration(FunctionName=function.name)
+        except client.exceptions.ResourceNotFoundException:
+            _create(client, function, endpoint_url)
+            return "created"
+        _update(client, function, old)
+        return "updated"
+
+
+def _create(client: Any, function: LambdaFunction, endpoint_url: str | None) -> None:
+    role = function.role or (_ANY_ROLE if is_embedded(endpoint_url) else None)
+    if role is None:
+        raise ConfigError(
+            "AWS needs a role to create a function",
+            where="deploy",
+            key="--role",
+            allowed="arn:aws:iam::ACCOUNT:role/NAME",
+        )
+    client.create_function(
+        FunctionName=function.name,
+        Runtime=_runtime(),
+        Role=role,
+        Handler=function.handler,
+        Code=_code(function),
+        MemorySize=function.memory_mb,
+        Timeout=function.timeout_s,
+        Environment={"Variables": dict(function.environment)},
+        PackageType="Zip" if isinstance(function.code, bytes) else "Image",
+    )
+    client.get_waiter("function_active_v2").wait(FunctionName=function.name)
+
+
+def _update(client: Any, function: LambdaFunction, old: Mapping[str, Any]) -> None:
+    updated = client.get_waiter("function_updated_v2")
+    client.update_function_code(FunctionName=function.name, **_code(function))
+    updated.wait(FunctionName=function.name)
+    # What somebody has set there by hand stays: the call below would take it away.
+    kept = old.get("Environment", {}).get("Variables", {})
+    changes = {"Role": function.role} if function.role else {}
+    client.update_function_configuration(
+        FunctionName=function.name,
+        Runtime=_runtime(),
+        Handler=function.handler,
+        MemorySize=function.memory_mb,
+        Timeout=function.timeout_s,
+        Environment={"Variables": {**kept, **function.environment}},
+        **changes,
+    )
+    updated.wait(FunctionName=function.name)
+
+
+def _code(function: LambdaFunction) -> dict[str, object]:
+    if isinstance(function.code, bytes):
+        return {"ZipFile": function.code}
+    return {"ImageUri": function.code.resolve().as_uri()}
+
+
+def _runtime() -> str:
+    return f"python{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@contextmanager
+def _blame(endpoint_url: str | None) -> Iterator[None]:
+    """Say in one line what boto3 raises: nothing of it is a defect of ours."""
+    from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
+
+    try:
+        yield
+    except ClientError as error:
+        told = error.response.get("Error", {})
+        problem = f"{told.get('Code', 'error')}: {told.get('Message', '')}"
+        raise ConfigError(problem, where=endpoint_url or "AWS Lambda") from None
+    except (BotoCoreError, ValueError) as error:  # a ValueError is an address that is none
+        raise ConfigError(str(error), where=endpoint_url or "AWS Lambda") from None

@@ -1,0 +1,108 @@
+"""The handler for AWS Lambda and what is like it: `headgate.functions.lambda_handler.handle`.
+
+Where the application lies is in the environment, as is usual there:
+
+- `HEADGATE_APP`: the application file, from the root of the package (`LAMBDA_TASK_ROOT`);
+- `HEADGATE_FUNCTION`: which of its functions to load before anybody calls. Default: the only one;
+  of several, each when it is first called.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Final, final
+
+from headgate.app import LoadedApp, load
+from headgate.core.errors import ConfigError
+from headgate.core.model import Function
+from headgate.functions.alone import Alone
+from headgate.functions.envelope import Envelope, open_envelope, seal_answer, works_of
+from headgate.functions.source import build_model
+from headgate.functions.work import Result
+
+HOLD_MS_MAX: Final = 1_000.0
+GATEWAY_TIMEOUT: Final = 504
+
+
+@final
+class Handler:
+    """One instance: loads functions once and answers one call at a time."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._root = Path(environment.get("LAMBDA_TASK_ROOT", "."))
+        self._app_file = environment.get("HEADGATE_APP", "")
+        self._wanted = environment.get("HEADGATE_FUNCTION", "")
+        self._loaded: LoadedApp | None = None
+        self._models: dict[str, Alone] = {}
+        self._is_cold = True
+
+    def warm_up(self) -> None:
+        """Do now what the first call would have to wait for. Raises `ConfigError`."""
+        functions = self._application().app.functions
+        if self._wanted or len(functions) == 1:
+            self._model(self._wanted or functions[0].name)
+
+    def handle(self, event: object, context: object) -> dict[str, object]:
+        """Answer one call. What this raises the platform reports as the function's error."""
+        began_s = monotonic()
+        is_cold, self._is_cold = self._is_cold, False
+        envelope = open_envelope(event)
+        results: list[Result] = []
+        if envelope.ping:
+            sleep(max(0.0, min(envelope.hold_ms, HOLD_MS_MAX)) / 1e3)
+        else:
+            results = self._run(envelope, began_s)
+        took_ms = (monotonic() - began_s) * 1e3
+        return seal_answer(results, is_cold=is_cold, took_ms=took_ms)
+
+    def _run(self, envelope: Envelope, began_s: float) -> list[Result]:
+        model = self._model(envelope.function)
+        passed_ms = (monotonic() - began_s) * 1e3  # loading may have taken a while
+        deadline_ms = envelope.deadline_ms
+        if deadline_ms is not None and envelope.gives_up and deadline_ms <= passed_ms:
+            problem = "the deadline had passed before it began"
+            return [Result(asked.id, [], problem, GATEWAY_TIMEOUT) for asked in envelope.requests]
+        return [model.run(work) for work in works_of(envelope)]
+
+    def _application(self) -> LoadedApp:
+        if self._loaded is None:
+            if not self._app_file:
+                raise ConfigError("is not set", key="HEADGATE_APP", allowed="an application file")
+            self._loaded = load(str(self._root / self._app_file))
+        return self._loaded
+
+    def _model(self, name: str) -> Alone:
+        model = self._models.get(name)
+        if model is None:
+            loaded = self._application()
+            known = {function.name: function for function in loaded.app.functions}
+            if name not in known:
+                allowed = ", ".join(known)
+                raise ConfigError("no such function", value=name, allowed=allowed)
+            model = self._models[name] = self._load(loaded, known[name])
+        return model
+
+    def _load(self, loaded: LoadedApp, function: Function) -> Alone:
+        variant = next(
+            (v for v in function.variants if _is_for_functions(loaded, v.pool_ids)),
+            function.variants[0],
+        )
+        source = loaded.sources[variant.id]
+        if source is None:
+            raise ConfigError("has neither model nor code", where=variant.name)
+        model = build_model(source, str((self._root / self._app_file).parent), variant.name)
+        model.load()
+        return Alone(model)
+
+
+def _is_for_functions(loaded: LoadedApp, pool_ids: tuple[int, ...]) -> bool:
+    return any(loaded.app.pools[id].serverless is not None for id in pool_ids)
+
+
+_HANDLER: Final = Handler(os.environ)
+if "HEADGATE_APP" in os.environ:  # a platform imports this before the first call, and waits
+    _HANDLER.warm_up()
+handle = _HANDLER.handle

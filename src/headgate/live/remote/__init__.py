@@ -1,0 +1,1 @@
+"""Pools that somebody else runs: functions of AWS Lambda, endpoints of SageMaker."""

@@ -1,0 +1,134 @@
+"""Functions of AWS Lambda, and of whatever speaks like it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from time import monotonic_ns
+from typing import Any, Final, final
+
+from msgspec import Struct
+from msgspec.json import Decoder
+
+from headgate.app.providers import Provider
+from headgate.functions.envelope import (
+    PAYLOAD_BYTES_MAX,
+    decode_answer,
+    encode_ping,
+    encode_request,
+    size_bytes,
+)
+from headgate.functions.words import sendable, words
+from headgate.live.messages import Result, Work
+from headgate.live.remote.errand import Errand
+from headgate.live.remote.fate import Done, Failed, Fate
+from headgate.live.remote.judgement import judge
+
+THROTTLES: Final = (429,)  # it never ran; there is no other status that says so for certain
+HEAD_BYTES: Final = 1_024  # of an envelope, beside its requests
+TOO_LARGE: Final = 413
+_WORDS_MAX: Final = 500
+
+
+@final
+class LambdaFunctions:
+    """Calls functions. Everything here blocks; nothing of it raises."""
+
+    def __init__(self, client: Any, provider: Provider) -> None:  # boto3 has no types
+        self._client = client
+        self._provider = provider
+
+    def call(self, errand: Errand) -> Fate:
+        """Have a batch run, and wait for it."""
+        works, refused = _fitting(errand.works)
+        if not works:
+            return Done(refused, 0, is_free=True)
+        body = encode_request(
+            errand.function,
+            works,
+            deadline_ms=errand.left_ms(monotonic_ns()),
+            gives_up=errand.gives_up,
+            traceparent=errand.traceparent,
+            tenant=errand.tenant,
+        )
+        fate = self._invoke(errand.function, body)
+        if isinstance(fate, Done):
+            fate.results.extend(refused)
+        return fate
+
+    def ping(self, function: str) -> Fate:
+        """Wake an instance, or keep one awake."""
+        return self._invoke(function, encode_ping())
+
+    def provision(self, function: str, count: int) -> str:
+        """Have so many instances kept ready; return what is wrong with that, if anything."""
+        target = self._provider.target_of(function)
+        head, _, qualifier = target.rpartition(":")
+        # An ARN has colons of its own: arn:aws:lambda:REGION:ACCOUNT:function:NAME[:QUALIFIER].
+        if not head or (target.startswith("arn:") and target.count(":") < 7):
+            return f"{target}: only an alias can have provisioned instances (target: name:alias)"
+        try:
+            if count:
+                self._client.put_provisioned_concurrency_config(
+                    FunctionName=head,
+                    Qualifier=qualifier,
+                    ProvisionedConcurrentExecutions=count,
+                )
+            else:
+                self._client.delete_provisioned_concurrency_config(
+                    FunctionName=head, Qualifier=qualifier
+                )
+        except Exception as error:  # of any kind: AWS's client is not ours
+            return f"{target}: {words(error)}"
+        return ""
+
+    def _invoke(self, function: str, body: bytes) -> Fate:
+        try:
+            response = self._client.invoke(
+                FunctionName=self._provider.target_of(function), Payload=body
+            )
+            payload: bytes = response["Payload"].read()
+        except Exception as error:  # of any kind: AWS's client is not ours
+            return judge(error, throttles=THROTTLES)
+        if response.get("FunctionError"):  # although its status is 200
+            return Failed(_said(payload))
+        try:
+            answer, results = decode_answer(payload)
+        except ValueError as error:
+            return Failed(f"its answer is not understood: {words(error)}")
+        told = [Result(r.task_id, r.outputs, r.error, r.status, r.is_unsure) for r in results]
+        return Done(told, int(max(0.0, answer.took_ms) * 1e6), answer.cold)
+
+
+@final
+class _ErrorJson(Struct, rename="camel"):
+    error_message: str = ""
+    error_type: str = ""
+
+
+def _fitting(works: list[Work]) -> tuple[list[Work], list[Result]]:
+    """Return what one call can carry, and the results of what it cannot."""
+    left_bytes = PAYLOAD_BYTES_MAX - HEAD_BYTES
+    fitting: list[Work] = []
+    refused: list[Result] = []
+    for work in works:
+        need_bytes = size_bytes(work)
+        if need_bytes <= left_bytes:
+            left_bytes -= need_bytes
+            fitting.append(work)
+        else:
+            problem = f"takes {need_bytes} bytes; a function's call carries {PAYLOAD_BYTES_MAX}"
+            refused.append(Result(work.task_id, [], problem, TOO_LARGE))
+    return fitting, refused
+
+
+def _said(payload: bytes) -> str:
+    """What a function that failed says about it."""
+    error = _ErrorJson()
+    with suppress(ValueError):
+        error = _DECODER.decode(payload)
+    said = ": ".join(filter(None, (error.error_type, error.error_message)))
+    return sendable(" ".join(said[:_WORDS_MAX].split())) or "the function failed"
+
+
+# Made here, once: msgspec's first look at a type is not safe between threads.
+_DECODER: Final = Decoder(_ErrorJson)

@@ -1,0 +1,118 @@
+"""What a characterisation says, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from headgate.planning.characterisation import Characterisation
+
+# More cores must make a lone request faster by so much to be worth mentioning.
+_WORTH: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What the response time must stay within, and for how many of the requests."""
+
+    latency_ms: float
+    quantile: float
+
+
+def findings(found: Characterisation, objective: Objective | None = None) -> list[str]:
+    """Return one sentence per finding, the most useful first."""
+    return [
+        *_alone(found),
+        *(_held(found, objective) if objective is not None else ()),
+        *_start(found),
+        *_surface(found),
+    ]
+
+
+def knee(found: Characterisation) -> float:
+    """Return the fewest cores after which more make a lone request no faster (by 5 %).
+
+    >>> knee(Characterisation.surrogate())
+    4
+    """
+    best = found.cores[0]
+    for cores in found.cores[1:]:
+        if found.time_ms(cores, 1) < (1 - _WORTH) * found.time_ms(best, 1):
+            best = cores
+    return best
+
+
+def concurrency_within(found: Characterisation, cores: float, objective: Objective) -> int:
+    """Return how many requests at once stay within the objective; 0 if not even one does.
+
+    Up to the most that were measured: beyond that nobody looked.
+
+    >>> concurrency_within(Characterisation.surrogate(), 2, Objective(200.0, 0.99))
+    5
+    """
+    held = 0
+    for concurrency in range(1, found.concurrencies[-1] + 1):
+        if found.time_ms(cores, concurrency, 1, objective.quantile) > objective.latency_ms:
+            break
+        held = concurrency
+    return held
+
+
+def _alone(found: Characterisation) -> Iterator[str]:
+    few, best = found.cores[0], knee(found)
+    text = f"A lone request takes {_ms(found.time_ms(few, 1))} on {_cores(few)}"
+    if best != few:
+        text += f" and {_ms(found.time_ms(best, 1))} on {_cores(best)}"
+    most = found.cores[-1]
+    if best < most:
+        text += f"; more make it no faster (up to {most:.3g} were tried)"
+    yield f"{text}."
+
+
+def _held(found: Characterisation, objective: Objective) -> Iterator[str]:
+    limit = f"{_ms(objective.latency_ms)} at p{100 * objective.quantile:g}"
+    for cores in found.cores:
+        held = concurrency_within(found, cores, objective)
+        if held == 0:
+            yield f"{_cores(cores, capital=True)} cannot answer even one request within {limit}."
+        elif held == found.concurrencies[-1]:
+            yield f"{_cores(cores, capital=True)} can hold all {held} at once within {limit}."
+        else:
+            yield f"{_cores(cores, capital=True)} can hold {held} at once within {limit}."
+
+
+def _start(found: Characterisation) -> Iterator[str]:
+    cold = found.cold_start
+    if cold is not None:
+        parts = {
+            "process": cold.process_ms,
+            "imports": cold.imports_ms,
+            "fetching the model": cold.fetch_ms,
+            "loading it": cold.load_ms,
+            "the first call": cold.first_call_ms,
+        }
+        longest = max(parts, key=lambda part: parts[part])
+        yield f"A cold start takes {_ms(cold.total_ms)}, {_ms(parts[longest])} of it {longest}."
+    if found.peak_memory_bytes is not None:
+        yield f"It holds {found.peak_memory_bytes / 2**20:,.0f} MiB of memory at most."
+
+
+def _surface(found: Characterisation) -> Iterator[str]:
+    surface = found.surface
+    if surface.mean_error is None or surface.max_error is None:
+        yield "There are too few points to say how far off the surface is between them."
+    else:
+        mean, most = 100 * surface.mean_error, 100 * surface.max_error
+        error = f"an error of {mean:.0f} % on average and {most:.0f} % at most"
+        yield f"The surface ({surface.form}) tells points that it was not shown with {error}."
+
+
+def _cores(cores: float, *, capital: bool = False) -> str:
+    if cores == 1:
+        return "One core" if capital else "one core"
+    return f"{cores:.3g} cores"
+
+
+def _ms(time_ms: float) -> str:
+    return f"{time_ms:,.0f} ms" if time_ms >= 100 else f"{time_ms:.3g} ms"

@@ -1,0 +1,193 @@
+"""Just enough HTTP/1.1 for boto3 on the one side and a Lambda runtime on the other.
+
+An answer goes out in one write: a runtime that gets headers and body in two packets waits 40 ms
+for the second, because its kernel delays the acknowledgement of the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Final, TypeAlias, cast, final
+from urllib.parse import parse_qsl, unquote
+
+import httptools
+
+_WAITING_MAX: Final = 64  # requests of one client behind the one that is handled
+
+Handler: TypeAlias = Callable[["Request", "Reply"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request that has come in whole. The names of headers are in small letters."""
+
+    method: str
+    path: str  # not unquoted: a quoted slash is no separator
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes
+    is_too_long: bool = False  # and its body is not there
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The path between its slashes, unquoted."""
+        return tuple(unquote(part) for part in self.path.split("/") if part)
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What is answered: JSON unless a header says otherwise."""
+
+    status: int
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def encode(self, *, closes: bool) -> bytes:
+        """All of it, as it goes over the wire."""
+        lines = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}"]
+        # Without a content type, the runtime's own client dies of a null pointer.
+        headers = {"Content-Type": "application/json", **self.headers}
+        if self.status != HTTPStatus.NO_CONTENT:
+            headers["Content-Length"] = str(len(self.body))
+        if closes:
+            headers["Connection"] = "close"
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        return "\r\n".join((*lines, "", "")).encode("latin-1") + self.body
+
+
+@final
+class Reply:
+    """Where the answer to one request goes; it may be sent at any time later, once."""
+
+    __slots__ = ("_connection", "_keeps_alive")
+
+    def __init__(self, connection: _Connection, keeps_alive: bool) -> None:
+        self._connection = connection
+        self._keeps_alive = keeps_alive
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is still somebody to answer."""
+        return not self._connection.is_closing
+
+    def send(self, response: Response) -> None:
+        """Answer. Nothing happens if the client has gone."""
+        self._connection.answer(response, closes=not self._keeps_alive)
+
+
+@final
+class HttpServer:
+    """Listens on one address, and closes its connections with it."""
+
+    def __init__(self, handler: Handler, body_bytes_max: int) -> None:
+        self.handler = handler
+        self.body_bytes_max = body_bytes_max
+        self.connections: set[_Connection] = set()
+        self._listener: asyncio.Server | None = None
+
+    async def open(self, host: str, port: int) -> int:
+        """Begin, and return the port; port 0 is any that is free. Raises `OSError`."""
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(lambda: _Connection(self), host, port)
+        return cast("int", self._listener.sockets[0].getsockname()[1])
+
+    def close(self) -> None:
+        """End, and leave nobody waiting for an answer that will not come."""
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self.connections):
+            connection.abort()
+
+
+@final
+class _Connection(asyncio.Protocol):
+    """One client; its requests are handled one after the other."""
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+        self._transport: asyncio.Transport
+        self._parser = httptools.HttpRequestParser(self)
+        self._waiting: deque[tuple[Request, Reply]] = deque()
+        self._is_busy = False
+        self._url = b""
+        self._headers: dict[str, str] = {}
+        self._body = bytearray()
+        self._is_too_long = False
+
+    @property
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._server.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.connections.discard(self)
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport.is_closing():
+            return
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._transport.write(Response(400, b"{}").encode(closes=True))
+            self._transport.close()
+
+    def answer(self, response: Response, *, closes: bool) -> None:
+        if self._transport.is_closing():
+            return
+        self._transport.write(response.encode(closes=closes))
+        self._is_busy = False
+        if closes:
+            self._transport.close()
+        else:
+            self._go_on()
+
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        self._url, self._headers, self._body = b"", {}, bytearray()
+        self._is_too_long = False
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        if self._headers.get("expect", "").lower() == "100-continue":
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        # What is too long is read to its end, because who is still sending hears no answer.
+        self._is_too_long |= len(self._body) + len(body) > self._server.body_bytes_max
+        if not self._is_too_long:
+            self._body += body
+
+    def on_message_complete(self) -> None:
+        url = httptools.parse_url(self._url)
+        query = parse_qsl((url.query or b"").decode("latin-1"), keep_blank_values=True)
+        method = self._parser.get_method().decode("latin-1")
+        path = url.path.decode("latin-1")
+        request = Request(
+            method, path, dict(query), self._headers, bytes(self._body), self._is_too_long
+        )
+        if len(self._waiting) == _WAITING_MAX:
+            self._transport.close()
+            return
+        self._waiting.append((request, Reply(self, self._parser.should_keep_alive())))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._waiting and not self._is_busy:
+            self._is_busy = True
+            self._server.handler(*self._waiting.popleft())

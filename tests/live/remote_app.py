@@ -1,0 +1,72 @@
+"""An application that runs here and elsewhere, for tests of both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+CODE = '''
+import time
+from pathlib import Path
+
+import numpy as np
+
+from headgate.functions import Model
+
+
+class Doubles(Model):
+    """One number in, one out, in 30 ms; 666 is too much."""
+
+    inputs = {"x": "FP32[-1]"}
+    outputs = {"y": "FP32[-1]"}
+
+    def example(self):
+        return {"x": np.array([-1], np.float32)}
+
+    def predict(self, batch):
+        if (batch["x"] == 666).any():
+            raise ArithmeticError("of all numbers, this one")
+        if batch["x"].max() >= 0:
+            time.sleep(0.03)
+        return {"y": batch["x"] * 2}
+'''
+APP = """
+functions:
+  double: {{code: "numbers_elsewhere:Doubles", exec: 30ms, start: 100ms}}
+slo: {{latency: 500ms}}
+pools:
+  local: {{tier: dedicated, nodes: 1, cpus: 1, price: $0.10/h}}
+  cloud:
+    tier: serverless
+    provider: lambda
+    target: doubler:live
+    endpoint_url: {url}
+    memory: 1769MB
+    price: $0.0000166667/GB-s
+    request_price: $0.20/1M
+    guard: {{failures: 3, rest: 300ms}}
+policy: {policy}
+limits: {{backoff: 20ms}}
+serve: {{lame_duck: 100ms, drain: 5s, hang: {hang}}}
+"""
+THRESHOLD = "{name: threshold, threshold: 1}"
+
+
+def write_app(
+    directory: Path, url: str, *, policy: str = THRESHOLD, hang: str = "5s", more: str = ""
+) -> Path:
+    """Leave the application in a directory; return that."""
+    (directory / "numbers_elsewhere.py").write_text(CODE)
+    (directory / "app.yaml").write_text(APP.format(url=url, policy=policy, hang=hang) + more)
+    return directory
+
+
+def reading(metrics: str, name: str, **labels: str) -> float:
+    """The sum of what a metric says, over all lines with these labels."""
+    found = [
+        float(line.split()[-1])
+        for line in metrics.splitlines()
+        if line.startswith((f"{name}{{", f"{name} "))
+        and all(f'{label}="{value}"' in line for label, value in labels.items())
+    ]
+    assert found, f"there is no {name} with {labels}"
+    return sum(found)

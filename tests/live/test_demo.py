@@ -1,0 +1,131 @@
+"""The demonstration: what it asks of a machine, and a short form of all of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headgate.app import from_spec
+from headgate.core.errors import ConfigError
+from headgate.core.model import Profile
+from headgate.demo import scale as scaling
+from headgate.demo.application import FUNCTION, FUNCTIONS, MACHINE, MODEL, application
+from headgate.demo.hybrid import Planned, Run, Shown, perform, plan_for, prepare
+from headgate.demo.page import run_rows, write_page
+from headgate.demo.scale import FEW, MANY, Course, Scale, fit_to_machine
+from headgate.demo.seen import Seen
+from headgate.demo.simulated import Way, best_threshold, run_simulated
+from headgate.demo.times import Times, alone_ns
+from headgate.planning.characterisation import Characterisation
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "recommender" / "app.yaml"
+TIMES = Times(20.0, 25.0)
+REQUEST_NS = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def planned() -> Planned:
+    """A machine whose core shares itself perfectly: n requests at once take n times 20 ms."""
+    measured = Characterisation.surrogate(s_ms=20, p_ms=0, cores=(1, 2), concurrency=range(1, 21))
+    return plan_for(Scale(8, measured, slo_ms=108, course=Course()))
+
+
+def simulated(planned: Planned, way: Way) -> Seen:
+    spec = application(planned.scale, planned.machine, planned.platform, TIMES)
+    return run_simulated(spec, way, planned.scale, planned.arrivals, REQUEST_NS)
+
+
+def test_the_load_is_within_reach_when_it_is_quiet_and_beyond_in_bursts(planned: Planned) -> None:
+    quiet, burst = planned.scale.rates_per_s
+    assert quiet < planned.scale.capacity_per_s < burst
+    assert burst / quiet == pytest.approx(MANY / FEW)
+    arrivals = planned.arrivals
+    assert set(arrivals.sizes.tolist()) == {planned.scale.items}
+    assert arrivals.mean_rate_per_s == pytest.approx((4 * quiet + 3 * burst) / 7, rel=0.15)
+
+
+def test_the_plan_holds_as_many_as_are_in_time(planned: Planned) -> None:
+    assert planned.threshold == FEW
+
+
+def test_the_application_can_be_simulated_and_served(planned: Planned) -> None:
+    url = "http://127.0.0.1:9"
+    spec = application(planned.scale, planned.machine, planned.platform, TIMES, endpoint_url=url)
+    loaded = from_spec(spec, "demo")
+    machine, functions = loaded.app.functions[0].variants
+    assert loaded.app.functions[0].name == FUNCTION
+    assert [pool.name for pool in loaded.app.pools] == [MACHINE, FUNCTIONS]
+    assert machine.profile.time_ns(planned.scale.items, FEW) == FEW * 20_000_000
+    assert functions.profile.exec_ns[planned.scale.items - 1] == TIMES.call_ms * 1_000_000
+    assert all(source is not None and source.model == MODEL for source in loaded.sources)
+
+
+def test_functions_keep_what_bursts_would_break(planned: Planned) -> None:
+    without = simulated(planned, Way("without", "dedicated_only"))
+    spill = simulated(planned, Way("with", "threshold", (("threshold", FEW),)))
+    assert without.spilled == 0 and without.usd_per_1000 == 0
+    assert 0 < spill.spilled < 0.5 and spill.usd_per_1000 > 0
+    assert spill.attainment > 0.95 > without.attainment + 0.2
+
+
+def test_all_thresholds_are_tried_and_the_planned_one_is_near_the_best(planned: Planned) -> None:
+    spec = application(planned.scale, planned.machine, planned.platform, TIMES)
+    best = best_threshold(spec, planned.scale, planned.arrivals, REQUEST_NS)
+    assert abs(best - planned.threshold) <= 1
+
+
+def test_disagreement_is_said(planned: Planned) -> None:
+    without = simulated(planned, Way("without", "dedicated_only"))
+    spill = simulated(planned, Way("with", "threshold", (("threshold", FEW),)))
+    runs = (Run(Way("alike", ""), spill, spill, spill), Run(Way("not", ""), spill, without, spill))
+    checks = Shown(planned, runs, best_threshold=FEW + 2).checks
+    assert [check.holds for check in checks] == [True, True, False, False, False]
+
+
+def test_what_was_not_live_is_marked(planned: Planned, tmp_path: Path) -> None:
+    seen = simulated(planned, Way("with", "threshold"))
+    runs = (
+        Run(Way("here", ""), seen, live=seen, simulated=seen),
+        Run(Way("elsewhere", ""), seen),
+    )
+    shown = Shown(planned, runs, best_threshold=FEW)
+    hows = [(row[""], row["how"]) for row in run_rows(shown)]
+    here = [("here", "foretold"), ("here", "live"), ("here", "simulated")]
+    assert hows == [*here, ("elsewhere", "foretold")]
+    text = write_page(shown, ["Rent it."], tmp_path).read_text(encoding="utf-8")
+    assert "Rent it." in text and "elsewhere" in text
+
+
+def test_a_shared_machine_tells_how_long_a_request_takes_alone() -> None:
+    """Two at once for 20, then one alone for 10: that is 30 of work for three requests."""
+    profile = Profile((10,), slowdown=(1.0, 2.0))
+    began, ended = np.array([0, 0, 30]), np.array([20, 20, 40])
+    assert alone_ns(profile, began, ended) == pytest.approx(30 / 3)
+    uneven = alone_ns(Profile((10,), slowdown=(1.0, 1.0)), np.array([0, 10]), np.array([20, 30]))
+    assert uneven == pytest.approx((10 + 2 * 10 + 10) / 2)
+
+
+def test_one_core_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling, "usable_cores", lambda: [0])
+    loaded = from_spec({"functions": {"f": {"exec": "1ms"}}}, "app")
+    with pytest.raises(ConfigError, match="needs two cores"):
+        fit_to_machine(loaded, Path(), Course(), 1.0, print)
+
+
+@pytest.mark.slow
+def test_a_short_form_of_it_all() -> None:
+    """Profiles, plans, serves and simulates; a busy machine may be late, but loses nothing."""
+    for needed in ("onnxruntime", "boto3", "awslambdaric"):
+        pytest.importorskip(needed)
+    planned = prepare(EXAMPLE, Course(step_s=0.5, steps=5), 4.0, print)
+    shown = perform(planned, EXAMPLE.parent / MODEL, print)
+    warm_ns = planned.scale.course.warm_up_ns
+    sent = int((planned.arrivals.times_ns >= warm_ns).sum())
+    lived = [run.live for run in shown.runs if run.live is not None]
+    assert [len(live.latency_ms) for live in lived] == [sent] * 3
+    assert [live.lost for live in lived] == [0] * 3
+    without, threshold, _ = lived
+    assert without.spilled == 0
+    assert 0 < threshold.spilled <= 1

@@ -1,0 +1,163 @@
+"""`headgate profile`, with real processes on real cores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from onnx_file import write_linear
+
+from headgate.cli.main import cli
+from headgate.profiling import read_profile
+from headgate.profiling.machine import usable_cores
+
+CODE = '''
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+from headgate.functions import Model
+
+
+class Sleeps(Model):
+    """Says where it runs; takes 2 ms and 1 ms more for every item."""
+
+    inputs = {"x": "FP32[-1]"}
+    outputs = {"y": "FP32[-1]"}
+
+    def load(self):
+        print("not for the profiler")
+        time.sleep(0.05)
+        self.held = bytearray(80 << 20)
+        seen = f"{os.sched_getaffinity(0)} {os.environ['OMP_NUM_THREADS']}\\n"
+        with Path(WRITTEN).open("a") as file:
+            file.write(seen)
+
+    def predict(self, batch):
+        time.sleep(0.002 + 0.001 * len(batch["x"]))
+        return {"y": batch["x"]}
+
+
+class OneByOne(Sleeps):
+    batches = False
+
+
+class Breaks(Sleeps):
+    def predict(self, batch):
+        raise RuntimeError("no weights")
+
+
+class Dies(Sleeps):
+    def predict(self, batch):
+        os.abort()
+
+
+class Mute(Sleeps):
+    inputs = {}
+'''
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    source = CODE.replace("WRITTEN", repr(str(tmp_path / "seen.txt")))
+    (tmp_path / "sleeps.py").write_text(source)
+    return tmp_path
+
+
+def run(function: str, *arguments: str, **declared: object) -> Result:
+    spec = {
+        "functions": {"f": {"code": f"sleeps:{function}", "batch": 4, **declared}},
+        "slo": {"latency": "100ms"},
+        "pools": {"local": {"tier": "dedicated"}},
+    }
+    Path("app.yaml").write_text(json.dumps(spec))
+    result = CliRunner().invoke(cli, ["profile", "app.yaml", *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def profile(result: Result) -> Any:
+    assert result.exit_code == 0, result.stderr
+    return json.loads(Path("profile.json").read_text())
+
+
+GRID = ("--cores", "1", "--concurrency", "1,3", "--budget", "3s", "--precision", "20%")
+
+
+def test_a_function_is_measured_on_its_cores(place: Path) -> None:
+    """Times, threads, cold start and memory are those of the model; the file says how."""
+    result = run("Sleeps", *GRID)
+    document = profile(result)
+    found = read_profile(place / "profile.json")
+    assert {(p.cores, p.concurrency, p.batch) for p in found.points} == {
+        (1, 1, 1),
+        (1, 3, 1),
+        (1, 1, 4),
+        (1, 3, 4),
+    }
+    assert 3.0 <= found.time_ms(1, 1) < 5.0 <= found.time_ms(1, 1, batch=4)
+    assert found.time_ms(1, 3) < 2 * found.time_ms(1, 1)  # sleeping needs no core
+    assert found.cold_start is not None and found.cold_start.load_ms >= 50
+    assert found.cold_start.fetch_ms < 1 < found.cold_start.process_ms
+    assert found.peak_memory_bytes is not None and found.peak_memory_bytes > 80 << 20
+    assert set((place / "seen.txt").read_text().splitlines()) == {f"{{{usable_cores()[0]}}} 1"}
+    assert document["settings"]["precision"] == 0.2
+    assert document["machine"]["cores"] == len(usable_cores())
+    assert document["at"].endswith("+00:00")
+    assert "can hold all 3 at once within 100 ms at p99." in result.stdout
+    assert (place / "profile.png").exists()
+
+
+def test_an_onnx_file_is_fetched_from_its_store(place: Path) -> None:
+    (place / "store").mkdir()
+    write_linear(place / "store" / "linear.onnx")
+    result = run("", *GRID, "--store", "store", code=None, model="linear.onnx")
+    document = profile(result)
+    assert document["cold_start"]["fetch_ms"] > 0
+    assert not (place / "linear.onnx").exists()
+    assert document["settings"]["store"] == "store"
+
+
+def test_code_is_fetched_from_its_store(place: Path) -> None:
+    (place / "store").mkdir()
+    (place / "sleeps.py").rename(place / "store" / "sleeps.py")
+    assert profile(run("Sleeps", *GRID, "--store", "store"))["cold_start"]["fetch_ms"] > 0
+
+
+def test_what_there_is_no_time_for_is_said(place: Path) -> None:
+    result = run("Sleeps", "--cores", "1", "--concurrency", "1,1000", "--budget", "3s")
+    assert {each["concurrency"] for each in profile(result)["skipped"]} == {1000}
+    assert "For want of time 2 places were not measured" in result.stdout
+
+
+def test_a_model_of_single_items_is_measured_with_those(place: Path) -> None:
+    result = run("OneByOne", *GRID)
+    assert {each["batch"] for each in profile(result)["points"]} == {1}
+    assert "one item at a time" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "problem"),
+    [
+        ("Nobody", (), "f: code: 'sleeps:Nobody': cannot be imported"),
+        ("Breaks", (), "f: RuntimeError: no weights"),
+        ("Dies", (), "f: its process ended with SIGABRT"),
+        ("Mute", (), "f: does not say what it takes"),
+        ("OneByOne", ("--batch", "2"), "--batch: takes one item at a time (allowed: 1)"),
+        ("Sleeps", ("--store", "nowhere"), "--store: 'nowhere': is not a directory"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(
+    place: Path, function: str, arguments: tuple[str, ...], problem: str
+) -> None:
+    result = run(function, *GRID, *arguments)
+    assert result.exit_code == 2
+    assert problem in result.stderr and result.stderr.count("\n") == 1
+    assert not (place / "profile.json").exists()

@@ -1,0 +1,39 @@
+"""All parts real: `headgate serve`, boto3, the embedded platform, and the runtime of Lambda."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from remote_app import reading, write_app
+from served import Served, until, value
+
+pytest.importorskip("boto3")
+pytest.importorskip("awslambdaric")
+
+from headgate.serverless import EmbeddedPlatform
+
+HANDLER = "headgate.functions.lambda_handler.handle"
+
+
+def test_a_burst_spills_to_instances_that_start_when_they_are_needed(tmp_path: Path) -> None:
+    source = Path(sys.modules["headgate"].__file__ or "").parents[1]
+    environment = {"HEADGATE_APP": "app.yaml", "PYTHONPATH": str(source)}
+    code = write_app(tmp_path, "http://unused")
+    with EmbeddedPlatform(tmp_path / "platform") as platform:
+        platform.register("doubler", code, HANDLER, environment=environment)
+        text = (tmp_path / "app.yaml").read_text().replace("doubler:live", "doubler")
+        (tmp_path / "app.yaml").write_text(text.replace("http://unused", platform.url))
+        with Served(tmp_path) as served:
+            for _ in range(2):
+                answers = served.ask_together("double", 5)
+                assert [status for status, _ in answers] == [200] * 5
+                assert [value(body) for _, body in answers] == [2.0 * n for n in range(5)]
+            metrics = served.get("/metrics")[1]
+            spilled = reading(metrics, "headgate_spill_calls_total", outcome="finished")
+            assert spilled >= 4
+            # The worker's own start is one of them.
+            starts = reading(metrics, "headgate_cold_starts_total", function="double") - 1
+            assert 1 <= starts <= spilled - 1  # and the second burst found some of them
+            assert until(lambda: reading(served.get("/metrics")[1], "headgate_spill_inflight") == 0)

@@ -1,0 +1,141 @@
+"""Bursts that spill to functions: real boto3, a fake platform, the real handler behind it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_lambda import FakeLambda
+from remote_app import reading, write_app
+from served import Served, until, value
+
+pytest.importorskip("boto3")
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+ONLY_ELSEWHERE = """
+functions:
+  free: {{exec: 5ms}}
+pools:
+  cloud: {{tier: serverless, memory: 1GB, provider: lambda, target: "f-{{function}}",
+           endpoint_url: {url}}}
+policy: serverless_only
+"""
+
+
+def test_a_burst_spills_and_everything_about_it_can_be_seen(tmp_path: Path) -> None:
+    """Answers, deadline and trace in the payload, money, cold starts, breaker, and a replay."""
+    log = tmp_path / "run.log"
+    with FakeLambda(tmp_path) as cloud:
+        with Served(write_app(tmp_path, cloud.url), "--log", str(log)) as served:
+            answers = served.ask_together("double", 12)
+            assert [status for status, _ in answers] == [200] * 12
+            assert [value(body) for _, body in answers] == [2.0 * n for n in range(12)]
+            metrics = served.get("/metrics")[1]
+            ready = json.loads(served.get("/v2/health/ready")[1])
+        spilled = len(cloud.events)
+        assert 1 <= spilled < 12  # and the worker had its part
+        assert all(0 < float(str(event["deadline_ms"])) <= 500 for event in cloud.events)
+        assert all(event["tenant"] == "client" for event in cloud.events)
+    assert ready == {"ready": True, "live": True, "breakers": {"cloud": "closed"}}
+    assert reading(metrics, "headgate_spill_calls_total", outcome="finished") == spilled
+    assert reading(metrics, "headgate_spill_breaker_state", pool="cloud") == 0
+    assert reading(metrics, "headgate_spill_inflight", pool="cloud") == 0
+    usd = reading(metrics, "headgate_cost_usd_total", tier="serverless", basis="usage")
+    assert spilled * 0.2e-6 + spilled * 0.03 * 1.647 * 1.6e-5 < usd < spilled * 1e-4
+    assert reading(metrics, "headgate_cold_starts_total", function="double") > 1
+    replay = [sys.executable, "-m", "headgate", "replay", str(log), "--json"]
+    told = json.loads(subprocess.run(replay, capture_output=True, check=True).stdout)
+    assert told["is_identical"]
+    assert told["complete"]
+    assert "Dispatch" in log.read_text()
+
+
+def test_a_request_takes_its_trace_and_its_own_deadline_along(tmp_path: Path) -> None:
+    with (
+        FakeLambda(tmp_path) as cloud,
+        Served(write_app(tmp_path, cloud.url, policy="serverless_only")) as served,
+    ):
+        headers = {"traceparent": TRACE, "X-Request-Timeout-Ms": "2000"}
+        assert served.ask("double", [1.0], headers)[0] == 200
+        (event,) = cloud.events
+        assert event["traceparent"] == TRACE
+        assert 500 < float(str(event["deadline_ms"])) <= 2000
+        assert event.get("gives_up", True)
+
+
+def test_what_a_function_says_of_one_request_is_what_its_client_hears(tmp_path: Path) -> None:
+    with (
+        FakeLambda(tmp_path) as cloud,
+        Served(write_app(tmp_path, cloud.url, policy="serverless_only")) as served,
+    ):
+        status, body = served.ask("double", [666.0])
+        assert (status, body["error"]) == (500, "ArithmeticError: of all numbers, this one")
+        assert len(cloud.events) == 1  # it would break again, so it is not repeated
+        assert reading(served.get("/metrics")[1], "headgate_spill_breaker_state") == 0
+
+
+def test_what_is_too_large_for_a_call_is_told_so(tmp_path: Path) -> None:
+    app = write_app(tmp_path, "http://127.0.0.1:1", policy="serverless_only")
+    text = (app / "app.yaml").read_text().replace("exec: 30ms", "exec: {1: 30ms, 1000: 30ms}")
+    code = (app / "numbers_elsewhere.py").read_text().replace("FP32[-1]", "FP32[-1, 2000]")
+    (app / "app.yaml").write_text(text)
+    (app / "numbers_elsewhere.py").write_text(code)
+    with FakeLambda(app) as cloud:
+        (app / "app.yaml").write_text(text.replace("http://127.0.0.1:1", cloud.url))
+        with Served(app) as served:
+            connection = served.connect()
+            tensor = {"name": "x", "datatype": "FP32", "shape": [900, 2000]}
+            data = {**tensor, "parameters": {"binary_data_size": 7_200_000}}
+            head = json.dumps({"inputs": [data]}).encode()
+            lengths = {"Inference-Header-Content-Length": str(len(head))}
+            path = "/v2/models/double/infer"
+            connection.request("POST", path, head + bytes(7_200_000), lengths)
+            answer = connection.getresponse()
+            assert answer.status == 413
+            assert b"a function's call carries 6291456" in answer.read()
+            connection.close()
+        assert cloud.events == []
+
+
+def test_a_function_that_runs_nowhere_here_takes_anything(tmp_path: Path) -> None:
+    """Neither code nor model: whoever runs it knows. Its target is named after it."""
+    with FakeLambda(write_app(tmp_path, "http://unused")) as cloud:
+        (tmp_path / "far.yaml").write_text(ONLY_ELSEWHERE.format(url=cloud.url))
+        with Served(tmp_path, app="far.yaml") as served:
+            assert "free: any inputs -> any outputs" in served.greeting
+            cloud.rename = {"free": "double"}
+            status, body = served.ask("free", [4.0])
+            assert (status, value(body)) == (200, 8.0)
+            assert cloud.targets == {"f-free"}
+            assert served.workers() == []
+
+
+def test_what_code_declares_is_known_though_it_runs_elsewhere_only(tmp_path: Path) -> None:
+    with FakeLambda(tmp_path) as cloud:
+        app = write_app(tmp_path, cloud.url, policy="serverless_only")
+        text = (app / "app.yaml").read_text()
+        lines = [line for line in text.splitlines() if not line.startswith("  local:")]
+        (app / "app.yaml").write_text("\n".join(lines))
+        with Served(app) as served:
+            assert "double: x FP32[-1] -> y FP32[-1]" in served.greeting
+            assert value(served.ask("double", [5.0])[1]) == 10.0
+
+
+def test_it_ends_at_once_though_a_call_hangs(tmp_path: Path) -> None:
+    with FakeLambda(tmp_path) as cloud:
+        cloud.mode = "hang"
+        app = write_app(tmp_path, cloud.url, policy="serverless_only", hang="20s")
+        text = (app / "app.yaml").read_text().replace("drain: 5s", "drain: 200ms")
+        (app / "app.yaml").write_text(text)
+        with Served(app) as served:
+            connection = served.connect()
+            tensor = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}
+            path = "/v2/models/double/infer"
+            connection.request("POST", path, json.dumps({"inputs": [tensor]}))
+            assert until(lambda: cloud.calls["hang"] == 1)
+            served.process.terminate()
+            assert until(lambda: served.process.poll() == 0, 4)
+            connection.close()

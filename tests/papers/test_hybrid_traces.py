@@ -1,0 +1,54 @@
+"""Hybrid policies on bursts: what the page says does not hold is exactly what does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from headgate.experiments import find_experiment
+from headgate.experiments._hybrid_arrivals import TRACES
+from headgate.experiments._hybrid_sweep import BEST
+from headgate.experiments.experiment import Result
+
+PAGE = Path(__file__).parents[2] / "docs" / "papers" / "hybrid-traces.md"
+POLICIES = [*(form.policy for form in BEST), "headgate", "clairvoyant"]
+
+
+@pytest.mark.slow
+def test_on_generated_bursts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADGATE_TRACES", raising=False)
+    result = _run(tmp_path)
+    assert {check.claim for check in result.failing} == _documented("generated")
+
+
+@pytest.mark.slow
+def test_on_real_arrivals(tmp_path: Path) -> None:
+    if not os.environ.get("HEADGATE_TRACES"):
+        pytest.skip("HEADGATE_TRACES names no directory of public traces")
+    result = _run(tmp_path)
+    assert {check.claim for check in result.failing} == _documented("real")
+
+
+def _run(out: Path) -> Result:
+    """Run the quick form. Also: rows are complete, figures are written, JSON can say it."""
+    said: list[str] = []
+    result = find_experiment("hybrid-traces").run(quick=True, out=out, progress=said.append)
+    places = [(row["trace"], row["policy"]) for row in result.rows]
+    assert places == [(trace.name, policy) for trace in TRACES for policy in POLICIES]
+    assert len({check.claim for check in result.checks}) == len(result.checks), "claims are unique"
+    assert said, "somebody who waits is told of progress"
+    assert len(result.figures) == 2
+    assert all(path.parent == out and path.stat().st_size for path in result.figures)
+    content = result.to_json()
+    assert json.loads(json.dumps(content, allow_nan=False)) == content
+    return result
+
+
+def _documented(arrivals: str) -> set[str]:
+    """The claims that the page lists as not holding on these arrivals."""
+    pattern = rf"^\| {arrivals} \| (.*?) \| .* \|$"
+    return set(re.findall(pattern, PAGE.read_text("utf-8"), re.MULTILINE))

@@ -1,0 +1,29 @@
+"""One platform for all tests of a module that do not need their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from platform_rig import Caller, platform_in
+
+from headgate.serverless import EmbeddedPlatform
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedPlatform, Caller]]:
+    """A platform with the limits of AWS, and a client of it."""
+    with platform_in(tmp_path_factory.mktemp("platform")) as both:
+        yield both
+
+
+@pytest.fixture
+def platform(served: tuple[EmbeddedPlatform, Caller]) -> EmbeddedPlatform:
+    """The platform of the module."""
+    return served[0]
+
+
+@pytest.fixture
+def caller(served: tuple[EmbeddedPlatform, Caller]) -> Caller:
+    """A client of the platform of the module."""
+    return served[1]

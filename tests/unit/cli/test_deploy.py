@@ -1,0 +1,251 @@
+"""`headgate deploy lambda` and `headgate platform`: from an application file to a call of it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+from cli_rig import headgate, write
+
+from headgate.serverless import EmbeddedPlatform
+
+APP = """
+functions: {double: {code: "mine:double"}}
+slo: {latency: 100ms}
+"""
+MINE = """
+import numpy as np
+from headgate.functions import function
+
+
+@function(inputs={"x": "FP32[-1]"}, outputs={"y": "FP32[-1]"})
+def double(x):
+    return {"y": x * 2}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whoever runs the tests has no account of AWS, as far as they know."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> str:
+    """An application with a function in Python, and with what must not be packed."""
+    home = tmp_path / "home"
+    (home / "more").mkdir(parents=True)
+    (home / ".venv").mkdir()
+    write(home / "mine.py", MINE)
+    write(home / "more" / "words.py", "WORD = 'more'\n")
+    write(home / ".venv" / "huge.py", "")
+    write(home / "secret.txt", "not for anybody")
+    return write(home / "app.yaml", APP)
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPlatform]:
+    with EmbeddedPlatform(tmp_path_factory.mktemp("platform")) as platform:
+        yield platform
+
+
+def complaint(*arguments: object) -> str:
+    """The one line that a refused command says."""
+    ended = headgate(*arguments)
+    lines = ended.err.splitlines()
+    assert (ended.code, ended.out, len(lines)) == (2, "", 1), ended
+    return lines[0].removeprefix("headgate: error: ")
+
+
+def call(platform: EmbeddedPlatform, name: str) -> list[float]:
+    """Have two numbers doubled by a deployed function."""
+    data = base64.b64encode(struct.pack("<2f", 1.5, 2.0)).decode()
+    tensor = {"name": "x", "datatype": "FP32", "shape": [2], "data": data}
+    request = {"id": 1, "items": 2, "inputs": [tensor]}
+    event = {"headgate": 1, "function": "double", "requests": [request]}
+    client = boto3.client("lambda", **platform.client_options)
+    response = client.invoke(FunctionName=name, Payload=json.dumps(event).encode())
+    answer = json.loads(response["Payload"].read())
+    client.close()
+    assert "FunctionError" not in response, answer
+    (result,) = answer["results"]
+    return list(struct.unpack("<2f", base64.b64decode(result["outputs"][0]["data"])))
+
+
+def test_deploying_and_calling(platform: EmbeddedPlatform, app: str, tmp_path: Path) -> None:
+    """It is created, answers, and is updated by the same command; nothing else is packed."""
+    kept = tmp_path / "package.zip"
+    to = ("--function", "double", "--endpoint-url", platform.url)
+    ended = headgate("deploy", "lambda", app, *to, "--zip", kept, "--timeout", 20)
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.splitlines()[-1].startswith("created double: 1769 MB, 20 s")
+    with zipfile.ZipFile(kept) as archive:
+        assert sorted(archive.namelist()) == ["app.yaml", "mine.py", "more/words.py"]
+    assert call(platform, "double") == [3.0, 4.0]
+
+    mine = Path(app).with_name("mine.py")
+    write(mine, MINE.replace("* 2", "* 10"))
+    ended = headgate("deploy", "lambda", app, *to, "--memory", 3_538, "--only", "double")
+    assert ended.out.splitlines()[-1].startswith("updated double: 3538 MB, 30 s"), ended
+    assert call(platform, "double") == [15.0, 20.0]
+
+
+def test_a_directory_for_an_image(platform: EmbeddedPlatform, app: str, tmp_path: Path) -> None:
+    """It has a Dockerfile; the embedded platform runs it as it is."""
+    target = tmp_path / "image"
+    to = ("--function", "from-image", "--directory", target)
+    ended = headgate("deploy", "lambda", app, *to, "--endpoint-url", platform.url)
+    assert ended.code == 0, ended
+    dockerfile = (target / "Dockerfile").read_text()
+    assert 'ENTRYPOINT ["python", "-m", "awslambdaric"]' in dockerfile
+    assert "ENV HEADGATE_APP=app.yaml" in dockerfile
+    assert call(platform, "from-image") == [3.0, 4.0]
+    line = complaint("deploy", "lambda", app, *to)
+    assert line == f"{target}: --directory: is there already"
+
+
+def test_packing_is_the_same_every_time(app: str, tmp_path: Path) -> None:
+    one, two = tmp_path / "one.zip", tmp_path / "two.zip"
+    to = ("--function", "f", "--package-only")
+    assert headgate("deploy", "lambda", app, *to, "--zip", one).code == 0
+    os.utime(app)
+    ended = headgate("deploy", "lambda", app, *to, "--zip", two, "--include", "*.txt")
+    assert ended.out == f"packed 4 files, {_size(app)}B: {two}\n"
+    assert headgate("deploy", "lambda", app, *to, "--zip", two).code == 0
+    assert one.read_bytes() == two.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("mine", "said"),
+    [
+        ("import nothing_of_this_name\n", "ModuleNotFoundError: No module named 'nothing_of_thi"),
+        ("def (:\n", "SyntaxError: invalid syntax"),
+        ("raise SystemExit\n", "it exits"),
+    ],
+)
+def test_code_that_does_not_import(app: str, mine: str, said: str) -> None:
+    """Whatever keeps the handler from starting is said now, and nothing is created."""
+    write(Path(app).with_name("mine.py"), mine)
+    line = complaint("deploy", "lambda", app, "--function", "f", "--package-only")
+    assert "does not import" in line or "cannot be imported" in line
+    assert said in line or mine.startswith("raise")
+
+
+def test_a_handler_that_is_not_there(app: str) -> None:
+    to = ("--function", "f", "--package-only", "--handler", "mine.handle")
+    line = complaint("deploy", "lambda", app, *to)
+    said = "does not import: ImportError: module 'mine' has no function 'handle'"
+    assert line == f"deploy: handler: 'mine.handle': {said}"
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("{exec: 5ms}", "has no function with `model` or `code`"),
+        ("{model: none.onnx}", "functions.double.model: 'none.onnx': is not a file"),
+        ("{model: ../up.onnx}", "functions.double.model: '../up.onnx': lies outside"),
+    ],
+)
+def test_applications_that_cannot_be_packed(app: str, written: str, said: str) -> None:
+    write(Path(app), f"functions: {{double: {written}}}\npools: {{cpu: {{nodes: 1}}}}\n")
+    line = complaint("deploy", "lambda", app, "--function", "f", "--package-only")
+    assert line.startswith(f"{app}: {said}"), line
+
+
+def test_what_is_missing(
+    app: str, platform: EmbeddedPlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Credentials, a platform that answers, a function of APP, boto3 itself."""
+    to = ("deploy", "lambda", app, "--function", "f")
+    assert complaint(*to).startswith("deploy: no credentials for AWS were found (allowed: ")
+    assert complaint(*to, "--only", "dubble").startswith(
+        f"{app}: --only: 'dubble': unknown function, did you mean double?"
+    )
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+        assert "Could not connect to the endpoint URL" in complaint(*to, "--endpoint-url", url)
+    line = complaint(*to, "--endpoint-url", "nonsense")
+    assert line.startswith("deploy: --endpoint-url: 'nonsense': is no address (allowed: http://")
+    to_platform = (*to, "--endpoint-url", platform.url, "--include")
+    assert complaint(*to_platform, "*.none").endswith("--include: '*.none': matches no file")
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    assert complaint(*to) == "deploy: boto3 is not installed: pip install boto3"
+
+
+def test_a_package_that_is_too_large(app: str) -> None:
+    """The file is all holes: it takes no room on the disk, and no time."""
+    with Path(app).with_name("weights.bin").open("wb") as file:
+        file.truncate(300_000_000)
+    to = ("--function", "f", "--package-only", "--include", "*.bin")
+    line = complaint("deploy", "lambda", app, *to)
+    assert line.startswith("deploy: the package is 300MB unpacked (allowed: up to 250MiB; ")
+
+
+def test_a_bundle_that_cannot_be_made(app: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an index there is nothing to install from, and pip's own words say so."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    line = complaint("deploy", "lambda", app, "--function", "f", "--package-only", "--bundle")
+    assert line.startswith("deploy: --bundle: No matching distribution found for ")
+
+
+def test_the_platform_as_a_command(tmp_path: Path) -> None:
+    """It says where it is, answers boto3, ends on SIGTERM, and says what has run."""
+    command = (sys.executable, "-m", "headgate", "platform", "--port", "0")
+    process = subprocess.Popen(
+        (*command, "--directory", tmp_path / "data", "--concurrency", "3", "--keep-alive", "1min"),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    with process, process.stdout:
+        url = process.stdout.readline().split()[1]
+        client = boto3.client(
+            "lambda",
+            endpoint_url=url,
+            region_name="us-east-1",
+            aws_access_key_id="any",
+            aws_secret_access_key="any",
+        )
+        assert client.get_account_settings()["AccountLimit"]["ConcurrentExecutions"] == 3
+        client.close()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert process.stdout.read().endswith("0 calls, 0.000 GB-s\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--keep-alive", "10"), "--keep-alive: '10': needs a unit"),
+        (("--keep-alive", "0s"), "--keep-alive: '0s': must be longer than zero"),
+        (("--cpus", "all"), "--cpus: 'all': is no list of CPUs"),
+        (("--cpus", "9999"), "platform: cpus: (9999,): not ours to use"),
+        (("--host", "256.0.0.1"), "256.0.0.1:0: cannot listen"),
+    ],
+)
+def test_platforms_that_cannot_be(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
+    line = complaint("platform", "--port", 0, "--directory", tmp_path / "data", *options)
+    assert line.startswith(said)
+
+
+def _size(app: str) -> int:
+    home = Path(app).parent
+    names = ("app.yaml", "mine.py", "more/words.py", "secret.txt")
+    return sum((home / name).stat().st_size for name in names)

@@ -1,0 +1,210 @@
+"""`headgate plan`: what it says, what it writes, and how it says no."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_rig import headgate, write
+
+from headgate.planning.characterisation import Characterisation, ColdStart
+
+APP = """
+functions: {recommend: {exec: 30ms}}
+slo: {latency: 150ms}
+workload:
+  duration: 120s
+  arrivals: [{pipeline: recommend, spec: "stepped:rates=20/s+80/s,every=20s"}]
+"""
+POOLS = """
+pools:
+  machine: {tier: dedicated, nodes: 1, cpus: 8, memory: 16GB, price: $0.41/h}
+  lambda:
+    {tier: serverless, memory: 6656MiB, price: $0.0000166667/GB-s, guard: {failures: 7}}
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> str:
+    """An application with the profile of the paper beside it."""
+    measured = replace(
+        Characterisation.surrogate(),
+        function="recommend",
+        cold_start=ColdStart(300, 1200, 400, 500, 126),
+        peak_memory_bytes=300 << 20,
+    )
+    write(tmp_path / "app.profile.json", json.dumps(measured.to_json()))
+    return write(tmp_path / "app.yaml", APP)
+
+
+def planned(app: str, *arguments: object) -> Any:
+    ended = headgate("plan", app, *arguments, "--json")
+    assert ended.err == ""
+    return ended.json
+
+
+def test_it_says_what_to_take_and_why(app: str) -> None:
+    ended = headgate("plan", app)
+    assert (ended.code, ended.err) == (0, "")
+    for text in (
+        "Take ",
+        "per 1,000 requests",
+        "requests/s on average",
+        "at once take",
+        "More than 6656 MiB no longer pay for a function",
+        "and is 35 % cheaper per second",
+        "1024 MiB is the cheapest size",
+        "costs as much as functions at",
+        "A cold start adds 2.5 s",
+        "ml.c5.9xlarge*",
+        "Assumed: boot, network, provision.",
+    ):
+        assert text in ended.out, text
+
+
+def test_the_numbers_are_there_for_programs(app: str) -> None:
+    found = planned(app, "--instance", "ml.c5.large", "--instance", "ml.c5.2xlarge")
+    assert [(row["name"], row["threshold"]) for row in found["instances"]] == [
+        ("ml.c5.large", 4),
+        ("ml.c5.2xlarge", 5),
+    ]
+    assert found["knee_cores"] == 4
+    mix = found["mix"]
+    assert found["is_enough"] is True
+    assert mix["attainment"] >= 0.99
+    assert mix["function_memory_mib"] == 6656
+    assert mix["usd_per_1k"] <= found["functions_alone"]["usd_per_1k"]
+    assert {fact["confidence"] for fact in found["prices"]} >= {"read", "assumed"}
+
+
+def test_the_load_of_the_command_line(app: str) -> None:
+    found = planned(app, "--arrivals", "closed:clients=5+20,every=10s")
+    assert found["load"]["peak_clients"] == 20
+    found = planned(app, "--arrivals", "closed:clients=10,think=1s")
+    assert found["load"]["rate_per_s"] == pytest.approx(10 / 1.026)
+    found = planned(app, "--arrivals", "deterministic:rate=2/s", "--duration", "1h")
+    assert found["load"]["peak_per_s"] == pytest.approx(2.0)
+    assert found["mix"]["instances"] == 0  # so little is for functions
+
+
+def test_the_size_of_functions(app: str) -> None:
+    assert planned(app, "--size", "cheapest")["mix"]["function_memory_mib"] == 1024
+    assert planned(app, "--size", "2GiB")["mix"]["function_memory_mib"] == 2048
+    assert planned(app, "--no-functions")["mix"]["function_memory_mib"] is None
+    ended = headgate("plan", app, "--size", "100MiB")
+    assert ended.code == 2
+    assert "--size: '100MiB': is no size to choose" in ended.err
+
+
+def test_own_prices(app: str, tmp_path: Path) -> None:
+    rack = "instances: {rack: {cpus: 8, memory: 64GB, price: $0.01/h}}"
+    prices = write(tmp_path / "own.yaml", f"title: ours\nas_of: '2026-01-02'\n{rack}\n")
+    found = planned(app, "--prices", prices)
+    assert [row["name"] for row in found["instances"]] == ["rack"]
+    assert found["mix"]["instance"] == "rack"
+
+
+def test_needs_more_capacity(app: str) -> None:
+    """Not enough is no mistake: it says how many more, and exits with 1."""
+    short = ("--no-functions", "--instance", "ml.c5.large", "--instances-max")
+    ended = headgate("plan", app, *short, 2)
+    assert ended.code == 1
+    assert "Needs more capacity: 2 x ml.c5.large" in ended.out
+    more = planned(app, *short, 2)["instances_short"]
+    assert f"It takes {more} more ml.c5.large than the 2 that may be had." in ended.out
+    assert headgate("plan", app, *short, 2 + more).code == 0
+    assert headgate("plan", app, *short, 1 + more).code == 1
+
+
+def test_not_feasible_at_any_scale(app: str) -> None:
+    write(Path(app), APP.replace("150ms", "20ms"))
+    ended = headgate("plan", app)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.count("\n") == 1
+    assert "not feasible at any scale: the objective is 20 ms at 99 %" in ended.err
+    assert "a lone request takes 28 ms where it is fastest" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--instance", "ml.c5.huge"), "'ml.c5.huge': unknown instance type"),
+        (("--profile", "none.json"), "none.json: cannot be read"),
+        (("--prices", "none.yaml"), "none.yaml: cannot be read"),
+        (("--arrivals", "poisson:rate=0.000001/s"), "no requests for recommend"),
+        (("--write", "/dev/null/x"), "--write"),
+    ],
+)
+def test_bad_input_is_one_line(app: str, arguments: tuple[str, ...], problem: str) -> None:
+    ended = headgate("plan", app, *arguments)
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert problem in ended.err
+
+
+def test_an_unknown_type_is_told_those_there_are(app: str) -> None:
+    ended = headgate("plan", app, "--instance", "ml.c5.huge")
+    assert "(allowed: c5.large, c5.xlarge, " in ended.err
+    assert "ml.c5.2xlarge" in ended.err
+
+
+def test_a_profile_of_something_else(app: str, tmp_path: Path) -> None:
+    other = write(tmp_path / "other.json", json.dumps(Characterisation.surrogate().to_json()))
+    ended = headgate("plan", app, "--profile", other)
+    assert ended.code == 2
+    assert "'recommender': unknown function, did you mean recommend?" in ended.err
+    text = write(tmp_path / "text.json", "no profile")
+    assert "text.json: is no JSON" in headgate("plan", app, "--profile", text).err
+    Path(app).with_suffix(".profile.json").unlink()
+    assert "app.profile.json: there is no profile" in headgate("plan", app).err
+
+
+def test_no_objective(app: str) -> None:
+    write(Path(app), APP.replace("{latency: 150ms}", "{quantile: 90%}"))
+    assert "pipelines.recommend.slo: has no latency" in headgate("plan", app).err
+
+
+def test_what_is_declared_is_judged(app: str) -> None:
+    write(Path(app), APP + POOLS)
+    ended = headgate("plan", app)
+    assert "As declared, 1 x machine with its functions would meet " in ended.out
+    write(Path(app), APP + POOLS.partition("  lambda")[0])
+    ended = headgate("plan", app)
+    assert "As declared, 1 x machine would meet " in ended.out
+    assert "it needs more capacity, " in ended.out
+
+
+def test_what_it_writes_can_be_checked_and_simulated(app: str, tmp_path: Path) -> None:
+    """The pools keep their names and what the plan has no opinion on; the rest is as planned."""
+    write(Path(app), APP + POOLS)
+    out = tmp_path / "planned.yaml"
+    found = planned(app, "--instance", "ml.*", "--write", out)
+    assert headgate("check", out).code == 0
+    spec = headgate("check", out, "--json").json["spec"]
+    machine, functions = spec["pools"]["machine"], spec["pools"]["lambda"]
+    assert machine["nodes"] == found["mix"]["instances"]
+    assert machine["slots"] == found["mix"]["threshold"]
+    assert functions["memory"] == "6656MiB"
+    assert functions["guard"]["failures"] == 7
+    variants = spec["functions"]["recommend"]["variants"]
+    assert variants["machine"]["slowdown"][:3] == [1.0, 2.0, 3.0]
+    assert variants["lambda"]["start"] == "2.499s"
+    ended = headgate("simulate", out, "--policy", "threshold", "--duration", "1s", "--json")
+    assert ended.json["requests"] > 0
+
+
+def test_the_load_is_written_too(app: str, tmp_path: Path) -> None:
+    out = tmp_path / "planned.yaml"
+    load = ("--arrivals", "poisson:rate=2/s", "--duration", "1h")
+    headgate("plan", app, *load, "--write", out)
+    workload = headgate("check", out, "--json").json["spec"]["workload"]
+    assert workload["duration"] == "1h"
+    assert [stream["spec"] for stream in workload["arrivals"]] == ["poisson:rate=2/s"]
+
+
+def test_it_does_not_write_over_what_it_reads(app: str) -> None:
+    before = Path(app).read_text()
+    assert headgate("plan", app, "--write", app).code == 2
+    assert Path(app).read_text() == before

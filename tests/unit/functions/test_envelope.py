@@ -1,0 +1,153 @@
+"""The envelope and the handler that opens it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.core.errors import ConfigError
+from headgate.functions.arrays import to_array, to_tensor
+from headgate.functions.envelope import (
+    Answer,
+    decode_answer,
+    encode_ping,
+    encode_request,
+    open_envelope,
+    size_bytes,
+    works_of,
+)
+from headgate.functions.lambda_handler import Handler
+from headgate.functions.tensor import Tensor
+from headgate.functions.work import Result, Work
+
+CODE = """
+import time
+
+from headgate.functions import Model
+
+
+class Doubles(Model):
+    inputs = {"x": "FP32[-1]"}
+    outputs = {"y": "FP32[-1]"}
+
+    def predict(self, batch):
+        if (batch["x"] == 666).any():
+            raise ArithmeticError("of all numbers, this one")
+        return {"y": batch["x"] * 2}
+
+
+class Lazy(Doubles):
+    def load(self):
+        time.sleep(0.03)
+"""
+APP = """
+functions:
+  double: {code: "numbers_of_a_function:Doubles", exec: [1ms, 1ms, 1ms, 1ms]}
+  lazy: {code: "numbers_of_a_function:Lazy", exec: 1ms}
+pools:
+  cloud: {tier: serverless, memory: 1GB}
+"""
+
+
+@pytest.fixture
+def handler(tmp_path: Path) -> Handler:
+    (tmp_path / "numbers_of_a_function.py").write_text(CODE)
+    (tmp_path / "app.yaml").write_text(APP)
+    return Handler({"LAMBDA_TASK_ROOT": str(tmp_path), "HEADGATE_APP": "app.yaml"})
+
+
+def work(id: int, *values: float) -> Work:
+    return Work(id, len(values), [to_tensor("x", np.array(values, np.float32))])
+
+
+def ask(
+    handler: Handler, function: str, *works: Work, **options: object
+) -> tuple[Answer, list[Result]]:
+    """As a platform does it: JSON to JSON."""
+    body = encode_request(function, works, **options)  # type: ignore[arg-type]
+    answer = handler.handle(json.loads(body), None)
+    return decode_answer(json.dumps(answer).encode())
+
+
+def values(result: Result) -> object:
+    return to_array(result.outputs[0]).tolist()
+
+
+def test_a_batch_comes_back_request_by_request(handler: Handler) -> None:
+    answer, results = ask(handler, "double", work(7, 1.0, 2.0), work(9, 3.0))
+    assert [(result.task_id, values(result)) for result in results] == [(7, [2, 4]), (9, [6])]
+    assert answer.cold
+    assert not ask(handler, "double", work(1, 1.0))[0].cold
+
+
+def test_one_request_breaks_and_not_its_neighbour(handler: Handler) -> None:
+    _, (good, bad) = ask(handler, "double", work(1, 1.0), work(2, 666.0))
+    assert values(good) == [2.0]
+    assert (bad.status, bad.error) == (500, "ArithmeticError: of all numbers, this one")
+
+
+@pytest.mark.parametrize(
+    ("function", "deadline_ms", "gives_up", "status"),
+    [
+        ("double", 1_000.0, True, 200),
+        ("double", None, True, 200),
+        ("double", -1.0, True, 504),
+        ("double", -1.0, False, 200),  # late is better than never, somebody said
+        ("lazy", 15.0, True, 504),  # it passed while the function was loaded
+    ],
+)
+def test_what_nobody_waits_for_is_not_begun(
+    handler: Handler, function: str, deadline_ms: float | None, gives_up: bool, status: int
+) -> None:
+    _, (result,) = ask(handler, function, work(1, 1.0), deadline_ms=deadline_ms, gives_up=gives_up)
+    assert result.status == status
+
+
+def test_a_ping_wakes_and_holds(handler: Handler) -> None:
+    answer = handler.handle(json.loads(encode_ping(5)), None)
+    assert answer["cold"]
+    assert cast(float, answer["took_ms"]) >= 5
+    assert answer["results"] == []
+
+
+def test_what_makes_no_sense_is_an_error_of_the_function(handler: Handler) -> None:
+    with pytest.raises(ConfigError, match="no such function"):
+        ask(handler, "nobody", work(1, 1.0))
+    with pytest.raises(ValueError, match="headgate"):
+        handler.handle({"some": "event"}, None)
+    with pytest.raises(ValueError, match="version 2"):
+        handler.handle({"headgate": 2}, None)
+    with pytest.raises(ConfigError, match="HEADGATE_APP"):
+        Handler({}).warm_up()
+
+
+def test_the_function_that_is_named_is_loaded_beforehand(tmp_path: Path) -> None:
+    (tmp_path / "numbers_of_a_function.py").write_text(CODE)
+    (tmp_path / "app.yaml").write_text(APP)
+    environment = {"LAMBDA_TASK_ROOT": str(tmp_path), "HEADGATE_APP": "app.yaml"}
+    handler = Handler({**environment, "HEADGATE_FUNCTION": "lazy"})
+    handler.warm_up()
+    _, (result,) = ask(handler, "lazy", work(1, 1.0), deadline_ms=15.0)
+    assert result.status == 200
+
+
+tensors = st.builds(
+    lambda name, data: Tensor(name, "UINT8", (len(data),), memoryview(data)),
+    st.text(max_size=20),
+    st.binary(max_size=100),
+)
+
+
+@given(st.lists(st.builds(Work, st.integers(0, 1 << 40), st.integers(1, 9), st.lists(tensors))))
+def test_nothing_is_lost_on_the_way_and_sizes_are_never_told_too_small(works: list[Work]) -> None:
+    body = encode_request("f", works, deadline_ms=1.5, traceparent="00-1", tenant="t")
+    assert len(body) <= 512 + sum(map(size_bytes, works))
+    envelope = open_envelope(json.loads(body))
+    assert works_of(envelope) == works
+    assert (envelope.deadline_ms, envelope.traceparent, envelope.tenant) == (1.5, "00-1", "t")

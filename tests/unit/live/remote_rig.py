@@ -1,0 +1,79 @@
+"""An outpost of one pool, and somebody who writes down what became of its errands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from headgate.core.clock import NEVER_NS
+from headgate.core.events import Event
+from headgate.core.model import Pool, Serverless, Tier
+from headgate.functions.tensor import Tensor
+from headgate.live.messages import Ran, Work
+from headgate.live.remote.errand import Errand, Shares
+from headgate.live.remote.fate import Fate
+from headgate.live.remote.outpost import Outpost
+from headgate.live.remote.threads import Threads
+
+PLATFORM = Serverless(1 << 30, keep_alive_ns=200_000_000, usd_per_gb_s=1.0, usd_per_request=0.5)
+CLOUD = Pool(0, "cloud", Tier.SERVERLESS, nodes=0, serverless=PLATFORM)
+
+
+def work(task_id: int = 0, data: bytes = b"\x01") -> Work:
+    return Work(task_id, len(data), [Tensor("x", "UINT8", (len(data),), memoryview(data))])
+
+
+def errand(
+    batch_id: int = 0,
+    works: list[Work] | None = None,
+    *,
+    latest_ns: int = NEVER_NS,
+    deadline_ns: int = NEVER_NS,
+    gives_up: bool = False,
+) -> Errand:
+    asked = [work()] if works is None else works
+    shares = tuple((0, 0, w.items) for w in asked)
+    return Errand(
+        batch_id, 0, "f", 0, None, asked, latest_ns, deadline_ns, gives_up, None, None, shares
+    )
+
+
+class Rig:
+    """Whoever hears of everything."""
+
+    def __init__(
+        self, call: Callable[[Errand], Fate], *, threads: int = 4, hang_ns: int = 10**10
+    ) -> None:
+        self.ran: list[Ran] = []
+        self.events: list[Event] = []
+        self.billed_ns: list[int] = []
+        self.warm_usd: list[float] = []
+        self.starts: list[tuple[str, int]] = []
+        self.complaints: list[str] = []
+        self.outpost = Outpost(
+            CLOUD,
+            call,
+            self,
+            self,
+            lambda function, start_ns: self.starts.append((function, start_ns)),
+            Threads(threads, asyncio.get_running_loop()),
+            hang_ns=hang_ns,
+            complain=self.complaints.append,
+        )
+
+    def ran_at(self, pool_id: int, message: Ran) -> None:
+        self.ran.append(message)
+
+    def reported(self, event: Event) -> None:
+        self.events.append(event)
+
+    def called(self, pool_id: int, shares: Shares, took_ns: int) -> None:
+        self.billed_ns.append(took_ns)
+
+    def kept_warm(self, pool_id: int, function: str, usd: float) -> None:
+        self.warm_usd.append(usd)
+
+    async def until(self, is_true: Callable[[], bool]) -> None:
+        async with asyncio.timeout(5):
+            while not is_true():
+                await asyncio.sleep(0.002)

@@ -1,0 +1,158 @@
+"""What is wrong with a pool that somebody else runs is said before anything is served."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headgate.app import from_spec
+from headgate.app.providers import Provider, providers_of
+from headgate.core.errors import ConfigError
+from headgate.live.places import places
+from headgate.live.remote.outposts import check_providers
+from headgate.live.remote.signatures import elsewhere, look_up, with_siblings
+
+HERE = "http://127.0.0.1:1"
+CLOUD: dict[str, object] = {
+    "tier": "serverless",
+    "memory": "1GB",
+    "provider": "lambda",
+    "target": "f",
+    "endpoint_url": HERE,
+}
+CODE = """
+from headgate.functions import Model
+
+
+class F(Model):
+    inputs = {"x": "FP32[-1]"}
+"""
+APP = """
+functions: {f: {exec: 1ms}}
+pools: {cloud: {tier: serverless, memory: 1GB%s}}
+policy: serverless_only
+"""
+
+
+def app(**pools: dict[str, object]) -> dict[str, object]:
+    return {"functions": {"f": {"exec": "1ms"}}, "pools": pools}
+
+
+@pytest.mark.parametrize(
+    ("pool", "problem"),
+    [
+        ({"tier": "dedicated", "provider": "lambda", "target": "f"}, "runs no dedicated pools"),
+        ({**CLOUD, "provider": "sagemaker"}, "runs no serverless pools"),
+        ({**CLOUD, "provider": "local"}, "runs no serverless pools"),
+        ({**CLOUD, "provider": "azure"}, r"pools\.p\.provider: .*lambda"),
+        ({**CLOUD, "target": ""}, r"pools\.p\.target: .*is missing"),
+        ({**CLOUD, "endpoint_url": "ftp://x"}, "is no address"),
+        ({**CLOUD, "endpoint_url": "http://x:port"}, "is no address"),
+        ({"tier": "dedicated", "target": "f"}, r"pools\.p\.target: .*says where something is"),
+        ({"tier": "serverless", "memory": "1GB", "region": "r"}, r"pools\.p\.region"),
+        (
+            {"tier": "dedicated", "nodes": 2, "provider": "sagemaker", "target": "e"},
+            "one endpoint for 2 nodes",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_one_clear_line(pool: dict[str, object], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        from_spec(app(p=pool), "app.yaml")
+
+
+def test_who_runs_what() -> None:
+    rented = {"tier": "dedicated", "nodes": 2, "provider": "sagemaker", "target": "e-{node}"}
+    loaded = from_spec(app(local={"tier": "dedicated"}, cloud=CLOUD, rented=rented), "app.yaml")
+    assert providers_of(loaded) == (
+        Provider("local"),
+        Provider("lambda", "f", HERE, None),
+        Provider("sagemaker", "e-{node}", None, None),
+    )
+    found = places(loaded.app, range(4), "app.yaml", providers_of(loaded))
+    assert [(place.id, place.name) for place in found] == [(0, "local1")]
+    assert providers_of(from_spec({"functions": {"f": {"exec": "1ms"}}}, "a")) == (
+        Provider("local"),
+    )
+    # A log carries all of it, so a replay has the same pools.
+    assert providers_of(from_spec(loaded.spec, "log")) == providers_of(loaded)
+
+
+@pytest.mark.parametrize("tier", ["serverless", "remote"])
+def test_a_pool_that_nobody_runs_is_only_simulated(tier: str) -> None:
+    loaded = from_spec(app(p={"tier": tier, "memory": "1GB"}), "app.yaml")
+    assert providers_of(loaded) == (None,)
+    with pytest.raises(ConfigError, match=r"pools\.p\.provider: has no provider: it can be sim"):
+        check_providers(loaded, "app.yaml")
+
+
+def test_a_variant_that_runs_elsewhere_has_the_signature_of_its_sibling(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere_code.py").write_text(CODE)
+    near = {"code": "elsewhere_code:F", "exec": "1ms", "pools": ["cloud"]}
+    far = {"exec": "2ms", "pools": ["cloud"]}
+    broken = {"code": "elsewhere_code:Nobody", "exec": "1ms", "pools": ["cloud"]}
+    functions = {"f": {"variants": {"far": far, "near": near}}, "g": broken}
+    loaded = from_spec({"functions": functions, "pools": {"cloud": CLOUD}}, "app.yaml")
+    assert len(elsewhere(loaded)) == 3
+    complaints: list[str] = []
+    found = {f.function: f for f in look_up(loaded, str(tmp_path), complaints.append)}
+    filled = with_siblings(loaded, found)
+    assert filled["f/far"].signature == filled["f/near"].signature
+    assert filled["f/far"].signature.inputs[0].name == "x"
+    assert filled["g"].signature.inputs == ()
+    assert len(complaints) == 1
+
+
+def serve(tmp_path: Path, more: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Try to serve a function platform, with no settings of AWS but these."""
+    (tmp_path / "app.yaml").write_text(APP % more)
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+    nowhere = {
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": str(tmp_path / "none"),
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "headgate", "serve", "app.yaml", "--port", "0"],
+        cwd=tmp_path,
+        env={**kept, **nowhere, **environment},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+
+
+@pytest.mark.parametrize(
+    ("more", "environment", "problem"),
+    [
+        ("", {}, "has no provider: it can be simulated and not served"),
+        (", provider: lambda, target: f, region: eu-central-1", {}, "there are no AWS credentials"),
+        (", provider: lambda, target: f", KEYS, "there is no AWS region"),
+        (", provider: lambda, target: f", {"AWS_PROFILE": "nobody"}, "AWS's settings"),
+    ],
+)
+def test_what_could_never_be_asked_is_not_served(
+    tmp_path: Path, more: str, environment: dict[str, str], problem: str
+) -> None:
+    pytest.importorskip("boto3")
+    done = serve(tmp_path, more, **environment)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert problem in done.stderr
+
+
+def test_without_boto3_it_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "boto3.py").write_text("raise ImportError('No module named boto3')\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH", "")])])
+    done = serve(tmp_path, ", provider: lambda, target: f", PYTHONPATH=path, **KEYS)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "pip install 'headgate[aws]'" in done.stderr

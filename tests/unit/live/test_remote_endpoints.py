@@ -1,0 +1,150 @@
+"""Batches to endpoints: as one request where that is possible, and never a wrong part of it."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from remote_rig import errand, work
+
+pytest.importorskip("botocore")
+
+from botocore.exceptions import ClientError, EndpointConnectionError
+
+from headgate.app.providers import Provider
+from headgate.core.events import Refusal
+from headgate.functions.tensor import Signature, Tensor, TensorSpec
+from headgate.live.gateway.elements import joined, memoryview_of
+from headgate.live.messages import Work
+from headgate.live.remote.fate import Done, Failed, Refused
+from headgate.live.remote.joint import cut, join
+from headgate.live.remote.sagemaker_endpoints import SageMakerEndpoints
+
+
+def model_error(status: int, said: str) -> ClientError:
+    body = {
+        "Error": {"Code": "ModelError", "Message": "it failed"},
+        "ResponseMetadata": {"HTTPStatusCode": 424},
+        "OriginalStatusCode": status,
+        "OriginalMessage": said,
+    }
+    return ClientError(body, "InvokeEndpoint")
+
+
+class Client:
+    """Adds one to every number; 13 is refused, 14 breaks."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.error = error
+
+    def invoke_endpoint(self, **request: Any) -> dict[str, object]:
+        self.asked.append(request)
+        if self.error is not None:
+            raise self.error
+        (given,) = json.loads(request["Body"])["inputs"]
+        if 13 in given["data"]:
+            raise model_error(400, "bad luck")
+        if 14 in given["data"]:
+            raise model_error(500, "worse")
+        given["data"] = [number + 1 for number in given["data"]]
+        return {"Body": io.BytesIO(json.dumps({"outputs": [given]}).encode())}
+
+
+def endpoints(client: Client) -> SageMakerEndpoints:
+    return SageMakerEndpoints(client, Provider("sagemaker", "e-{function}-{node}"), 5)
+
+
+def numbers(tensor: Tensor) -> list[int]:
+    return list(memoryview_of(tensor))
+
+
+def test_a_batch_is_one_request_and_each_gets_its_own_part() -> None:
+    client = Client()
+    fate = endpoints(client).call(errand(works=[work(1, b"\x01\x02"), work(2, b"\x07")]))
+    assert isinstance(fate, Done)
+    assert [(r.task_id, numbers(r.outputs[0])) for r in fate.results] == [(1, [2, 3]), (2, [8])]
+    assert len(client.asked) == 1
+
+
+def test_one_that_is_refused_takes_nobody_with_it() -> None:
+    client = Client()
+    fate = endpoints(client).call(errand(works=[work(1, b"\x0d"), work(2, b"\x07")]))
+    assert isinstance(fate, Done)
+    assert [(r.status, r.error) for r in fate.results] == [(400, "bad luck"), (200, "")]
+    assert len(client.asked) == 3  # together, and then each by itself
+
+
+def test_one_that_breaks_the_endpoint_is_a_failure() -> None:
+    assert endpoints(Client()).call(errand(works=[work(1, b"\x0e")])) == Failed("worse")
+
+
+@pytest.mark.parametrize(("status", "reason"), [(429, Refusal.THROTTLED), (503, Refusal.THROTTLED)])
+def test_an_endpoint_that_takes_no_more_has_run_nothing(status: int, reason: int) -> None:
+    error = {"Error": {"Code": "X"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    fate = endpoints(Client(ClientError(error, "InvokeEndpoint"))).call(errand())
+    assert isinstance(fate, Refused)
+    assert fate.reason == reason
+
+
+def test_what_is_named_after_function_and_node_is_asked() -> None:
+    client = Client()
+    signature = Signature((TensorSpec("x", "UINT8", (-1, 3)),), ())
+    assert endpoints(client).ping("f", 6, signature) == ""
+    assert client.asked[0]["EndpointName"] == "e-f-2"
+    assert json.loads(client.asked[0]["Body"])["inputs"][0]["shape"] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "is_there"),
+    [
+        (400, "input 'x' is missing", True),
+        (400, "Endpoint e of account 1 not found.", False),
+        (400, "there is no model 'e'", False),
+        (424, "", True),
+        (429, "", False),
+        (503, "", False),
+    ],
+)
+def test_an_endpoint_that_says_anything_about_the_request_is_there(
+    status: int, said: str, is_there: bool
+) -> None:
+    error = {
+        "Error": {"Code": "X", "Message": said},
+        "ResponseMetadata": {"HTTPStatusCode": status},
+    }
+    client = Client(ClientError(error, "InvokeEndpoint"))
+    assert (endpoints(client).ping("f", 5, Signature()) == "") is is_there
+    nobody = endpoints(Client(EndpointConnectionError(endpoint_url="http://x")))
+    assert "Could not connect" in nobody.ping("f", 5, Signature())
+
+
+@given(st.lists(st.lists(st.binary(max_size=5), min_size=1, max_size=4), min_size=1, max_size=5))
+def test_what_is_joined_is_cut_at_the_same_places(requests: list[list[bytes]]) -> None:
+    """Of text, whose elements differ in length, and of numbers."""
+    works = [
+        Work(
+            id,
+            len(texts),
+            [
+                Tensor("t", "BYTES", (len(texts), 1), memoryview(joined(texts))),
+                Tensor("n", "INT16", (len(texts), 2), memoryview(bytes([id] * 4 * len(texts)))),
+            ],
+        )
+        for id, texts in enumerate(requests)
+    ]
+    together = join(works)
+    assert together is not None
+    assert cut(together, [work.items for work in works]) == [work.inputs for work in works]
+
+
+def test_requests_that_differ_are_not_joined() -> None:
+    narrow = Work(0, 1, [Tensor("x", "UINT8", (1, 2), memoryview(b"ab"))])
+    wide = Work(1, 1, [Tensor("x", "UINT8", (1, 3), memoryview(b"abc"))])
+    assert join([narrow, wide]) is None
+    with pytest.raises(ValueError, match="for 2"):
+        cut([Tensor("y", "UINT8", (1,), memoryview(b"a"))], [1, 1])

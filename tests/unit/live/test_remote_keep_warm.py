@@ -1,0 +1,192 @@
+"""From a policy's wish, through the driver, to whoever keeps functions warm; and errands."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headgate.core.actions import Action, Dispatch, KeepWarm, PlacedAction, Settle
+from headgate.core.clock import NEVER_NS
+from headgate.core.events import NodeJoined, RequestArrived
+from headgate.core.model import (
+    App,
+    Client,
+    Function,
+    Pipeline,
+    Pool,
+    Profile,
+    Serverless,
+    Slo,
+    Stage,
+    Tier,
+    Variant,
+)
+from headgate.core.policy import Policy, PolicyConfig, PolicyKind, Takes
+from headgate.core.records import Node, Task
+from headgate.core.scheduler import Scheduler
+from headgate.live.accounts import Accounts, breakers
+from headgate.live.call import Call
+from headgate.live.driver import Driver
+from headgate.live.messages import Work
+from headgate.live.metrics import Exposition, Metrics, Readings
+from headgate.live.metrics.readings import Spill
+from headgate.live.remote.errand import Errand, make_errand
+
+MS = 1_000_000
+PLATFORM = Serverless(1 << 30, usd_per_request=0.5)
+
+
+def make_app() -> App:
+    variant = Variant(0, "f", 0, (0, 1), Profile(exec_ns=(MS,) * 4))
+    function = Function(0, "f", (variant,))
+    pools = (
+        Pool(0, "local", Tier.DEDICATED),
+        Pool(1, "cloud", Tier.SERVERLESS, nodes=0, serverless=PLATFORM),
+    )
+    pipeline = Pipeline(0, "f", (Stage(function),), Slo(100 * MS))
+    return App((function,), (pipeline,), pools, (Client(0, "ann"), Client(1, "bob")))
+
+
+class Spills(Policy):
+    """Keeps two warm from the first, and sends everything to the cloud."""
+
+    def on_node_joined(self, node: Node) -> None:
+        app = self.view.app
+        self.orders.keep_warm(app.variants[0], app.pools[1], 2)
+
+    def on_capacity(self, node: Node) -> None:
+        """Nothing ever waits for a node."""
+
+    def on_task_ready(self, task: Task) -> None:
+        self.orders.dispatch_to_pool([task], self.view.app.pools[1])
+
+
+KIND = PolicyKind(Spills, PolicyConfig, Takes(mixed_pools=True, serverless=True))
+
+
+class Hands:
+    def __init__(self) -> None:
+        self.done: list[Action] = []
+        loop = asyncio.get_running_loop()
+        self.scheduler = Scheduler(make_app(), KIND)
+        self.driver = Driver(self.scheduler, self, loop, complain=self.fail)
+
+    def fail(self, text: str) -> None:
+        raise AssertionError(text)
+
+    def settle(self, now_ns: int, action: Settle) -> None:
+        self.done.append(action)
+
+    def dispatch(self, now_ns: int, action: Dispatch) -> None:
+        self.done.append(action)
+
+    def order(self, action: PlacedAction) -> None:
+        self.done.append(action)
+
+    def keep_warm(self, action: KeepWarm) -> None:
+        self.done.append(action)
+
+
+def test_the_driver_hands_on_what_is_to_be_kept_warm() -> None:
+    async def story() -> None:
+        hands = Hands()
+        hands.driver.post(NodeJoined(0, 0, "local1"))
+        await asyncio.sleep(0.01)
+        hands.driver.stop()
+        (wish,) = hands.done
+        assert isinstance(wish, KeepWarm)
+        assert (wish.pool_id, wish.variant_id, wish.count, wish.is_provisioned) == (1, 0, 2, False)
+
+    asyncio.run(story())
+
+
+def nobody(call: Call) -> None:
+    """Hears of nothing."""
+
+
+def sent(*calls: Call) -> Errand:
+    """What goes out for these calls, together."""
+    scheduler = Scheduler(make_app(), KIND)
+    tasks: list[int] = []
+    for number, call in enumerate(calls):
+        call.request_id = number
+        event = RequestArrived(
+            number, 0, call.client_id, 1, 0, call.deadline_ns, gives_up=call.gives_up
+        )
+        (dispatch,) = [a for a in scheduler.handle(MS, event) if isinstance(a, Dispatch)]
+        tasks += dispatch.task_ids
+    action = Dispatch(9, 0, tasks, len(tasks), 1, None, None)
+    works = [Work(task_id, 1, []) for task_id in tasks]
+    return make_errand(scheduler.view, action, works, dict(enumerate(calls)))
+
+
+def test_an_errand_has_the_time_of_the_one_that_has_most() -> None:
+    errand = sent(
+        Call(0, [], 1, nobody, deadline_ns=20 * MS, gives_up=True),
+        Call(0, [], 1, nobody, deadline_ns=50 * MS, gives_up=True),
+    )
+    assert errand.left_ms(10 * MS) == 40.0
+    assert errand.gives_up
+    assert (errand.function, errand.batch_id, errand.tenant) == ("f", 9, "ann")
+
+
+def test_who_waits_for_ever_has_others_wait_with_it() -> None:
+    errand = sent(
+        Call(0, [], 1, nobody, deadline_ns=20 * MS, gives_up=True),
+        Call(0, [], 1, nobody, client_id=1, deadline_ns=NEVER_NS),
+    )
+    assert errand.left_ms(0) is None
+    assert not errand.gives_up
+    assert errand.tenant is None  # of two, nobody's
+    assert errand.shares == ((0, 0, 1), (0, 1, 1))
+
+
+def test_the_objective_is_a_deadline_that_nobody_gives_up_at() -> None:
+    errand = sent(Call(0, [], 1, nobody))
+    assert errand.left_ms(MS) == 100.0
+    assert not errand.gives_up
+
+
+def test_a_trace_goes_along_whoever_keeps_it() -> None:
+    class Context:
+        trace_id, span_id, trace_flags = 0xABC, 0xDEF, 1
+
+    class Span:
+        def get_span_context(self) -> Context:
+            return Context()
+
+    plain, traced, spanned = (Call(0, [], 1, nobody) for _ in range(3))
+    traced.trace = b"00-1-2-01"
+    spanned.trace = Span()
+    assert sent(plain).traceparent is None
+    assert sent(plain, traced).traceparent == "00-1-2-01"
+    assert sent(spanned).traceparent == f"00-{0xABC:032x}-{0xDEF:016x}-01"
+
+
+def test_what_is_paid_by_the_call_is_shared_by_items() -> None:
+    accounts = Accounts(make_app())
+    accounts.called(1, ((0, 0, 1), (0, 1, 3)), 10 * MS)
+    accounts.called(0, ((0, 0, 1),), 10 * MS)  # that pool is paid by the hour
+    accounts.kept_warm(1, "f", 0.25)
+    costs = accounts.readings(None, []).cost_usd
+    assert costs == {
+        ("f", "ann", "serverless", "usage"): pytest.approx(0.125),
+        ("f", "bob", "serverless", "usage"): pytest.approx(0.375),
+        ("f", "", "serverless", "warm"): 0.25,
+    }
+
+
+def test_the_breaker_can_be_seen() -> None:
+    assert breakers(Scheduler(make_app(), KIND).view) == {"cloud": "closed"}
+    spill = Spill(1, False, 3, {"finished": 5, "throttled": 2}, 4)
+    readings = Readings(spills={"cloud": spill})
+    text = Exposition(Metrics(make_app(), lambda: readings)).text()[0].decode()
+    for line in (
+        'headgate_spill_breaker_state{pool="cloud"} 1.0',
+        'headgate_spill_open{pool="cloud"} 0.0',
+        'headgate_spill_inflight{pool="cloud"} 3.0',
+        'headgate_spill_calls_total{outcome="throttled",pool="cloud"} 2.0',
+        'headgate_spill_pings_total{pool="cloud"} 4.0',
+    ):
+        assert line in text

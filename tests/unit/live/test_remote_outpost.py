@@ -1,0 +1,155 @@
+"""An errand goes out in a thread and comes back as exactly one event."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine
+
+import pytest
+from remote_rig import Rig, errand, work
+
+from headgate.core.events import BatchFailed, BatchLost, BatchRefused, Event, Refusal
+from headgate.live.messages import Result
+from headgate.live.remote.errand import Errand
+from headgate.live.remote.fate import Done, Failed, Fate, Lost, Refused
+
+MS = 1_000_000
+
+
+def run(story: Callable[[], Coroutine[None, None, None]]) -> None:
+    asyncio.run(story())
+
+
+def test_what_ran_brings_each_result_in_the_order_of_its_tasks() -> None:
+    """One that the far end forgot has failed, and its neighbours have not."""
+
+    def call(errand: Errand) -> Fate:
+        return Done([Result(3, [], is_unsure=True), Result(1, [])], 2 * MS)
+
+    async def story() -> None:
+        rig = Rig(call)
+        rig.outpost.send(time.monotonic_ns(), errand(7, [work(1), work(2), work(3)]))
+        assert rig.outpost.in_flight == 1
+        await rig.until(lambda: bool(rig.ran))
+        (ran,) = rig.ran
+        assert (ran.batch_id, [result.task_id for result in ran.results]) == (7, [1, 2, 3])
+        assert [result.status for result in ran.results] == [200, 500, 200]
+        assert ran.results[2].is_unsure
+        assert 0 < ran.ended_ns - ran.began_ns <= 2 * MS
+        assert rig.events == []
+        assert rig.outpost.in_flight == 0
+        assert rig.outpost.ended["finished"] == 1
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("fate", "expected", "outcome"),
+    [
+        (Failed("it broke"), BatchFailed, "failed"),
+        (Lost("cut off"), BatchLost, "lost"),
+        (Refused(Refusal.THROTTLED, "429"), BatchRefused, "throttled"),
+        (Refused(Refusal.GONE, "nobody there"), BatchRefused, "refused"),
+    ],
+)
+def test_whatever_else_becomes_of_it_is_one_event(
+    fate: Fate, expected: type[Event], outcome: str
+) -> None:
+    async def story() -> None:
+        rig = Rig(lambda _: fate)
+        rig.outpost.send(time.monotonic_ns(), errand(4))
+        await rig.until(lambda: bool(rig.events))
+        (event,) = rig.events
+        assert type(event) is expected
+        assert rig.ran == []
+        assert rig.outpost.ended[outcome] == 1
+        # What never ran costs nothing; what may have is paid for.
+        assert len(rig.billed_ns) == (0 if isinstance(fate, Refused) else 1)
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("hang_ns", "deadline_ns", "gives_up"),
+    [(50 * MS, 10**18, False), (10**10, -1_000 * MS, True)],  # a second of grace has passed
+)
+def test_what_stays_away_is_given_up_and_what_it_brings_later_is_nobodys(
+    hang_ns: int, deadline_ns: int, gives_up: bool
+) -> None:
+    may_go_on = threading.Event()
+
+    def call(errand: Errand) -> Fate:
+        may_go_on.wait(5)
+        return Done([Result(0, [])], MS)
+
+    async def story() -> None:
+        rig = Rig(call, hang_ns=hang_ns)
+        now_ns = time.monotonic_ns()
+        due_ns = now_ns + deadline_ns if gives_up else deadline_ns
+        rig.outpost.send(now_ns, errand(1, deadline_ns=due_ns, gives_up=gives_up))
+        await rig.until(lambda: bool(rig.events))
+        assert isinstance(rig.events[0], BatchLost)
+        assert rig.outpost.in_flight == 0
+        may_go_on.set()
+        await rig.until(lambda: rig.outpost.threads.busy == 0)
+        assert (len(rig.events), rig.ran) == (1, [])
+
+    run(story)
+
+
+def test_nothing_waits_for_a_thread_and_nothing_late_begins() -> None:
+    may_go_on = threading.Event()
+    begun: list[int] = []
+
+    def call(errand: Errand) -> Fate:
+        begun.append(errand.batch_id)
+        may_go_on.wait(5)
+        return Done([Result(0, [])], MS)
+
+    async def story() -> None:
+        rig = Rig(call, threads=2)
+        now_ns = time.monotonic_ns()
+        for batch_id in range(3):
+            rig.outpost.send(now_ns, errand(batch_id))
+        rig.outpost.send(now_ns, errand(3, latest_ns=now_ns - 1))
+        refused = [(e.batch_id, e.reason) for e in rig.events if isinstance(e, BatchRefused)]
+        assert refused == [(2, Refusal.THROTTLED), (3, Refusal.LATE)]
+        may_go_on.set()
+        await rig.until(lambda: len(rig.ran) == 2)
+        assert sorted(begun) == [0, 1]
+
+    run(story)
+
+
+def test_a_cold_start_is_seen_and_is_on_the_bill() -> None:
+    def call(errand: Errand) -> Fate:
+        time.sleep(0.03)
+        return Done([Result(0, [])], MS, is_cold=errand.batch_id == 0)
+
+    async def story() -> None:
+        rig = Rig(call)
+        rig.outpost.send(time.monotonic_ns(), errand(0))
+        await rig.until(lambda: len(rig.ran) == 1)
+        rig.outpost.send(time.monotonic_ns(), errand(1))
+        await rig.until(lambda: len(rig.ran) == 2)
+        cold_ns, warm_ns = rig.billed_ns
+        assert cold_ns >= 30 * MS
+        assert warm_ns == MS
+        ((function, start_ns),) = rig.starts
+        assert function == "f"
+        assert start_ns >= 28 * MS
+
+    run(story)
+
+
+def test_a_pool_that_breaks_all_the_time_is_complained_about_now_and_then() -> None:
+    async def story() -> None:
+        rig = Rig(lambda _: Failed("as ever"))
+        for batch_id in range(3):
+            rig.outpost.send(time.monotonic_ns(), errand(batch_id))
+        await rig.until(lambda: len(rig.events) == 3)
+        assert rig.complaints == ["pool cloud: as ever"]
+
+    run(story)

@@ -1,0 +1,130 @@
+"""How many nodes pay, what a node and a call cost, and who is given up first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.core.lifecycle import InstanceState
+from headgate.core.model import (
+    App,
+    Function,
+    Pipeline,
+    Pool,
+    Profile,
+    Serverless,
+    Slo,
+    Stage,
+    Tier,
+    Variant,
+)
+from headgate.core.records import Instance
+from headgate.core.view import View
+from headgate.planning.concurrency import Thresholds
+from headgate.planning.scaling import nodes_for, nodes_that_pay, surplus
+from headgate.planning.tiers import Tiers
+
+HOUR_S = 3_600
+
+
+@given(
+    buckets=st.lists(st.integers(0, 50).map(float), min_size=1, max_size=20),
+    node_takes=st.integers(1, 20).map(float),
+    node_usd=st.integers(1, 20).map(float),
+    spill_usd=st.integers(1, 5).map(float),
+)
+def test_so_many_nodes_pay_as_make_the_whole_bill_smallest(
+    buckets: list[float], node_takes: float, node_usd: float, spill_usd: float
+) -> None:
+    """Each node saves no more than the one before, so adding while it pays finds the best."""
+
+    def bill(nodes: int) -> float:
+        spilled = sum(max(0.0, amount - nodes * node_takes) for amount in buckets)
+        return nodes * node_usd * len(buckets) + spilled * spill_usd
+
+    nodes = nodes_that_pay(buckets, node_takes, node_usd, spill_usd, most=12)
+    assert bill(nodes) == pytest.approx(min(bill(n) for n in range(13)))
+
+
+def test_where_there_are_no_calls_the_peak_is_rented() -> None:
+    assert nodes_that_pay([1.0, 9.0], 4.0, 1.0, inf, most=9) == 3
+    assert nodes_that_pay([1.0, 9.0], 4.0, 1.0, inf, most=2) == 2
+    assert nodes_that_pay([0.0], 4.0, 1.0, inf, most=9) == 0
+
+
+def test_whole_nodes_are_not_rounded_up() -> None:
+    assert nodes_for(3 * 0.1, 0.1) == 3
+
+
+# --- tiers --------------------------------------------------------------------------------------
+
+SMALL = Pool(0, "small", Tier.DEDICATED, slots=9, is_elastic=True, usd_per_hour=HOUR_S * 2.0)
+LARGE = replace(SMALL, id=1, name="large", usd_per_hour=HOUR_S * 3.0)
+CHEAP = Pool(2, "cheap", Tier.SERVERLESS, serverless=Serverless(1 << 30, usd_per_request=0.1))
+DEAR = Pool(3, "dear", Tier.SERVERLESS, serverless=Serverless(1 << 30, usd_per_request=0.2))
+
+
+def declared(pools: tuple[Pool, ...], exec_ns: tuple[int, ...], latency_ns: int) -> App:
+    variants = tuple(
+        Variant(i, pool.name, 0, (pool.id,), Profile((ns,), (1.0, 2.0)), concurrency=9)
+        for i, (pool, ns) in enumerate(zip(pools, exec_ns, strict=True))
+    )
+    recommend = Function(0, "f", variants)
+    pipeline = Pipeline(0, "p", (Stage(recommend),), Slo(latency_ns))
+    return App((recommend,), (pipeline,), pools)
+
+
+def tiers_of(app: App) -> Tiers:
+    return Tiers(app, Thresholds(app))
+
+
+def test_lots_and_outlets_are_cheapest_first() -> None:
+    """The larger instance costs half as much again, but answers twice as many."""
+    app = declared((SMALL, LARGE, DEAR, CHEAP), (20, 10, 10, 10), latency_ns=40)
+    app = replace(app, pools=(SMALL, LARGE, replace(DEAR, id=2), replace(CHEAP, id=3)))
+    tiers = tiers_of(app)
+    assert [lot.pool.name for lot in tiers.lots[0]] == ["large", "small"]
+    assert [lot.threshold for lot in tiers.lots[0]] == [4, 2]
+    assert [outlet.pool.name for outlet in tiers.outlets[0]] == ["cheap", "dear"]
+    assert tiers.spill_usd(0) == pytest.approx(0.1)
+
+
+def test_what_is_late_even_alone_comes_last() -> None:
+    app = declared((SMALL, LARGE, CHEAP), (20, 10, 10), latency_ns=15)
+    lots = tiers_of(app).lots[0]
+    assert [(lot.pool.name, lot.threshold) for lot in lots] == [("large", 1), ("small", 0)]
+
+
+def test_without_a_platform_one_at_a_time_is_better_than_none() -> None:
+    app = declared((SMALL,), (20,), latency_ns=15)
+    (lot,) = tiers_of(app).lots[0]
+    assert lot.threshold == 1
+    assert tiers_of(app).spill_usd(0) == inf
+
+
+# --- who goes first -----------------------------------------------------------------------------
+
+
+def test_what_is_not_there_yet_goes_first_then_the_idlest_then_the_youngest() -> None:
+    app = declared((SMALL,), (20,), latency_ns=100)
+    view = View(app)
+    for id, (state, running) in enumerate(
+        [
+            (InstanceState.BUSY, 1),
+            (InstanceState.BUSY, 3),
+            (InstanceState.IDLE, 0),
+            (InstanceState.BUSY, 1),
+            (InstanceState.STARTING, 0),
+            (InstanceState.DRAINING, 0),
+        ]
+    ):
+        instance = Instance(id, app.variants[0], SMALL, None, 0)
+        instance.state, instance.running = state, running
+        view.instances[id] = instance
+    assert [i.id for i in surplus(view, (0, 0), 0)] == [4, 2, 3, 0, 1]
+    assert [i.id for i in surplus(view, (0, 0), 3)] == [4, 2]
+    assert surplus(view, (0, 0), 5) == []

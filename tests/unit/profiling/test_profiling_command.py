@@ -1,0 +1,100 @@
+"""`headgate profile` where nothing needs to be measured: tables, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from headgate.cli.main import cli
+from headgate.core.errors import ConfigError
+from headgate.profiling import read_profile
+
+SIMULATED = """
+functions: {resnet: {exec: 5ms}}
+pools: {gpu: {nodes: 1}}
+"""
+SERVED = """
+functions: {one: {code: "f:F"}, two: {code: "f:F"}}
+pools: {local: {tier: dedicated}}
+"""
+TABLE = "function,cores,concurrency,p50_ms\na,1,1,10\na,1,2,20\na,2,1,6\na,2,2,11\n"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "simulated.yaml").write_text(SIMULATED)
+    (tmp_path / "served.yaml").write_text(SERVED)
+    (tmp_path / "table.csv").write_text(TABLE)
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    return tmp_path
+
+
+def run(*arguments: str) -> Result:
+    result = CliRunner().invoke(cli, ["profile", *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def test_a_table_becomes_a_profile_and_a_picture(place: Path) -> None:
+    pytest.importorskip("matplotlib")
+    result = run("--import", "table.csv", "--slo", "15ms", "--out", "a.json")
+    assert result.exit_code == 0
+    assert "One core can hold 1 at once within 15 ms at p99." in result.stdout
+    assert read_profile(place / "a.json").time_ms(2, 2) == 11.0
+    assert (place / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_json_is_what_the_file_holds(place: Path) -> None:
+    result = run("--import", "table.csv", "--by", "us", "--json")
+    document = json.loads(result.stdout)
+    assert document == json.loads((place / "profile.json").read_text())
+    assert document["schema"] == "headgate-profile/1"
+    assert (document["imported"], document["by"]) == (["table.csv"], "us")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((), "needs an application or tables"),
+        (("served.yaml", "--import", "table.csv"), "not both"),
+        (("missing.yaml",), "missing.yaml"),
+        (("simulated.yaml",), "no function with `model` or `code`"),
+        (("served.yaml",), "--function: there are several: say which (allowed: one, two)"),
+        (("served.yaml", "--function", "ones"), "unknown function, did you mean one?"),
+        (("served.yaml", "--function", "one", "--cores", "0"), "--cores: '0': are no counts"),
+        (("served.yaml", "--function", "one", "--batch", "1,x"), "--batch: '1,x': are no counts"),
+        (("served.yaml", "--function", "one", "--budget", "0s"), "--budget: '0s': must be longer"),
+        (("served.yaml", "--function", "one", "--budget", "60"), "--budget: '60': needs a unit"),
+        (("served.yaml", "--function", "one", "--precision", "0%"), "--precision: '0%'"),
+        (("--import", "missing.csv"), "missing.csv: cannot be read"),
+        (("--import", "other.csv"), "other.csv: has the wrong columns: a, b"),
+        (("--import", "table.csv", "--function", "b"), "unknown function"),
+        (("--import", "table.csv", "--out", "no/profile.json"), "--out: 'no/profile.json'"),
+        (("--import", "table.csv", "--out", "table.csv"), "would be written over"),
+    ],
+)
+def test_bad_input_is_one_line(place: Path, arguments: tuple[str, ...], problem: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("headgate: error: ") and result.stderr.count("\n") == 1
+    assert problem in result.stderr
+
+
+def test_cores_that_are_not_there_are_refused(place: Path) -> None:
+    there = len(os.sched_getaffinity(0))
+    result = run("served.yaml", "--function", "one", "--cores", f"1,{there + 1}")
+    assert result.exit_code == 2
+    assert f"--cores: {there + 1}: this machine has" in result.stderr
+    assert "(allowed: 1 to " in result.stderr
+
+
+def test_a_profile_that_is_none_is_refused(place: Path) -> None:
+    for name, problem in (("none.json", "cannot be read"), ("table.csv", "is no JSON")):
+        with pytest.raises(ConfigError, match=problem):
+            read_profile(place / name)
