@@ -110,15 +110,15 @@ class Attempts:
         """Leave alone, for a moment, the place that refused."""
         if reason in (Refusal.LATE, Refusal.CANCELLED):
             return  # that was about the batch, not about the place
-        until_ns = self._view.now_ns + self._limits.backoff_ns
+        now_ns, backoff_ns = self._view.now_ns, self._limits.backoff_ns
         node = batch.node
         if node is None:
             spillway = self._view.spillways[batch.pool.id]
             if spillway is not None:
-                spillway.block(until_ns)
+                spillway.refused(now_ns, backoff_ns, is_gone=reason == Refusal.GONE)
                 self._ledger.await_pool(spillway)
         elif node.state == NodeState.UP:
-            self._ledger.block_node(node, until_ns)
+            self._ledger.block_node(node, now_ns + backoff_ns)
 
     def _may_repeat(self, task: Task) -> bool:
         return (

@@ -41,6 +41,7 @@ class Spillway:
         self._guard = pool.guard
         self._in_flight_max = _UNBOUNDED
         self._failures = 0  # in a row
+        self._refusals = 0  # likewise, at different times
         self._rest_ns = pool.guard.rest_ns
         self._blocked_until_ns = 0
         self._minute = self._day = 0
@@ -74,8 +75,22 @@ class Spillway:
         elif state != BatchState.REFUSED:
             self._failed(now_ns)
 
+    def refused(self, now_ns: int, backoff_ns: int, *, is_gone: bool) -> None:
+        """A call never ran: leave the platform alone, twice as long each time in a row.
+
+        One that is not even there has failed.
+        """
+        if is_gone:
+            self._failed(now_ns)
+        if now_ns < self._blocked_until_ns:
+            return  # it was out already when another one was refused
+        longest_ns = max(backoff_ns, self._guard.rest_ns)
+        self.block(now_ns + min(backoff_ns << min(self._refusals, 30), longest_ns))
+        self._refusals += 1
+
     def _succeeded(self) -> None:
         self._failures = 0
+        self._refusals = 0
         if self.breaker == Breaker.CLOSED:
             return
         self._in_flight_max *= 2

@@ -102,3 +102,29 @@ def test_what_is_out_counts_before_it_is_billed() -> None:
     way.sent(0, 1)
     way.sent(0, 1)
     assert not way.is_open(0)
+
+
+def test_a_platform_that_goes_on_refusing_is_asked_less_and_less_often() -> None:
+    """Those that were out together count once; one that succeeds ends it."""
+    way = spillway(Guard(rest_ns=6))
+    waits = []
+    for _ in range(5):
+        now_ns = way.blocked_until_ns
+        way.refused(now_ns, 1, is_gone=False)
+        way.refused(now_ns, 1, is_gone=False)
+        waits.append(way.blocked_until_ns - now_ns)
+    assert waits == [1, 2, 4, 6, 6]
+    now_ns = way.blocked_until_ns
+    call(way, now_ns, BatchState.FINISHED)
+    way.refused(now_ns, 1, is_gone=False)
+    assert way.blocked_until_ns == now_ns + 1
+    assert way.breaker == Breaker.CLOSED
+
+
+def test_a_platform_that_is_not_there_has_failed() -> None:
+    way = spillway()
+    way.refused(0, 1, is_gone=True)
+    assert way.breaker == Breaker.CLOSED
+    way.refused(1, 1, is_gone=True)
+    assert way.breaker == Breaker.OPEN
+    assert way.blocked_until_ns == 11
