@@ -132,7 +132,7 @@ def _build_guard(entry: Entry[GuardSpec]) -> Guard:
 def _budget_usd(entry: Entry[GuardSpec], key: str) -> float:
     if getattr(entry.spec, key) is None:
         return inf
-    return entry.price(key, units.parse_price_per_request)
+    return entry.price(key, units.parse_dollars)
 
 
 def _refuse_given(entry: Entry[PoolSpec], names: tuple[str, ...], problem: str) -> None:

@@ -142,6 +142,24 @@ def parse_price_per_request(
     return _parse_price(value, _PRICE_PER_REQUEST, where, key)
 
 
+def parse_dollars(value: object, *, where: str | None = None, key: str | None = None) -> float:
+    """Return an amount of money, which has no unit but its dollar.
+
+    >>> parse_dollars("$10"), parse_dollars("$0.05")
+    (10.0, 0.05)
+    """
+    text = str(value).strip()
+    allowed = "$10, $0.05"
+    if not text.startswith("$"):
+        problem = "an amount starts with $"
+        raise ConfigError(problem, where=where, key=key, value=value, allowed=allowed)
+    try:
+        return float(_parse(text[1:], {"": Fraction(1)}, where, key))
+    except ConfigError as error:  # which shows the value without its dollar
+        problem = error.problem.replace("a number with a unit", "a number")
+        raise ConfigError(problem, where=where, key=key, value=value, allowed=allowed) from None
+
+
 def format_duration(duration_ns: int) -> str:
     """Return the shortest exact text; `parse_duration` gives the same number back.
 

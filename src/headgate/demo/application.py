@@ -13,7 +13,7 @@ from headgate.planning.characterisation import profile_of
 
 FUNCTION: Final = "recommend"
 MODEL: Final = "recommender.onnx"
-MACHINE: Final = "machine"
+MACHINE: Final = "core"
 FUNCTIONS: Final = "functions"
 # They share a core here: more of them at once would only be slower, each of them.
 FUNCTIONS_MAX: Final = 4

@@ -23,7 +23,7 @@ from headgate.core.offers import MIB, FunctionPlatform
 from headgate.core.outcome import Outcome
 from headgate.demo.application import FUNCTION, FUNCTIONS_MAX, MEMORY_MB, MODEL, Spec
 from headgate.demo.scale import Scale
-from headgate.demo.seen import Seen, count_lost
+from headgate.demo.seen import Seen, count_unserved
 from headgate.deploy import connect
 from headgate.functions.envelope import encode_ping, encode_request
 from headgate.functions.tensor import Tensor
@@ -123,7 +123,7 @@ def run_live(
         arrival_s=(result.intended_ns[counts] - warm_up_ns) / SECOND_NS,
         latency_ms=result.latency_ns[counts] / MILLISECOND_NS,
         is_met=result.outcome[counts] == Outcome.MET,
-        lost=count_lost(result.outcome[counts]),
+        unserved=count_unserved(result.outcome[counts]),
         spilled=len(calls) / number,
         cold_starts=sum(record.is_cold for record in calls),
         usd_per_1000=1000 * functions.usd(calls) / number,

@@ -103,7 +103,7 @@ def _row(label: str, how: str, seen: Seen) -> Row:
         "in time": f"{seen.attainment:.1%}",
         "p50 ms": f"{seen.percentile_ms(0.5):.0f}",
         "p99 ms": f"{seen.percentile_ms(0.99):.0f}",
-        "lost": str(seen.lost),
+        "unserved": str(seen.unserved),
         "to functions": f"{seen.spilled:.1%}",
         "cold": str(seen.cold_starts),
         "their $/1000": f"{seen.usd_per_1000:.5f}",

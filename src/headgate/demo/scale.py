@@ -34,14 +34,14 @@ _REQUEST_MS: Final = 20.0
 _TRIED: Final = 16  # sessions in the request that tells how many it should have
 _ITEMS_MAX: Final = 256
 # A burst brings more than one machine can take, and not more than the functions' core can add.
-_BURST_LOAD: Final = 1.4
+_BURST_LOAD: Final = 1.35
 
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """How the load goes: quiet, a burst, quiet, ... The first two steps only warm up."""
+    """How the load goes: a burst, quiet, a burst, ... The first two steps only warm up."""
 
     step_s: float = 2.0
     steps: int = 7
@@ -74,7 +74,7 @@ class Scale:
 
     def arrivals(self, seed: int) -> Arrivals:
         """Return the requests. Live and simulated get the very same."""
-        rates = [self.rates_per_s[step % 2] for step in range(self.course.steps)]
+        rates = [self.rates_per_s[1 - step % 2] for step in range(self.course.steps)]
         step_ns = round(self.course.step_s * SECOND_NS)
         plain = stepped(rates, step_ns, self.course.steps * step_ns, seed=seed)
         return replace(plain, items=np.full(len(plain), self.items, np.int32))

@@ -18,7 +18,7 @@ class Seen:
     arrival_s: NDArray[np.float64]
     latency_ms: NDArray[np.float64]  # until it was settled, whatever the outcome
     is_met: NDArray[np.bool_]
-    lost: int  # requests without an answer
+    unserved: int  # requests that were turned away, or broke
     spilled: float  # share of requests that functions ran
     cold_starts: int  # of functions
     usd_per_1000: float
@@ -33,6 +33,6 @@ class Seen:
         return float(np.quantile(self.latency_ms, quantile, method="inverted_cdf"))
 
 
-def count_lost(outcome: Int8) -> int:
-    """Return how many of these requests were neither answered in time nor late."""
+def count_unserved(outcome: Int8) -> int:
+    """Return how many of these requests got no answer, in time or late."""
     return int(np.count_nonzero(outcome > Outcome.LATE))

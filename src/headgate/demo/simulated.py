@@ -17,7 +17,7 @@ from headgate.core.outcome import Outcome
 from headgate.core.records import STAGES_MAX
 from headgate.demo.application import Spec
 from headgate.demo.scale import FEW, QUANTILE, Scale
-from headgate.demo.seen import Seen, count_lost
+from headgate.demo.seen import Seen, count_unserved
 from headgate.policies import find_policy
 from headgate.sim.hooks import Observer
 from headgate.sim.run import Setup, simulate
@@ -62,7 +62,7 @@ def run_simulated(spec: Spec, way: Way, scale: Scale, arrivals: Arrivals, reques
         arrival_s=(columns.arrival_ns[counts] - warm_up_ns) / SECOND_NS,
         latency_ms=(columns.finished_ns - columns.arrival_ns)[counts] / MILLISECOND_NS,
         is_met=columns.outcome[counts] == Outcome.MET,
-        lost=count_lost(columns.outcome[counts]),
+        unserved=count_unserved(columns.outcome[counts]),
         spilled=spilled,
         cold_starts=int((columns.cold[counts] & is_out[counts]).sum()),
         usd_per_1000=1000 * usd_per_call * spilled,

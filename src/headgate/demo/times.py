@@ -37,7 +37,7 @@ def read_times(log: Path, before: Times) -> Times:
     with closing(entries):
         app = from_spec(header.app, str(log)).app
         batches = read_columns(entries, app).batches
-    machine, _ = app.variants
+    machine = next(v for v in app.variants if app.pools[v.pool_ids[0]].serverless is None)
     is_call = batches.variant != machine.id
     is_usual = (batches.finished == 1) & (batches.cold == 0)
     calls_ns = (batches.ended_ns - batches.sent_ns)[is_call & is_usual]

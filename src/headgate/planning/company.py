@@ -7,6 +7,7 @@ from typing import Final
 from headgate.core.model import Profile
 
 _GIVEN: Final = 0.97  # of the best pace, for an earlier answer
+_OF_LATENCY: Final = 0.7  # the rest is for waiting, and for those that take longer than others
 
 
 def best_company(profile: Profile, slots: int, latency_ns: int) -> int:
@@ -24,7 +25,8 @@ def best_company(profile: Profile, slots: int, latency_ns: int) -> int:
     """
     if len(profile.slowdown) == 1:
         return slots
-    allowed = [c for c in range(1, slots + 1) if profile.time_ns(1, c) <= latency_ns] or [1]
+    most_ns = _OF_LATENCY * latency_ns
+    allowed = [c for c in range(1, slots + 1) if profile.time_ns(1, c) <= most_ns] or [1]
     paces = {c: c / profile.slowdown_at(c) for c in allowed}
     enough = _GIVEN * max(paces.values())
     return next(c for c in allowed if paces[c] >= enough)

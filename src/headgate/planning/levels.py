@@ -6,13 +6,14 @@ the call, and it costs a boot to go from the second to the first. When to change
 question with an old answer: when what the other way would have saved since it last looked bad
 exceeds a certain part of what changing costs. To take a node, that part is small where arrivals are
 steady, because then a rise is news; where they come in bursts, it grows with how bursty they are.
+To give a node back it is small, too, unless it was missed soon after the last time.
 """
 
 from __future__ import annotations
 
 from typing import Final, final
 
-from headgate.core.clock import SECOND_NS
+from headgate.core.clock import MINUTE_NS, SECOND_NS
 from headgate.planning.dispersion import Dispersion
 
 _OFF: Final = 0
@@ -22,6 +23,9 @@ _ON: Final = 2
 # Regret, in boots, before a node is taken where arrivals are steady, and before it is given back.
 _START: Final = 0.15
 _STOP: Final = 0.25
+_STOP_MAX: Final = 4.0
+_LEARNT: Final = 4.0  # by so much more, if it was missed
+_MISSED_NS: Final = 15 * MINUTE_NS  # within so long
 _WINDOW_NS: Final = 5 * SECOND_NS
 
 
@@ -29,7 +33,15 @@ _WINDOW_NS: Final = 5 * SECOND_NS
 class Level:
     """What one more node would be used for, and whether it is worth having."""
 
-    __slots__ = ("_boots_until_ns", "_regret_usd", "_state", "calls", "free_ns")
+    __slots__ = (
+        "_boots_until_ns",
+        "_given_back_ns",
+        "_regret_usd",
+        "_state",
+        "_stop",
+        "calls",
+        "free_ns",
+    )
 
     def __init__(self, *, is_on: bool) -> None:
         self.calls = 0  # of late: what the node would have taken
@@ -37,6 +49,8 @@ class Level:
         self._state = _ON if is_on else _OFF
         self._regret_usd = 0.0  # since the other way last looked bad
         self._boots_until_ns = 0
+        self._given_back_ns = -_MISSED_NS
+        self._stop = _STOP
 
     @property
     def is_wanted(self) -> bool:
@@ -49,14 +63,20 @@ class Level:
             return False
         gained_usd = rent_usd - saved_usd if self._state == _ON else saved_usd - rent_usd
         self._regret_usd = max(0.0, self._regret_usd + gained_usd)
-        part = _STOP if self._state == _ON else _START * burstiness
+        part = self._stop if self._state == _ON else _START * burstiness
         return self._regret_usd > part * boot_usd
 
-    def change(self, booted_ns: int) -> None:
+    def change(self, now_ns: int, boot_ns: int) -> None:
         """Go the other way; a node that is taken is there after its boot."""
         self._regret_usd = 0.0
-        self._state = _OFF if self._state == _ON else _BOOTING
-        self._boots_until_ns = booted_ns
+        if self._state == _ON:
+            self._state = _OFF
+            self._given_back_ns = now_ns
+            return
+        self._state = _BOOTING
+        self._boots_until_ns = now_ns + boot_ns
+        if now_ns - self._given_back_ns < _MISSED_NS:
+            self._stop = min(_LEARNT * self._stop, _STOP_MAX)
 
     def wait(self, now_ns: int) -> None:
         """Time passes."""
@@ -122,4 +142,4 @@ class Levels:
             level.calls = 0
             level.wait(now_ns)
             if level.weigh(saved_usd, rent_usd, boot_usd, burstiness):
-                level.change(now_ns + self._boot_ns)
+                level.change(now_ns, self._boot_ns)

@@ -66,7 +66,10 @@ class Outlet:
 
 
 def find_outlet(app: App, function: Function, memory_ns: int) -> Outlet | None:
-    """The cheapest platform for a function that is in time for its objectives, else the fastest."""
+    """The cheapest platform for a function that is in time for its objectives.
+
+    One that is never in time is of use only where there is nothing else.
+    """
     slos = [p.slo for p in app.pipelines if any(s.function is function for s in p.stages)]
     allowed_ns = min((slo.latency_ns for slo in slos), default=0)
     burst = max((slo.burst for slo in slos), default=1.0)
@@ -79,4 +82,6 @@ def find_outlet(app: App, function: Function, memory_ns: int) -> Outlet | None:
     in_time = [outlet for outlet in outlets if outlet.call_ns <= allowed_ns]
     if in_time:
         return min(in_time, key=lambda outlet: outlet.call_usd)
+    if any(app.pools[id].serverless is None for v in function.variants for id in v.pool_ids):
+        return None
     return min(outlets, key=lambda outlet: outlet.call_ns, default=None)

@@ -17,6 +17,7 @@ from headgate.planning.prediction import Predictor
 _STARTS_MAX: Final = 4
 # How many fewer instances must be needed before any are let go.
 _SLACK: Final = 0.7
+_MOMENTS: Final = 50  # in a start
 
 TEND = "tend"  # the timer by which instances that are kept ready are looked after
 
@@ -34,6 +35,7 @@ class Spilling:
         self._reserve = reserve
         self.outlets = [find_outlet(view.app, f, memory_ns) for f in view.app.functions]
         self.is_possible = any(self.outlets)
+        self._soon_ns = [0 for _ in view.app.functions]
         self._latest_ns = [0 for _ in view.app.functions]  # by function: the last deadline known
 
     # --- what it is told -----------------------------------------------------------------------
@@ -98,7 +100,7 @@ class Spilling:
             outlet.called(now_ns)
             return outlet
         if outlet.wish(now_ns) > warmth.kept:
-            self.tend(task.function.id)
+            self._tend_soon(task.function.id, outlet)
         return None
 
     def _calls_needed(self, task: Task, outlet: Outlet) -> float:
@@ -118,6 +120,13 @@ class Spilling:
         return excess * outlet.call_ns / max(allowed_ns, outlet.call_ns)
 
     # --- keeping instances ready ---------------------------------------------------------------
+
+    def _tend_soon(self, function_id: int, outlet: Outlet) -> None:
+        """More are needed; wait a moment for others that need some too, and order them together."""
+        now_ns = self._view.now_ns
+        if now_ns >= self._soon_ns[function_id]:
+            self._soon_ns[function_id] = now_ns + outlet.variant.profile.start_ns // _MOMENTS
+            self._orders.set_timer(TEND, self._soon_ns[function_id], function_id)
 
     def tend(self, function_id: int) -> None:
         """Have as many ready as were needed of late; look again when they are, and now and then."""

@@ -20,8 +20,9 @@ class Warmth:
         self._start_ns = start_ns
         self._idle_since_ns: list[int] = []  # a stack: the last is used first
         self._busy = 0
-        self.kept = 0  # as many as were asked for,
-        self._kept_from_ns = 0  # and when the last of those will be there
+        self.kept = 0  # as many as were asked for
+        self._up = 0  # so many of those are there,
+        self._waking: list[tuple[int, int]] = []  # and from when on how many, the soonest first
 
     @property
     def busy(self) -> int:
@@ -30,19 +31,25 @@ class Warmth:
 
     def keep(self, now_ns: int, count: int) -> None:
         """So many are to be kept ready from now on."""
-        if count > self.there(now_ns):
-            self._kept_from_ns = now_ns + self._start_ns
+        there = self.there(now_ns)
         self.kept = count
+        if count <= there:
+            self._up, self._waking = count, []
+            return
+        self._waking = [(at_ns, min(up, count)) for at_ns, up in self._waking]
+        if not self._waking or self._waking[-1][1] < count:
+            self._waking.append((now_ns + self._start_ns, count))
 
     def is_waking(self, now_ns: int) -> bool:
         """Whether more are on their way because we asked."""
-        return now_ns < self._kept_from_ns
+        return bool(self._waking) and now_ns < self._waking[-1][0]
 
     def there(self, now_ns: int) -> int:
         """How many instances there are, busy or not."""
         self._forget(now_ns)
-        known = self._busy + len(self._idle_since_ns)
-        return known if self.is_waking(now_ns) else max(known, self.kept)
+        while self._waking and self._waking[0][0] <= now_ns:
+            self._up = self._waking.pop(0)[1]
+        return max(self._busy + len(self._idle_since_ns), self._up)
 
     def idle(self, now_ns: int) -> int:
         """How many wait for a call."""

@@ -322,18 +322,17 @@ class Headgate(Policy):
         view, function_id = self.view, task.function.id
         stranger: Node | None = None
         for node in view.free_nodes.values():
-            if view.can_take(node, function_id):
-                variant = node.variants[function_id]
-                assert variant is not None
-                if not self._predictor.has_lane(node, variant):
-                    continue
-                if not node.pool.is_elastic:
-                    if view.is_resident(node, function_id):
-                        return node
-                    if stranger is None:
-                        stranger = node
-                elif self._is_worth_waiting_for(node, variant):
+            variant = node.variants[function_id]
+            if variant is None or not self._predictor.has_lane(node, variant):
+                continue
+            if node.pool.is_elastic:
+                if self._is_worth_waiting_for(node, variant) and view.can_take(node, function_id):
                     return node
+            elif view.can_take(node, function_id):
+                if view.is_resident(node, function_id):
+                    return node
+                if stranger is None:
+                    stranger = node
         if stranger is None or self._is_worth_a_start(task, stranger, deadline_ns):
             return stranger
         variant = stranger.variants[function_id]

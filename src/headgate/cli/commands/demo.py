@@ -97,26 +97,9 @@ def _show_runs(shown: Shown) -> None:
         "Simulated functions have a core each; "
         f"here they share one of {len(usable_cores())} with the gateway.",
     )
-    show(*(hanging("-", 2, sentence) for sentence in words))
-
-
-def _show_runs(shown: Shown) -> None:
-    scale = shown.planned.scale
-    quiet, burst = scale.rates_per_s
-    load = f"{quiet:.0f} requests/s, in bursts {burst:.0f}/s"
-    show(Text(f"\n{load}; to be answered within {scale.slo_ms:g} ms\n", "bold"))
-    show(rows_table(run_rows(shown)))
-    notes = (
-        "Foretold: simulated with the profile alone. What has no live row is a machine that this one"
-        " is not.",
-        "Simulated: likewise, but with the times that the live run's own log has: of a request alone"
-        " on the machine, and of a call.",
-        "A function has a core of its own in the simulator. Here they share one"
-        f" of {len(usable_cores())}.",
-    )
     show(*(hanging("-", 2, note) for note in notes))
     checks = [
         {"claim": c.claim, "expected": c.expected, "was": c.measured, "holds": c.holds}
         for c in shown.checks
     ]
-    show(rows_table(checks, "Do live, simulated and planned agree?"))
+    show(rows_table(checks, "\nDo live, simulated and planned agree?"))
