@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full check bench bench-live compile clean
+.PHONY: help setup demo compare test test-full check bench bench-live compile clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | \
@@ -24,9 +24,12 @@ help:  ## list the targets
 
 setup: $(READY_DEV)  ## put everything that developing needs into .venv
 
-demo: $(READY)  ## compare seven policies on one workload and write a report
+demo: $(READY)  ## profile, plan and serve a recommender, and spill its bursts to functions
+	$(BIN)/headgate demo hybrid --report out/demo
+
+compare: $(READY)  ## compare seven policies on one workload and write a report
 	$(BIN)/headgate compare examples/kaas.yaml \
-	  --policies round_robin,balance,srtf,mlfq,exclusive,affinity,headgate --report out/demo
+	  --policies round_robin,balance,srtf,mlfq,exclusive,affinity,headgate --report out/compare
 
 test: $(READY_DEV)  ## the tests that CI runs
 	$(PYTEST) -m "not slow"
@@ -61,7 +64,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(READY): pyproject.toml | $(BIN)/python
-	$(PIP) install --editable '.[report]'
+	$(PIP) install --editable '.[report,onnx,functions]'
 	@touch $@
 
 $(READY_DEV): pyproject.toml | $(BIN)/python

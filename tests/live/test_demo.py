@@ -11,16 +11,17 @@ from headgate.app import from_spec
 from headgate.core.errors import ConfigError
 from headgate.core.model import Profile
 from headgate.demo import scale as scaling
-from headgate.demo.application import FUNCTION, FUNCTIONS, MACHINE, MODEL, application
+from headgate.demo.application import FUNCTIONS, MACHINE, application
 from headgate.demo.hybrid import Planned, Run, Shown, perform, plan_for, prepare
 from headgate.demo.page import run_rows, write_page
-from headgate.demo.scale import FEW, MANY, Course, Scale, fit_to_machine
+from headgate.demo.scale import FEW, FUNCTION, MANY, Course, Scale, fit_to_machine
 from headgate.demo.seen import Seen
+from headgate.demo.sessions import Sessions
 from headgate.demo.simulated import Way, best_threshold, run_simulated
 from headgate.demo.times import Times, alone_ns
 from headgate.planning.characterisation import Characterisation
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "recommender" / "app.yaml"
+MODEL = Path(__file__).parents[2] / "examples" / "recommender" / "recommender.onnx"
 TIMES = Times(20.0, 25.0)
 REQUEST_NS = 1_000_000
 
@@ -29,7 +30,7 @@ REQUEST_NS = 1_000_000
 def planned() -> Planned:
     """A machine whose core shares itself perfectly: n requests at once take n times 20 ms."""
     measured = Characterisation.surrogate(s_ms=20, p_ms=0, cores=(1, 2), concurrency=range(1, 21))
-    return plan_for(Scale(8, measured, slo_ms=108, course=Course()))
+    return plan_for(Scale(MODEL, 8, measured, slo_ms=108, course=Course()))
 
 
 def simulated(planned: Planned, way: Way) -> Seen:
@@ -42,7 +43,6 @@ def test_the_load_is_within_reach_when_it_is_quiet_and_beyond_in_bursts(planned:
     assert quiet < planned.scale.capacity_per_s < burst
     assert burst / quiet == pytest.approx(MANY / FEW)
     arrivals = planned.arrivals
-    assert set(arrivals.sizes.tolist()) == {planned.scale.items}
     assert arrivals.mean_rate_per_s == pytest.approx((3 * quiet + 4 * burst) / 7, rel=0.15)
 
 
@@ -57,9 +57,9 @@ def test_the_application_can_be_simulated_and_served(planned: Planned) -> None:
     machine, functions = loaded.app.functions[0].variants
     assert loaded.app.functions[0].name == FUNCTION
     assert [pool.name for pool in loaded.app.pools] == [MACHINE, FUNCTIONS]
-    assert machine.profile.time_ns(planned.scale.items, FEW) == FEW * 20_000_000
-    assert functions.profile.exec_ns[planned.scale.items - 1] == TIMES.call_ms * 1_000_000
-    assert all(source is not None and source.model == MODEL for source in loaded.sources)
+    assert machine.profile.time_ns(1, FEW) == FEW * 20_000_000
+    assert functions.profile.exec_ns[0] == TIMES.call_ms * 1_000_000
+    assert all(source is not None for source in loaded.sources)
 
 
 def test_functions_keep_what_bursts_would_break(planned: Planned) -> None:
@@ -98,6 +98,16 @@ def test_what_was_not_live_is_marked(planned: Planned, tmp_path: Path) -> None:
     assert "Rent it." in text and "elsewhere" in text
 
 
+def test_a_request_is_as_many_sessions_as_it_is_told() -> None:
+    pytest.importorskip("onnxruntime")
+    model = Sessions(str(MODEL), 3)
+    model.load()
+    example = model.example()
+    assert example is not None and example["clicks"].shape == (3, 20)
+    assert not model.batches
+    assert model.predict(example)["items"].shape == (3, 20)
+
+
 def test_a_shared_machine_tells_how_long_a_request_takes_alone() -> None:
     """Two at once for 20, then one alone for 10: that is 30 of work for three requests."""
     profile = Profile((10,), slowdown=(1.0, 2.0))
@@ -109,9 +119,8 @@ def test_a_shared_machine_tells_how_long_a_request_takes_alone() -> None:
 
 def test_one_core_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "usable_cores", lambda: [0])
-    loaded = from_spec({"functions": {"f": {"exec": "1ms"}}}, "app")
     with pytest.raises(ConfigError, match="needs two cores"):
-        fit_to_machine(loaded, Path(), Course(), 1.0, print)
+        fit_to_machine(MODEL, Course(), 1.0, print)
 
 
 @pytest.mark.slow
@@ -119,8 +128,8 @@ def test_a_short_form_of_it_all() -> None:
     """Profiles, plans, serves and simulates; a busy machine may be late, but loses nothing."""
     for needed in ("onnxruntime", "boto3", "awslambdaric"):
         pytest.importorskip(needed)
-    planned = prepare(EXAMPLE, Course(step_s=0.5, steps=5), 4.0, print)
-    shown = perform(planned, EXAMPLE.parent / MODEL, print)
+    planned = prepare(MODEL, Course(step_s=0.5, steps=5), 4.0, print)
+    shown = perform(planned, print)
     warm_ns = planned.scale.course.warm_up_ns
     sent = int((planned.arrivals.times_ns >= warm_ns).sum())
     lived = [run.live for run in shown.runs if run.live is not None]

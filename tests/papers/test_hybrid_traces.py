@@ -37,7 +37,7 @@ def _run(out: Path) -> Result:
     """Run the quick form. Also: rows are complete, figures are written, JSON can say it."""
     said: list[str] = []
     result = find_experiment("hybrid-traces").run(quick=True, out=out, progress=said.append)
-    places = [(row["trace"], row["policy"]) for row in result.rows]
+    places = [(row["trace"], row["policy"]) for row in result.rows if "trace" in row]
     assert places == [(trace.name, policy) for trace in TRACES for policy in POLICIES]
     assert len({check.claim for check in result.checks}) == len(result.checks), "claims are unique"
     assert said, "somebody who waits is told of progress"

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from platform_rig import platform_in
+from platform_rig import eventually, platform_in
 
 from headgate.core.errors import ConfigError
 from headgate.serverless.cpu import Shares, make_shares
@@ -65,6 +65,30 @@ def test_groups_that_were_left_behind_are_removed() -> None:
     assert group.exists() and not left.exists()
     kept.close()
     assert not group.exists()
+
+
+def test_whoever_an_instance_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+    """A process in a session of its own survives its instance, but not its control group."""
+    _shares_or_skip().close()
+    code = """
+import subprocess
+def handle(event, context):
+    return subprocess.Popen(("sleep", "600"), start_new_session=True).pid
+"""
+    with platform_in(tmp_path, cpu="cgroup") as (platform, caller):
+        group = platform._platform.shares._group  # type: ignore[attr-defined]  # see above
+        caller.create("daemon", code)
+        daemon = caller.invoke("daemon", {}).body
+        assert Path(f"/proc/{daemon}/cmdline").read_bytes().startswith(b"sleep")
+    assert eventually(lambda: not _runs(daemon))
+    assert not group.exists()
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""  # that of a zombie is empty
+    except OSError:
+        return False
 
 
 def _shares_or_skip() -> Shares:

@@ -149,6 +149,25 @@ def test_provisioning_what_does_not_start(caller: Caller) -> None:
         ({"Code": {"S3Bucket": "bucket", "S3Key": "key"}}, 400, "InvalidParameterValueException"),
         ({"MemorySize": 20_000}, 400, "InvalidParameterValueException"),
         ({"Timeout": 5_000}, 400, "InvalidParameterValueException"),
+        ({"Handler": "module\0.handle"}, 400, "InvalidParameterValueException"),
+        ({"Handler": "é" * 129}, 400, "InvalidParameterValueException"),
+        ({"Code": {"ZipFile": zipped({"a" * 300: ""})}}, 400, "InvalidParameterValueException"),
+        (
+            {"Code": {"ZipFile": zipped({"a": "", "a/b": ""})}},
+            400,
+            "InvalidParameterValueException",
+        ),
+        ({"Code": {"ImageUri": "file:///\0"}}, 400, "InvalidParameterValueException"),
+        (
+            {"Environment": {"Variables": {"KEY=": "value"}}},
+            400,
+            "InvalidParameterValueException",
+        ),
+        (
+            {"Environment": {"Variables": {"KEY": "val\0ue"}}},
+            400,
+            "InvalidParameterValueException",
+        ),
         (
             {"Environment": {"Variables": {"AWS_REGION": "moon"}}},
             400,

@@ -19,6 +19,8 @@ ENTRIES = {
     "headgate": "the package itself",
     "headgate.__main__": "python -m headgate",
     "headgate.cli.main": "the `headgate` command",
+    "headgate.functions.lambda_handler": "what AWS Lambda is told to call",
+    "headgate.profiling.probe": "python -m headgate.profiling.probe",
     "headgate.live.gateway.__main__": "python -m headgate.live.gateway",
     "headgate.live.worker.__main__": "python -m headgate.live.worker",
     "headgate.sim.oracle": "the independent check of the event loop, in tests/theory",

@@ -10,6 +10,7 @@ from headgate.app.section import (
     Count,
     CountOrZero,
     Cpus,
+    Dollars,
     Duration,
     Price,
     Section,
@@ -29,10 +30,10 @@ class GuardSpec(Section, frozen=True):
     ] = "5s"
     rest_max: Annotated[Duration, Meta(description="And no longer than that.")] = "60s"
     budget_per_minute: Annotated[
-        Price | None, Meta(description="What may be spent there: $0.05. Default: no limit.")
+        Dollars | None, Meta(description="What may be spent there: $0.05. Default: no limit.")
     ] = None
     budget_per_day: Annotated[
-        Price | None, Meta(description="Likewise: $10. Default: no limit.")
+        Dollars | None, Meta(description="Likewise: $10. Default: no limit.")
     ] = None
 
 

@@ -119,11 +119,15 @@ def _build_serverless(id: int, name: str, entry: Entry[PoolSpec]) -> Pool:
 
 
 def _build_guard(entry: Entry[GuardSpec]) -> Guard:
-    spec = entry.spec
+    rest_ns, rest_max_ns = entry.positive_ns("rest"), entry.positive_ns("rest_max")
+    if rest_ns > rest_max_ns:
+        raise entry.error(
+            "rest", "is longer than `rest_max`", allowed=f"up to {entry.spec.rest_max}"
+        )
     return Guard(
-        failures_max=spec.failures,
-        rest_ns=entry.positive_ns("rest"),
-        rest_max_ns=entry.positive_ns("rest_max"),
+        failures_max=entry.spec.failures,
+        rest_ns=rest_ns,
+        rest_max_ns=rest_max_ns,
         usd_per_minute=_budget_usd(entry, "budget_per_minute"),
         usd_per_day=_budget_usd(entry, "budget_per_day"),
     )

@@ -168,7 +168,7 @@ def _fact(spec: PricesSpec, fact: FactSpec) -> Fact:
 
 
 def _instance(name: str, entry: Entry[InstanceSpec]) -> InstanceType:
-    if entry.spec.cpus == 0:
+    if entry.cpu_milli("cpus") == 0:
         raise entry.error("cpus", "must be more than zero", allowed="2, 0.5")
     return InstanceType(
         name=name,
@@ -203,7 +203,7 @@ def _platform(name: str, entry: Entry[FunctionsSpec]) -> FunctionPlatform:
     return FunctionPlatform(
         name=name,
         terms=terms,
-        cpu_bytes=entry.size_or_unlimited_bytes("cpu_memory"),
+        cpu_bytes=_cpu_bytes(entry),
         sizes_bytes=sizes_bytes,
         network_ns=entry.duration_ns("network"),
         timeout_ns=entry.duration_or_never_ns("timeout"),
@@ -213,11 +213,26 @@ def _platform(name: str, entry: Entry[FunctionsSpec]) -> FunctionPlatform:
     )
 
 
+def _cpu_bytes(entry: Entry[FunctionsSpec]) -> int:
+    size_bytes = entry.size_bytes("cpu_memory")
+    if size_bytes < 2**20:
+        raise entry.error("cpu_memory", "is too little for a CPU", allowed="1MiB or more")
+    return size_bytes
+
+
 def _sizes_bytes(entry: Entry[SizesSpec]) -> tuple[int, ...]:
-    least, most, step = (entry.size_or_unlimited_bytes(name) for name in ("least", "most", "step"))
+    least, most, step = (_whole_mib(entry, name) for name in ("least", "most", "step"))
     if least > most:
         raise entry.error("least", "is more than `most`", allowed=f"up to {entry.spec.most}")
     if (most - least) // step >= _SIZES_MAX:
         raise entry.error("step", "makes too many sizes", allowed=f"up to {_SIZES_MAX:,} of them")
     sizes = range(least, most, step)
     return (*sizes, most)
+
+
+def _whole_mib(entry: Entry[SizesSpec], name: str) -> int:
+    """Sizes are told apart, and written down, in MiB."""
+    size_bytes = entry.size_bytes(name)
+    if size_bytes == 0 or size_bytes % 2**20:
+        raise entry.error(name, "is no whole number of MiB", allowed="512MiB, 10GiB")
+    return size_bytes

@@ -7,12 +7,10 @@ from typing import Final
 from headgate.app.prices import PriceList
 from headgate.core.offers import MIB, FunctionPlatform, InstanceType
 from headgate.core.units import format_duration
-from headgate.demo.scale import MANY, OVERHEAD_MS, QUANTILE, Scale
+from headgate.demo.scale import CODE, FUNCTION, MANY, OVERHEAD_MS, QUANTILE, Scale, options
 from headgate.demo.times import Times
 from headgate.planning.characterisation import profile_of
 
-FUNCTION: Final = "recommend"
-MODEL: Final = "recommender.onnx"
 MACHINE: Final = "core"
 FUNCTIONS: Final = "functions"
 # They share a core here: more of them at once would only be slower, each of them.
@@ -52,7 +50,11 @@ def application(
     faster = profile.exec_ns[0] / profile_of(scale.measured, 1).exec_ns[0]
     start = format_duration(profile.start_ns)
     terms = platform.sized(MEMORY_MB * MIB)
-    common: Spec = {"model": MODEL, "start": start, "batch": scale.items}
+    common: Spec = {
+        "code": CODE,
+        "options": options(scale.model, scale.sessions),
+        "start": start,
+    }
     return {
         "functions": {
             FUNCTION: {
@@ -60,14 +62,14 @@ def application(
                 "variants": {
                     MACHINE: {
                         **common,
-                        "exec": _exec(scale, faster * times.machine_ms),
+                        "exec": f"{faster * times.machine_ms:.4f}ms",
                         "slowdown": [round(factor, 4) for factor in profile.slowdown],
                         "concurrency": MANY,
                         "pools": [MACHINE],
                     },
                     FUNCTIONS: {
                         **common,
-                        "exec": _exec(scale, times.call_ms),
+                        "exec": f"{times.call_ms:.4f}ms",
                         "pools": [FUNCTIONS],
                     },
                 },
@@ -94,8 +96,3 @@ def application(
         },
         "serve": {"port": 0, "lame_duck": "0s"},
     }
-
-
-def _exec(scale: Scale, request_ms: float) -> dict[str, str]:
-    # All requests have as many sessions: whoever plans for the smallest plans for them.
-    return dict.fromkeys(("1", str(scale.items)), f"{request_ms:.4f}ms")

@@ -14,7 +14,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from headgate.app import load
 from headgate.app.prices import PriceList, read_prices
 from headgate.core.errors import ConfigError
 from headgate.core.offers import FunctionPlatform, InstanceType
@@ -96,11 +95,9 @@ class Shown:
         return [*found, Check(claim, _SOURCE, "within 1", said, abs(planned - best) <= 1)]
 
 
-def prepare(app: Path, course: Course, budget_s: float, progress: Progress) -> Planned:
-    """Profile the application and plan for it. Raises `ConfigError`."""
-    loaded = load(str(app))
-    scale = fit_to_machine(loaded, app.parent, course, budget_s, progress)
-    return plan_for(scale)
+def prepare(model: Path, course: Course, budget_s: float, progress: Progress) -> Planned:
+    """Profile the recommender and plan for it. Raises `ConfigError`."""
+    return plan_for(fit_to_machine(model, course, budget_s, progress))
 
 
 def plan_for(scale: Scale) -> Planned:
@@ -117,7 +114,7 @@ def plan_for(scale: Scale) -> Planned:
     return Planned(scale, plan, prices, machine, platform, arrivals)
 
 
-def perform(planned: Planned, model: Path, progress: Progress) -> Shown:
+def perform(planned: Planned, progress: Progress) -> Shown:
     """Serve it in every way, and simulate the same."""
     make = partial(application, planned.scale, planned.machine, planned.platform)
     lone_ms = planned.scale.measured.time_ms(1, 1)
@@ -126,7 +123,7 @@ def perform(planned: Planned, model: Path, progress: Progress) -> Shown:
         folder = Path(scratch)
         progress("deploying the function")
         spec = make(Times(lone_ms, lone_ms))
-        with deployed(spec, model, folder, planned.platform) as functions:
+        with deployed(spec, folder, planned.platform) as functions:
             known = World(Times(lone_ms, functions.call_ms(planned.scale)), _REQUEST_NS)
             functions.wake()
             spec = make(known.times, endpoint_url=functions.platform.url)

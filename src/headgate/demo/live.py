@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +20,8 @@ from headgate.core.clock import MILLISECOND_NS, SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.core.offers import MIB, FunctionPlatform
 from headgate.core.outcome import Outcome
-from headgate.demo.application import FUNCTION, FUNCTIONS_MAX, MEMORY_MB, MODEL, Spec
-from headgate.demo.scale import Scale
+from headgate.demo.application import FUNCTIONS_MAX, MEMORY_MB, Spec
+from headgate.demo.scale import FUNCTION, Scale
 from headgate.demo.seen import Seen, count_unserved
 from headgate.deploy import connect
 from headgate.functions.envelope import encode_ping, encode_request
@@ -48,9 +47,9 @@ class Functions:
 
     def call_ms(self, scale: Scale) -> float:
         """Return how long a warm function takes to answer, from request to answer."""
-        clicks = np.ones((scale.items, _LENGTH), np.int64)
+        clicks = np.ones((scale.sessions, _LENGTH), np.int64)
         tensor = Tensor("clicks", "INT64", clicks.shape, memoryview(clicks.tobytes()))
-        body = encode_request(FUNCTION, [Work(0, scale.items, [tensor])])
+        body = encode_request(FUNCTION, [Work(0, 1, [tensor])])
         times_ms = []
         with beside_the_worker():
             for _ in range(_CALLS):
@@ -79,12 +78,10 @@ class Functions:
 
 
 @contextmanager
-def deployed(spec: Spec, model: Path, folder: Path, terms: FunctionPlatform) -> Iterator[Functions]:
+def deployed(spec: Spec, folder: Path, terms: FunctionPlatform) -> Iterator[Functions]:
     """Run a platform on the first core, with the application's function on it."""
     package = folder / "package"
     package.mkdir()
-    for place in (folder, package):
-        shutil.copyfile(model, place / MODEL)
     (package / "app.yaml").write_text(yaml.safe_dump(spec), encoding="utf-8")
     first = min(os.sched_getaffinity(0))
     platform = EmbeddedPlatform(folder / "platform", cpus=(first,))

@@ -46,7 +46,7 @@ def write_page(shown: Shown, words: Sequence[str], directory: Path) -> Path:
     planned = shown.planned
     meta: dict[str, object] = {
         "machine": planned.scale.measured.device,
-        "a request": f"{planned.scale.items} sessions",
+        "a request": f"{planned.scale.sessions} sessions",
         "objective": f"{planned.scale.slo_ms:g} ms",
     }
     pictures: list[Picture] = []

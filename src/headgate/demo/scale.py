@@ -14,9 +14,6 @@ from math import ceil
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
-from headgate.app import LoadedApp
 from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.planning.characterisation import Characterisation
@@ -25,6 +22,8 @@ from headgate.profiling.messages import Task
 from headgate.profiling.profiler import Settings, profile
 from headgate.workload import Arrivals, stepped
 
+FUNCTION: Final = "recommend"
+CODE: Final = "headgate.demo.sessions:Sessions"
 QUANTILE: Final = 0.95  # of a few hundred requests; a higher one would be decided by a handful
 FEW: Final = 5  # clients that one machine can serve in time, and
 MANY: Final = 20  # clients that it cannot: the paper's workload
@@ -32,7 +31,7 @@ AT_ONCE: Final = (1, 2, 3, 4, 5, 6, 8, 12, MANY)
 OVERHEAD_MS: Final = 3.0  # of the way through the gateway, on a machine that is busy
 _REQUEST_MS: Final = 20.0
 _TRIED: Final = 16  # sessions in the request that tells how many it should have
-_ITEMS_MAX: Final = 256
+_SESSIONS_MAX: Final = 256
 # A burst brings more than one machine can take, and not more than the functions' core can add.
 _BURST_LOAD: Final = 1.35
 
@@ -56,8 +55,9 @@ class Course:
 class Scale:
     """What the demonstration asks of this machine."""
 
-    items: int  # sessions in a request
-    measured: Characterisation  # of whole requests
+    model: Path
+    sessions: int  # in a request
+    measured: Characterisation
     slo_ms: float
     course: Course
 
@@ -76,43 +76,35 @@ class Scale:
         """Return the requests. Live and simulated get the very same."""
         rates = [self.rates_per_s[1 - step % 2] for step in range(self.course.steps)]
         step_ns = round(self.course.step_s * SECOND_NS)
-        plain = stepped(rates, step_ns, self.course.steps * step_ns, seed=seed)
-        return replace(plain, items=np.full(len(plain), self.items, np.int32))
+        return stepped(rates, step_ns, self.course.steps * step_ns, seed=seed)
 
 
-def fit_to_machine(
-    loaded: LoadedApp, base: Path, course: Course, budget_s: float, progress: Progress
-) -> Scale:
-    """Measure the application's only function on this machine, and choose accordingly."""
+def fit_to_machine(model: Path, course: Course, budget_s: float, progress: Progress) -> Scale:
+    """Measure the recommender on this machine, and choose accordingly."""
     cores = len(usable_cores())
     if cores < 2:
-        raise ConfigError(
-            "needs two cores, one for the machine and one for the functions",
-            where="this machine",
-            value=cores,
-        )
-    task, device = _task(loaded, base), this_machine().cpu
+        problem = "needs two cores, one for the machine and one for the functions"
+        raise ConfigError(problem, where="this machine", value=cores)
+    device = this_machine().cpu
 
-    def measure(settings: Settings, of_budget: float) -> Characterisation:
+    def measure(sessions: int, of_budget: float, settings: Settings) -> Characterisation:
+        task = Task(FUNCTION, None, CODE, options(model, sessions), str(model.parent))
         settings = replace(settings, budget_s=of_budget * budget_s)
         return profile(
             task, settings, device, lambda title, done, total: progress(f"profiling: {title}")
         ).characterisation
 
-    tried = measure(Settings((1,), (1,), (_TRIED,)), 0.1)
-    items = round(_TRIED * _REQUEST_MS / tried.time_ms(1, 1, _TRIED))
-    items = max(1, min(_ITEMS_MAX, items))
-    one = measure(Settings((1,), AT_ONCE, (items,)), 0.7)
-    two = measure(Settings((2,), (1, FEW), (items,)), 0.2)  # what more cores would do
-    points = tuple(replace(point, batch=1) for point in (*one.points, *two.points))
-    measured = replace(one, points=points)
+    tried = measure(_TRIED, 0.1, Settings((1,), (1,), (1,)))
+    sessions = round(_TRIED * _REQUEST_MS / tried.time_ms(1, 1))
+    sessions = max(1, min(_SESSIONS_MAX, sessions))
+    one = measure(sessions, 0.7, Settings((1,), AT_ONCE, (1,)))
+    two = measure(sessions, 0.2, Settings((2,), (1, FEW), (1,)))  # what more cores would do
+    measured = replace(one, points=(*one.points, *two.points))
     # A little more than the few take: so the many are late, and so are a few more.
     slo_ms = ceil(1.05 * measured.time_ms(1, FEW, 1, QUANTILE) + OVERHEAD_MS)
-    return Scale(items, measured, slo_ms, course)
+    return Scale(model, sessions, measured, slo_ms, course)
 
 
-def _task(loaded: LoadedApp, base: Path) -> Task:
-    (function,) = loaded.app.functions
-    source = loaded.sources[function.variants[0].id]
-    assert source is not None, "the example can be served"
-    return Task(function.name, source.model, source.code, dict(source.options), str(base))
+def options(model: Path, sessions: int) -> dict[str, object]:
+    """Return what the function is made with."""
+    return {"path": str(model.resolve()), "sessions": sessions}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from shlex import quote
 from typing import Final
 
 from headgate import __version__
@@ -30,7 +31,7 @@ def write_dockerfile(
         name=name,
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
         installed="awslambdaric" + ("" if is_bundled else f" headgate[onnx]=={__version__}"),
-        variables="\n".join(f"ENV {key}={value}" for key, value in environment.items()),
+        variables="\n".join(f"ENV {key}={quote(value)}" for key, value in environment.items()),
         handler=handler,
     )
     (package.directory / "Dockerfile").write_text(text, encoding="utf-8")

@@ -34,8 +34,7 @@ class LambdaFunction:
 
 def connect(endpoint_url: str | None) -> Any:  # boto3 has no types
     """Return a client of Lambda. Raises `ConfigError` if anything it needs is missing."""
-    address = urlsplit(endpoint_url or "http://any")
-    if address.scheme not in ("http", "https") or not address.hostname:
+    if endpoint_url is not None and not _is_address(endpoint_url):
         raise ConfigError(
             "is no address",
             where="deploy",
@@ -69,8 +68,8 @@ def is_embedded(endpoint_url: str | None) -> bool:
     >>> is_embedded("http://127.0.0.1:9001"), is_embedded(None)
     (True, False)
     """
-    host = urlsplit(endpoint_url or "").hostname or ""
     try:
+        host = urlsplit(endpoint_url or "").hostname or ""
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         return False
@@ -93,6 +92,15 @@ def deploy(
             return "created"
         _update(client, function, old)
         return "updated"
+
+
+def _is_address(url: str) -> bool:
+    try:
+        address = urlsplit(url)
+        _ = address.port  # raises if it is no number
+    except ValueError:
+        return False
+    return address.scheme in ("http", "https") and bool(address.hostname)
 
 
 def _create(client: Any, function: LambdaFunction, endpoint_url: str | None) -> None:

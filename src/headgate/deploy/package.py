@@ -6,6 +6,7 @@ import shutil
 import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -64,6 +65,11 @@ def pack(
     wanted.update(_models(app, base, loaded))
     wanted.update(_python(base, target.resolve()))
     for pattern in include:
+        parts = PurePosixPath(pattern).parts
+        if not parts or "/" in parts or ".." in parts:
+            problem = "is no pattern of files beside the application"
+            raise ConfigError(problem, where="deploy", key="--include", value=pattern,
+                              allowed="labels.txt, data/**/*.json")  # fmt: skip
         found = {path for path in base.glob(pattern) if path.is_file()}
         if not found:
             raise ConfigError("matches no file", where=str(base), key="--include", value=pattern)
@@ -73,8 +79,11 @@ def pack(
         _check_size(size_bytes, Settings().unzipped_bytes, "unpacked")
     for path in wanted:
         copy = target / path.relative_to(base)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, copy)
+        try:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+        except OSError as error:
+            raise ConfigError(f"cannot be packed: {error.strerror}", where=str(path)) from None
     return Package(target, app.name)
 
 
@@ -99,7 +108,7 @@ def _models(app: Path, base: Path, loaded: LoadedApp) -> Iterator[Path]:
             raise ConfigError(problem, where=str(app), key=key, value=source.model)
         if not (base / path).is_file():
             raise ConfigError("is not a file", where=str(app), key=key, value=source.model)
-        yield from (base / path.parent).glob(f"{path.name}*")
+        yield from (base / path.parent).glob(f"{escape(path.name)}*")
 
 
 def _python(base: Path, target: Path) -> Iterator[Path]:
@@ -107,7 +116,8 @@ def _python(base: Path, target: Path) -> Iterator[Path]:
     for path in base.iterdir():
         if path.name.startswith(".") or path.name in _NOT_OURS or path.resolve() == target:
             continue
-        if path.is_dir() and not (path / "pyvenv.cfg").exists():
+        is_loop = path.is_symlink() and base.resolve().is_relative_to(path.resolve())
+        if path.is_dir() and not is_loop and not (path / "pyvenv.cfg").exists():
             yield from _python(path, target)
         elif path.suffix == ".py" and path.is_file():
             yield path

@@ -21,6 +21,7 @@ if not callable(getattr(found, name, None)):
     raise ImportError(f"module {module!r} has no function {name!r}")
 for code in sys.argv[2:]:
     importlib.import_module(code.partition(":")[0])
+print("\\nimported")
 """
 
 
@@ -36,6 +37,7 @@ def try_import(
 
     Raises `ConfigError` with what the import says.
     """
+    directory = directory.resolve()  # the process has another working directory
     path = os.pathsep.join((str(directory), str(Path(headgate.__file__).resolve().parents[1])))
     variables = {**os.environ, **environment, "LAMBDA_TASK_ROOT": str(directory)}
     variables |= {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
@@ -54,7 +56,8 @@ def try_import(
     except subprocess.TimeoutExpired:
         problem = f"does not import within {timeout_s:g} s"
         raise ConfigError(problem, where="deploy", key="handler", value=handler) from None
-    if done.returncode:
+    # One that ends the process while it is imported may do so with 0.
+    if done.returncode or not done.stdout.endswith("\nimported\n"):
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         why = lines[-1].strip() if lines else f"it exits with {done.returncode}"
         problem = f"does not import: {why.removeprefix('headgate.core.errors.')}"

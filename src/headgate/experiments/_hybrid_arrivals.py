@@ -6,7 +6,7 @@ busiest ten seconds would keep eight instances busy.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import sqrt
 from pathlib import Path
@@ -55,11 +55,6 @@ TRACES: Final = (
     Trace("bursty2", _TWITTER, 1_090_800, 3600, 77.8, 241, 569.26, 600),
     Trace("peaky", _TWITTER, 752_400, 3600, 59.4, 227, 288.95, 240),
     Trace("code", _AZURE, 0, 2050, 3.17, 33, 70.83, 25, is_idle_between=True),
-)
-# Of the two that bring most requests and no large bursts, the first third.
-QUICK_TRACES: Final = (
-    *(replace(trace, length_s=trace.length_s // 3) for trace in TRACES[:2]),
-    *TRACES[2:],
 )
 
 

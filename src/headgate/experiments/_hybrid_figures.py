@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from headgate.core.clock import MINUTE_NS
+from headgate.experiments._hybrid_clairvoyant import Clairvoyant
 from headgate.experiments._hybrid_timeline import STEP_NS, Timeline
 from headgate.metrics.report.style import (
     BLUE,
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLUMNS: Final = 2
-_MINUTE_STEPS: Final = 60_000_000_000 / STEP_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +68,16 @@ def cost_figure(
     return figure
 
 
-def timeline_figure(timeline: Timeline, clairvoyant: Sequence[int], title: str) -> Figure:
+def timeline_figure(timeline: Timeline, known: Clairvoyant, title: str) -> Figure:
     """Plot demand and instances over time, and below them the calls in flight."""
     figure = new_figure(4.6)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.4))
-    minutes = np.arange(len(timeline.demand)) / _MINUTE_STEPS
+    minutes = np.arange(len(timeline.demand)) * (STEP_NS / MINUTE_NS)
     upper.fill_between(minutes, timeline.demand, step="post", color=OTHER, alpha=0.35, linewidth=0)
     upper.step(minutes, timeline.paid, where="post", color=ORANGE, linewidth=1.2, linestyle="--")
     upper.step(minutes, timeline.ready, where="post", color=BLUE, linewidth=1.8)
-    own_minutes = np.linspace(0, minutes[-1], len(clairvoyant))
-    upper.step(own_minutes, clairvoyant, where="post", color=GREEN, linewidth=1.2)
+    known_minutes = np.arange(len(known.instances)) * (known.step_ns / MINUTE_NS)
+    upper.step(known_minutes, known.instances, where="post", color=GREEN, linewidth=1.2)
     dress(upper, title=title, y_label="instances")
     upper.legend(
         ["demand", "paid for, booting included", "ready", "ready if all were known"],
@@ -86,7 +87,7 @@ def timeline_figure(timeline: Timeline, clairvoyant: Sequence[int], title: str) 
         fontsize=9,
         labelcolor=INK,
     )
-    upper.set_ylim(0, 1.35 * max(timeline.demand.max(), timeline.paid.max(), *clairvoyant))
+    upper.set_ylim(0, 1.35 * max(timeline.demand.max(), timeline.paid.max(), *known.instances))
     lower.fill_between(minutes, timeline.in_flight, step="post", color=VERMILION, linewidth=0)
     dress(lower, title="", x_label="time (min)", y_label="calls in flight")
     lower.set_xlim(0, minutes[-1])

@@ -27,17 +27,14 @@ def _seconds(key: str, *values_s: int) -> Axis:
     return _axis(key, *(value_s * SECOND_NS for value_s in values_s))
 
 
-# As the service does it, which is the default; or more nimbly than can be bought.
-_PACES: Final[Axis] = (
-    (),
-    (
-        ("window_ns", 30 * SECOND_NS),
-        ("plan_every_ns", 10 * SECOND_NS),
-        ("out_after", 1),
-        ("in_after", 12),
-        ("out_cooldown_ns", 0),
-        ("in_cooldown_ns", 0),
-    ),
+# The service's own pace is the default; this one is more nimble than can be bought.
+_NIMBLE: Final[Settings] = (
+    ("window_ns", 30 * SECOND_NS),
+    ("plan_every_ns", 10 * SECOND_NS),
+    ("out_after", 1),
+    ("in_after", 12),
+    ("out_cooldown_ns", 0),
+    ("in_cooldown_ns", 0),
 )
 # Five at once are just in time at mean times, so some are late. This margin makes it four.
 _MARGIN: Final = _axis("margin", 1.2)
@@ -46,7 +43,7 @@ _GRIDS: Final[Mapping[str, tuple[Axis, ...]]] = {
     "dedicated_only": (_axis("nodes", 0, 8, 9, 10, 12, 16), _axis("concurrency_max", 1)),
     "autoscale": (
         _axis("target", 0.5, 0.7),
-        _PACES,
+        ((), _NIMBLE),
         _axis("nodes_min", 1, 8, 12),
         _axis("concurrency_max", 1),
     ),
@@ -64,7 +61,7 @@ _GRIDS: Final[Mapping[str, tuple[Axis, ...]]] = {
         _seconds("memory_ns", 60, 300),
         _axis("headroom", 1.0, 1.1),
         _axis("plans_held", 1, 6),
-        _seconds("plan_every_ns", 10, 60),
+        _seconds("plan_every_ns", 10),
         _MARGIN,
     ),
     "spandana": (
@@ -77,8 +74,8 @@ _GRIDS: Final[Mapping[str, tuple[Axis, ...]]] = {
 
 # What the sweep chooses, so that the quick form need not repeat it.
 BEST: Final[tuple[Form, ...]] = (
-    Form("dedicated_only", (("nodes", 9), ("concurrency_max", 1))),
-    Form("autoscale", (("target", 0.7), ("nodes_min", 8), ("concurrency_max", 1))),
+    Form("dedicated_only", (("nodes", 10), ("concurrency_max", 1))),
+    Form("autoscale", (("target", 0.7), *_NIMBLE, ("nodes_min", 12), ("concurrency_max", 1))),
     Form("serverless_only"),
     Form("threshold", (("nodes", 0), ("threshold", 4))),
     Form(
@@ -96,8 +93,8 @@ BEST: Final[tuple[Form, ...]] = (
         (
             ("forecast", "mean"),
             ("memory_ns", 300 * SECOND_NS),
-            ("headroom", 1.0),
-            ("plans_held", 6),
+            ("headroom", 1.1),
+            ("plans_held", 1),
             ("plan_every_ns", 10 * SECOND_NS),
             ("margin", 1.2),
         ),

@@ -37,19 +37,21 @@ class Table:
         self._rivals = rivals
 
     def rows(self) -> list[Row]:
-        """One per trace and policy, and one for the clairvoyant."""
+        """One per trace and policy, one for the clairvoyant; then one per policy: its settings."""
         rows: list[Row] = []
         for trace, of_trace in self.of.items():
             requests = of_trace[OURS].requests
             rows += [self._row(trace, form, one) for form, one in of_trace.items()]
             rows.append(self._row(trace, CLAIRVOYANT, _known(requests, self.limits[trace])))
-        return rows
+        forms = (*self._rivals, OURS)
+        return rows + [
+            {"policy": form.policy, "settings": form.settings or "the defaults"} for form in forms
+        ]
 
     def _row(self, trace: str, form: Form, one: Measured) -> Row:
         return {
             "trace": trace,
             "policy": form.policy,
-            "settings": form.settings,
             "requests": one.requests,
             "attained %": 100 * one.attainment,
             "cost $": one.cost_usd,

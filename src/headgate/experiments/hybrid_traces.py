@@ -9,12 +9,12 @@ configuration for all of them. The rivals' are the best of a sweep, which the lo
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
-from headgate.experiments._hybrid_arrivals import QUICK_TRACES, TRACES, Trace
+from headgate.experiments._hybrid_arrivals import TRACES, Trace
 from headgate.experiments._hybrid_clairvoyant import Clairvoyant, clairvoyant
 from headgate.experiments._hybrid_figures import Bar, cost_figure, timeline_figure
 from headgate.experiments._hybrid_runs import Case, Form, arrivals_of, measure
@@ -39,14 +39,14 @@ def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
     progress(
         f"Arrivals: {'generated (HEADGATE_TRACES is not set)' if directory is None else 'real'}"
     )
-    seeds, traces = (1, QUICK_TRACES) if quick else (3, TRACES)
-    limits = _find_limits(traces, directory, seeds)
+    seeds = 1 if quick else 3
+    limits = _find_limits(directory, seeds)
     rivals, sweep_rows, sweep_checks = BEST, list[Row](), list[Check]()
     if not quick:
         rivals, sweep_rows, sweep_checks = _sweep(directory, limits, progress)
     forms = (*rivals, OURS)
-    progress(f"{len(forms)} policies on {len(traces)} traces, seeds: {seeds}")
-    cases = [Case(form, trace, directory) for trace in traces for form in forms]
+    progress(f"{len(forms)} policies on {len(TRACES)} traces, seeds: {seeds}")
+    cases = [Case(form, trace, directory) for trace in TRACES for form in forms]
     runs = over_seeds(measure, cases, seeds, quick=False)
     table = Table(runs, limits, rivals)
     return Result(
@@ -73,8 +73,8 @@ def limit(case: Case, seed: int) -> Clairvoyant:
     return clairvoyant(case.world, arrivals.times_ns, arrivals.duration_ns)
 
 
-def _find_limits(traces: Sequence[Trace], directory: Path | None, seeds: int) -> Limits:
-    cases = [Case(CLAIRVOYANT, trace, directory) for trace in traces]
+def _find_limits(directory: Path | None, seeds: int) -> Limits:
+    cases = [Case(CLAIRVOYANT, trace, directory) for trace in TRACES]
     found = over_seeds(limit, cases, seeds, quick=False)
     return {case.trace.name: ways for case, ways in found.items()}
 
@@ -132,5 +132,4 @@ def _draw(out: Path, table: Table, directory: Path | None) -> tuple[Path, ...]:
 
 def _timeline(trace: Trace, table: Table, directory: Path | None) -> Figure:
     timeline = watch(Case(OURS, trace, directory), seed=0)
-    known = table.limits[trace.name][0]
-    return timeline_figure(timeline, known.instances, f"{trace.name}: headgate")
+    return timeline_figure(timeline, table.limits[trace.name][0], f"{trace.name}: headgate")

@@ -89,7 +89,8 @@ class Levels:
     """Says how many nodes are worth their rent. O(levels) per arrival, and per `wanted`.
 
     A node takes what it can have done within `allowed_ns`, at `pace_ns` per request; what it cannot
-    is for the next level. `call_usd` is what a call costs elsewhere.
+    is for the next level. The first `own` levels are those of nodes that are ours anyway, which are
+    never weighed or counted. `call_usd` is what a call costs elsewhere.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Levels:
         count: int,
         *,
         standing: int,
+        own: int = 0,
         allowed_ns: int,
         pace_ns: float,
         call_usd: float,
@@ -105,6 +107,7 @@ class Levels:
         memory_ns: int,
     ) -> None:
         self._levels = [Level(is_on=number < standing) for number in range(count)]
+        self._fills = [*(Level(is_on=True) for _ in range(own)), *self._levels]
         self._allowed_ns = allowed_ns
         self._pace_ns = pace_ns
         self._call_usd = call_usd
@@ -119,7 +122,7 @@ class Levels:
             self._seen_ns = now_ns
         self._dispersion.arrived(now_ns, items)
         work_ns = self._pace_ns * items
-        for level in self._levels:
+        for level in self._fills:
             done_ns = max(now_ns, level.free_ns) + work_ns
             if done_ns <= now_ns + self._allowed_ns:
                 level.free_ns = done_ns
@@ -130,7 +133,7 @@ class Levels:
         """How many nodes to have, as of now."""
         if self._seen_ns is not None and now_ns > self._seen_ns:
             self._weigh(now_ns, now_ns - self._seen_ns)
-            self._seen_ns = now_ns
+        self._seen_ns = now_ns
         return sum(1 for level in self._levels if level.is_wanted)
 
     def _weigh(self, now_ns: int, elapsed_ns: int) -> None:

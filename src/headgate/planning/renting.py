@@ -68,15 +68,16 @@ def _levels(
         default=NEVER_NS,
     )
     within_ns = SECOND_NS if allowed_ns == NEVER_NS else allowed_ns
-    slots = min(pool.slots, variant.concurrency)
-    lanes = best_company(variant.profile, slots, within_ns)
-    pace_ns = variant.profile.time_ns(1, lanes) / lanes
-    rent_usd_per_s = pool.usd_per_hour / (HOUR_NS / SECOND_NS)
+    pace_ns = _pace_ns(pool, variant, within_ns)
     outlet = outlets[function.id]
+    # With nothing to compare it to, a rent is as good as any other; only none at all is not.
+    usd_per_hour = 1.0 if outlet is None else pool.usd_per_hour
+    rent_usd_per_s = usd_per_hour / (HOUR_NS / SECOND_NS)
     miss_usd = _MISS * rent_usd_per_s * pace_ns / SECOND_NS
     return Levels(
         pool.nodes,
         standing=min(function.warm, pool.nodes),
+        own=int(_own_per_ns(app, function, within_ns) * pace_ns),
         allowed_ns=within_ns,
         pace_ns=pace_ns,
         call_usd=miss_usd if outlet is None else outlet.call_usd,
@@ -84,3 +85,21 @@ def _levels(
         boot_ns=pool.boot_ns + variant.profile.start_ns,
         memory_ns=memory_ns,
     )
+
+
+def _pace_ns(pool: Pool, variant: Variant, within_ns: int) -> float:
+    """Time per request on a node that is kept busy."""
+    lanes = best_company(variant.profile, min(pool.slots, variant.concurrency), within_ns)
+    return variant.profile.time_ns(1, lanes) / lanes
+
+
+def _own_per_ns(app: App, function: Function, within_ns: int) -> float:
+    """How much of a function nodes do that are ours anyway; those who share them get a part."""
+    per_ns = 0.0
+    for pool in app.pools:
+        variants = app.variants_on(pool.id)
+        variant = variants[function.id]
+        if variant is not None and pool.serverless is None and not pool.is_elastic:
+            sharers = sum(1 for other in variants if other is not None)
+            per_ns += pool.nodes / sharers / _pace_ns(pool, variant, within_ns)
+    return per_ns

@@ -36,13 +36,15 @@ class Spilling:
         self.outlets = [find_outlet(view.app, f, memory_ns) for f in view.app.functions]
         self.is_possible = any(self.outlets)
         self._soon_ns = [0 for _ in view.app.functions]
-        self._latest_ns = [0 for _ in view.app.functions]  # by function: the last deadline known
+        self._latest_ns = [0 for _ in view.app.functions]  # by function: the last that is due
 
     # --- what it is told -----------------------------------------------------------------------
 
     def waits(self, task: Task) -> None:
-        """A task has come to wait."""
+        """A task has come to wait; the predictor hears of it next."""
         deadline_ns, function_id = task.request.deadline_ns, task.function.id
+        if self._predictor.waiting(function_id) == 0:  # a distant one of before is of no account
+            self._latest_ns[function_id] = 0
         if deadline_ns < NEVER_NS:
             self._latest_ns[function_id] = max(self._latest_ns[function_id], deadline_ns)
 
@@ -142,5 +144,6 @@ class Spilling:
                 is_provisioned=outlet.is_provision_cheaper(count),
             )
         if count:
-            ready_ns = outlet.variant.profile.start_ns + 2 * outlet.pool.network_ns
-            self._orders.set_timer(TEND, now_ns + max(ready_ns, SECOND_NS), function_id)
+            wakes_ns = outlet.warmth.wakes_ns(now_ns)
+            at_ns = now_ns + SECOND_NS if wakes_ns is None else wakes_ns
+            self._orders.set_timer(TEND, at_ns, function_id)

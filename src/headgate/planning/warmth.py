@@ -42,13 +42,17 @@ class Warmth:
 
     def is_waking(self, now_ns: int) -> bool:
         """Whether more are on their way because we asked."""
-        return bool(self._waking) and now_ns < self._waking[-1][0]
+        return self.wakes_ns(now_ns) is not None
+
+    def wakes_ns(self, now_ns: int) -> int | None:
+        """When the next of those will be there."""
+        self._wake(now_ns)
+        return self._waking[0][0] if self._waking else None
 
     def there(self, now_ns: int) -> int:
         """How many instances there are, busy or not."""
         self._forget(now_ns)
-        while self._waking and self._waking[0][0] <= now_ns:
-            self._up = self._waking.pop(0)[1]
+        self._wake(now_ns)
         return max(self._busy + len(self._idle_since_ns), self._up)
 
     def idle(self, now_ns: int) -> int:
@@ -67,6 +71,10 @@ class Warmth:
         self._busy -= 1
         if ran:
             self._idle_since_ns.append(now_ns)
+
+    def _wake(self, now_ns: int) -> None:
+        while self._waking and self._waking[0][0] <= now_ns:
+            self._up = self._waking.pop(0)[1]
 
     def _forget(self, now_ns: int) -> None:
         idle = self._idle_since_ns

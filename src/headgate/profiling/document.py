@@ -8,6 +8,7 @@ from pathlib import Path
 
 from headgate.core.errors import ConfigError
 from headgate.planning.characterisation import Characterisation
+from headgate.profiling.bounds import check_bounds
 from headgate.profiling.machine import Machine
 from headgate.profiling.profiler import Measured, Settings
 
@@ -34,6 +35,6 @@ def read_profile(path: Path) -> Characterisation:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"is no JSON: {error}", where=str(path)) from None
-    return Characterisation.from_json(document, str(path))
+    return check_bounds(Characterisation.from_json(document, str(path)), str(path))

@@ -10,19 +10,20 @@ from time import monotonic_ns
 READY_NS = monotonic_ns()
 
 import os  # noqa: E402
-import sys  # noqa: E402
 
 
 def main() -> None:
     """Do as told until the input ends."""
     output = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # whatever a model prints must not come between our lines
+    wishes = os.fdopen(os.dup(0), "rb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nor may it read them
 
     import msgspec  # noqa: PLC0415  see above
 
     from headgate.profiling.messages import Answer, Task, Wish  # noqa: PLC0415
 
-    task = msgspec.json.decode(sys.stdin.buffer.readline(), type=Task)
+    task = msgspec.json.decode(wishes.readline(), type=Task)
     os.sched_setaffinity(0, task.cores)
     answer = Answer()
     try:
@@ -32,7 +33,7 @@ def main() -> None:
         answer.started = subject.started
         answer.peak_bytes = peak_bytes()
         output.write(msgspec.json.encode(answer) + b"\n")
-        for line in sys.stdin.buffer:
+        for line in wishes:
             found = subject.measure(msgspec.json.decode(line, type=Wish))
             answer = Answer(found=found, peak_bytes=peak_bytes())
             output.write(msgspec.json.encode(answer) + b"\n")

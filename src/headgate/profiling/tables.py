@@ -23,6 +23,7 @@ import numpy as np
 from headgate.app.names import unknown
 from headgate.core.errors import ConfigError
 from headgate.planning.characterisation import Characterisation, Point
+from headgate.profiling.bounds import check_bounds
 
 LAMBDA_MB_PER_CORE: Final = 1769  # of memory: the platform gives CPU in proportion to it
 _MEDIANS: Final = ("p50_ms", "median_ms", "mean_ms")
@@ -45,7 +46,7 @@ def read_tables(paths: Sequence[Path], function: str | None = None) -> Character
         places.setdefault(key, times)
     if not places:
         raise ConfigError(f"holds no times of {name}", where=where)
-    return Characterisation(name, device, tuple(_points(places)))
+    return check_bounds(Characterisation(name, device, tuple(_points(places))), where)
 
 
 def function_names(path: Path) -> list[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
+import re
 import uuid
 from typing import Final, TypeAlias, TypeVar, final
 
@@ -24,6 +24,8 @@ Shown: TypeAlias = dict[str, object]
 
 _CLIENT_CONTEXT_BYTES_MAX: Final = 3_583
 _PAGE: Final = 50  # items of a list, unless fewer are asked for
+# What reading somebody's JSON can raise: a ValueError is text or base64 that is none.
+_BAD_JSON: Final = (msgspec.DecodeError, ValueError, RecursionError)
 
 
 @final
@@ -149,6 +151,8 @@ class Api:
         if method == "PUT":
             asked = _read(request, requests.PutConcurrency)
             self._management.reserve(function, asked.reserved_concurrent_executions)
+        elif method != "GET":
+            raise not_found(f"no such operation: {method} {request.path}")
         if function.reserved is None:
             return _show({})
         return _show({"ReservedConcurrentExecutions": function.reserved})
@@ -164,6 +168,8 @@ class Api:
         if method == "DELETE":
             management.unprovision(function, qualifier)
             return Response(204)
+        if method != "GET":
+            raise not_found(f"no such operation: {method} {request.path}")
         if request.query.get("List") == "ALL":
             each = [
                 {
@@ -178,7 +184,7 @@ class Api:
     def _list(self, request: Request) -> Shown:
         names = self._calling.names()
         after, most = request.query.get("Marker", ""), request.query.get("MaxItems", "")
-        count = min(_PAGE, int(most)) if most.isdecimal() and int(most) else _PAGE
+        count = int(most) if re.fullmatch("[1-9]|[1-4][0-9]", most) else _PAGE
         rest = [name for name in names if name > after]
         latest = [self._management.resolve(name)[1] for name in rest[:count]]
         shown: Shown = {"Functions": [each.describe(self._settings) for each in latest]}
@@ -222,7 +228,7 @@ class Api:
         payload = request.body or b"{}"
         try:
             msgspec.json.decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except _BAD_JSON as error:
             raise ServiceError(
                 400,
                 "InvalidRequestContentException",
@@ -234,7 +240,7 @@ class Api:
 def _read(request: Request, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(request.body or b"{}", type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # a ValidationError is one
+    except _BAD_JSON as error:
         raise invalid(f"1 validation error detected: {error}") from None
 
 
@@ -249,11 +255,12 @@ def _client_context(encoded: str) -> str:
     try:
         if len(encoded) > _CLIENT_CONTEXT_BYTES_MAX:
             raise invalid(f"Client context must be no more than {_CLIENT_CONTEXT_BYTES_MAX} bytes")
-        context = msgspec.json.decode(base64.b64decode(encoded, validate=True))
-    except (binascii.Error, msgspec.DecodeError, UnicodeDecodeError):
+        text = base64.b64decode(encoded, validate=True)
+        # Which leaves nothing but ASCII, unlike msgspec.
+        return json.dumps(msgspec.json.decode(text, type=dict[str, object]))
+    except _BAD_JSON:
         raise ServiceError(
             400,
             "InvalidRequestContentException",
             "Client context must be a valid Base64-encoded JSON object.",
         ) from None
-    return json.dumps(context)  # which leaves nothing but ASCII, unlike msgspec

@@ -43,9 +43,9 @@ def unpack(zipped: bytes, below: Path, settings: Settings) -> Code:
         unfinished.rename(code.directory)
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
         raise invalid("Could not unzip uploaded file. Please check your file.") from error
-    except OSError:
+    except (OSError, ValueError) as error:  # such as a file where a directory should be
         if not code.directory.is_dir():  # else somebody was faster, with the same
-            raise
+            raise invalid(f"Could not unzip uploaded file: {error}") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return code
@@ -53,9 +53,9 @@ def unpack(zipped: bytes, below: Path, settings: Settings) -> Code:
 
 def use_directory(directory: Path) -> Code:
     """Use files where they are; they are not looked at again when they change."""
-    directory = directory.resolve()
-    if not directory.is_dir():
+    if "\0" in str(directory) or not directory.is_dir():
         raise invalid(f"{directory} is not a directory")
+    directory = directory.resolve()
     digest, size_bytes = hashlib.sha256(), 0
     for path in sorted(directory.rglob("*")):
         if path.is_file():

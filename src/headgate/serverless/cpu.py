@@ -11,6 +11,8 @@ import fcntl
 import itertools
 import math
 import os
+import signal
+import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +24,7 @@ from headgate.serverless.settings import CpuMode
 # A quota is refilled this often: short, so that a small function runs evenly and not in fits.
 PERIOD_US: Final = 20_000
 QUOTA_US_MIN: Final = 1_000  # the kernel takes no less
+_PATIENCE_S: Final = 1.0  # with processes that have been killed
 THREAD_VARIABLES: Final = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -110,13 +113,17 @@ class _GroupShares:
                 os.sched_setaffinity(pid, self._cpus)
 
     def release(self, pid: int) -> None:
-        with suppress(
-            OSError
-        ):  # somebody it has left behind is still in there: `close` tries again
-            (self._group / str(pid)).rmdir()
+        group = self._group / str(pid)
+        _kill_all(group)  # whom it has left behind
+        with suppress(OSError):  # not all of them are dead yet: `close` tries again
+            group.rmdir()
 
     def close(self) -> None:
         _remove(self._group)
+        patience_s = time.monotonic() + _PATIENCE_S
+        while self._group.exists() and time.monotonic() < patience_s:
+            time.sleep(0.01)
+            _remove(self._group)
         if self._lock is not None:
             os.close(self._lock)
 
@@ -199,6 +206,14 @@ def _remove(group: Path) -> None:
     for each in (*group.glob("*/"), group):
         with suppress(OSError):
             each.rmdir()
+
+
+def _kill_all(group: Path) -> None:
+    with suppress(OSError):
+        for line in (group / "cgroup.procs").read_text().split():
+            if int(line) not in (0, os.getpid()):  # 0 is one that we cannot see
+                with suppress(ProcessLookupError):
+                    os.kill(int(line), signal.SIGKILL)
 
 
 def _lock(group: Path) -> int | None:

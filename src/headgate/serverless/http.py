@@ -17,6 +17,9 @@ from urllib.parse import parse_qsl, unquote
 import httptools
 
 _WAITING_MAX: Final = 64  # requests of one client behind the one that is handled
+_HEAD_BYTES_MAX: Final = 2**21  # a runtime may say in a header what went wrong, at some length
+_REQUEST_S_MAX: Final = 60.0  # from its first byte to its last
+_NO_HTTP: Final = b'{"Type":"User","message":"This is no HTTP request that can be read."}'
 
 Handler: TypeAlias = Callable[["Request", "Reply"], None]
 
@@ -115,6 +118,8 @@ class _Connection(asyncio.Protocol):
         self._is_busy = False
         self._url = b""
         self._headers: dict[str, str] = {}
+        self._head_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
         self._body = bytearray()
         self._is_too_long = False
 
@@ -125,9 +130,11 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._server.connections.add(self)
+        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.connections.discard(self)
+        self._stop_timer()
 
     def abort(self) -> None:
         self._transport.abort()
@@ -138,7 +145,7 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._transport.write(Response(400, b"{}").encode(closes=True))
+            self._transport.write(Response(400, _NO_HTTP).encode(closes=True))
             self._transport.close()
 
     def answer(self, response: Response, *, closes: bool) -> None:
@@ -156,11 +163,15 @@ class _Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         self._url, self._headers, self._body = b"", {}, bytearray()
         self._is_too_long = False
+        self._head_bytes = 0
+        self._start_timer()
 
     def on_url(self, url: bytes) -> None:
+        self._count(len(url))
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value))
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
@@ -174,6 +185,7 @@ class _Connection(asyncio.Protocol):
             self._body += body
 
     def on_message_complete(self) -> None:
+        self._stop_timer()
         url = httptools.parse_url(self._url)
         query = parse_qsl((url.query or b"").decode("latin-1"), keep_blank_values=True)
         method = self._parser.get_method().decode("latin-1")
@@ -186,6 +198,21 @@ class _Connection(asyncio.Protocol):
             return
         self._waiting.append((request, Reply(self, self._parser.should_keep_alive())))
         self._go_on()
+
+    def _count(self, head_bytes: int) -> None:
+        self._head_bytes += head_bytes
+        if self._head_bytes > _HEAD_BYTES_MAX:
+            raise ValueError("the head of a request is too long")  # the parser makes it its own
+
+    def _start_timer(self) -> None:
+        """Give up on a client that begins a request and does not end it, or never begins one."""
+        self._stop_timer()
+        self._timer = asyncio.get_running_loop().call_later(_REQUEST_S_MAX, self._transport.close)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _go_on(self) -> None:
         if self._waiting and not self._is_busy:

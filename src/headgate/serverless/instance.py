@@ -101,6 +101,9 @@ class Instance:
                 stderr=write_fd,
                 start_new_session=True,
             )
+        except BaseException:
+            self._close_channels()
+            raise
         finally:
             os.close(write_fd)
         self.pid = process.pid
@@ -268,15 +271,20 @@ class Instance:
     async def _await_end(self, process: asyncio.subprocess.Process) -> None:
         returned = await process.wait()
         self.has_ended = True
+        with suppress(ProcessLookupError):  # whom it has left behind in its session
+            os.killpg(self.pid, signal.SIGKILL)
         self._finish(self._exit_words(returned))
         self._shares.release(self.pid)
+        self._read_log()
+        self._close_channels()
+        self._on_end(self)
+
+    def _close_channels(self) -> None:
         if self._log_fd is not None:
-            self._read_log()
             asyncio.get_running_loop().remove_reader(self._log_fd)
             os.close(self._log_fd)
             self._log_fd = None
         self._server.close()
-        self._on_end(self)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -112,7 +112,7 @@ class Invoker:
         self.admission.grow(function)
         try:
             return await fleet.start()
-        except OSError as error:
+        except (OSError, ValueError) as error:  # such as a directory that is gone
             raise ServiceError(500, "ServiceException", f"no instance: {error}") from error
 
     def _record(self, call: Invocation, instance: Instance, ended: Ended) -> BillingRecord:

@@ -14,7 +14,7 @@ from headgate.serverless.code import Code, unpack, use_directory
 from headgate.serverless.errors import ServiceError, conflict, invalid, not_found
 from headgate.serverless.function import LATEST, Alias, Function, FunctionVersion
 from headgate.serverless.invoker import Invoker
-from headgate.serverless.requests import check_environment, check_range
+from headgate.serverless.requests import check_environment, check_handler, check_range
 from headgate.serverless.settings import Settings
 
 # A bare name, or the whole or the end of an ARN; with a version or an alias, or without.
@@ -59,12 +59,10 @@ class Management:
         match = _NAME.fullmatch(asked.function_name)
         if match is None or match["qualifier"]:
             raise invalid(f"Value '{asked.function_name}' at 'functionName' is not a name")
-        if not asked.handler:
-            raise invalid("Handler is mandatory, also for a directory")
         made = FunctionVersion(
             name=match["name"],
+            handler=check_handler(asked.handler),
             code=await self._code(asked.code),
-            handler=asked.handler,
             memory_mb=self._memory_mb(asked.memory_size),
             timeout_s=self._timeout_s(asked.timeout),
             environment=check_environment(asked.environment.variables if asked.environment else {}),
@@ -98,9 +96,11 @@ class Management:
         """Change what is named."""
         changes: dict[str, object] = {
             name: getattr(asked, name)
-            for name in ("handler", "runtime", "role", "description")
+            for name in ("runtime", "role", "description")
             if getattr(asked, name) is not UNSET
         }
+        if asked.handler is not UNSET:
+            changes["handler"] = check_handler(asked.handler)
         if asked.timeout is not UNSET:
             changes["timeout_s"] = self._timeout_s(asked.timeout)
         if asked.memory_size is not UNSET:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -90,7 +92,13 @@ class PutProvisioned(msgspec.Struct, rename="pascal"):
 
 
 def check_environment(variables: dict[str, str]) -> dict[str, str]:
-    """Return the variables, unless the platform sets one of them itself."""
+    """Return the variables, unless one cannot be, or is the platform's own."""
+    for name, value in variables.items():
+        if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name) or "\0" in value:
+            raise invalid(
+                f"1 validation error detected: Value at 'environment.variables.{name}' failed to "
+                "satisfy constraint: names are letters, digits and _, values have no NUL"
+            )
     taken = sorted(RESERVED & variables.keys())
     if taken:
         raise invalid(
@@ -99,6 +107,18 @@ def check_environment(variables: dict[str, str]) -> dict[str, str]:
             f"for modification. Reserved keys used in this request: {', '.join(taken)}"
         )
     return variables
+
+
+def check_handler(handler: str) -> str:
+    """Return what a runtime can be told to import."""
+    if not handler:
+        raise invalid("Handler is mandatory, also for a directory")
+    if not re.fullmatch(r"\S{1,128}", handler) or not handler.isprintable():
+        raise invalid(
+            "1 validation error detected: Value at 'handler' failed to satisfy constraint: up to "
+            "128 characters, none of them a space"
+        )
+    return handler
 
 
 def check_range(name: str, value: int, least: int, most: int) -> int:

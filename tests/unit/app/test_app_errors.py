@@ -279,3 +279,21 @@ def test_a_structure_that_contains_itself_is_refused() -> None:
     settings: dict[str, object] = {"name": "balance"}
     settings["again"] = settings
     assert "is too large or contains itself" in line_of("policy", settings)
+
+
+def test_budgets_and_rests_of_a_guard() -> None:
+    """A budget is plain dollars; a rest cannot be longer than the longest."""
+    spec = {"functions": {"a": A}, "pools": {"s": {"tier": "serverless", "memory": "1GB"}}}
+    pool = spec["pools"]["s"]
+    pool["guard"] = {"budget_per_day": "$10", "budget_per_minute": "$0.05"}
+    guard = from_spec(spec, "app.yaml").app.pools[0].guard
+    assert (guard.usd_per_day, guard.usd_per_minute) == (10.0, 0.05)
+    for written, line in (
+        ({"budget_per_day": "$10/1k"}, "budget_per_day: '$10/1k': unknown unit '/1k' (allowed: $1"),
+        ({"budget_per_day": 10}, "budget_per_day: 10: is a number (allowed: an amount such as $10"),
+        ({"rest": "9s", "rest_max": "5s"}, "rest: '9s': is longer than `rest_max` (allowed: up to"),
+    ):
+        pool["guard"] = written
+        with pytest.raises(ConfigError) as caught:
+            from_spec(spec, "app.yaml")
+        assert str(caught.value).startswith(f"app.yaml: pools.s.guard.{line}")

@@ -81,6 +81,7 @@ def test_types_by_name() -> None:
     [
         ("price: $0.30/h", "price: $0.30", "instances.node.price: '$0.30': needs a unit"),
         ("cpus: 12", "cpus: 0", "instances.node.cpus: 0.0: must be more than zero"),
+        ("cpus: 12", "cpus: 2.1234", "instances.node.cpus: 2.1234: is finer than a thousandth"),
         ("memory: 64GB", "memory: 64", "instances.node.memory: 64: "),
         ("memory", "memori", "'memori': unknown key, did you mean memory?"),
         ('"2026-01-02"', '"January"', "as_of: 'January'"),
@@ -100,6 +101,9 @@ def test_sizes_that_make_no_sense(tmp_path: Path) -> None:
     for sizes, problem in (
         ("least: 2GiB, most: 1GiB, step: 1GiB", "is more than `most`"),
         ("least: 1MiB, most: 9GiB, step: 1MiB", "too many sizes"),
+        ("least: 1GB, most: 9GB, step: 1GB", "is no whole number of MiB"),
+        ("least: 0B, most: 9GiB, step: 1GiB", "is no whole number of MiB"),
+        ("least: 1GiB, most: unlimited, step: 1GiB", "is not a number with a unit"),
     ):
         with pytest.raises(ConfigError, match=problem):
             read_prices([write(tmp_path / "own.yaml", text.replace("SIZES", sizes))])

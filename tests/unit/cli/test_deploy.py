@@ -136,6 +136,7 @@ def test_packing_is_the_same_every_time(app: str, tmp_path: Path) -> None:
         ("import nothing_of_this_name\n", "ModuleNotFoundError: No module named 'nothing_of_thi"),
         ("def (:\n", "SyntaxError: invalid syntax"),
         ("raise SystemExit\n", "it exits"),
+        ("import os; os._exit(0)\n", "it exits with 0"),
     ],
 )
 def test_code_that_does_not_import(app: str, mine: str, said: str) -> None:
@@ -187,6 +188,46 @@ def test_what_is_missing(
     assert complaint(*to_platform, "*.none").endswith("--include: '*.none': matches no file")
     monkeypatch.setitem(sys.modules, "boto3", None)
     assert complaint(*to) == "deploy: boto3 is not installed: pip install boto3"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--include", "../secret"), "deploy: --include: '../secret': is no pattern"),
+        (("--include", "/etc/hosts"), "deploy: --include: '/etc/hosts': is no pattern"),
+        (("--include", ""), "deploy: --include: '': is no pattern"),
+        (("--zip", "app.yaml"), "app.yaml: --zip: is no zip file"),
+        (("--endpoint-url", "http://[::1"), "deploy: --endpoint-url: 'http://[::1': is no addr"),
+        (("--endpoint-url", "http://a:b"), "deploy: --endpoint-url: 'http://a:b': is no address"),
+        (("--endpoint-url", ""), "deploy: --endpoint-url: '': is no address"),
+        (("--function", "a\nRUN b"), "deploy: --function: 'a\\nRUN b': is no name"),
+    ],
+)
+def test_options_that_do_harm(
+    app: str, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], said: str
+) -> None:
+    """Nothing outside of the package is read or written, least of all the application."""
+    monkeypatch.chdir(Path(app).parent)
+    before = Path(app).read_text()
+    packs = () if options[0] == "--endpoint-url" else ("--package-only",)
+    line = complaint("deploy", "lambda", "app.yaml", "--function", "f", *packs, *options)
+    assert line.startswith(said)
+    assert Path(app).read_text() == before
+
+
+def test_a_directory_beside_the_working_one(app: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be imported leaves nothing that would be in the way of the next try."""
+    home = Path(app).parent
+    monkeypatch.chdir(home)
+    (home / "loop").symlink_to(home)
+    to = ("deploy", "lambda", app, "--function", "f", "--package-only", "--directory", "image")
+    mine = (home / "mine.py").read_text()
+    write(home / "mine.py", "import nothing_of_this_name\n")
+    assert "does not import" in complaint(*to)
+    write(home / "mine.py", mine)
+    ended = headgate(*to)
+    assert (ended.code, ended.err) == (0, "")
+    assert (home / "image" / "mine.py").is_file() and not (home / "image" / "loop").exists()
 
 
 def test_a_package_that_is_too_large(app: str) -> None:

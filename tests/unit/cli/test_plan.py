@@ -208,3 +208,50 @@ def test_it_does_not_write_over_what_it_reads(app: str) -> None:
     before = Path(app).read_text()
     assert headgate("plan", app, "--write", app).code == 2
     assert Path(app).read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "problem"),
+    [
+        (("points", 3, "concurrency"), 10**9, "points[3].concurrency: 1000000000: cannot be"),
+        (("points", 3, "cores"), 1e-300, "points[3].cores: 1e-300: cannot be"),
+        (("points", 3, "p99_ms"), 1e300, "points[3].p99_ms: 1e+300: cannot be"),
+        (("cold_start", "load_ms"), -1.0, "cold_start.load_ms: -1.0: cannot be"),
+        (("peak_memory_bytes",), -1, "peak_memory_bytes: -1: cannot be"),
+        (("points", 3, "batch"), "x", "Expected `int`, got `str` - at `$.points[3].batch`"),
+    ],
+)
+def test_a_profile_that_nobody_has_measured(
+    app: str, tmp_path: Path, path: tuple[str | int, ...], value: object, problem: str
+) -> None:
+    """It must be refused before anything goes through every concurrency up to a billion."""
+    document = json.loads(Path(app).with_suffix(".profile.json").read_text())
+    place = document
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = value
+    damaged = write(tmp_path / "damaged.json", json.dumps(document))
+    ended = headgate("plan", app, "--profile", damaged)
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert problem in ended.err
+
+
+def test_a_profile_without_end(app: str, tmp_path: Path) -> None:
+    deep = write(tmp_path / "deep.json", "[" * 100_000)
+    assert "deep.json: is no JSON: " in headgate("plan", app, "--profile", deep).err
+
+
+def test_nobody_comes(app: str) -> None:
+    ended = headgate("plan", app, "--arrivals", "closed:clients=0")
+    assert ended.code == 2
+    assert "there are no requests for recommend to plan for" in ended.err
+
+
+def test_own_prices_are_not_written_over(app: str, tmp_path: Path) -> None:
+    own = 'title: t\nas_of: "2026-01-02"\ninstances: {n: {cpus: 8, memory: unlimited, price: $1/h}}'
+    prices, out = write(tmp_path / "own.yaml", own), tmp_path / "planned.yaml"
+    ended = headgate("plan", app, "--prices", prices, "--write", prices)
+    assert "would be written over" in ended.err
+    found = planned(app, "--prices", prices, "--no-functions", "--write", out)
+    assert found["mix"]["instances"] > 0
+    assert headgate("check", out, "--json").json["spec"]["pools"]["n"]["memory"] == "unlimited"

@@ -13,6 +13,7 @@ from headgate.core.units import (
     format_size,
     parse_duration,
     parse_fraction,
+    parse_dollars,
     parse_price_per_gb_second,
     parse_price_per_hour,
     parse_price_per_request,
@@ -106,6 +107,16 @@ def test_prices() -> None:
     assert parse_price_per_hour("$0.0001/s") == 0.36
     assert parse_price_per_gb_second("$0.0000166667/GB-s") == 0.0000166667
     assert parse_price_per_request("$0.20/1M") == 2e-7
+
+
+def test_amounts_have_a_dollar_and_no_unit() -> None:
+    assert [parse_dollars(text) for text in ("$10", "$0.05", "$ 1e2", "$0")] == [10, 0.05, 100, 0]
+    for value in ("10", 10, "$", "$-1", "$10/1k", "$10/h", "5€", "$nan", "$ten", True, None):
+        with pytest.raises(ConfigError) as caught:
+            parse_dollars(value, where="app.yaml", key="guard.budget_per_day")
+        line = str(caught.value)
+        assert line.startswith("app.yaml: guard.budget_per_day: ")
+        assert line.endswith("(allowed: $10, $0.05)")
 
 
 @pytest.mark.parametrize(("value", "expected"), [("99.9%", 0.999), ("0.999", 0.999), (0.5, 0.5)])

@@ -11,7 +11,6 @@ from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.experiments._hybrid_arrivals import (
     PEAK_STEP_NS,
-    QUICK_TRACES,
     TRACES,
     Trace,
     busiest_per_s,
@@ -47,15 +46,6 @@ def test_seeds_differ_and_repeat() -> None:
     first, again, other = (draw_arrivals.__wrapped__(TRACES[5], 22.0, None, s) for s in (0, 0, 1))
     assert first.times_ns.tolist() == again.times_ns.tolist()
     assert len(first) != len(other)
-
-
-def test_the_quick_form_has_the_same_traces_and_fewer_arrivals() -> None:
-    assert [trace.name for trace in QUICK_TRACES] == NAMES
-    quick, long = (
-        sum(len(draw_arrivals(trace, 22.0, None)) for trace in traces)
-        for traces in (QUICK_TRACES, TRACES)
-    )
-    assert quick < 0.7 * long
 
 
 def test_a_directory_without_the_traces_is_an_error(tmp_path: Path) -> None:

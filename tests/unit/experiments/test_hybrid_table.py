@@ -71,7 +71,8 @@ def test_a_row_per_trace_and_policy_and_one_for_the_clairvoyant() -> None:
         "headgate",
         "clairvoyant",
     ]
-    assert len(rows) == 10
+    assert len(rows) == 10 + 4
+    assert rows[-1] == {"policy": "headgate", "settings": "the defaults"}
     assert rows[3]["cost / clairvoyant"] == pytest.approx(1.5)
     assert rows[4]["functions $"] == 0.25
 

@@ -61,10 +61,11 @@ class HybridRig:
         functions: int = 1,
         warm: int = 1,
         latency_ms: int = 2_000,
+        start_ms: int = 0,
         **settings: object,
     ) -> None:
         kind = find_policy(policy)
-        app = _app(pools, functions, warm, latency_ms)
+        app = _app(pools, functions, warm, latency_ms, start_ms)
         self.scheduler = Scheduler(app, kind, kind.config(**settings), validate=True)
         self.view = self.scheduler.view
         self.now_ns = 0
@@ -153,14 +154,16 @@ def _is_start_of(stop: StopInstance, event: Event) -> bool:
     return isinstance(event, InstanceStarted) and event.instance_id == stop.instance_id
 
 
-def _app(pools: tuple[Pool, ...], functions: int, warm: int, latency_ms: int) -> App:
+def _app(pools: tuple[Pool, ...], functions: int, warm: int, latency_ms: int, start_ms: int) -> App:
+    """Only on a platform a start takes time: on a node of the rig it is the boot that does."""
     made: list[Function] = []
     variants = 0
     for id in range(functions):
         own: list[Variant] = []
         for pool in pools:
             is_cloud = pool.serverless is not None
-            profile = Profile((300 * MS,)) if is_cloud else Profile((LONE_MS * MS,), SHARED)
+            called = Profile((300 * MS,), start_ns=start_ms * MS)
+            profile = called if is_cloud else Profile((LONE_MS * MS,), SHARED)
             name = f"f{id}-{pool.name}"
             own.append(Variant(variants, name, id, (pool.id,), profile, concurrency=pool.slots))
             variants += 1

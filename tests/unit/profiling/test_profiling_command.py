@@ -77,6 +77,9 @@ def test_json_is_what_the_file_holds(place: Path) -> None:
         (("--import", "table.csv", "--function", "b"), "unknown function"),
         (("--import", "table.csv", "--out", "no/profile.json"), "--out: 'no/profile.json'"),
         (("--import", "table.csv", "--out", "table.csv"), "would be written over"),
+        (("--import", "table.csv", "--out", "a.png"), "--out: 'a.png': is where the figure goes"),
+        (("--import", "table.csv", "--out", "a", "--figure", "a"), "is where the figure goes"),
+        (("served.yaml", "--function", "one", "--store", ""), "--store: '': is empty"),
     ],
 )
 def test_bad_input_is_one_line(place: Path, arguments: tuple[str, ...], problem: str) -> None:

@@ -73,6 +73,8 @@ def test_a_table_without_names_takes_the_given_one(tmp_path: Path) -> None:
         ("cores,p50_ms\n0,1\n", "f", "cores: '0'"),
         ("cores,p50_ms,concurrency\n1,1,1.5\n", "f", "concurrency: '1.5': must be a whole"),
         ("cores,p50_ms\n", "f", "holds no times of f"),
+        ("cores,p50_ms,concurrency\n1,1,1e9\n", "f", "points[0].concurrency: 1000000000: cannot"),
+        ("cores,p50_ms\n1,1e300\n", "f", "mean_ms: 1e+300: cannot be (allowed: 1e-06 to 100,0"),
     ],
 )
 def test_what_cannot_be_used_is_refused(

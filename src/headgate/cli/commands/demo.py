@@ -16,14 +16,13 @@ from headgate.cli.progress import Progress
 from headgate.cli.rows import rows_table
 from headgate.cli.screen import hanging, show
 from headgate.core.errors import ConfigError
-from headgate.demo.application import MODEL
 from headgate.demo.hybrid import PROFILE_S, Planned, Shown, perform, prepare
 from headgate.demo.page import run_rows, write_page
 from headgate.demo.scale import Course
 from headgate.profiling.machine import usable_cores
 
 _BUSY: Final = 0.5  # runnable processes of others, on average over a minute
-EXAMPLE: Final = Path(headgate.__file__).parents[2] / "examples" / "recommender"
+MODEL: Final = Path(headgate.__file__).parents[2] / "examples/recommender/recommender.onnx"
 
 
 @click.group("demo")
@@ -47,10 +46,9 @@ def hybrid(step_s: float, report: Path) -> None:
     Profiles it on this machine, plans, serves it from one core, and sends what is too much for it
     to functions on another. Then simulates the same, and says whether the two agree.
     """
-    app = EXAMPLE / "app.yaml"
-    if not app.is_file():
+    if not MODEL.is_file():
         problem = "is not there: the demonstration needs a checkout of Headgate"
-        raise ConfigError(problem, where=str(app))
+        raise ConfigError(problem, where=str(MODEL))
     make_directory(report, "--report")
     load = os.getloadavg()[0]
     if load > _BUSY:
@@ -58,11 +56,11 @@ def hybrid(step_s: float, report: Path) -> None:
             Text(f"This machine is busy (load {load:.1f}): what is measured now will be.", "yellow")
         )
     with Progress("profiling the recommender") as progress:
-        planned = prepare(app, Course(step_s=step_s), PROFILE_S, progress.say)
+        planned = prepare(MODEL, Course(step_s=step_s), PROFILE_S, progress.say)
     words = sentences(planned.plan, planned.scale.measured, None, planned.prices)
     _show_plan(planned, words)
     with Progress("serving") as progress:
-        shown = perform(planned, EXAMPLE / MODEL, progress.say)
+        shown = perform(planned, progress.say)
     with writing(report, "--report"):
         page = write_page(shown, words, report)
     _show_runs(shown)
@@ -71,7 +69,7 @@ def hybrid(step_s: float, report: Path) -> None:
 
 def _show_plan(planned: Planned, words: list[str]) -> None:
     scale = planned.scale
-    show(Text(f"The recommender, {scale.items} sessions a request, on this machine\n", "bold"))
+    show(Text(f"The recommender, {scale.sessions} sessions a request, on this machine\n", "bold"))
     times = [
         {
             "at_once": point.concurrency,

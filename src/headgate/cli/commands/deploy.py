@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
@@ -21,7 +24,7 @@ from headgate.deploy.package import rough_size
 HANDLER = "headgate.functions.lambda_handler.handle"
 
 
-@click.group("deploy")
+@click.group("deploy", no_args_is_help=False)
 def command() -> None:
     """Take an application to where functions run."""
 
@@ -63,6 +66,7 @@ def deploy_lambda(
     headgate deploy lambda app.yaml --function resnet --bundle --directory image/
     """
     loaded = _load(app, only)
+    _check_name(name)
     _check_targets(zip_file, directory)
     creates = not package_only and (directory is None or is_embedded(endpoint_url))
     client = connect(endpoint_url) if creates else None  # before anything takes time
@@ -70,7 +74,11 @@ def deploy_lambda(
     if only is not None:
         environment["HEADGATE_FUNCTION"] = only
     is_zipped = directory is None
-    with tempfile.TemporaryDirectory(prefix="headgate-deploy-") as scratch:
+    with ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="headgate-deploy-"))
+        unfinished = stack.enter_context(ExitStack())
+        if directory is not None:
+            unfinished.callback(shutil.rmtree, directory, ignore_errors=True)
         target = directory or Path(scratch) / "package"
         package = pack(Path(app), loaded, target, include=include, is_zipped=is_zipped)
         if bundles:
@@ -84,6 +92,7 @@ def deploy_lambda(
             write_dockerfile(package, name, handler, environment, is_bundled=bundles)
         function = LambdaFunction(name, handler, memory_mb, timeout_s, environment, code, role)
         how = None if client is None else deploy(client, function, endpoint_url)
+        unfinished.pop_all()
         _tell(package, zip_file or directory)
     if how is not None:
         click.echo(f"{how} {name}: {memory_mb} MB, {timeout_s} s, {handler}")
@@ -104,9 +113,18 @@ def _load(app: str, only: str | None) -> LoadedApp:
     return loaded
 
 
+def _check_name(name: str) -> None:
+    if not re.fullmatch("[A-Za-z0-9_-]{1,64}", name):
+        allowed = "up to 64 letters, digits, - and _"
+        raise ConfigError("is no name", where="deploy", key="--function", value=name,
+                          allowed=allowed)  # fmt: skip
+
+
 def _check_targets(zip_file: Path | None, directory: Path | None) -> None:
     if zip_file is not None and directory is not None:
         raise ConfigError("--zip and --directory exclude each other", where="deploy")
+    if zip_file is not None and zip_file.suffix != ".zip":  # it may be what is to be packed
+        raise ConfigError("is no zip file", where=str(zip_file), key="--zip", allowed="f.zip")
     if zip_file is not None and (zip_file.is_dir() or not zip_file.parent.is_dir()):
         raise ConfigError("cannot be written there", where=str(zip_file), key="--zip")
     if directory is not None:

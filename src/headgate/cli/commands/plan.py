@@ -131,7 +131,8 @@ def command(
         raise ConfigError(problem, where=app, key=f"pipelines.{pipeline.name}.slo")
     words = sentences(plan, measured, declared(loaded.app, function, measured, plan), listed)
     if write is not None:
-        check_not_read(write, "--write", [Path(app), measured_at, *trace_files(loaded, options)])
+        read = [Path(app), measured_at, *map(Path, prices), *trace_files(loaded, options)]
+        check_not_read(write, "--write", read)
         spec = with_workload(planned_spec(loaded, function, measured, plan), pipeline, options)
         _write(write, spec, words)
     if as_json:

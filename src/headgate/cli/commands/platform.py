@@ -56,8 +56,9 @@ def command(
     def stop(number: int, frame: FrameType | None) -> None:
         end.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, stop)
     with EmbeddedPlatform(directory, host=host, port=port, settings=settings) as platform:
         click.echo(f"platform {platform.url}  (CPU: {platform.cpu}; Ctrl-C ends it)")
         click.echo(f"  boto3.client('lambda', endpoint_url='{platform.url}', ...)")

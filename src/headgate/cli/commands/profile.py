@@ -203,6 +203,9 @@ def _check(app: str | None, tables: tuple[Path, ...], out: Path, figure: Path | 
         check_not_read(path, option, read)
         if path is not None and not path.parent.is_dir():
             raise ConfigError("cannot be written there", where=option, value=str(path))
+    if (figure or out.with_suffix(".png")).resolve() == out.resolve():
+        raise ConfigError("is where the figure goes", where="--out", value=str(out),
+                          allowed="profile.json")  # fmt: skip
     if figure is not None:
         new_figure()
 
@@ -241,6 +244,9 @@ def _settings(
     if cores[-1] > there:
         has = f"this machine has {there} core{'' if there == 1 else 's'} to use"
         raise ConfigError(has, where="--cores", value=cores[-1], allowed=f"1 to {there}")
+    if store is not None and not store.strip():
+        allowed = "a directory, s3://bucket/prefix"
+        raise ConfigError("is empty", where="--store", value=store, allowed=allowed)
     batches = grid.batches or tuple(sorted({1, min(BATCH_MAX, batch_max)}))
     return Settings(cores, grid.concurrency, batches, budget_s, precision, store)
 

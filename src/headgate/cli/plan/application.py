@@ -9,6 +9,7 @@ from typing import Final, cast
 
 from headgate.app import LoadedApp
 from headgate.cli.workload import WorkloadOptions
+from headgate.core.clock import NEVER_NS
 from headgate.core.model import Function, Pipeline, Profile
 from headgate.core.units import format_duration, format_size
 from headgate.planning.characterisation import Characterisation, profile_of
@@ -107,7 +108,9 @@ def _instances(mix: Mix, site: Site, base: Spec) -> Spec:
         "nodes": most,
         "slots": site.threshold,
         "cpus": offer.cpus,
-        "memory": format_size(offer.memory_bytes),
+        "memory": "unlimited"
+        if offer.memory_bytes == NEVER_NS
+        else format_size(offer.memory_bytes),
         "price": f"${_plain(offer.usd_per_hour)}/h",
         "boot": format_duration(offer.boot_ns),
         "network": format_duration(offer.network_ns),

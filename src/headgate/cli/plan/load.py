@@ -30,12 +30,13 @@ def load_of(
     if (len(times_ns) and loops) or len({loop.think_ns for loop in loops}) > 1:
         problem = "clients that wait for answers come together with other requests"
         raise ConfigError(problem, where="the workload", allowed="one kind at a time")
-    if loops:
-        return _closed(loops, lone_ms)
-    if not len(times_ns):
+    clients = (
+        step.clients for loop in loops for step in loop.steps if step.at_ns < loop.duration_ns
+    )
+    if not len(times_ns) and not any(clients):
         problem = f"there are no requests for {function.name} to plan for"
         raise ConfigError(problem, where="the workload", allowed="--arrivals SPEC, --trace FILE")
-    return open_load(times_ns, workload.window_ns, slo_ms)
+    return _closed(loops, lone_ms) if loops else open_load(times_ns, workload.window_ns, slo_ms)
 
 
 def _times_ns(arrivals: Arrivals | None, others: set[str]) -> Ints:

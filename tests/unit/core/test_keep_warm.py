@@ -1,0 +1,137 @@
+"""Standing wishes for warm instances, and calls to a pool whose way out is closed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from headgate.core.actions import Dispatch, KeepWarm
+from headgate.core.clock import MINUTE_NS
+from headgate.core.events import BatchFailed, BatchFinished, RequestArrived, TimerFired
+from headgate.core.model import Guard, Pool, Serverless
+from headgate.core.wire import from_wire
+
+from .rig import Rig, wires
+from .toys import Puppet, make_app, make_function
+
+GPU = Pool(0, "gpu")
+TERMS = Serverless(1 << 30, concurrency_max=5, usd_per_request=1.0)
+CLOUD = Pool(1, "cloud", nodes=0, serverless=TERMS, guard=Guard(failures_max=1, rest_ns=100))
+BOTH = make_function(0, pool_ids=(0, 1))
+NODES = make_function(1, pool_ids=(0,))
+
+
+def keep(count: int, *, is_provisioned: bool = False) -> Callable[[Puppet], object]:
+    return lambda puppet: puppet.orders.keep_warm(
+        BOTH.variants[0], CLOUD, count, is_provisioned=is_provisioned
+    )
+
+
+def call(task_id: int, pool: Pool = CLOUD) -> Callable[[Puppet], object]:
+    return lambda puppet: puppet.orders.dispatch_to_pool([puppet.task(task_id)], pool)
+
+
+def make(make_rig: type[Rig], pool: Pool = CLOUD) -> Rig:
+    """Two requests wait; request n has task 256 n."""
+    rig = make_rig(make_app(BOTH, NODES, pools=[GPU, pool]), Puppet)
+    rig.at(0, RequestArrived(0, 0))
+    rig.at(0, RequestArrived(1, 0))
+    return rig
+
+
+# --- keeping warm -------------------------------------------------------------------------------
+
+
+def test_a_wish_is_passed_on_and_remembered(make_rig: type[Rig]) -> None:
+    rig = make(make_rig)
+    assert rig.order(1, keep(3)) == wires(KeepWarm(1, 0, 3, False))
+    assert rig.view.kept_warm == {(1, 0): (3, False)}
+
+
+def test_only_what_is_news_is_passed_on(make_rig: type[Rig]) -> None:
+    """Nothing is kept to begin with, so to wish for nothing is no news."""
+    rig = make(make_rig)
+    assert rig.order(1, keep(0)) == []
+    rig.order(2, keep(3))
+    assert rig.order(3, keep(3)) == []
+    assert rig.order(4, keep(3, is_provisioned=True)) == wires(KeepWarm(1, 0, 3, True))
+    assert rig.order(5, keep(0)) == wires(KeepWarm(1, 0, 0, False))
+
+
+def test_a_wish_holds_while_the_way_out_is_closed(make_rig: type[Rig]) -> None:
+    """What is kept ready is wanted when it opens again."""
+    rig = make(make_rig)
+    rig.order(1, call(0))
+    rig.at(2, BatchFailed(0, "broken"))
+    assert not rig.view.is_pool_open(1)
+    assert rig.order(3, keep(2)) == wires(KeepWarm(1, 0, 2, False))
+
+
+@pytest.mark.parametrize(("count", "is_legal"), [(-1, False), (0, True), (5, True), (6, False)])
+def test_no_more_are_kept_than_the_platform_runs(
+    make_rig: type[Rig], count: int, is_legal: bool
+) -> None:
+    rig = make(make_rig)
+    rig.order(1, keep(1))
+    if is_legal:
+        assert rig.order(1, keep(count)) == wires(KeepWarm(1, 0, count, False))
+    else:
+        rig.forbids(keep(count), f"pool cloud cannot keep {count} instances")
+
+
+def test_nothing_is_kept_warm_where_there_is_no_platform(make_rig: type[Rig]) -> None:
+    rig = make(make_rig)
+    variant = BOTH.variants[0]
+    rig.forbids(lambda p: p.orders.keep_warm(variant, GPU, 1), "pool gpu keeps nothing warm of v0")
+
+
+def test_nothing_is_kept_warm_that_does_not_run_there(make_rig: type[Rig]) -> None:
+    rig = make(make_rig)
+    variant = NODES.variants[0]
+    rig.forbids(lambda p: p.orders.keep_warm(variant, CLOUD, 1), "keeps nothing warm of v1")
+
+
+def test_a_wish_survives_the_wire() -> None:
+    (wire,) = wires(KeepWarm(1, 0, 3, True))
+    wish = from_wire(wire)
+    assert isinstance(wish, KeepWarm)
+    assert (wish.pool_id, wish.variant_id, wish.count, wish.is_provisioned) == (1, 0, 3, True)
+
+
+# --- a pool that is closed ----------------------------------------------------------------------
+
+
+def test_nothing_goes_to_a_pool_whose_breaker_is_open(make_rig: type[Rig]) -> None:
+    rig = make(make_rig)
+    rig.order(1, call(0))
+    rig.at(2, BatchFailed(0, "broken"))
+    rig.forbids(call(256), "pool cloud is closed: its breaker or its budget")
+    rig.at(102, TimerFired(("unblock_pool", 1)))
+    assert ("pool open", 1) in rig.puppet.heard
+    (sent,) = rig.order(102, call(256))
+    assert isinstance(from_wire(sent), Dispatch)
+
+
+def test_a_pool_that_is_tried_takes_one_call_at_a_time(make_rig: type[Rig]) -> None:
+    rig = make(make_rig)
+    rig.order(1, call(0))
+    rig.at(2, BatchFailed(0, "broken"))
+    rig.at(102, TimerFired(("unblock_pool", 1)))
+    rig.order(102, call(256))
+    rig.forbids(call(0), "pool cloud is closed")
+    rig.at(110, BatchFinished(1))
+    assert rig.order(110, call(0)) != []
+
+
+def test_nothing_goes_to_a_pool_whose_budget_is_spent(make_rig: type[Rig]) -> None:
+    """The first call costs the dollar that a minute has; what it took is known before it ends."""
+    pool = replace(CLOUD, guard=Guard(usd_per_minute=1.0))
+    rig = make(make_rig, pool)
+    rig.order(1, call(0, pool))
+    rig.forbids(call(256, pool), "its budget")
+    rig.at(2, BatchFinished(0))
+    rig.forbids(call(256, pool), "its budget")
+    rig.at(MINUTE_NS, TimerFired(("unblock_pool", 1)))
+    assert rig.order(MINUTE_NS, call(256, pool)) != []

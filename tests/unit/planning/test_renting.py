@@ -1,0 +1,135 @@
+"""Which elastic pools to rent how much of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headgate.core.clock import SECOND_NS
+from headgate.core.model import (
+    App,
+    Function,
+    Pipeline,
+    Pool,
+    Profile,
+    Serverless,
+    Slo,
+    Stage,
+    Tier,
+    Variant,
+)
+from headgate.core.policy import Target
+from headgate.planning.outlet import find_outlet
+from headgate.planning.renting import Renting
+
+MS = 1_000_000
+S = SECOND_NS
+OWN = Pool(0, "own", Tier.DEDICATED, nodes=4)
+# A node does ten in a second, for 0.001 USD; a call of 100 ms costs 0.0002 USD: from five on.
+RENTED = replace(OWN, is_elastic=True, boot_ns=100 * S, usd_per_hour=3.6)
+CLOUD = Pool(1, "cloud", Tier.SERVERLESS, serverless=Serverless(1 << 30, usd_per_gb_s=0.002))
+
+
+def make_app(*pools: Pool, functions: int = 1, warm: int = 0) -> App:
+    """Every function takes 100 ms on every pool."""
+    profile = Profile((100 * MS,))
+    ids = tuple(pool.id for pool in pools)
+    made = tuple(
+        Function(id, f"f{id}", (Variant(id, f"f{id}", id, ids, profile),), warm=warm)
+        for id in range(functions)
+    )
+    slo = Slo(S)
+    return App(made, tuple(Pipeline(f.id, f.name, (Stage(f),), slo) for f in made), pools)
+
+
+def renting(app: App) -> Renting:
+    return Renting(app, [find_outlet(app, f, 3_600 * S) for f in app.functions], 1_800 * S)
+
+
+def load(
+    app: App, seconds: int, rate_per_s: int, *, pipeline: int = 0, closed: tuple[int, ...] = ()
+) -> list[int]:
+    """How many are wanted of each function at the end."""
+    rents = renting(app)
+    for second in range(seconds):
+        for number in range(rate_per_s):
+            rents.arrived(second * S + number * S // rate_per_s, app.pipelines[pipeline], 1)
+        targets = rents.targets((second + 1) * S, closed)
+    return [target.count for target in targets]
+
+
+def test_what_is_ours_is_not_rented() -> None:
+    rents = renting(make_app(OWN, CLOUD))
+    assert not rents.is_needed
+    assert rents.targets(S, ()) == ()
+
+
+def test_it_begins_with_what_is_to_be_warm() -> None:
+    rents = renting(make_app(RENTED, CLOUD, warm=2))
+    assert rents.is_needed
+    assert rents.targets(0, ()) == (Target(0, 0, 2),)
+
+
+def test_warm_everywhere_is_no_more_than_there_is() -> None:
+    assert renting(make_app(RENTED, CLOUD, warm=99)).targets(0, ()) == (Target(0, 0, 4),)
+
+
+def test_with_a_platform_nothing_is_rented_that_does_not_pay() -> None:
+    assert load(make_app(RENTED, CLOUD), 600, 3) == [0]
+    assert load(make_app(RENTED, CLOUD), 600, 9) == [1]
+    assert load(make_app(RENTED, CLOUD), 600, 18) == [2]
+
+
+def test_without_a_platform_there_is_always_one() -> None:
+    assert load(make_app(RENTED), 600, 0) == [1]
+
+
+def test_without_a_platform_as_many_as_are_needed() -> None:
+    """A miss is dear: even a node that is little used is worth having."""
+    assert load(make_app(RENTED), 600, 22) == [3]
+
+
+def test_a_platform_that_is_closed_is_none() -> None:
+    assert load(make_app(RENTED, CLOUD), 600, 0, closed=(1,)) == [1]
+    assert load(make_app(RENTED, CLOUD), 600, 0, closed=(7,)) == [0]
+
+
+def test_nodes_without_a_price_are_rented_all_the_same() -> None:
+    """Nobody says what they cost; what is asked for is served, and what is not needed goes."""
+    free = replace(RENTED, usd_per_hour=0.0)
+    assert load(make_app(free), 600, 22) == [3]
+    assert load(make_app(free), 600, 0) == [1]
+
+
+def test_each_function_is_weighed_by_itself() -> None:
+    app = make_app(RENTED, CLOUD, functions=2)
+    assert load(app, 600, 9, pipeline=1) == [0, 1]
+
+
+def test_a_pipeline_counts_for_each_of_its_functions() -> None:
+    app = make_app(RENTED, CLOUD, functions=2)
+    stages = tuple(Stage(f) for f in app.functions)
+    both = replace(app, pipelines=(Pipeline(0, "both", stages, Slo(S)),))
+    assert load(both, 600, 9) == [1, 1]
+
+
+def test_a_node_that_runs_several_at_once_is_worth_more() -> None:
+    """Four at once without slowing down: forty a second, so twenty need but one."""
+    app = make_app(replace(RENTED, slots=4), CLOUD)
+    (function,) = app.functions
+    wide = replace(function, variants=(replace(function.variants[0], concurrency=4),))
+    app = replace(app, functions=(wide,), pipelines=(Pipeline(0, "p", (Stage(wide),), Slo(S)),))
+    assert load(app, 600, 20) == [1]
+    assert load(make_app(RENTED, CLOUD), 600, 20) == [2]
+
+
+def test_what_is_ours_is_used_first() -> None:
+    """Two of ours do twenty in a second: of thirty only ten are left, enough for one."""
+    ours = replace(OWN, id=2, nodes=2)
+    rented, cloud = RENTED, CLOUD
+    assert load(make_app(rented, cloud, ours), 600, 18) == [0]
+    assert load(make_app(rented, cloud, ours), 600, 29) == [1]
+
+
+def test_of_what_is_ours_each_function_gets_its_part() -> None:
+    ours = replace(OWN, id=2, nodes=2)
+    assert load(make_app(RENTED, CLOUD, ours, functions=2), 600, 18) == [1, 0]

@@ -1,0 +1,342 @@
+"""The default policy with a platform beside its nodes, and with nodes for rent.
+
+A node answers one after the other, each in 360 ms; a function answers in 300 ms, after a start of
+400 ms where there is none. An answer is due after 2 s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hybrid_rig import BOOT_S, CLOUD, MS, NODES, RENTED, HybridRig
+
+from headgate.core.actions import Action, Dispatch, Settle, StartInstance
+from headgate.core.clock import MINUTE_NS, SECOND_NS
+from headgate.core.events import BatchFailed, BatchRefused, Refusal, RequestArrived
+from headgate.core.model import Guard, Pool, Serverless
+from headgate.core.outcome import Outcome, Rejection
+
+S = SECOND_NS
+ONE = replace(NODES, nodes=1)
+ALONE = replace(CLOUD, id=0)
+FEW = replace(CLOUD, guard=Guard(failures_max=1, rest_ns=5 * S))
+
+
+def rig_of(*pools: Pool, start_ms: int = 400, **options: int) -> HybridRig:
+    return HybridRig("headgate", pools=pools, start_ms=start_ms, **options)
+
+
+def awake(*pools: Pool, count: int = 12, **options: int) -> HybridRig:
+    """A burst has come and gone, so that functions are kept warm."""
+    rig = rig_of(*pools, **options)
+    rig.ask(count)
+    for _ in range(40):
+        rig.wait(300 * MS)
+        for batch_id in list(rig.out):
+            rig.finish(batch_id)
+    assert not rig.view.requests
+    return rig
+
+
+def functions_out(rig: HybridRig) -> int:
+    return sum(1 for place in rig.out.values() if place is None)
+
+
+def kept(rig: HybridRig) -> int:
+    return max((count for count, _ in rig.view.kept_warm.values()), default=0)
+
+
+def settled(actions: list[Action]) -> list[tuple[int, str]]:
+    return [(a.outcome, a.reason) for a in actions if isinstance(a, Settle)]
+
+
+def arrive(rig: HybridRig, deadline_ms: int = 0) -> list[Action]:
+    """One more request, due at another time than usual if that is said."""
+    deadline_ns = rig.now_ns + deadline_ms * MS if deadline_ms else 0
+    actions = rig.tell(RequestArrived(rig.requests, 0, 0, deadline_ns=deadline_ns))
+    rig.requests += 1
+    return actions
+
+
+def sent(actions: list[Action]) -> list[tuple[int, int | None]]:
+    """Which requests went where."""
+    dispatches = [a for a in actions if isinstance(a, Dispatch)]
+    return [(task_id // 256, d.node_id) for d in dispatches for task_id in d.task_ids]
+
+
+# --- spilling -----------------------------------------------------------------------------------
+
+
+def test_what_the_node_has_done_in_time_is_not_spilled() -> None:
+    """Four take 1.4 s of the 2 s."""
+    rig = awake(ONE, CLOUD)
+    assert rig.ask(4) == [0]
+    assert [rig.finish() for _ in range(4)] == [[0], [0], [0], []]
+
+
+def test_what_it_cannot_do_in_time_goes_to_functions_that_are_warm() -> None:
+    rig = awake(ONE, CLOUD)
+    places = rig.ask(7)
+    assert places[0] == 0
+    assert places[1:] == [None] * len(places[1:])
+    waiting = 7 - len(places)
+    assert 360 * (1 + waiting) < 2_000  # what is left is done in time,
+    assert 360 * (1 + waiting + 2) > 1_700  # and not much more was paid for than had to be
+
+
+def test_the_most_urgent_goes_and_the_others_stay() -> None:
+    rig = awake(ONE, CLOUD)
+    first = rig.requests
+    arrive(rig)
+    went: list[tuple[int, int | None]] = []
+    for deadline_ms in (2_000, 1_900, 900, 1_950, 1_800):
+        went += sent(arrive(rig, deadline_ms))
+    assert went[0] == (first + 3, None)
+
+
+def test_a_cold_start_is_paid_once_and_the_others_wait_for_warm_ones() -> None:
+    """Ten at once and nothing warm: one goes to see to it, more are made ready and taken."""
+    rig = rig_of(ONE, CLOUD)
+    assert rig.ask(10) == [0, None]
+    rig.wait(300 * MS)
+    assert functions_out(rig) == 1
+    woken = kept(rig)
+    assert woken > 1
+    rig.wait(200 * MS)
+    assert functions_out(rig) == woken
+
+
+def test_without_an_objective_nothing_is_spilled_for() -> None:
+    """There is no hurry, and the node costs nothing more."""
+    rig = rig_of(ONE, CLOUD, latency_ms=10**9)
+    assert rig.ask(50) == [0]
+
+
+def test_each_function_is_spilled_for_itself() -> None:
+    """Of the second one nothing is warm, whatever there is of the first."""
+    rig = rig_of(ONE, CLOUD, functions=2)
+    rig.ask(10)
+    rig.wait(S)
+    assert rig.ask(1, function=1) in ([], [None])
+    variants = {rig.view.batches[b].variant.function_id for b, p in rig.out.items() if p is None}
+    assert 0 in variants
+
+
+# --- keeping warm -------------------------------------------------------------------------------
+
+
+def test_after_a_burst_functions_stay_warm_for_the_next_one() -> None:
+    rig = awake(ONE, CLOUD)
+    before = kept(rig)
+    assert before > 1
+    rig.wait(600 * S)
+    assert kept(rig) == before
+    assert rig.ask(12).count(None) >= before
+
+
+def test_functions_that_nobody_needs_are_let_go_at_last() -> None:
+    rig = awake(ONE, CLOUD, warm_memory_ns=60 * S)
+    assert kept(rig) > 0
+    rig.wait(600 * S)
+    assert kept(rig) == 0
+    assert not [key for key in rig.view.timers if key[0] == "tend"]
+
+
+def test_what_is_provisioned_is_so_where_that_is_cheaper() -> None:
+    """Calls that keep one awake cost a dollar each, and provisioned ones next to nothing."""
+    terms = Serverless(
+        1 << 30, usd_per_gb_s=0.002, usd_per_request=1.0, provisioned_usd_per_gb_s=1e-6
+    )
+    rig = awake(ONE, replace(CLOUD, serverless=terms))
+    assert [is_provisioned for _, is_provisioned in rig.view.kept_warm.values()] == [True]
+    assert [is_provisioned for _, is_provisioned in awake(ONE, CLOUD).view.kept_warm.values()] == [
+        False
+    ]
+
+
+# --- where a tier is missing --------------------------------------------------------------------
+
+
+def test_without_nodes_everything_goes_to_functions() -> None:
+    rig = awake(ALONE)
+    assert rig.ask(2) == [None, None]
+
+
+def test_without_nodes_the_next_goes_as_soon_as_a_function_is_free() -> None:
+    rig = awake(ALONE)
+    assert rig.ask(kept(rig) + 2).count(None) == kept(rig)
+    assert rig.finish() == [None]
+
+
+def test_without_nodes_and_warmth_all_are_answered_all_the_same() -> None:
+    rig = rig_of(ALONE)
+    rig.ask(6)
+    for _ in range(20):
+        rig.wait(700 * MS)
+        for batch_id in list(rig.out):
+            rig.finish(batch_id)
+    assert not rig.view.requests
+
+
+def test_without_a_platform_what_is_too_much_is_turned_away() -> None:
+    rig = rig_of(ONE)
+    outcomes = [settled(arrive(rig)) for _ in range(10)]
+    assert outcomes[0] == []
+    assert outcomes[-1] == [(Outcome.REJECTED, Rejection.OVERLOADED)]
+
+
+def test_where_platform_and_nodes_are_full_requests_are_turned_away() -> None:
+    """Nothing ends; what waits comes to take more starts than it may, and no more is let in."""
+    terms = Serverless(1 << 30, concurrency_max=2)
+    rig = rig_of(ONE, replace(CLOUD, serverless=terms))
+    rejected = 0
+    for _ in range(60):
+        rejected += len(settled(arrive(rig)))
+        rig.wait(10 * MS)
+    assert functions_out(rig) <= 2
+    assert 20 < rejected < 60
+    assert len(rig.view.requests) == 60 - rejected
+
+
+# --- when the way out is closed -----------------------------------------------------------------
+
+
+def broken(rig: HybridRig) -> None:
+    """The one call that is out fails, and the breaker opens."""
+    (batch_id,) = [id for id, place in rig.out.items() if place is None]
+    del rig.out[batch_id]
+    rig.tell(BatchFailed(batch_id, "broken"))
+
+
+def test_nothing_is_sent_while_the_breaker_is_open() -> None:
+    rig = rig_of(ONE, FEW)
+    assert rig.ask(8) == [0, None]
+    broken(rig)
+    for _ in range(4):
+        rig.wait(S)
+        assert functions_out(rig) == 0
+        assert rig.ask(1) == []
+
+
+def test_while_it_is_open_no_more_is_let_in_than_the_node_has_done_in_time() -> None:
+    rig = rig_of(ONE, FEW)
+    rig.ask(5)
+    broken(rig)
+    outcomes = [settled(arrive(rig)) for _ in range(5)]
+    assert outcomes[-1] == [(Outcome.REJECTED, Rejection.OVERLOADED)]
+
+
+def test_without_nodes_nobody_is_let_in_while_it_is_open() -> None:
+    rig = rig_of(replace(FEW, id=0))
+    rig.ask(1)
+    broken(rig)
+    assert settled(arrive(rig)) == [(Outcome.REJECTED, Rejection.UNAVAILABLE)]
+
+
+def test_when_it_may_be_tried_again_one_call_goes() -> None:
+    rig = rig_of(replace(FEW, id=0), latency_ms=60_000)
+    rig.ask(3)
+    broken(rig)
+    rig.wait(4 * S)
+    assert functions_out(rig) == 0
+    rig.wait(2 * S)
+    assert functions_out(rig) == 1
+
+
+def test_a_budget_that_is_spent_closes_it_until_the_next_minute() -> None:
+    """A call costs 0.6 thousandths of a dollar, and a minute has but one: two of three go."""
+    rig = rig_of(replace(ALONE, guard=Guard(usd_per_minute=0.001)), latency_ms=120_000)
+    rig.ask(3)
+    rig.wait(S)
+    assert functions_out(rig) == 2
+    assert settled(arrive(rig)) == [(Outcome.REJECTED, Rejection.UNAVAILABLE)]
+    rig.finish()
+    rig.finish()
+    rig.wait(MINUTE_NS - rig.now_ns - 1)
+    assert functions_out(rig) == 0
+    rig.wait(S)
+    assert functions_out(rig) == 1
+
+
+def test_what_the_platform_refused_is_not_lost() -> None:
+    rig = rig_of(ONE, CLOUD)
+    rig.ask(8)
+    (batch_id,) = [id for id, place in rig.out.items() if place is None]
+    task = rig.view.batches[batch_id].tasks[0]
+    del rig.out[batch_id]
+    rig.tell(BatchRefused(batch_id, Refusal.THROTTLED))
+    while rig.out:
+        rig.finish()
+    rig.wait(10 * S)
+    while rig.out:
+        rig.finish()
+    assert task.request.id not in rig.view.requests
+
+
+# --- renting ------------------------------------------------------------------------------------
+
+
+def test_a_load_that_pays_for_a_node_comes_to_have_it_and_one_that_does_not_does_not() -> None:
+    """It costs as much as 1.67 calls per second."""
+    rig = rig_of(RENTED, CLOUD, warm=0)
+    rig.load(seconds=600, rate_per_s=1)
+    assert rig.instances == 0
+    rig.load(seconds=600, rate_per_s=2.5)
+    assert rig.ready == 1
+
+
+def test_nodes_that_nobody_needs_are_given_back() -> None:
+    rig = rig_of(RENTED, CLOUD, warm=3)
+    assert rig.ready == 3
+    rig.load(seconds=600, rate_per_s=0.1)
+    assert rig.instances == 0
+
+
+def test_a_node_that_boots_is_not_waited_for() -> None:
+    """What comes meanwhile goes to functions, and to the node once it is there."""
+    rig = rig_of(RENTED, CLOUD, warm=0)
+    while not rig.instances:
+        rig.load(seconds=1, rate_per_s=2.5)
+    assert rig.ready == 0
+    assert rig.ask(1) == [None]
+    rig.finish()
+    rig.wait(BOOT_S * S)
+    assert rig.ready == 1
+    assert rig.ask(1) == [0]
+
+
+def test_an_empty_node_is_not_taken_for_a_single_request() -> None:
+    """A dispatch there would boot it; only the plan takes nodes."""
+    rig = rig_of(RENTED, CLOUD, warm=0)
+    actions = arrive(rig)
+    assert sent(actions) == [(0, None)]
+    assert not [a for a in actions if isinstance(a, StartInstance)]
+
+
+def test_with_nothing_else_one_node_is_always_rented_and_requests_wait_for_it() -> None:
+    rig = rig_of(RENTED, warm=0, latency_ms=10**9)
+    rig.wait(2 * S)
+    assert (rig.instances, rig.ready) == (1, 0)
+    assert settled(arrive(rig)) == [(Outcome.REJECTED, Rejection.UNAVAILABLE)]
+    rig.wait(BOOT_S * S)
+    assert rig.ask(1) == [0]
+
+
+def test_while_the_breaker_is_open_a_node_is_rented() -> None:
+    rig = rig_of(RENTED, replace(FEW, guard=Guard(failures_max=1, rest_ns=300 * S)), warm=0)
+    rig.ask(1)
+    broken(rig)
+    rig.wait((BOOT_S + 2) * S)
+    assert rig.ready == 1
+    assert list(rig.out.values()) == [0]  # what had failed is repeated there
+
+
+@pytest.mark.parametrize(("rate_per_s", "rented"), [(6, 0), (10.5, 1)])
+def test_what_nodes_of_ours_take_need_not_be_rented(rate_per_s: float, rented: int) -> None:
+    """Three of ours answer 8.3 per second between them, so that of 10.5 one is left 2.2."""
+    own = replace(NODES, nodes=3)
+    rig = rig_of(own, replace(RENTED, id=1), replace(CLOUD, id=2), warm=3)
+    rig.load(seconds=300, rate_per_s=rate_per_s)
+    taken = [i for i in rig.view.instances.values() if i.pool.id == 1]
+    assert len(taken) == rented
