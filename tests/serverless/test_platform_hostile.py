@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 import shutil
 import socket
 import time
@@ -114,10 +113,10 @@ def test_code_that_goes_away(tmp_path: Path) -> None:
         platform.register("gone", source, "module.handle")
         shutil.rmtree(source)
         refused = _refusals(caller, 3)
-        before = len(os.listdir("/proc/self/fd"))
+        before = _open_files()
         refused += _refusals(caller, 20)
         assert all(status == 500 and "no instance: " in said for status, _, said in refused)
-        assert len(os.listdir("/proc/self/fd")) <= before + 2
+        assert _open_files() <= before + 2
         assert platform.instances() == []
 
 
@@ -128,6 +127,10 @@ def test_names_that_lead_out_of_the_package(platform: EmbeddedPlatform, caller: 
     caller.boto.create_function(FunctionName="out", Handler="module.handle", Code=code, **asked)
     found = [path.relative_to(platform.directory) for path in platform.directory.rglob("evil.py")]
     assert found and all(path.parts[0] == "code" and len(path.parts) == 3 for path in found)
+
+
+def _open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def _refusals(caller: Caller, count: int) -> list[tuple[int, str, str]]:

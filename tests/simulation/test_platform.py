@@ -173,6 +173,12 @@ def test_what_is_busy_need_not_be_called() -> None:
     assert use.usage_usd == pytest.approx(0.015)
 
 
+def test_where_none_stays_calling_keeps_none() -> None:
+    waits, use = serve(replace(TERMS, keep_alive_ns=0), (0, 40), (20, 1, False))
+    assert waits == [15.0, 15.0]
+    assert use.usage_usd == pytest.approx(2 * 0.015)
+
+
 def test_an_instance_that_is_too_old_is_replaced_before_it_is_needed() -> None:
     """The one of 0 is too old at 60, when the next round of calls (70) starts another."""
     waits, use = serve(replace(TERMS, age_max_ns=60 * MS), (0, 80, 130), (20, 1, False))

@@ -15,7 +15,7 @@ Duration = Annotated[str | Literal[0], Meta(title="duration", examples=["5ms", "
 Size = Annotated[str, Meta(title="size", examples=["100MB", "16GiB"])]
 Share = Annotated[str, Meta(title="share of a GPU", examples=["3/7", "7/7"])]
 Price = Annotated[str, Meta(title="price", examples=["$1.20/h", "$0.20/1M"])]
-Dollars = Annotated[str, Meta(title="amount", examples=["$10", "$0.05"])]
+Dollars = Annotated[str, Meta(title="sum of money", examples=["$10", "$0.05"])]
 Percentage = Annotated[str | float, Meta(title="percentage", examples=["99%", 0.99])]
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 CountOrZero = Annotated[int, Meta(ge=0, le=1_000_000)]

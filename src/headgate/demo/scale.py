@@ -16,6 +16,7 @@ from typing import Final
 
 from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
+from headgate.demo.sessions import Sessions
 from headgate.planning.characterisation import Characterisation
 from headgate.profiling.machine import this_machine, usable_cores
 from headgate.profiling.messages import Task
@@ -23,7 +24,7 @@ from headgate.profiling.profiler import Settings, profile
 from headgate.workload import Arrivals, stepped
 
 FUNCTION: Final = "recommend"
-CODE: Final = "headgate.demo.sessions:Sessions"
+CODE: Final = f"{Sessions.__module__}:{Sessions.__name__}"
 QUANTILE: Final = 0.95  # of a few hundred requests; a higher one would be decided by a handful
 FEW: Final = 5  # clients that one machine can serve in time, and
 MANY: Final = 20  # clients that it cannot: the paper's workload

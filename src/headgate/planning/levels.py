@@ -77,6 +77,8 @@ class Level:
         self._boots_until_ns = now_ns + boot_ns
         if now_ns - self._given_back_ns < _MISSED_NS:
             self._stop = min(_LEARNT * self._stop, _STOP_MAX)
+        else:
+            self._stop = max(self._stop / _LEARNT, _STOP)
 
     def wait(self, now_ns: int) -> None:
         """Time passes."""

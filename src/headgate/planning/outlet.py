@@ -52,6 +52,8 @@ class Outlet:
         platform = self._platform
         if platform.provisioned_usd_per_gb_s <= 0.0 or count == 0:
             return False
+        if platform.ping_every_ns == 0:  # where none stays, calling keeps none
+            return True
         busy = min(1.0, self._busy_ns / self._memory_ns / count)
         gigabytes = platform.gigabytes
         saved = busy * gigabytes * (platform.usd_per_gb_s - platform.provisioned_run_usd_per_gb_s)

@@ -130,7 +130,7 @@ class Predictor:
         rivals_ns = sum(self._backlog_ns(rival) for rival in self._rivals[function_id])
         busy_ns = (self._backlog_ns(function_id) + rivals_ns) / lanes
         own_ns = self.expected_ns(function.variants[0], 1)
-        return self._soonest_ns(function_id) + max(busy_ns, own_ns)
+        return self.soonest_for_ns(function_id) + max(busy_ns, own_ns)
 
     def lanes(self, function_id: int) -> int:
         """How many of a function its nodes run at once."""
@@ -187,9 +187,10 @@ class Predictor:
 
     def soonest_ns(self, pipeline: Pipeline) -> float:
         """How long until a node that can begin with it is free."""
-        return self._soonest_ns(pipeline.stages[0].function.id)
+        return self.soonest_for_ns(pipeline.stages[0].function.id)
 
-    def _soonest_ns(self, function_id: int) -> float:
+    def soonest_for_ns(self, function_id: int) -> float:
+        """The same, for one function."""
         view = self._view
         best_ns: float | None = None
         for node in self._homes[function_id]:

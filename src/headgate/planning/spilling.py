@@ -117,9 +117,17 @@ class Spilling:
         own_ns = predictor.expected_ns(task.function.variants[0], 1)
         allowed_ns = own_ns + (1.0 - self._reserve) * (left_ns - own_ns)
         if backlog_ns <= allowed_ns:
-            return 0.0
+            return self._calls_for_one(task, outlet, own_ns)
         excess = (backlog_ns - allowed_ns) / own_ns * predictor.lanes(function_id)
         return excess * outlet.call_ns / max(allowed_ns, outlet.call_ns)
+
+    def _calls_for_one(self, task: Task, outlet: Outlet, own_ns: float) -> float:
+        """The same for one that is due before what waits behind it, and would be late here."""
+        left_ns = task.request.deadline_ns - self._view.now_ns
+        allowed_ns = own_ns + (1.0 - self._reserve) * (left_ns - own_ns)
+        if self._predictor.soonest_for_ns(task.function.id) + own_ns <= allowed_ns:
+            return 0.0
+        return min(1.0, outlet.call_ns / left_ns) if left_ns > 0 else 0.0
 
     # --- keeping instances ready ---------------------------------------------------------------
 

@@ -244,7 +244,8 @@ class Platform:
             self._put_idle(now_ns, variant_id, now_ns)
             return
         kept = self._kept[variant_id]
-        if what.round != self._rounds[variant_id] or kept == 0:
+        is_over = what.round != self._rounds[variant_id] or kept == 0
+        if is_over or self._spec.ping_every_ns == 0:  # where none stays, calling keeps none
             return
         idle = self._idle.setdefault(variant_id, [])
         self._forget_expired(now_ns, idle)

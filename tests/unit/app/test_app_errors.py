@@ -283,14 +283,17 @@ def test_a_structure_that_contains_itself_is_refused() -> None:
 
 def test_budgets_and_rests_of_a_guard() -> None:
     """A budget is plain dollars; a rest cannot be longer than the longest."""
-    spec = {"functions": {"a": A}, "pools": {"s": {"tier": "serverless", "memory": "1GB"}}}
-    pool = spec["pools"]["s"]
+    pool: dict[str, object] = {"tier": "serverless", "memory": "1GB"}
+    spec = {"functions": {"a": {"exec": "5ms"}}, "pools": {"s": pool}}
     pool["guard"] = {"budget_per_day": "$10", "budget_per_minute": "$0.05"}
     guard = from_spec(spec, "app.yaml").app.pools[0].guard
     assert (guard.usd_per_day, guard.usd_per_minute) == (10.0, 0.05)
     for written, line in (
         ({"budget_per_day": "$10/1k"}, "budget_per_day: '$10/1k': unknown unit '/1k' (allowed: $1"),
-        ({"budget_per_day": 10}, "budget_per_day: 10: is a number (allowed: an amount such as $10"),
+        (
+            {"budget_per_day": 10},
+            "budget_per_day: 10: is a number (allowed: a sum of money such as",
+        ),
         ({"rest": "9s", "rest_max": "5s"}, "rest: '9s': is longer than `rest_max` (allowed: up to"),
     ):
         pool["guard"] = written

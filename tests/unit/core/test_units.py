@@ -11,9 +11,9 @@ from headgate.core.errors import ConfigError
 from headgate.core.units import (
     format_duration,
     format_size,
+    parse_dollars,
     parse_duration,
     parse_fraction,
-    parse_dollars,
     parse_price_per_gb_second,
     parse_price_per_hour,
     parse_price_per_request,

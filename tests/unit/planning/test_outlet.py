@@ -171,3 +171,7 @@ def test_where_calls_that_keep_one_awake_are_dear_it_is_provisioned_though_idle(
     dear = replace(PROVISIONED, usd_per_request=90.0)
     assert outlet(dear).is_provision_cheaper(1)
     assert not outlet(replace(dear, usd_per_request=60.0)).is_provision_cheaper(1)
+
+
+def test_where_none_stays_only_provisioned_ones_can_be_kept() -> None:
+    assert outlet(replace(PROVISIONED, keep_alive_ns=0)).is_provision_cheaper(1)

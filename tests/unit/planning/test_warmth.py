@@ -33,7 +33,7 @@ def test_a_call_that_was_refused_leaves_none() -> None:
 
 
 def test_the_instance_used_last_is_used_first_so_that_the_others_go() -> None:
-    """Two are idle, since 10 and since 400; the call at 500 uses the latter, and the former goes."""
+    """Two are idle, since 10 and since 400; the call at 500 uses that one, and the other goes."""
     warmth = make_warmth()
     for _ in range(2):
         warmth.called(0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import hybrid_rig
 import pytest
 from hybrid_rig import BOOT_S, CLOUD, MS, NODES, RENTED, HybridRig
 
@@ -293,8 +294,15 @@ def test_nodes_that_nobody_needs_are_given_back() -> None:
     assert rig.instances == 0
 
 
-def test_a_node_that_boots_is_not_waited_for() -> None:
-    """What comes meanwhile goes to functions, and to the node once it is there."""
+@pytest.mark.parametrize("slowdown", [hybrid_rig.SHARED, (1.0, 1.1, 1.2, 1.3)])
+def test_a_node_that_boots_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, slowdown: tuple[float, ...]
+) -> None:
+    """What comes meanwhile goes to functions, and to the node once it is there.
+
+    Also where it runs several at once, so that it could take more while it boots.
+    """
+    monkeypatch.setattr(hybrid_rig, "SHARED", slowdown)
     rig = rig_of(RENTED, CLOUD, warm=0)
     while not rig.instances:
         rig.load(seconds=1, rate_per_s=2.5)

@@ -52,7 +52,7 @@ def planned_spec(
     if mix.functions is not None and plan.platform is not None:
         name, base = _own_pool(own, "serverless", _FUNCTIONS)
         network = format_duration(plan.platform.network_ns)
-        pools[name] = {**base, **_serverless(mix.functions), "network": network}
+        pools[name] = {**base, **_serverless(mix.functions, base), "network": network}
         profile = profile_of(measured, mix.functions.row.cpus)
         variants[name] = {**source, **_measured(profile, plan), "pools": [name]}
     functions = cast(dict[str, Spec], spec["functions"])
@@ -117,15 +117,16 @@ def _instances(mix: Mix, site: Site, base: Spec) -> Spec:
     }
 
 
-def _serverless(functions: Functions) -> Spec:
+def _serverless(functions: Functions, base: Spec) -> Spec:
     terms = functions.terms
+    most = min(terms.concurrency_max, cast(int, base.get("concurrency", terms.concurrency_max)))
     return {
         "memory": f"{terms.memory_bytes >> 20}MiB",
         "price": f"${_plain(terms.usd_per_gb_s)}/GB-s",
         "request_price": f"${_plain(terms.usd_per_request * 1e6)}/1M",
         "billing_step": format_duration(terms.billing_step_ns),
         "bills_start": terms.bills_start,
-        "concurrency": terms.concurrency_max,
+        "concurrency": most,
         "burst": terms.burst,
         "starts_rate": f"{_plain(terms.starts_per_s)}/s",
         "keep_alive": format_duration(terms.keep_alive_ns),

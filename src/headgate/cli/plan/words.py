@@ -246,7 +246,7 @@ def _grounds(plan: Plan, measured: Characterisation, prices: PriceList) -> Itera
     if is_told:
         low, high = measured.cores[0], measured.cores[-1]
         span = f"{low:g} to {high:g}" if low < high else f"{low:g}"
-        yield f"* Measured were {span} cores; beyond that the fitted surface tells."
+        yield f"* Measured on {span} {'core' if span == '1' else 'cores'}; beyond that the fitted surface tells."
     yield f"Prices: {'; '.join(prices.titles)}.{_doubts(prices.facts)}"
 
 
