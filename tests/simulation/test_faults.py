@@ -113,7 +113,7 @@ def test_a_platform_that_throttles_is_tried_again() -> None:
     columns, seen = run(
         app, at_ms(0, 1), Fault("throttle", 0, until_ns=3 * MS, pool=1), policy=SPILL
     )
-    assert waits_ms(columns) == [10.0, 12.0]  # the second goes to the cloud, at 3
+    assert waits_ms(columns) == [10.0, 13.0]  # the second goes to the cloud, at 4: after 1 + 2
     assert seen.count(BatchRefused) == 2
 
 
