@@ -35,6 +35,8 @@ SIM = (
     "shared_pools",
     "truth",
 )
+# What policies are derived from: a native class cannot have an interpreted one in between.
+PLANNING = ("elastic", "hybrid")
 
 
 def main() -> None:
@@ -62,6 +64,7 @@ def build(out: Path) -> Path:
 def hot_modules(package: Path) -> list[Path]:
     """Return the modules that are compiled: the core, every policy, the simulator's loop."""
     found = [*(package / "core").glob("*.py"), *(package / "policies").glob("*.py")]
+    found += [package / "planning" / f"{name}.py" for name in PLANNING]
     found += [package / "sim" / f"{name}.py" for name in SIM]
     return sorted(
         path
