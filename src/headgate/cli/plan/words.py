@@ -246,7 +246,8 @@ def _grounds(plan: Plan, measured: Characterisation, prices: PriceList) -> Itera
     if is_told:
         low, high = measured.cores[0], measured.cores[-1]
         span = f"{low:g} to {high:g}" if low < high else f"{low:g}"
-        yield f"* Measured on {span} {'core' if span == '1' else 'cores'}; beyond that the fitted surface tells."
+        cores = "core" if span == "1" else "cores"
+        yield f"* Measured on {span} {cores}; beyond that the fitted surface tells."
     yield f"Prices: {'; '.join(prices.titles)}.{_doubts(prices.facts)}"
 
 
