@@ -7,7 +7,7 @@ from typing import final
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.lifecycle import BatchState
-from headgate.core.model import App, Pipeline, Pool, Profile, Variant
+from headgate.core.model import App, Function, Pipeline, Pool, Profile, Variant
 from headgate.core.records import Batch, Instance, Node, Task
 from headgate.core.view import View
 from headgate.planning.company import best_company
@@ -30,6 +30,7 @@ class Predictor:
         self._homes: list[list[Node]] = [[] for _ in app.functions]  # nodes that can run it
         self._free_at_ns: dict[int, float] = {}  # by node id
         self._corrections = [QuantileTracker(quantile) for _ in app.variants]
+        self._references = [_reference(app, function) for function in app.functions]
         self._lanes = _lanes(app)
         # How much longer everything takes in the company that it is given.
         self._paces = [
@@ -117,6 +118,10 @@ class Predictor:
         pace = self._paces[variant.id] * self._corrections[variant.id].value
         return variant.profile.exec_ns[items - 1] * pace
 
+    def reference(self, function_id: int) -> Variant:
+        """The build that predictions go by: the first that runs on nodes."""
+        return self._references[function_id]
+
     def has_lane(self, node: Node, variant: Variant) -> bool:
         """Whether one more on this node is more work done, and not only more company."""
         return node.running < self._lanes[node.pool.id, variant.id]
@@ -125,11 +130,10 @@ class Predictor:
         """How long until all that waits of a function is done; infinite if no node can run it."""
         if not self._homes[function_id]:
             return inf
-        function = self._view.app.functions[function_id]
         lanes = sum(self._lanes_of(node, function_id) for node in self._homes[function_id])
         rivals_ns = sum(self._backlog_ns(rival) for rival in self._rivals[function_id])
         busy_ns = (self._backlog_ns(function_id) + rivals_ns) / lanes
-        own_ns = self.expected_ns(function.variants[0], 1)
+        own_ns = self.expected_ns(self.reference(function_id), 1)
         return self.soonest_for_ns(function_id) + max(busy_ns, own_ns)
 
     def lanes(self, function_id: int) -> int:
@@ -178,7 +182,7 @@ class Predictor:
         """How long a request takes once it is its turn, in the company that it will have."""
         times_ns: list[float] = []
         for stage in pipeline.stages:
-            variant = stage.function.variants[0]
+            variant = self.reference(stage.function.id)
             largest = len(variant.profile.exec_ns)
             company = items + self._items[stage.function.id]  # the last of those go out with it
             size = max((company - 1) % largest + 1, min(items, largest))
@@ -204,7 +208,7 @@ class Predictor:
     # --- how -----------------------------------------------------------------------------------
 
     def _ahead_ns(self, function_id: int, items: int) -> float:
-        variant = self._view.app.functions[function_id].variants[0]
+        variant = self.reference(function_id)
         largest = len(variant.profile.exec_ns)
         full_batches = (self._items[function_id] + items - 1) // largest
         busy_ns = full_batches * self.expected_ns(variant, largest) if full_batches else 0.0
@@ -219,9 +223,18 @@ class Predictor:
         items = self._items[function_id]
         if items == 0:
             return 0.0
-        variant = self._view.app.functions[function_id].variants[0]
+        variant = self.reference(function_id)
         size = min(items, len(variant.profile.exec_ns))
         return items / size * self.expected_ns(variant, size)
+
+
+def _reference(app: App, function: Function) -> Variant:
+    on_nodes = (
+        variant
+        for variant in function.variants
+        if any(app.pools[id].serverless is None for id in variant.pool_ids)
+    )
+    return next(on_nodes, function.variants[0])
 
 
 def _lanes(app: App) -> dict[tuple[int, int], int]:

@@ -114,7 +114,7 @@ class Spilling:
             return predictor.waiting(function_id) * outlet.call_ns / max(outlet.call_ns, left_ns)
         if left_ns <= 0:
             return 0.0
-        own_ns = predictor.expected_ns(task.function.variants[0], 1)
+        own_ns = predictor.expected_ns(predictor.reference(function_id), 1)
         allowed_ns = own_ns + (1.0 - self._reserve) * (left_ns - own_ns)
         if backlog_ns <= allowed_ns:
             return self._calls_for_one(task, outlet, own_ns)

@@ -272,7 +272,7 @@ class Headgate(Policy):
         return False
 
     def _is_hopeless(self, task: Task) -> bool:
-        variant = task.function.variants[0]
+        variant = self._predictor.reference(task.function.id)
         exec_ns = self._predictor.expected_ns(
             variant, min(task.request.items, variant.profile.items_max)
         )

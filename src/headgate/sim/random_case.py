@@ -140,7 +140,7 @@ class _Draft:
         guard = Guard(
             failures_max=rng.randint(1, 5),
             rest_ns=rng.choice((5, 100)) * MILLISECOND_NS,
-            usd_per_minute=rng.choice((inf, inf, 5e-6)),
+            usd_per_minute=rng.choice((inf, inf, 5e-5)),
         )
         return Pool(
             id,
