@@ -140,6 +140,8 @@ class _Draft:
         guard = Guard(
             failures_max=rng.randint(1, 5),
             rest_ns=rng.choice((5, 100)) * MILLISECOND_NS,
+            # What only a broken platform can run is to have failed within the run.
+            rest_max_ns=1_000 * MILLISECOND_NS,
             usd_per_minute=rng.choice((inf, inf, 5e-5)),
         )
         return Pool(
