@@ -129,10 +129,8 @@ class Headgate(Policy):
         queue_ns = predictor.queue_ns(pipeline, items)
         wait_ns = queue_ns + predictor.soonest_ns(pipeline)
         own_ns = predictor.own_ns(pipeline, items)
-        if (
-            wait_ns == 0.0
-        ):  # an idle node may as well try, or what is learnt could never be unlearnt
-            return
+        if wait_ns == 0.0:
+            return  # an idle node may as well try, or what is learnt could never be unlearnt
         latency_ns = int(wait_ns + own_ns)
         # Whoever waits shares the fate of all before it: a part of the time is left for surprises.
         waits_too_long_ns = wait_ns - (1.0 - self._config.reserve) * (allowed_ns - own_ns)
