@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
 
 from headgate.planning.characterisation import Characterisation
-
-# More cores must make a lone request faster by so much to be worth mentioning.
-_WORTH: Final = 0.05
+from headgate.planning.sizing import knee_cores, largest_concurrency
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,37 +27,8 @@ def findings(found: Characterisation, objective: Objective | None = None) -> lis
     ]
 
 
-def knee(found: Characterisation) -> float:
-    """Return the fewest cores after which more make a lone request no faster (by 5 %).
-
-    >>> knee(Characterisation.surrogate())
-    4
-    """
-    best = found.cores[0]
-    for cores in found.cores[1:]:
-        if found.time_ms(cores, 1) < (1 - _WORTH) * found.time_ms(best, 1):
-            best = cores
-    return best
-
-
-def concurrency_within(found: Characterisation, cores: float, objective: Objective) -> int:
-    """Return how many requests at once stay within the objective; 0 if not even one does.
-
-    Up to the most that were measured: beyond that nobody looked.
-
-    >>> concurrency_within(Characterisation.surrogate(), 2, Objective(200.0, 0.99))
-    5
-    """
-    held = 0
-    for concurrency in range(1, found.concurrencies[-1] + 1):
-        if found.time_ms(cores, concurrency, 1, objective.quantile) > objective.latency_ms:
-            break
-        held = concurrency
-    return held
-
-
 def _alone(found: Characterisation) -> Iterator[str]:
-    few, best = found.cores[0], knee(found)
+    few, best = found.cores[0], knee_cores(found)
     text = f"A lone request takes {_ms(found.time_ms(few, 1))} on {_cores(few)}"
     if best != few:
         text += f" and {_ms(found.time_ms(best, 1))} on {_cores(best)}"
@@ -73,7 +41,7 @@ def _alone(found: Characterisation) -> Iterator[str]:
 def _held(found: Characterisation, objective: Objective) -> Iterator[str]:
     limit = f"{_ms(objective.latency_ms)} at p{100 * objective.quantile:g}"
     for cores in found.cores:
-        held = concurrency_within(found, cores, objective)
+        held = largest_concurrency(found, cores, objective.latency_ms, objective.quantile)
         if held == 0:
             yield f"{_cores(cores, capital=True)} cannot answer even one request within {limit}."
         elif held == found.concurrencies[-1]:
