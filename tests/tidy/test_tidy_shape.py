@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tidy_sources import MUTATORS, ROOT, functions, imported, modules, name_of, tree
 
-FILE_LINES_MAX = 400
+FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 EVERYWHERE = sorted(
     [*modules(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "tools").rglob("*.py")],
