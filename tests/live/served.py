@@ -10,28 +10,48 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
-START_S = 20.0
+START_S = 120.0  # far more than it takes: machines may be busy with something else
+END_S = 30.0
+ANSWER_S = 60.0
 
 
 class Served:
-    """`headgate serve` of a directory with an `app.yaml`, from ready to gone."""
+    """`headgate serve` of a directory with an `app.yaml`, from ready to gone.
 
-    def __init__(self, directory: Path, *arguments: str, app: str = "app.yaml") -> None:
+    `mark` is in the environment of all its processes, whoever their parent is. `errors_fd` is where
+    its standard error goes instead of the file that `errors` reads.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *arguments: str,
+        app: str = "app.yaml",
+        errors_fd: int | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
         self.directory = directory
+        self.mark = f"HEADGATE_TEST_SERVER={uuid.uuid4().hex}"
         self._errors = (directory / "stderr.txt").open("w+")
         command = [sys.executable, "-m", "headgate", "serve", app, "--port", "0", *arguments]
         self.process = subprocess.Popen(
             command,
             cwd=directory,
             stdout=subprocess.PIPE,
-            stderr=self._errors,
+            stderr=self._errors if errors_fd is None else errors_fd,
             text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={
+                **os.environ,
+                "PYTHONUNBUFFERED": "1",
+                "HEADGATE_TEST_SERVER": self.mark.partition("=")[2],
+                **(environment or {}),
+            },
         )
         self.url = ""
         self.grpc_address = ""
@@ -51,7 +71,9 @@ class Served:
                 self.greeting += self.process.stdout.readline()
                 break
         killer.cancel()
-        assert self.url, f"it did not start: {self.errors()}"
+        if not self.url:
+            self.__exit__(None, None, None)
+            raise AssertionError(f"it did not start: {self.errors()}")
         return self
 
     def __exit__(
@@ -63,7 +85,7 @@ class Served:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             try:
-                self.process.wait(10)
+                self.process.wait(END_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -93,7 +115,7 @@ class Served:
     def gateways(self) -> list[int]:
         return self.children("headgate.live.gateway")
 
-    def connect(self, timeout_s: float = 20.0) -> http.client.HTTPConnection:
+    def connect(self, timeout_s: float = ANSWER_S) -> http.client.HTTPConnection:
         address = urlsplit(self.url)
         return http.client.HTTPConnection(address.hostname or "", address.port, timeout=timeout_s)
 
@@ -154,7 +176,7 @@ def value(body: dict[str, object]) -> object:
     return outputs[0]["data"][0]
 
 
-def until(is_true: object, limit_s: float = 10.0) -> bool:
+def until(is_true: object, limit_s: float = 60.0) -> bool:
     """Whether a condition (a callable) holds within so long."""
     assert callable(is_true)
     end_s = time.monotonic() + limit_s
