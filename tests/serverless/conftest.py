@@ -10,6 +10,14 @@ from platform_rig import Caller, platform_in
 from headgate.serverless import EmbeddedPlatform
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keys of the platforms of tests are not left in anybody's home."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedPlatform, Caller]]:
     """A platform with the limits of AWS, and a client of it."""

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+from urllib.parse import urlsplit
 
 import boto3
 import pytest
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
 from botocore.config import Config
+from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
 from headgate.serverless import EmbeddedPlatform
+from headgate.serverless.requests import RUNTIME
 
 ROLE = "arn:aws:iam::000000000000:role/any"
 HANDLER = '''
@@ -78,11 +85,8 @@ class Called:
 class Caller:
     """A boto3 client of one platform."""
 
-    def __init__(
-        self, platform: EmbeddedPlatform, endpoint_url: str | None = None, **config: Any
-    ) -> None:
+    def __init__(self, options: Mapping[str, str], **config: Any) -> None:
         settings = {"retries": {"total_max_attempts": 1}, "max_pool_connections": 64, **config}
-        options = {**platform.client_options, "endpoint_url": endpoint_url or platform.url}
         self.boto = boto3.client("lambda", **options, config=Config(**settings))
 
     def invoke(self, function: str, event: object = None, **options: Any) -> Called:
@@ -100,7 +104,7 @@ class Caller:
 
     def create(self, name: str, code: str = HANDLER, **options: Any) -> dict[str, Any]:
         """Create a function from the text of its only module."""
-        asked: dict[str, Any] = {"Runtime": "python3.12", "Role": ROLE, "Handler": "module.handle"}
+        asked: dict[str, Any] = {"Runtime": RUNTIME, "Role": ROLE, "Handler": "module.handle"}
         asked |= {"MemorySize": 1_769, **options}  # with less, it would take long to start
         made: dict[str, Any] = self.boto.create_function(
             FunctionName=name, Code={"ZipFile": zipped({"module.py": code})}, **asked
@@ -124,11 +128,39 @@ def platform_in(directory: Path, **settings: Any) -> Iterator[tuple[EmbeddedPlat
     (code / "module.py").write_text(HANDLER, encoding="utf-8")
     with EmbeddedPlatform(directory / "data", **settings) as platform:
         platform.register("f", code, "module.handle")
-        caller = Caller(platform)
+        caller = Caller(platform.client_options)
         try:
             yield platform, caller
         finally:
             caller.boto.close()
+
+
+def signed(
+    platform: EmbeddedPlatform,
+    method: bytes,
+    path: bytes,
+    body: bytes = b"",
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> bytes:
+    """The bytes of a request, signed as boto3 signs: path and headers are sent as they are."""
+    named = {"Host": urlsplit(platform.url).netloc, "Content-Type": "application/json", **headers}
+    url = f"{platform.url}{path.decode('latin-1')}"
+    asked = AWSRequest(method.decode(), url, headers=named, data=body)
+    options = platform.client_options
+    keys = Credentials(options["aws_access_key_id"], options["aws_secret_access_key"])
+    SigV4Auth(keys, "lambda", "eu-central-1").add_auth(asked)
+    asked.headers["Content-Length"] = str(len(body))
+    head = "".join(f"{name}: {value}\r\n" for name, value in asked.headers.items())
+    return method + b" " + path + b" HTTP/1.1\r\n" + head.encode("latin-1") + b"\r\n" + body
+
+
+def sent(platform: EmbeddedPlatform, data: bytes, *, ends: bool = False) -> bytes:
+    """What comes back first on a connection of its own."""
+    with socket.create_connection(("127.0.0.1", platform.port), timeout=20) as client:
+        client.sendall(data)
+        if ends:
+            client.shutdown(socket.SHUT_WR)
+        return client.recv(65_536)
 
 
 def zipped(files: dict[str, str]) -> bytes:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final, Literal
-from urllib.parse import urlsplit
 
 from msgspec import convert
 
+from headgate.app.endpoints import is_address
 from headgate.app.entry import Entry
 from headgate.app.loaded import LoadedApp
 from headgate.app.pool_spec import PoolSpec
@@ -69,14 +69,8 @@ def choose_provider(entry: Entry[PoolSpec]) -> Provider | None:
 
 
 def _check_url(entry: Entry[PoolSpec], url: str) -> None:
-    try:
-        parts = urlsplit(url)
-        is_url = parts.scheme in ("http", "https") and bool(parts.hostname)
-        _ = parts.port  # raises if it is no number
-    except ValueError:
-        is_url = False
-    if not is_url:
-        allowed = "http://127.0.0.1:9001, https://..."
+    if not is_address(url):
+        allowed = "http://127.0.0.1:9001, https://...; without a user name"
         raise entry.error("endpoint_url", "is no address", allowed=allowed)
 
 

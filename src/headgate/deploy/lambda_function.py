@@ -6,17 +6,15 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final, Literal
-from urllib.parse import urlsplit
 
+from headgate.app.endpoints import is_address, is_here, is_of_aws
 from headgate.core.errors import ConfigError
+from headgate.serverless.keys import REGION, client_options
 
-# What the embedded platform is told where AWS wants to know more: it looks at none of it.
-_ANY_KEY: Final = "embedded"
+# What the embedded platform is told where AWS wants to know more: it does not look at it.
 _ANY_ROLE: Final = "arn:aws:iam::000000000000:role/embedded"
-_ANY_REGION: Final = "us-east-1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,46 +31,49 @@ class LambdaFunction:
 
 
 def connect(endpoint_url: str | None) -> Any:  # boto3 has no types
-    """Return a client of Lambda. Raises `ConfigError` if anything it needs is missing."""
-    if endpoint_url is not None and not _is_address(endpoint_url):
-        raise ConfigError(
-            "is no address",
-            where="deploy",
-            key="--endpoint-url",
-            value=endpoint_url,
-            allowed="http://127.0.0.1:9001",
-        )
+    """Return a client of Lambda. Raises `ConfigError` if anything it needs is missing.
+
+    An endpoint on this machine gets the keys of the platform there, and never credentials of AWS.
+    """
     try:
         import boto3  # noqa: PLC0415  # it is large, and only this needs it
     except ImportError:
         raise ConfigError("boto3 is not installed: pip install boto3", where="deploy") from None
     with _blame(endpoint_url):
         session = boto3.session.Session()
-        options: dict[str, str | None] = {"endpoint_url": endpoint_url}
-        if is_embedded(endpoint_url):
-            options["region_name"] = session.region_name or _ANY_REGION
-            if session.get_credentials() is None:
-                options |= {"aws_access_key_id": _ANY_KEY, "aws_secret_access_key": _ANY_KEY}
-        elif session.get_credentials() is None:
+        if endpoint_url is not None and is_embedded(endpoint_url):
+            return _connect_here(session, endpoint_url)
+        if session.get_credentials() is None:
             raise ConfigError(
                 "no credentials for AWS were found",
                 where="deploy",
                 allowed="AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY, a profile, a role",
             )
-        return session.client("lambda", **options)
+        client = session.client("lambda", endpoint_url=endpoint_url)
+        url = client.meta.endpoint_url  # variables and profiles of AWS may name another
+        if is_of_aws(url) or not is_embedded(url):
+            return client
+        client.close()
+        return _connect_here(session, url)
 
 
 def is_embedded(endpoint_url: str | None) -> bool:
-    """Whether an endpoint is a platform on this machine.
+    """Whether an endpoint is a platform on this machine. Raises `ConfigError`.
 
     >>> is_embedded("http://127.0.0.1:9001"), is_embedded(None)
     (True, False)
     """
-    try:
-        host = urlsplit(endpoint_url or "").hostname or ""
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
+    if endpoint_url is None:
         return False
+    if not is_address(endpoint_url):
+        raise ConfigError(
+            "is no address",
+            where="deploy",
+            key="--endpoint-url",
+            value=endpoint_url,
+            allowed="http://127.0.0.1:9001; without a user name",
+        )
+    return is_here(endpoint_url, where="deploy", key="--endpoint-url")
 
 
 def deploy(
@@ -94,13 +95,11 @@ def deploy(
         return "updated"
 
 
-def _is_address(url: str) -> bool:
-    try:
-        address = urlsplit(url)
-        _ = address.port  # raises if it is no number
-    except ValueError:
-        return False
-    return address.scheme in ("http", "https") and bool(address.hostname)
+def _connect_here(session: Any, endpoint_url: str) -> Any:  # boto3 has no types
+    from botocore.config import Config  # noqa: PLC0415  # as boto3
+
+    options = client_options(endpoint_url, session.region_name or REGION)
+    return session.client("lambda", **options, config=Config(proxies={}))
 
 
 def _create(client: Any, function: LambdaFunction, endpoint_url: str | None) -> None:

@@ -5,6 +5,7 @@ Real boto3 talks to it, and each instance is a process with the real `awslambdar
 
 from headgate.serverless.bill import Bill, BillingRecord, gb_s, read_bill
 from headgate.serverless.embedded import EmbeddedPlatform
+from headgate.serverless.keys import client_options
 from headgate.serverless.platform import InstanceState, Platform
 from headgate.serverless.settings import Settings
 
@@ -15,6 +16,7 @@ __all__ = [
     "InstanceState",
     "Platform",
     "Settings",
+    "client_options",
     "gb_s",
     "read_bill",
 ]

@@ -6,24 +6,33 @@ import base64
 import json
 import re
 import uuid
-from typing import Final, TypeAlias, TypeVar, final
+from collections.abc import Mapping
+from typing import Final, TypeAlias, final
+from urllib.parse import parse_qsl
 
 import msgspec
 
 from headgate.serverless import requests
+from headgate.serverless.access import Access
 from headgate.serverless.calling import Calling
 from headgate.serverless.errors import ServiceError, invalid, not_found, too_large
 from headgate.serverless.function import Function, FunctionVersion
 from headgate.serverless.http import Request, Response
 from headgate.serverless.invocation import Invocation
 from headgate.serverless.management import Management
+from headgate.serverless.requests import read
 from headgate.serverless.settings import Settings
 
-T = TypeVar("T")
 Shown: TypeAlias = dict[str, object]
 
 _CLIENT_CONTEXT_BYTES_MAX: Final = 3_583
 _PAGE: Final = 50  # items of a list, unless fewer are asked for
+_SHOWN_MAX: Final = 100  # characters of what a client has sent
+_PARAMETERS: Final = frozenset(("Qualifier", "Marker", "MaxItems", "List", "tagKeys"))
+_ABSENT_OF_CALLS: Final[Mapping[str, str]] = {
+    "x-amz-durable-execution-name": "DurableExecutionName",
+    "x-amz-tenant-id": "TenantId",
+}
 # What reading somebody's JSON can raise: a ValueError is text or base64 that is none.
 _BAD_JSON: Final = (msgspec.DecodeError, ValueError, RecursionError)
 
@@ -32,8 +41,11 @@ _BAD_JSON: Final = (msgspec.DecodeError, ValueError, RecursionError)
 class Api:
     """Answers requests. What is refused is answered in the shape that AWS uses."""
 
-    def __init__(self, settings: Settings, management: Management, calling: Calling) -> None:
+    def __init__(
+        self, settings: Settings, access: Access, management: Management, calling: Calling
+    ) -> None:
         self._settings = settings
+        self._access = access
         self._management = management
         self._calling = calling
 
@@ -41,14 +53,12 @@ class Api:
         """Return the answer to a request, whatever it is."""
         id = str(uuid.uuid4())
         try:
-            if "authorization" not in request.headers and "X-Amz-Signature" not in request.query:
-                raise ServiceError(
-                    403, "MissingAuthenticationTokenException", "Missing Authentication Token"
-                )
             if request.is_too_long:
                 raise ServiceError(
                     413, "RequestEntityTooLargeException", "The request is too large."
                 )
+            self._access.check(request)
+            _check_query(request)
             response = await self._route(request, id)
         except ServiceError as error:
             response = error.response()
@@ -60,7 +70,7 @@ class Api:
             case ("POST", "2015-03-31", "functions", name, "invocations"):
                 return await self._invoke(name, request, id)
             case ("POST", "2015-03-31", "functions"):
-                made = await self._management.create(_read(request, requests.CreateFunction))
+                made = await self._management.create(read(request.body, requests.CreateFunction))
                 return _show(made.describe(self._settings), 201)
             case ("GET", "2015-03-31", "functions"):
                 return _show(self._list(request))
@@ -68,10 +78,14 @@ class Api:
                 return _show(self._calling.describe_account())
             case (method, "2015-03-31", "functions", name, *rest):
                 found = self._management.resolve(name, request.query.get("Qualifier"))
+                if rest and method != "GET":  # only what runs, or is deleted, has versions
+                    self._management.resolve_whole(name, request.query.get("Qualifier"))
                 return await self._manage(method, tuple(rest), request, found)
             case (method, "2017-10-31" | "2019-09-30", "functions", name, "concurrency"):
-                function, _, _ = self._management.resolve(name)
+                function = self._management.resolve_whole(name, request.query.get("Qualifier"))
                 return self._reserve(method, request, function)
+            case (method, "2017-03-31", "tags", resource):
+                return self._tag(method, request, self._management.resolve_whole(resource))
             case (method, "2019-09-30", "functions", name, "provisioned-concurrency"):
                 function, _, qualifier = self._management.resolve(
                     name, request.query.get("Qualifier")
@@ -98,25 +112,27 @@ class Api:
                         "Location": str(version.code.directory),
                     },
                 }
+                if function.tags:
+                    shown["Tags"] = function.tags
                 if function.reserved is not None:
                     shown["Concurrency"] = {"ReservedConcurrentExecutions": function.reserved}
                 return _show(shown)
             case ("GET", "configuration"):
                 return _show(version.describe(settings, qualifier))
             case ("PUT", "configuration"):
-                asked = _read(request, requests.UpdateConfiguration)
+                asked = read(request.body, requests.UpdateConfiguration)
                 return _show(management.update_configuration(function, asked).describe(settings))
             case ("PUT", "code"):
-                update = _read(request, requests.UpdateCode)
+                update = read(request.body, requests.UpdateCode)
                 return _show((await management.update_code(function, update)).describe(settings))
             case ("DELETE",):
                 management.delete(function, qualifier)
                 return Response(204)
             case ("GET", "versions"):
-                versions = [each.describe(settings) for each in function.every()]
-                return _show({"Versions": versions})
+                versions = {each.version: each.describe(settings) for each in function.every()}
+                return _show(_page(request, "Versions", versions))
             case ("POST", "versions"):
-                made = management.publish(function, _read(request, requests.PublishVersion))
+                made = management.publish(function, read(request.body, requests.PublishVersion))
                 return _show(made.describe(settings), 201)
         return self._alias(method, rest, request, function)
 
@@ -126,14 +142,17 @@ class Api:
         management, settings = self._management, self._settings
         match (method, *rest):
             case ("GET", "aliases"):
-                aliases = function.aliases.values()
-                return _show({"Aliases": [a.describe(settings, function.name) for a in aliases]})
+                aliases = {
+                    name: alias.describe(settings, function.name)
+                    for name, alias in function.aliases.items()
+                }
+                return _show(_page(request, "Aliases", aliases))
             case ("POST", "aliases"):
-                asked = _read(request, requests.WriteAlias)
+                asked = read(request.body, requests.WriteAlias)
                 alias = management.write_alias(function, asked, is_new=True)
                 return _show(alias.describe(settings, function.name), 201)
             case ("PUT", "aliases", name):
-                asked = _read(request, requests.WriteAlias)
+                asked = read(request.body, requests.WriteAlias)
                 asked.name = name
                 alias = management.write_alias(function, asked, is_new=False)
                 return _show(alias.describe(settings, function.name))
@@ -149,7 +168,7 @@ class Api:
             self._management.reserve(function, None)
             return Response(204)
         if method == "PUT":
-            asked = _read(request, requests.PutConcurrency)
+            asked = read(request.body, requests.PutConcurrency)
             self._management.reserve(function, asked.reserved_concurrent_executions)
         elif method != "GET":
             raise not_found(f"no such operation: {method} {request.path}")
@@ -162,7 +181,7 @@ class Api:
     ) -> Response:
         management = self._management
         if method == "PUT":
-            asked = _read(request, requests.PutProvisioned)
+            asked = read(request.body, requests.PutProvisioned)
             management.provision(function, qualifier, asked.provisioned_concurrent_executions)
             return _show(management.describe_provisioned(function, qualifier), 202)
         if method == "DELETE":
@@ -171,31 +190,40 @@ class Api:
         if method != "GET":
             raise not_found(f"no such operation: {method} {request.path}")
         if request.query.get("List") == "ALL":
-            each = [
-                {
+            each = {
+                name: {
                     "FunctionArn": self._settings.arn(function.name, name),
                     **management.describe_provisioned(function, name),
                 }
                 for name in function.provisioned
-            ]
-            return _show({"ProvisionedConcurrencyConfigs": each})
+            }
+            return _show(_page(request, "ProvisionedConcurrencyConfigs", each))
         return _show(management.describe_provisioned(function, qualifier))
 
+    def _tag(self, method: str, request: Request, function: Function) -> Response:
+        if method == "POST":
+            asked = read(request.body, requests.TagResource)
+            function.tags = requests.check_tags({**function.tags, **asked.tags})
+            return Response(204)
+        if method == "DELETE":
+            pairs = parse_qsl(request.query_string, keep_blank_values=True)
+            gone = {value for name, value in pairs if name == "tagKeys"}
+            function.tags = {k: v for k, v in function.tags.items() if k not in gone}
+            return Response(204)
+        if method != "GET":
+            raise not_found(f"no such operation: {method} {request.path}")
+        return _show({"Tags": function.tags})
+
     def _list(self, request: Request) -> Shown:
-        names = self._calling.names()
-        after, most = request.query.get("Marker", ""), request.query.get("MaxItems", "")
-        count = int(most) if re.fullmatch("[1-9]|[1-4][0-9]", most) else _PAGE
-        rest = [name for name in names if name > after]
-        latest = [self._management.resolve(name)[1] for name in rest[:count]]
-        shown: Shown = {"Functions": [each.describe(self._settings) for each in latest]}
-        if len(rest) > count:
-            shown["NextMarker"] = rest[count - 1]
-        return shown
+        latest = {name: self._management.resolve(name)[1] for name in self._calling.names()}
+        shown = {name: each.describe(self._settings) for name, each in latest.items()}
+        return _page(request, "Functions", shown)
 
     async def _invoke(self, name: str, request: Request, id: str) -> Response:
         function, version, qualifier = self._management.resolve(
             name, request.query.get("Qualifier")
         )
+        _check_invocation(request)
         kind = request.headers.get("x-amz-invocation-type", "RequestResponse")
         payload = self._payload(request, kind)
         arn = self._settings.arn(function.name, qualifier)
@@ -237,15 +265,37 @@ class Api:
         return payload
 
 
-def _read(request: Request, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(request.body or b"{}", type=kind)
-    except _BAD_JSON as error:
-        raise invalid(f"1 validation error detected: {error}") from None
-
-
 def _show(shown: Shown, status: int = 200) -> Response:
     return Response(status, msgspec.json.encode(shown))
+
+
+def _page(request: Request, key: str, items: Mapping[str, Shown]) -> Shown:
+    """A list, or a part of it that begins after the item that `Marker` names."""
+    most, marker = request.query.get("MaxItems", ""), request.query.get("Marker", "")
+    count = int(most) if re.fullmatch("[1-9]|[1-4][0-9]", most) else _PAGE
+    names = list(items)
+    first = names.index(marker) + 1 if marker in items else 0
+    shown: Shown = {key: [items[name] for name in names[first : first + count]]}
+    if len(names) > first + count:
+        shown["NextMarker"] = names[first + count - 1]
+    return shown
+
+
+def _check_query(request: Request) -> None:
+    """Refuse parameters that nothing here looks at."""
+    unknown = sorted(request.query.keys() - _PARAMETERS)
+    if unknown:
+        raise invalid(f"{unknown[0][:_SHOWN_MAX]}: the embedded platform has no such parameter")
+
+
+def _check_invocation(request: Request) -> None:
+    """Refuse ways of calling that are not here."""
+    for header, name in _ABSENT_OF_CALLS.items():
+        if header in request.headers:
+            raise invalid(f"{name}: the embedded platform supports no value")
+    log = request.headers.get("x-amz-log-type", "None")
+    if log not in ("None", "Tail"):
+        raise invalid(f"LogType: {log[:_SHOWN_MAX]!r} is neither None nor Tail")
 
 
 def _client_context(encoded: str) -> str:

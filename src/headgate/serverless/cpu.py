@@ -11,7 +11,7 @@ import fcntl
 import itertools
 import math
 import os
-import signal
+import re
 import time
 from collections import Counter
 from contextlib import suppress
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final, Protocol, final
 
 from headgate.core.errors import ConfigError
+from headgate.serverless.janitor import kill_control_group, remove_control_group
 from headgate.serverless.settings import CpuMode
 
 # A quota is refilled this often: short, so that a small function runs evenly and not in fits.
@@ -37,6 +38,7 @@ class Shares(Protocol):
     """Confines processes to their share of the CPUs."""
 
     words: str
+    group: Path | None  # the control group that holds all processes, if there is one
 
     def confine(self, pid: int, vcpus: float) -> None:
         """Give a process that has just been started its share."""
@@ -71,7 +73,7 @@ def make_shares(mode: CpuMode, cpus: tuple[int, ...] | None) -> Shares:
     if mode != "affinity":
         group = next(filter(None, map(_make_group, _candidates())), None)
         if group is not None:
-            return _GroupShares(group, None if cpus is None else chosen)
+            return _GroupShares(*group, None if cpus is None else chosen)
     if mode == "cgroup":
         problem = "no control group with a CPU quota can be made here"
         raise ConfigError(
@@ -82,7 +84,9 @@ def make_shares(mode: CpuMode, cpus: tuple[int, ...] | None) -> Shares:
 
 @final
 class _NoShares:
-    words = "not limited"
+    def __init__(self) -> None:
+        self.words = "not limited"
+        self.group: Path | None = None
 
     def confine(self, pid: int, vcpus: float) -> None:
         pass
@@ -96,11 +100,12 @@ class _NoShares:
 
 @final
 class _GroupShares:
-    def __init__(self, group: Path, cpus: list[int] | None) -> None:
+    def __init__(self, group: Path, lock: int, cpus: list[int] | None) -> None:
         self.words = "quota of a control group"
+        self.group: Path | None = group
         self._group = group
+        self._lock = lock  # as long as we live, or until `close`
         self._cpus = cpus
-        self._lock = _lock(group)  # as long as we live, or until `close`
 
     def confine(self, pid: int, vcpus: float) -> None:
         group = self._group / str(pid)
@@ -114,24 +119,25 @@ class _GroupShares:
 
     def release(self, pid: int) -> None:
         group = self._group / str(pid)
-        _kill_all(group)  # whom it has left behind
+        kill_control_group(group)  # whom it has left behind
         with suppress(OSError):  # not all of them are dead yet: `close` tries again
             group.rmdir()
 
     def close(self) -> None:
-        _remove(self._group)
+        remove_control_group(self._group)
         patience_s = time.monotonic() + _PATIENCE_S
         while self._group.exists() and time.monotonic() < patience_s:
             time.sleep(0.01)
-            _remove(self._group)
-        if self._lock is not None:
-            os.close(self._lock)
+            kill_control_group(self._group)
+            remove_control_group(self._group)
+        os.close(self._lock)
 
 
 @final
 class _AffinityShares:
     def __init__(self, cpus: list[int]) -> None:
         self.words = "whole CPUs by affinity"
+        self.group: Path | None = None
         self._cpus = cpus
         self._used: Counter[int] = Counter()
         self._held: dict[int, list[int]] = {}
@@ -174,19 +180,18 @@ def _candidates() -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def _make_group(parent: Path) -> Path | None:
-    """A group of ours in which quotas can be set, or None."""
+def _make_group(parent: Path) -> tuple[Path, int] | None:
+    """A group of ours in which quotas can be set, with the lock on it, or None."""
     for old in parent.glob("headgate-*"):
-        lock = _lock(old)
+        lock = _lock(old) if re.fullmatch(r"headgate-\d+-\d+", old.name) else None
         if lock is not None:  # left behind by a platform that was killed
-            _remove(old)
+            kill_control_group(old)
+            remove_control_group(old)
             os.close(lock)
-    names = (f"headgate-{os.getpid()}-{number}" for number in itertools.count())
-    group = next(parent / name for name in names if not (parent / name).exists())
-    try:
-        group.mkdir()
-    except OSError:
+    claimed = _claim_group(parent)
+    if claimed is None:
         return None
+    group, lock = claimed
     # What counts is whether groups inside of it get quotas, so one is made to try.
     trial = group / "trial"
     try:
@@ -196,24 +201,29 @@ def _make_group(parent: Path) -> Path | None:
         _set_quota(trial, PERIOD_US)
         trial.rmdir()
     except OSError:
-        _remove(group)
+        remove_control_group(group)
+        os.close(lock)
         return None
-    return group
+    return group, lock
 
 
-def _remove(group: Path) -> None:
-    """Remove a group with those inside of it, unless a process is in one."""
-    for each in (*group.glob("*/"), group):
-        with suppress(OSError):
-            each.rmdir()
-
-
-def _kill_all(group: Path) -> None:
-    with suppress(OSError):
-        for line in (group / "cgroup.procs").read_text().split():
-            if int(line) not in (0, os.getpid()):  # 0 is one that we cannot see
-                with suppress(ProcessLookupError):
-                    os.kill(int(line), signal.SIGKILL)
+def _claim_group(parent: Path) -> tuple[Path, int] | None:
+    """Make an empty group and lock it; None where that is not allowed."""
+    for number in itertools.count():
+        group = parent / f"headgate-{os.getpid()}-{number}"
+        try:
+            group.mkdir()
+        except FileExistsError:
+            continue
+        except OSError:
+            return None
+        lock = _lock(group)
+        # Another platform that starts now may take it for one that was left behind.
+        if lock is not None and group.exists():
+            return group, lock
+        if lock is not None:
+            os.close(lock)
+    return None  # never: there are numbers enough
 
 
 def _lock(group: Path) -> int | None:

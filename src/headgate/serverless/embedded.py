@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import replace
+from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, final
 
+from headgate.app.endpoints import NO_KEYS, PlatformKeys
 from headgate.core.errors import ConfigError
+from headgate.serverless.access import Access
 from headgate.serverless.bill import Bill
+from headgate.serverless.http import Address
+from headgate.serverless.janitor import remove_keys
+from headgate.serverless.keys import KeysPlace, make_keys
 from headgate.serverless.platform import InstanceState, Platform
 from headgate.serverless.settings import Settings
 
@@ -32,13 +38,25 @@ class EmbeddedPlatform:
         host: str = "127.0.0.1",
         port: int = 0,
         settings: Settings | None = None,
+        has_auth: bool = True,
+        allow_hosts: Iterable[str] = (),
+        keys_file: Path | str | None = None,
         **changes: Any,
     ) -> None:
-        """`changes` are fields of `Settings`, such as `concurrency=4`."""
+        """`changes` are fields of `Settings`, such as `concurrency=4`.
+
+        Without `has_auth`, requests need no signature; the host must be a loopback address then.
+        `allow_hosts` are names by which clients may call the platform, beside those of this
+        machine. `keys_file` is where the keys are written, instead of the usual place.
+        """
         self.directory = Path(directory)
         self.settings = replace(settings or Settings(), **changes)
         self.port = port
+        self.keys: PlatformKeys | None = make_keys() if has_auth else None
+        self.keys_file: Path | None = None  # once it is there
         self._host = host
+        self._allow_hosts = tuple(allow_hosts)
+        self._keys_file = Path(keys_file) if keys_file is not None else None
         self._platform: Platform
         self._loop: asyncio.AbstractEventLoop
         self._end: asyncio.Event
@@ -71,12 +89,13 @@ class EmbeddedPlatform:
 
     @property
     def client_options(self) -> dict[str, str]:
-        """What `boto3.client` and `boto3.session.Session.client` need: any key will do."""
+        """What `boto3.client` and `boto3.session.Session.client` need, the keys included."""
+        keys = self.keys or NO_KEYS
         return {
             "endpoint_url": self.url,
             "region_name": self.settings.region,
-            "aws_access_key_id": "embedded",
-            "aws_secret_access_key": "embedded",
+            "aws_access_key_id": keys.access_key_id,
+            "aws_secret_access_key": keys.secret_access_key,
         }
 
     @property
@@ -146,14 +165,44 @@ class EmbeddedPlatform:
 
     async def _serve(self) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        self._platform = Platform(self.directory, self.settings)
+        access = Access(self.keys, self._allow_hosts)
+        self._platform = Platform(self.directory, self.settings, access)
+        place: KeysPlace | None = None
         try:
-            try:
-                self.port = await self._platform.open(self._host, self.port)
-            except OSError as error:
-                where = f"{self._host}:{self.port}"
-                raise ConfigError(f"cannot listen: {error.strerror}", where=where) from None
+            addresses = await self._open()
+            self.port = addresses[0][1]
+            if self.keys is not None:
+                place = self._leave_keys(self.keys, access)
+            else:
+                _check_loopback(addresses)
             self._is_open.set()
             await self._end.wait()
         finally:
+            if place is not None:
+                remove_keys(place.path, place.platform)
             await self._platform.close()
+
+    async def _open(self) -> list[Address]:
+        try:
+            return await self._platform.open(self._host, self.port)
+        except OSError as error:
+            where = f"{self._host}:{self.port}"
+            raise ConfigError(f"cannot listen: {error.strerror}", where=where) from None
+
+    def _leave_keys(self, keys: PlatformKeys, access: Access) -> KeysPlace:
+        """Write the keys to a file, and have the janitor remove it if nobody else does."""
+        place = KeysPlace.choose(self._keys_file, self.port)
+        access.keys_are = place.words
+        self._platform.janitor.tell("platform", place.platform)
+        self._platform.janitor.tell("keys", place.path)
+        place.write(keys, self.url, self.settings.region)
+        self.keys_file = place.path
+        return place
+
+
+def _check_loopback(addresses: list[Address]) -> None:
+    """Refuse to be open to others than this machine's users without asking who they are."""
+    for host, _ in addresses:
+        if not ip_address(host.partition("%")[0]).is_loopback:
+            problem = "--no-auth would let everybody on the network run code here"
+            raise ConfigError(problem, where=f"--host {host}", allowed="127.0.0.1, ::1")

@@ -9,6 +9,7 @@ from typing import IO, final
 from headgate.serverless.cpu import Shares
 from headgate.serverless.function import FunctionVersion
 from headgate.serverless.instance import Instance
+from headgate.serverless.janitor import Janitor
 from headgate.serverless.settings import Settings
 
 
@@ -17,7 +18,12 @@ class Fleet:
     """Instances of one version. The one that was used last is used next, so that others age."""
 
     def __init__(
-        self, function: FunctionVersion, settings: Settings, shares: Shares, log: IO[bytes]
+        self,
+        function: FunctionVersion,
+        settings: Settings,
+        shares: Shares,
+        janitor: Janitor,
+        log: IO[bytes],
     ) -> None:
         self.function = function
         self.provisioned_wanted = 0
@@ -25,6 +31,7 @@ class Fleet:
         self.instances: set[Instance] = set()
         self._settings = settings
         self._shares = shares
+        self._janitor = janitor
         self._log = log
         self._idle: list[Instance] = []  # a stack
         self._provisioned_s = 0.0  # of all instances together, up to the last change
@@ -130,6 +137,7 @@ class Fleet:
             self._shares,
             self._log,
             self._forget,
+            self._janitor,
             is_provisioned=is_provisioned,
         )
         self.instances.add(instance)

@@ -35,7 +35,8 @@ class FunctionVersion:
     runtime: str = ""
     role: str = ""
     description: str = ""
-    accepted: Mapping[str, object] = field(default_factory=dict)  # said again, and no more
+    package_type: str = "Zip"
+    architectures: tuple[str, ...] = ()
     modified: str = field(default_factory=_now)
     revision: str = field(default_factory=lambda: str(uuid.uuid4()))
 
@@ -63,9 +64,11 @@ class FunctionVersion:
             "RevisionId": self.revision,
             "State": "Active",
             "LastUpdateStatus": "Successful",
-            "PackageType": "Zip",
-            "Architectures": ["x86_64"],
-            **self.accepted,
+            "PackageType": self.package_type,
+            "Architectures": list(self.architectures),
+            "EphemeralStorage": {"Size": 512},
+            "SnapStart": {"ApplyOn": "None", "OptimizationStatus": "Off"},
+            "TracingConfig": {"Mode": "PassThrough"},
         }
         if self.environment:
             shown["Environment"] = {"Variables": dict(self.environment)}
@@ -82,6 +85,7 @@ class Function:
     reserved: int | None = None
     provisioned: dict[str, int] = field(default_factory=dict)  # by version or alias
     published: int = 0  # how many versions there have ever been
+    tags: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -106,6 +110,7 @@ class Alias:
     name: str
     version: str
     description: str = ""
+    revision: str = field(default_factory=lambda: str(uuid.uuid4()))
 
     def describe(self, settings: Settings, function: str) -> dict[str, object]:
         """The alias, as AWS shows it."""
@@ -114,4 +119,5 @@ class Alias:
             "Name": self.name,
             "FunctionVersion": self.version,
             "Description": self.description,
+            "RevisionId": self.revision,
         }

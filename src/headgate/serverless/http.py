@@ -9,36 +9,49 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from typing import Final, TypeAlias, cast, final
+from typing import Any, Final, TypeAlias, cast, final
 from urllib.parse import parse_qsl, unquote
 
 import httptools
 
 _WAITING_MAX: Final = 64  # requests of one client behind the one that is handled
 _HEAD_BYTES_MAX: Final = 2**21  # a runtime may say in a header what went wrong, at some length
+_HEADERS_MAX: Final = 256
 _REQUEST_S_MAX: Final = 60.0  # from its first byte to its last
 _NO_HTTP: Final = b'{"Type":"User","message":"This is no HTTP request that can be read."}'
 
+Address: TypeAlias = tuple[str, int]  # host and port
 Handler: TypeAlias = Callable[["Request", "Reply"], None]
+# Looks at the head of a request. What it returns is the answer, which ends the connection, and the
+# body is not kept.
+Screen: TypeAlias = Callable[["Request"], "Response | None"]
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request that has come in whole. The names of headers are in small letters."""
+    """A request. The names of headers are in small letters, and one that comes twice is joined."""
 
     method: str
     path: str  # not unquoted: a quoted slash is no separator
-    query: Mapping[str, str]
+    query_string: str  # as it came
     headers: Mapping[str, str]
-    body: bytes
+    peer: Address = ("", 0)
+    local: Address = ("", 0)  # our end of the connection
+    is_first: bool = True  # of its connection
+    body: bytes = b""
     is_too_long: bool = False  # and its body is not there
 
     @property
     def parts(self) -> tuple[str, ...]:
         """The path between its slashes, unquoted."""
         return tuple(unquote(part) for part in self.path.split("/") if part)
+
+    @property
+    def query(self) -> Mapping[str, str]:
+        """The parameters; of one that comes several times, the last."""
+        return dict(parse_qsl(self.query_string, keep_blank_values=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +67,7 @@ class Response:
         lines = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}"]
         # Without a content type, the runtime's own client dies of a null pointer.
         headers = {"Content-Type": "application/json", **self.headers}
+        headers["X-Content-Type-Options"] = "nosniff"  # no browser may take it for a page
         if self.status != HTTPStatus.NO_CONTENT:
             headers["Content-Length"] = str(len(self.body))
         if closes:
@@ -86,17 +100,21 @@ class Reply:
 class HttpServer:
     """Listens on one address, and closes its connections with it."""
 
-    def __init__(self, handler: Handler, body_bytes_max: int) -> None:
+    def __init__(
+        self, handler: Handler, screen: Screen, *, body_bytes_max: int, connections_max: int
+    ) -> None:
         self.handler = handler
+        self.screen = screen
         self.body_bytes_max = body_bytes_max
+        self.connections_max = connections_max
         self.connections: set[_Connection] = set()
         self._listener: asyncio.Server | None = None
 
-    async def open(self, host: str, port: int) -> int:
-        """Begin, and return the port; port 0 is any that is free. Raises `OSError`."""
+    async def open(self, host: str, port: int) -> list[Address]:
+        """Begin, and return where; port 0 is any that is free. Raises `OSError`."""
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(lambda: _Connection(self), host, port)
-        return cast("int", self._listener.sockets[0].getsockname()[1])
+        return [_address(each.getsockname()) for each in self._listener.sockets]
 
     def close(self) -> None:
         """End, and leave nobody waiting for an answer that will not come."""
@@ -114,14 +132,19 @@ class _Connection(asyncio.Protocol):
         self._server = server
         self._transport: asyncio.Transport
         self._parser = httptools.HttpRequestParser(self)
-        self._waiting: deque[tuple[Request, Reply]] = deque()
+        self._waiting: deque[tuple[Request, Reply, Response | None]] = deque()
         self._is_busy = False
         self._url = b""
         self._headers: dict[str, str] = {}
-        self._head_bytes = 0
+        self._head_bytes = self._header_count = 0
         self._timer: asyncio.TimerHandle | None = None
         self._body = bytearray()
         self._is_too_long = False
+        self._peer: Address = ("", 0)
+        self._local: Address = ("", 0)
+        self._is_new = True
+        self._head: Request | None = None
+        self._refusal: Response | None = None
 
     @property
     def is_closing(self) -> bool:
@@ -129,6 +152,11 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        if len(self._server.connections) >= self._server.connections_max:
+            self._transport.abort()
+            return
+        self._peer = _address(transport.get_extra_info("peername"))
+        self._local = _address(transport.get_extra_info("sockname"))
         self._server.connections.add(self)
         self._start_timer()
 
@@ -163,7 +191,8 @@ class _Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         self._url, self._headers, self._body = b"", {}, bytearray()
         self._is_too_long = False
-        self._head_bytes = 0
+        self._head, self._refusal = None, None
+        self._head_bytes = self._header_count = 0
         self._start_timer()
 
     def on_url(self, url: bytes) -> None:
@@ -172,32 +201,52 @@ class _Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(len(name) + len(value))
-        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        self._header_count += 1
+        if self._header_count > _HEADERS_MAX:
+            raise ValueError("a request has too many headers")  # the parser makes it its own
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        # Joined: no two of those who look at a header may see different ones of several.
+        before = self._headers.get(key)
+        self._headers[key] = text if before is None else f"{before},{text}"
 
     def on_headers_complete(self) -> None:
-        if self._headers.get("expect", "").lower() == "100-continue":
+        url = httptools.parse_url(self._url)
+        if not self._url.startswith(b"/") or url.path is None:
+            raise ValueError("something instead of a path")
+        self._head = Request(
+            method=self._parser.get_method().decode("latin-1"),
+            path=url.path.decode("latin-1"),
+            query_string=(url.query or b"").decode("latin-1"),
+            headers=self._headers,
+            peer=self._peer,
+            local=self._local,
+            is_first=self._is_new,
+        )
+        self._is_new = False
+        self._refusal = self._server.screen(self._head)
+        if self._refusal is None and self._headers.get("expect", "").lower() == "100-continue":
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
         # What is too long is read to its end, because who is still sending hears no answer.
         self._is_too_long |= len(self._body) + len(body) > self._server.body_bytes_max
-        if not self._is_too_long:
+        if not self._is_too_long and self._refusal is None:
             self._body += body
 
     def on_message_complete(self) -> None:
         self._stop_timer()
-        url = httptools.parse_url(self._url)
-        query = parse_qsl((url.query or b"").decode("latin-1"), keep_blank_values=True)
-        method = self._parser.get_method().decode("latin-1")
-        path = url.path.decode("latin-1")
-        request = Request(
-            method, path, dict(query), self._headers, bytes(self._body), self._is_too_long
-        )
+        assert self._head is not None, "a request without a head"
+        if self._transport.is_closing():  # whatever follows the last request is not looked at
+            return
+        reply = Reply(self, self._parser.should_keep_alive() and self._refusal is None)
+        request = replace(self._head, body=bytes(self._body), is_too_long=self._is_too_long)
         if len(self._waiting) == _WAITING_MAX:
             self._transport.close()
             return
-        self._waiting.append((request, Reply(self, self._parser.should_keep_alive())))
+        self._waiting.append((request, reply, self._refusal))
         self._go_on()
+        if self._waiting:  # somebody who sends more before the answer has to wait with it
+            self._transport.pause_reading()
 
     def _count(self, head_bytes: int) -> None:
         self._head_bytes += head_bytes
@@ -217,4 +266,15 @@ class _Connection(asyncio.Protocol):
     def _go_on(self) -> None:
         if self._waiting and not self._is_busy:
             self._is_busy = True
-            self._server.handler(*self._waiting.popleft())
+            request, reply, refusal = self._waiting.popleft()
+            if not self._waiting:
+                self._transport.resume_reading()
+            if refusal is not None:
+                reply.send(refusal)
+            else:
+                self._server.handler(request, reply)
+
+
+def _address(socket_name: tuple[Any, ...]) -> Address:
+    """A host and a port, without what IPv6 says beside them."""
+    return str(socket_name[0]), int(socket_name[1])

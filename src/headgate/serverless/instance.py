@@ -1,8 +1,9 @@
 """One instance of a function: a process with Lambda's own runtime, and the API it asks for work.
 
 Every instance has its own port for the Runtime API, because the runtime says nowhere in its
-requests which instance it is. An instance is given one call at a time: it answers `next` with it,
-and waits for the response, for an error, for the end of the process, or for time to be up.
+requests which instance it is; only processes of the instance's own session are answered there. An
+instance is given one call at a time: it answers `next` with it, and waits for the response, for an
+error, for the end of the process, or for time to be up.
 
 An instance may be given a call when it has answered the last one but not yet asked for the next:
 a client that calls again at once would otherwise find it busy, and start another. Should it die
@@ -12,6 +13,7 @@ before it asks, the call has not run (`Ended.has_run`).
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import time
@@ -23,9 +25,14 @@ from headgate.serverless.cpu import Shares
 from headgate.serverless.function import FunctionVersion
 from headgate.serverless.http import HttpServer, Reply, Request, Response
 from headgate.serverless.invocation import Ended, Invocation, error_type_of, failure
+from headgate.serverless.janitor import Janitor
 from headgate.serverless.launch import Launch
+from headgate.serverless.peer import is_from_session
 from headgate.serverless.settings import Settings
 
+_LOG: Final = logging.getLogger(__name__)
+_CONNECTIONS_MAX: Final = 32  # the runtime has one, and one more to report that it cannot start
+_FORBIDDEN: Final = Response(403, b'{"errorType":"Forbidden"}')
 _ACCEPTED: Final = Response(202, b'{"status":"OK"}')
 _LOG_BYTES_MAX: Final = 4_096  # of the tail that a client may ask for
 _LOG_READS_MAX: Final = 16  # at a time: one that never stops printing must not stop us
@@ -43,6 +50,7 @@ class Instance:
         shares: Shares,
         log: IO[bytes],
         on_end: Callable[[Instance], None],
+        janitor: Janitor,
         *,
         is_provisioned: bool,
     ) -> None:
@@ -58,10 +66,16 @@ class Instance:
         self._shares = shares
         self._log_file = log
         self._on_end = on_end
+        self._janitor = janitor
         self._ready = asyncio.Event()  # it has asked for work
         self._init_ms = 0.0
         self._has_run = False
-        self._server = HttpServer(self._serve, settings.sync_payload_bytes + 2**20)
+        self._server = HttpServer(
+            self._serve,
+            self._screen,
+            body_bytes_max=settings.sync_payload_bytes + 2**20,
+            connections_max=_CONNECTIONS_MAX,
+        )
         self._asking: Reply | None = None  # the open request for the next call
         self._call: Invocation | None = None
         self._given_s: float | None = None  # when the call was given out
@@ -85,7 +99,7 @@ class Instance:
 
     async def start(self) -> None:
         """Start the process; it gets ready by itself."""
-        port = await self._server.open("127.0.0.1", 0)
+        ((_, port),) = await self._server.open("127.0.0.1", 0)
         launch = Launch(self.function, self._settings, port, self.is_provisioned)
         self._log_fd, write_fd = os.pipe()
         os.set_blocking(self._log_fd, False)
@@ -107,6 +121,7 @@ class Instance:
         finally:
             os.close(write_fd)
         self.pid = process.pid
+        self._janitor.tell("started", self.pid)
         self._watch = asyncio.create_task(self._await_end(process))
         try:
             self._shares.confine(self.pid, self._settings.vcpus(self.function.memory_mb))
@@ -153,6 +168,16 @@ class Instance:
             await self._watch
 
     # The Runtime API.
+
+    def _screen(self, request: Request) -> Response | None:
+        """Refuse whoever is not a process of this instance, and whatever is a web page."""
+        is_page = "origin" in request.headers or "sec-fetch-site" in request.headers
+        is_meant = request.headers.get("host") == f"127.0.0.1:{request.local[1]}"
+        is_ours = not request.is_first or is_from_session(request.peer, request.local, self.pid)
+        if is_meant and is_ours and not is_page:
+            return None
+        _LOG.warning("%s: refused a stranger at its Runtime API", self.function.name)
+        return _FORBIDDEN
 
     def _serve(self, request: Request, reply: Reply) -> None:
         match (request.method, *request.parts[2:]):
@@ -273,6 +298,7 @@ class Instance:
         self.has_ended = True
         with suppress(ProcessLookupError):  # whom it has left behind in its session
             os.killpg(self.pid, signal.SIGKILL)
+        self._janitor.tell("ended", self.pid)
         self._finish(self._exit_words(returned))
         self._shares.release(self.pid)
         self._read_log()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, final
+from typing import IO, Final, final
 
 from headgate.serverless.admission import Admission
 from headgate.serverless.bill import Bill, BillingRecord, billed_ms
@@ -15,7 +16,10 @@ from headgate.serverless.fleet import Fleet
 from headgate.serverless.function import Function, FunctionVersion
 from headgate.serverless.instance import Instance
 from headgate.serverless.invocation import Ended, Invocation
+from headgate.serverless.janitor import Janitor
 from headgate.serverless.settings import Settings
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 @final
@@ -27,6 +31,7 @@ class Invoker:
         settings: Settings,
         functions: Mapping[str, Function],
         shares: Shares,
+        janitor: Janitor,
         bill: Bill,
         logs: Path,
     ) -> None:
@@ -35,6 +40,7 @@ class Invoker:
         self._settings = settings
         self._functions = functions
         self._shares = shares
+        self._janitor = janitor
         self._bill = bill
         self._logs = logs
         self._provisioned_gb_s = 0.0  # of fleets that are gone
@@ -61,7 +67,8 @@ class Invoker:
         """The fleet of a version, made when it is first asked for."""
         fleet = self.fleets.get(version.revision)
         if fleet is None:
-            fleet = Fleet(version, self._settings, self._shares, self._log_file(version.name))
+            log = self._log_file(version.name)
+            fleet = Fleet(version, self._settings, self._shares, self._janitor, log)
             self.fleets[version.revision] = fleet
         return fleet
 
@@ -113,7 +120,9 @@ class Invoker:
         try:
             return await fleet.start()
         except (OSError, ValueError) as error:  # such as a directory that is gone
-            raise ServiceError(500, "ServiceException", f"no instance: {error}") from error
+            _LOG.error("%s: no instance can be started: %s", function.name, error)
+            problem = "no instance can be started: the log of the platform says why"
+            raise ServiceError(500, "ServiceException", problem) from error
 
     def _record(self, call: Invocation, instance: Instance, ended: Ended) -> BillingRecord:
         init_ms = ended.init_ms if self._settings.bills_init else 0.0

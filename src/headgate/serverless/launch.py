@@ -32,6 +32,17 @@ RESERVED: Final = frozenset(
     )
 )
 
+# The runtime of AWS, in a process that does not outlive the platform: the kernel kills it when the
+# platform's thread is gone, and if that was already so when it asked for this, it ends itself.
+_START: Final = """
+import ctypes, os, runpy, signal, sys
+platform = int(sys.argv.pop(1))
+sys.path[0] = os.getcwd()
+ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
+if os.getppid() == platform:
+    runpy.run_module("awslambdaric", run_name="__main__", alter_sys=True)
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -45,7 +56,7 @@ class Launch:
     @property
     def command(self) -> tuple[str, ...]:
         """The runtime of AWS, as a plain process."""
-        return (sys.executable, "-m", "awslambdaric", self.function.handler)
+        return (sys.executable, "-c", _START, str(os.getpid()), self.function.handler)
 
     @property
     def environment(self) -> dict[str, str]:

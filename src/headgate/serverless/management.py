@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
-from typing import Final, final
+from typing import Any, Final, final
 
 from msgspec import UNSET
 
@@ -54,35 +54,51 @@ class Management:
             raise not_found(f"Function not found: {self._settings.arn(match['name'], qualifier)}")
         return function, version, qualifier
 
+    def resolve_whole(self, text: str, qualifier: str | None = None) -> Function:
+        """Find a function for something that cannot be done to one of its versions."""
+        function, _, qualifier = self.resolve(text, qualifier)
+        if qualifier not in (None, LATEST):
+            raise invalid(f"Qualifier: {qualifier!r}: this is done to a function, not to a version")
+        return function
+
     async def create(self, asked: requests.CreateFunction) -> FunctionVersion:
-        """Create a function."""
+        """Create a function. The code comes last: what is refused leaves none behind."""
         match = _NAME.fullmatch(asked.function_name)
         if match is None or match["qualifier"]:
             raise invalid(f"Value '{asked.function_name}' at 'functionName' is not a name")
+        tags = requests.check_tags(asked.tags)
+        is_image = asked.code.image_uri is not None
+        if asked.package_type != ("Image" if is_image else "Zip"):
+            raise invalid(f"PackageType: {asked.package_type!r} is not what Code is")
+        checked: dict[str, Any] = {
+            "handler": check_handler(asked.handler),
+            "memory_mb": self._memory_mb(asked.memory_size),
+            "timeout_s": self._timeout_s(asked.timeout),
+            "environment": check_environment(
+                asked.environment.variables if asked.environment else {}
+            ),
+            "runtime": requests.check_runtime(asked.runtime),
+            "architectures": tuple(requests.check_architectures(asked.architectures)),
+        }
+        self._check_free(match["name"])
         made = FunctionVersion(
             name=match["name"],
-            handler=check_handler(asked.handler),
             code=await self._code(asked.code),
-            memory_mb=self._memory_mb(asked.memory_size),
-            timeout_s=self._timeout_s(asked.timeout),
-            environment=check_environment(asked.environment.variables if asked.environment else {}),
-            runtime=asked.runtime,
             role=asked.role,
             description=asked.description,
-            accepted={
-                "Architectures": asked.architectures,
-                "PackageType": asked.package_type,
-                "EphemeralStorage": asked.ephemeral_storage or {"Size": 512},
-                "Layers": [{"Arn": arn} for arn in asked.layers],
-            },
+            package_type=asked.package_type,
+            **checked,
         )
-        if made.name in self._functions:  # only now: others had their turn while it was unpacked
-            raise conflict(f"Function already exist: {made.name}")
-        function = self._functions[made.name] = Function(made)
+        self._check_free(made.name)  # once more: others had their turn while it was unpacked
+        function = self._functions[made.name] = Function(made, tags=tags)
         return self.publish(function, requests.PublishVersion()) if asked.publish else made
 
     async def update_code(self, function: Function, asked: requests.UpdateCode) -> FunctionVersion:
         """Replace the code; calls that run go on with the old."""
+        requests.check_architectures(asked.architectures)
+        requests.check_revision(asked.revision_id, function.latest.revision)
+        if (asked.image_uri is not None) != (function.latest.package_type == "Image"):
+            raise invalid(f"PackageType: this function's is {function.latest.package_type}")
         changed = function.latest.changed(code=await self._code(asked))
         if asked.dry_run:
             return changed
@@ -94,11 +110,14 @@ class Management:
         self, function: Function, asked: requests.UpdateConfiguration
     ) -> FunctionVersion:
         """Change what is named."""
+        requests.check_revision(asked.revision_id, function.latest.revision)
         changes: dict[str, object] = {
             name: getattr(asked, name)
-            for name in ("runtime", "role", "description")
+            for name in ("role", "description")
             if getattr(asked, name) is not UNSET
         }
+        if asked.runtime is not UNSET:
+            changes["runtime"] = requests.check_runtime(asked.runtime)
         if asked.handler is not UNSET:
             changes["handler"] = check_handler(asked.handler)
         if asked.timeout is not UNSET:
@@ -128,6 +147,7 @@ class Management:
     def publish(self, function: Function, asked: requests.PublishVersion) -> FunctionVersion:
         """Publish the latest state as a version, unless it is what was published last."""
         latest = function.latest
+        requests.check_revision(asked.revision_id, latest.revision)
         if asked.code_sha256 not in (None, latest.code.sha256):
             raise invalid(f"CodeSHA256 ({asked.code_sha256}) is different from current CodeSHA256")
         last = function.versions.get(str(function.published))
@@ -151,7 +171,12 @@ class Management:
         number = asked.function_version or (old.version if old else "")
         if number != LATEST and number not in function.versions:
             raise not_found(f"Function not found: {self._settings.arn(function.name, number)}")
-        alias = function.aliases[asked.name] = Alias(asked.name, number, asked.description)
+        if old is not None:
+            requests.check_revision(asked.revision_id, old.revision)
+        description = asked.description
+        if description is None:
+            description = old.description if old is not None else ""
+        alias = function.aliases[asked.name] = Alias(asked.name, number, description)
         self._invoker.settle(function)
         return alias
 
@@ -238,7 +263,11 @@ class Management:
         if sent.image_uri is not None and sent.image_uri.startswith("file:///"):
             path = Path(sent.image_uri.removeprefix("file://"))
             return await asyncio.to_thread(use_directory, path)
-        raise invalid("The embedded platform takes code as ZipFile, or as ImageUri file:///path")
+        raise invalid("Code: the embedded platform takes ZipFile, or ImageUri file:///path")
+
+    def _check_free(self, name: str) -> None:
+        if name in self._functions:
+            raise conflict(f"Function already exist: {name}")
 
     def _memory_mb(self, value: int) -> int:
         return check_range("memorySize", value, 128, self._settings.memory_mb_max)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import traceback
+import logging
+import os
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -11,19 +12,25 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from headgate.core.errors import ConfigError
+from headgate.serverless.access import Access
 from headgate.serverless.api import Api
 from headgate.serverless.bill import Bill
 from headgate.serverless.calling import Calling
+from headgate.serverless.code import scratch_prefix
 from headgate.serverless.cpu import Shares, make_shares
 from headgate.serverless.errors import ServiceError
 from headgate.serverless.event_queue import EventQueue
 from headgate.serverless.function import Function
-from headgate.serverless.http import HttpServer, Reply, Request
+from headgate.serverless.http import Address, HttpServer, Reply, Request
 from headgate.serverless.invoker import Invoker
+from headgate.serverless.janitor import Janitor
 from headgate.serverless.management import Management
+from headgate.serverless.peer import SOCKETS
 from headgate.serverless.requests import CodeSent, CreateFunction, Variables
 from headgate.serverless.settings import Settings
 
+_LOG: Final = logging.getLogger(__name__)
+_IDLE_CONNECTIONS_MAX: Final = 256  # beside those of as many calls as may run at once
 _SWEEPS: Final = 20  # per keep-alive time
 _REQUEST_SLACK_BYTES: Final = 2**20  # what a request to create a function says besides its code
 
@@ -46,32 +53,45 @@ class Platform:
     It is made and used on one event loop. `EmbeddedPlatform` is the one to use from elsewhere.
     """
 
-    def __init__(self, directory: Path, settings: Settings) -> None:
+    def __init__(self, directory: Path, settings: Settings, access: Access) -> None:
         _check_runtime()
         self.settings = settings
         self.functions: dict[str, Function] = {}
         directory = directory.resolve()  # instances have a working directory of their own
+        codes = directory / "code"
         self.bill = _open_bill(directory, settings.records_max)
+        self.janitor = Janitor()
         try:
             self.shares: Shares = make_shares(settings.cpu, settings.cpus)
         except ConfigError:
             self.bill.close()
+            self.janitor.close()
             raise
-        self.invoker = Invoker(settings, self.functions, self.shares, self.bill, directory / "logs")
+        if self.shares.group is not None:
+            self.janitor.tell("control_group", self.shares.group)
+        self.janitor.tell("scratch", codes / scratch_prefix())
+        self.invoker = Invoker(
+            settings, self.functions, self.shares, self.janitor, self.bill, directory / "logs"
+        )
         self.events = EventQueue(settings, self.invoker)
-        self.management = Management(settings, self.functions, self.invoker, directory / "code")
+        self.management = Management(settings, self.functions, self.invoker, codes)
         calling = Calling(settings, self.functions, self.invoker, self.events)
-        self._api = Api(settings, self.management, calling)
+        self._api = Api(settings, access, self.management, calling)
         # A zip travels as base64, which is longer by a third.
         largest_bytes = max(settings.zip_bytes * 4 // 3, settings.sync_payload_bytes)
-        self._server = HttpServer(self._serve, largest_bytes + _REQUEST_SLACK_BYTES)
+        self._server = HttpServer(
+            self._serve,
+            access.screen,
+            body_bytes_max=largest_bytes + _REQUEST_SLACK_BYTES,
+            connections_max=settings.concurrency + _IDLE_CONNECTIONS_MAX,
+        )
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def open(self, host: str, port: int) -> int:
-        """Listen, and return the port. Raises `OSError`."""
-        port = await self._server.open(host, port)
+    async def open(self, host: str, port: int) -> list[Address]:
+        """Listen, and return where. Raises `OSError`."""
+        addresses = await self._server.open(host, port)
         self._begin(self._sweep())
-        return port
+        return addresses
 
     async def close(self) -> None:
         """End all instances and give back whatever was taken."""
@@ -83,6 +103,7 @@ class Platform:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.shares.close()
         self.bill.close()
+        self.janitor.close()
 
     async def register(
         self,
@@ -135,7 +156,7 @@ class Platform:
         try:
             reply.send(await self._api.answer(request))
         except Exception:  # a defect of ours must not leave a client without an answer
-            traceback.print_exc()
+            _LOG.exception("a request failed: %s %s", request.method, request.path)
             reply.send(ServiceError(500, "ServiceException", "internal error").response())
 
     async def _sweep(self) -> None:
@@ -156,4 +177,7 @@ def _check_runtime() -> None:
     """Say what is missing now, and not when the first function dies of it."""
     if find_spec("awslambdaric") is None:
         problem = "awslambdaric is not installed: pip install awslambdaric"
+        raise ConfigError(problem, where="platform")
+    if not os.access(SOCKETS, os.R_OK):
+        problem = f"{SOCKETS} cannot be read: instances could not be told from strangers"
         raise ConfigError(problem, where="platform")

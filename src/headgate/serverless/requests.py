@@ -1,37 +1,81 @@
-"""What clients may ask for, as they write it. What the platform has no use for is let pass."""
+"""What clients may ask for, as they write it.
+
+A parameter that AWS knows and the platform has not is refused unless its value asks for nothing,
+and so is one that nobody knows: whoever sets one expects it to do something.
+"""
 
 from __future__ import annotations
 
+import platform
 import re
+import sys
+from collections.abc import Mapping
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from headgate.serverless.errors import invalid
+from headgate.serverless.errors import ServiceError, invalid
 from headgate.serverless.launch import RESERVED
 
+RUNTIME: Final = f"python{sys.version_info.major}.{sys.version_info.minor}"  # the one there is
+ARCHITECTURE: Final = "arm64" if platform.machine() in ("aarch64", "arm64") else "x86_64"
+_TAGS_MAX: Final = 50
+_TAG_KEY_MAX: Final = 128
+_TAG_VALUE_MAX: Final = 256
 
-class Variables(msgspec.Struct, rename="pascal"):
+# What the platform has not, by request, each with the value that AWS takes for "not at all". So do
+# empty values, whatever is in them.
+_ABSENT_OF_CONFIGURATION: Final[Mapping[str, object]] = {
+    "CapacityProviderConfig": None,
+    "DeadLetterConfig": None,
+    "DurableConfig": None,
+    "EphemeralStorage": {"Size": 512},
+    "FileSystemConfigs": None,
+    "ImageConfig": None,
+    "KMSKeyArn": None,
+    "Layers": None,
+    "LoggingConfig": {"LogFormat": "Text"},
+    "SnapStart": {"ApplyOn": "None"},
+    "TracingConfig": {"Mode": "PassThrough"},
+    "VpcConfig": None,
+}
+_ABSENT_OF_CODE: Final[Mapping[str, object]] = {
+    "S3Bucket": None,
+    "S3Key": None,
+    "S3ObjectStorageMode": None,
+    "S3ObjectVersion": None,
+    "SourceKMSKeyArn": None,
+}
+
+
+class Asked(msgspec.Struct, rename="pascal", forbid_unknown_fields=True):
+    """A request, or a part of one."""
+
+
+AskedT = TypeVar("AskedT", bound=Asked)
+
+
+class Variables(Asked):
     """`Environment`."""
 
     variables: dict[str, str] = {}
 
 
-class CodeSent(msgspec.Struct, rename="pascal"):
+class CodeSent(Asked):
     """Where the code comes from: a zip, or (only here) a directory as `file:///path`."""
 
     zip_file: bytes | None = None
     image_uri: str | None = None
-    s3_bucket: str | None = None
 
 
-class CreateFunction(msgspec.Struct, rename="pascal"):
-    """`CreateFunction`."""
+class CreateFunction(Asked):
+    """`CreateFunction`. What it says of `Role` is said again, and no more."""
 
     function_name: str
     code: CodeSent
     handler: str = ""
-    runtime: str = ""
+    runtime: str = RUNTIME
     role: str = ""
     description: str = ""
     timeout: int = 3
@@ -39,20 +83,20 @@ class CreateFunction(msgspec.Struct, rename="pascal"):
     publish: bool = False
     environment: Variables | None = None
     package_type: str = "Zip"
-    architectures: list[str] = msgspec.field(default_factory=lambda: ["x86_64"])
-    layers: list[str] = []
-    ephemeral_storage: dict[str, int] | None = None
+    architectures: list[str] = msgspec.field(default_factory=lambda: [ARCHITECTURE])
     tags: dict[str, str] = {}
 
 
-class UpdateCode(CodeSent, rename="pascal"):
+class UpdateCode(CodeSent):
     """`UpdateFunctionCode`."""
 
     publish: bool = False
     dry_run: bool = False
+    architectures: list[str] = msgspec.field(default_factory=lambda: [ARCHITECTURE])
+    revision_id: str | None = None
 
 
-class UpdateConfiguration(msgspec.Struct, rename="pascal"):
+class UpdateConfiguration(Asked):
     """`UpdateFunctionConfiguration`: what is not named stays as it is."""
 
     handler: str | UnsetType = UNSET
@@ -62,33 +106,126 @@ class UpdateConfiguration(msgspec.Struct, rename="pascal"):
     timeout: int | UnsetType = UNSET
     memory_size: int | UnsetType = UNSET
     environment: Variables | UnsetType = UNSET
+    revision_id: str | None = None
 
 
-class PublishVersion(msgspec.Struct, rename="pascal"):
+class PublishVersion(Asked):
     """`PublishVersion`."""
 
     description: str = ""
     code_sha256: str | None = msgspec.field(default=None, name="CodeSha256")
+    revision_id: str | None = None
 
 
-class WriteAlias(msgspec.Struct, rename="pascal"):
-    """`CreateAlias` and `UpdateAlias`."""
+class WriteAlias(Asked):
+    """`CreateAlias` and `UpdateAlias`: what is not named stays as it is."""
 
     name: str = ""
     function_version: str = ""
-    description: str = ""
+    description: str | None = None
+    revision_id: str | None = None
 
 
-class PutConcurrency(msgspec.Struct, rename="pascal"):
+class PutConcurrency(Asked):
     """`PutFunctionConcurrency`."""
 
     reserved_concurrent_executions: int
 
 
-class PutProvisioned(msgspec.Struct, rename="pascal"):
+class PutProvisioned(Asked):
     """`PutProvisionedConcurrencyConfig`."""
 
     provisioned_concurrent_executions: int
+
+
+class TagResource(Asked):
+    """`TagResource`."""
+
+    tags: dict[str, str]
+
+
+_ABSENT: Final[Mapping[type[Asked], Mapping[str, object]]] = {
+    CreateFunction: {
+        **_ABSENT_OF_CONFIGURATION,
+        "CodeSigningConfigArn": None,
+        "PublishTo": None,
+        "TenancyConfig": None,
+    },
+    UpdateConfiguration: _ABSENT_OF_CONFIGURATION,
+    UpdateCode: {**_ABSENT_OF_CODE, "PublishTo": None},
+    PublishVersion: {"PublishTo": None},
+    WriteAlias: {"RoutingConfig": None},
+}
+
+
+def read(body: bytes, kind: type[AskedT]) -> AskedT:
+    """Read a request. Raises `ServiceError` that names the parameter that is in the way."""
+    try:
+        # As bytes first: code in it is large, and is not looked at twice.
+        raw = msgspec.json.decode(body or b"{}", type=dict[str, msgspec.Raw])
+        _drop_absent(raw, _ABSENT.get(kind, {}))
+        if kind is CreateFunction and "Code" in raw:
+            code = msgspec.json.decode(raw["Code"], type=dict[str, msgspec.Raw])
+            _drop_absent(code, _ABSENT_OF_CODE)
+            raw["Code"] = msgspec.Raw(msgspec.json.encode(code))
+        return msgspec.json.decode(msgspec.json.encode(raw), type=kind)
+    # What reading somebody's JSON can raise: a ValueError is text or base64 that is none.
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise invalid(f"1 validation error detected: {error}") from None
+
+
+def _drop_absent(raw: dict[str, msgspec.Raw], absent: Mapping[str, object]) -> None:
+    """Take out what asks for nothing; refuse what asks for something that is not there."""
+    for name in sorted(raw.keys() & absent.keys()):
+        value = msgspec.json.decode(raw.pop(name))
+        nothing = absent[name]
+        if value != nothing and not _is_empty(value):
+            allowed = "" if nothing is None else f" but {msgspec.json.encode(nothing).decode()}"
+            raise invalid(f"{name}: the embedded platform supports no value{allowed}")
+
+
+def _is_empty(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(_is_empty(each) for each in value.values())
+    return value in (None, "", False) or value == []
+
+
+def check_revision(wanted: str | None, current: str) -> None:
+    """Refuse a change to something that has changed since the client has looked at it."""
+    if wanted not in (None, "", current):
+        raise ServiceError(
+            412,
+            "PreconditionFailedException",
+            "The RevisionId provided does not match the latest RevisionId.",
+        )
+
+
+def check_runtime(runtime: str) -> str:
+    """Return the runtime, if it is the one that runs here."""
+    if runtime != RUNTIME:
+        raise invalid(f"Runtime: {runtime!r} does not run here, but {RUNTIME}")
+    return runtime
+
+
+def check_architectures(architectures: list[str]) -> list[str]:
+    """Return the architectures, if they are that of this machine."""
+    if architectures != [ARCHITECTURE]:
+        raise invalid(f"Architectures: this machine has {ARCHITECTURE}")
+    return architectures
+
+
+def check_tags(tags: Mapping[str, str]) -> dict[str, str]:
+    """Return the tags of a function, if AWS would take them."""
+    for key, value in tags.items():
+        is_key = 0 < len(key) <= _TAG_KEY_MAX and not key.lower().startswith("aws:")
+        if not is_key or len(value) > _TAG_VALUE_MAX:
+            raise invalid(
+                f"Tags: keys have 1 to {_TAG_KEY_MAX} characters and do not begin with aws:, "
+                f"values have up to {_TAG_VALUE_MAX}"
+            )
+    if len(tags) > _TAGS_MAX:
+        raise invalid(f"Tags: a function has up to {_TAGS_MAX}")
+    return dict(tags)
 
 
 def check_environment(variables: dict[str, str]) -> dict[str, str]:

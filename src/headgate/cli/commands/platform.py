@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from types import FrameType
+from typing import Final
 
 import click
 
+from headgate.app.endpoints import FILE_VARIABLE
 from headgate.cli.options import OutputPath
 from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
@@ -16,10 +20,33 @@ from headgate.core.units import parse_duration
 from headgate.serverless import EmbeddedPlatform, Settings, gb_s
 from headgate.serverless.settings import CpuMode
 
+_EXPORTED: Final[Mapping[str, str]] = {
+    "AWS_ACCESS_KEY_ID": "aws_access_key_id",
+    "AWS_SECRET_ACCESS_KEY": "aws_secret_access_key",
+    "AWS_ENDPOINT_URL_LAMBDA": "endpoint_url",
+    "AWS_DEFAULT_REGION": "region_name",
+}
+
 
 @click.command("platform")
 @click.option("--port", type=click.IntRange(0, 65_535), default=9_001, show_default=True)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Anybody there may run code.")
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option(
+    "--allow-host",
+    "allow_hosts",
+    metavar="NAME",
+    multiple=True,
+    help="A name by which clients call it, such as that of a container.",
+)
+@click.option(
+    "--keys-file",
+    type=OutputPath(),
+    envvar=FILE_VARIABLE,
+    help="Where its keys are written. Default: ~/.local/state/headgate/platform-PORT.json",
+)
+@click.option(
+    "--no-auth", is_flag=True, help="Ask for no signature: every user of this machine may run code."
+)
 @click.option("--directory", type=OutputPath(), default=Path("platform"), show_default=True)
 @click.option("--concurrency", type=click.IntRange(1, 100_000), default=1_000, show_default=True)
 @click.option("--keep-alive", metavar="TIME", default="10min", show_default=True)
@@ -29,6 +56,9 @@ from headgate.serverless.settings import CpuMode
 def command(
     port: int,
     host: str,
+    allow_hosts: tuple[str, ...],
+    keys_file: Path | None,
+    no_auth: bool,
     directory: Path,
     concurrency: int,
     keep_alive: str,
@@ -37,6 +67,10 @@ def command(
     cpus: str | None,
 ) -> None:
     """Run functions on this machine, for boto3 and anything else that talks to AWS Lambda.
+
+    Requests must be signed, with keys that it makes when it starts, prints, and leaves in a file
+    for `headgate deploy` and `headgate serve`. The variables HEADGATE_PLATFORM_ACCESS_KEY_ID and
+    HEADGATE_PLATFORM_SECRET_ACCESS_KEY fix them.
 
     \b
     headgate platform --port 9001 --directory functions --concurrency 10
@@ -59,13 +93,31 @@ def command(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, stop)
-    with EmbeddedPlatform(directory, host=host, port=port, settings=settings) as platform:
-        click.echo(f"platform {platform.url}  (CPU: {platform.cpu}; Ctrl-C ends it)")
-        click.echo(f"  boto3.client('lambda', endpoint_url='{platform.url}', ...)")
-        click.echo(f"  bill: {directory / platform.bill.path.name}")
+    with EmbeddedPlatform(
+        directory,
+        host=host,
+        port=port,
+        settings=settings,
+        has_auth=not no_auth,
+        allow_hosts=allow_hosts,
+        keys_file=keys_file,
+    ) as platform:
+        _greet(platform, directory)
         end.wait()
     records = platform.bill.records()
     click.echo(f"{len(records)} calls, {gb_s(records):.3f} GB-s")
+
+
+def _greet(platform: EmbeddedPlatform, directory: Path) -> None:
+    click.echo(f"platform {platform.url}  (CPU: {platform.cpu}; Ctrl-C ends it)")
+    options = platform.client_options
+    for name, key in _EXPORTED.items():
+        click.echo(f"export {name}={quote(options[key])}")
+    if platform.keys_file is None:
+        click.echo("  keys: any, because of --no-auth")
+    else:
+        click.echo(f"  keys: {platform.keys_file}")
+    click.echo(f"  bill: {directory / platform.bill.path.name}")
 
 
 def _seconds(text: str, option: str) -> float:

@@ -1,19 +1,23 @@
-"""Clients of AWS, made so that nothing is ever sent twice behind our back."""
+"""Clients of AWS, made so that nothing is ever sent twice behind our back.
+
+Credentials of AWS go to AWS. An endpoint on this machine gets the keys of the platform there.
+"""
 
 from __future__ import annotations
 
-from ipaddress import ip_address
-from typing import Any, Final, Literal
-from urllib.parse import urlsplit
+from typing import Any, Final, Literal, TypeAlias
 
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError
-from botocore.session import Session, get_session
+from botocore.session import get_session
 
 from headgate import __version__
+from headgate.app.endpoints import is_here, is_of_aws, keys_for
 from headgate.app.providers import Provider
 from headgate.core.errors import ConfigError
+
+Service: TypeAlias = Literal["lambda", "sagemaker-runtime"]
 
 CONNECT_S: Final = 3.0
 READ_GRACE_S: Final = 5.0  # whoever waits has given up before
@@ -21,7 +25,7 @@ _HERE_REGION: Final = "us-east-1"
 
 
 def make_client(
-    service: Literal["lambda", "sagemaker-runtime"],
+    service: Service,
     provider: Provider,
     *,
     connections: int,
@@ -30,27 +34,6 @@ def make_client(
     key: str,
 ) -> Any:  # boto3 has no types, and makes its classes when it runs
     """Return a client that is safe between threads. Raises `ConfigError` if it could never work."""
-    is_here = provider.endpoint_url is not None and _is_loopback(provider.endpoint_url)
-    try:
-        session = get_session()
-        if is_here:
-            _look_nowhere_else(session)
-        region = provider.region or session.get_config_variable("region")
-        credentials = session.get_credentials()
-        if credentials is None and is_here:  # nobody there asks who we are
-            session.set_credentials("headgate", "headgate")
-            credentials = session.get_credentials()
-        if region is None and is_here:
-            region = _HERE_REGION
-    except BotoCoreError as error:
-        raise ConfigError(f"AWS's settings cannot be used: {error}", where=where, key=key) from None
-    if credentials is None:
-        allowed = "AWS_ACCESS_KEY_ID, AWS_PROFILE, a role, ..."
-        problem = "there are no AWS credentials"
-        raise ConfigError(problem, where=where, key=f"{key}.provider", allowed=allowed)
-    if region is None:
-        problem, allowed = "there is no AWS region", "such as eu-central-1; or AWS_REGION"
-        raise ConfigError(problem, where=where, key=f"{key}.region", allowed=allowed)
     config = Config(
         retries={"total_max_attempts": 1, "mode": "standard"},
         connect_timeout=CONNECT_S,
@@ -59,26 +42,43 @@ def make_client(
         tcp_keepalive=True,
         parameter_validation=False,  # we know what we send, and it takes time
         user_agent_extra=f"headgate/{__version__}",
-        proxies={} if is_here else None,
     )
+    url, url_key = provider.endpoint_url, f"{key}.endpoint_url"
     try:
-        return boto3.Session(botocore_session=session).client(
-            service, region_name=region, endpoint_url=provider.endpoint_url, config=config
-        )
-    except (BotoCoreError, ValueError) as error:
+        if url is None or not is_here(url, where=where, key=url_key):
+            client = _of_aws(service, provider, config, where, key)
+            url = client.meta.endpoint_url  # variables and profiles of AWS may name another
+            if is_of_aws(url) or not is_here(url, where=where, key=url_key):
+                return client
+            client.close()
+        return _of_platform(service, provider, config, url)
+    except BotoCoreError as error:
+        raise ConfigError(f"AWS's settings cannot be used: {error}", where=where, key=key) from None
+    except ValueError as error:
         raise ConfigError(str(error), where=where, key=key) from None
 
 
-def _look_nowhere_else(session: Session) -> None:
-    """Do not ask the machine's cloud for credentials: it may take seconds to find there is none."""
-    resolver = session.get_component("credential_provider")
-    for name in ("container-role", "iam-role"):
-        resolver.remove(name)
+def _of_aws(service: Service, provider: Provider, config: Config, where: str, key: str) -> Any:
+    session = get_session()
+    if session.get_credentials() is None:
+        allowed = "AWS_ACCESS_KEY_ID, AWS_PROFILE, a role, ..."
+        problem = "there are no AWS credentials"
+        raise ConfigError(problem, where=where, key=f"{key}.provider", allowed=allowed)
+    region = provider.region or session.get_config_variable("region")
+    if region is None:
+        problem, allowed = "there is no AWS region", "such as eu-central-1; or AWS_REGION"
+        raise ConfigError(problem, where=where, key=f"{key}.region", allowed=allowed)
+    return boto3.Session(botocore_session=session).client(
+        service, region_name=region, endpoint_url=provider.endpoint_url, config=config
+    )
 
 
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def _of_platform(service: Service, provider: Provider, config: Config, url: str) -> Any:
+    """A client for this machine: nothing that is set for AWS is looked at, but for the region."""
+    session = get_session()
+    keys = keys_for(url)
+    session.set_credentials(keys.access_key_id, keys.secret_access_key)
+    region = provider.region or session.get_config_variable("region") or _HERE_REGION
+    return boto3.Session(botocore_session=session).client(
+        service, region_name=region, endpoint_url=url, config=config.merge(Config(proxies={}))
+    )
