@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import http.client
 import json
 import os
 import signal
@@ -166,20 +165,6 @@ def test_the_largest_payloads_that_pass(caller: Caller) -> None:
     assert called.body["note"] == note[:-200]
     assert caller.invoke("f", {"note": note}, InvocationType="DryRun").status == 204
     assert len(caller.invoke("f", {"bytes": 6_291_456}).body) == 6_291_454
-
-
-def test_who_does_not_sign_is_refused(platform: EmbeddedPlatform) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", platform.port, timeout=10)
-    try:
-        connection.request("GET", "/2015-03-31/functions")
-        response = connection.getresponse()
-        assert response.status == 403
-        assert response.headers["x-amzn-ErrorType"] == "MissingAuthenticationTokenException"
-        response.read()
-        connection.request("GET", "/nonsense", headers={"Authorization": "AWS4-HMAC-SHA256 any"})
-        assert connection.getresponse().status == 404
-    finally:
-        connection.close()
 
 
 def _is_alive(pid: int) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -90,7 +88,7 @@ def test_reserved_concurrency(caller: Caller) -> None:
 def test_boto3_tries_again_by_itself(tmp_path: Path) -> None:
     """With its default of retries, a refused call gets through when there is room again."""
     with platform_in(tmp_path, concurrency=1) as (platform, caller):
-        patient = Caller(platform, retries={"max_attempts": 8, "mode": "standard"})
+        patient = Caller(platform.client_options, retries={"max_attempts": 8, "mode": "standard"})
         with ThreadPoolExecutor(1) as threads:
             first = threads.submit(caller.invoke, "f", {"sleep": 0.5})
             assert eventually(lambda: len(platform.instances()) == 1)
@@ -146,21 +144,6 @@ def test_instances_end_with_the_platform(tmp_path: Path) -> None:
         pids = [answer.body["pid"] for answer in at_once(caller, 2, {"sleep": 0.5})]  # type: ignore[union-attr]
     assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     assert not platform.bill.records()[0].error
-
-
-def test_instances_end_with_a_platform_that_is_killed(tmp_path: Path) -> None:
-    """It cannot end them itself: they notice that nobody answers them any more."""
-    command = (sys.executable, "-m", "headgate", "platform", "--port", "0", "--directory")
-    server = subprocess.Popen((*command, tmp_path / "data"), stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    with server, server.stdout:
-        url = server.stdout.readline().split()[1]
-        caller = Caller(EmbeddedPlatform(tmp_path), endpoint_url=url)
-        caller.create("f")
-        pid = caller.invoke("f", {}).body["pid"]
-        server.kill()
-        caller.boto.close()
-    assert eventually(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def test_events_are_run_later(tmp_path: Path) -> None:

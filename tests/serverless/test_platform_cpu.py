@@ -58,7 +58,8 @@ def test_instances_spread_over_the_cpus() -> None:
 def test_groups_that_were_left_behind_are_removed() -> None:
     """A platform that is killed cannot clean up; the next one does, but leaves those in use."""
     kept = _shares_or_skip()
-    group = kept._group  # type: ignore[attr-defined]  # of the control groups, not of the protocol
+    group = kept.group
+    assert group is not None
     left = group.with_name("headgate-0-0")
     (left / "1").mkdir(parents=True, exist_ok=True)
     _shares_or_skip().close()
@@ -76,7 +77,8 @@ def handle(event, context):
     return subprocess.Popen(("sleep", "600"), start_new_session=True).pid
 """
     with platform_in(tmp_path, cpu="cgroup") as (platform, caller):
-        group = platform._platform.shares._group  # type: ignore[attr-defined]  # see above
+        group = platform._platform.shares.group
+        assert group is not None
         caller.create("daemon", code)
         daemon = caller.invoke("daemon", {}).body
         assert Path(f"/proc/{daemon}/cmdline").read_bytes().startswith(b"sleep")

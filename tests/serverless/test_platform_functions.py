@@ -10,6 +10,7 @@ from platform_rig import HANDLER, ROLE, Caller, eventually, zipped
 
 from headgate.core.errors import ConfigError
 from headgate.serverless import EmbeddedPlatform
+from headgate.serverless.requests import RUNTIME
 
 ANOTHER = "def handle(event, context):\n    return 'another'\n"
 
@@ -181,7 +182,7 @@ def test_what_cannot_be_created(
     asked: dict[str, object] = {
         "FunctionName": "new",
         "Role": ROLE,
-        "Runtime": "python3.12",
+        "Runtime": RUNTIME,
         "Handler": "module.handle",
         "Code": {"ZipFile": zipped({"module.py": ANOTHER})},
     }
@@ -204,7 +205,7 @@ def test_a_platform_beside_the_working_directory(
     """A relative directory must not be taken for one below that of the function."""
     monkeypatch.chdir(tmp_path)
     with EmbeddedPlatform("data") as platform:
-        caller = Caller(platform)
+        caller = Caller(platform.client_options)
         caller.create("near")
         assert caller.invoke("near", {"note": 1}).body["note"] == 1
         caller.boto.close()

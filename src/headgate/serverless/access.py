@@ -32,19 +32,21 @@ class Access:
     def __init__(
         self,
         keys: PlatformKeys | None,
-        hosts: Iterable[str] = (),
+        host: str,
+        named: Iterable[str] = (),
         clock_s: Callable[[], float] = time.time,
     ) -> None:
-        """`hosts` are names by which the platform may be called, beside those of this machine."""
+        """Requests may be for the host that is bound, for this machine, and for hosts `named`."""
         self.keys_are = "with whoever started it"  # where they are found, in words
         self._keys = keys
-        self._named = frozenset(host.lower().strip("[]") for host in hosts)
+        self._named = frozenset(each.lower().strip("[]") for each in named)
+        self._hosts = _LOOPBACK | self._named | {host.lower()}
         self._clock_s = clock_s
 
     def screen(self, request: Request) -> Response | None:
         """Refuse a request by its head; None if its body may come."""
         try:
-            check_host(request, _LOOPBACK | self._named)
+            _check_host(request, self._hosts)
             self._check_origin(request)
             _check_content_type(request)
             if self._keys is not None:
@@ -86,7 +88,7 @@ class Access:
             raise _denied("no web page may call this platform, unless --allow-host names its host")
 
 
-def check_host(request: Request, names: frozenset[str]) -> None:
+def _check_host(request: Request, names: frozenset[str]) -> None:
     """Refuse a request that is meant for another host. Raises `ServiceError`.
 
     A page whose name is made to resolve to this machine (DNS rebinding) sends its own name. The

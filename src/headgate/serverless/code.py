@@ -75,6 +75,8 @@ def _extract(zipped: bytes, target: Path, settings: Settings) -> None:
     try:
         with zipfile.ZipFile(io.BytesIO(zipped)) as archive:
             files = archive.infolist()
+            if not files:
+                raise invalid("Uploaded file must be a non-empty zip")
             if len(files) > _FILES_MAX:
                 raise invalid(f"{_NO_ZIP}: it has more than {_FILES_MAX} files")
             # What a file claims holds: no more than that is ever read of it.

@@ -165,7 +165,7 @@ class EmbeddedPlatform:
 
     async def _serve(self) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        access = Access(self.keys, self._allow_hosts)
+        access = Access(self.keys, self._host, self._allow_hosts)
         self._platform = Platform(self.directory, self.settings, access)
         place: KeysPlace | None = None
         try:

@@ -6,6 +6,7 @@ import base64
 import os
 import secrets
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -85,7 +86,8 @@ class KeysPlace:
                 file.write(msgspec.json.format(msgspec.json.encode(written)) + b"\n")
             unfinished.replace(self.path)
         except OSError as error:
-            unfinished.unlink(missing_ok=True)
+            with suppress(OSError):
+                unfinished.unlink()
             raise ConfigError(
                 f"the keys cannot be written: {error.strerror}",
                 where=str(self.path),

@@ -1,0 +1,165 @@
+"""Credentials of AWS go to AWS: what listens on this machine never sees them."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("boto3")
+
+from headgate.app.providers import Provider
+from headgate.core.errors import ConfigError
+from headgate.deploy import connect
+from headgate.live.remote.aws import make_client
+
+REAL_ID = "AKIAIOSFODNN7EXAMPLE"
+REAL_TOKEN = "FwoGZXIvYXdzEXAMPLETOKEN"
+ENDED = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
+
+
+class Listener:
+    """Takes down whatever is sent to a port of this machine."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._socket.getsockname()[1]
+        self.heard = b""
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._socket.accept()
+                with client, suppress(OSError):
+                    client.settimeout(20)
+                    while b"\r\n\r\n" not in self.heard:
+                        self.heard += client.recv(65_536)
+                    client.sendall(ENDED)
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join()
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    listener = Listener()
+    yield listener
+    listener.close()
+
+
+@pytest.fixture(autouse=True)
+def _account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whoever runs this has credentials of AWS, in every place where boto3 looks for them."""
+    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "HTTP_PROXY", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", REAL_ID)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", REAL_TOKEN)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    file = tmp_path / "credentials"
+    file.write_text(f"[default]\naws_access_key_id={REAL_ID}\naws_secret_access_key=real\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+def of_gateway(url: str | None) -> Any:
+    provider = Provider("lambda", "f", url)
+    return make_client(
+        "lambda", provider, connections=1, hang_s=20.0, where="app.yaml", key="pools.cloud"
+    )
+
+
+def of_sagemaker(url: str | None) -> Any:
+    provider = Provider("sagemaker", "f", url)
+    return make_client(
+        "sagemaker-runtime",
+        provider,
+        connections=1,
+        hang_s=20.0,
+        where="app.yaml",
+        key="pools.machine",
+    )
+
+
+def call(client: Any) -> None:
+    with pytest.raises(client.exceptions.ClientError):
+        if client.meta.service_model.service_name == "lambda":
+            client.invoke(FunctionName="f", Payload=b"{}")
+        else:
+            client.invoke_endpoint(EndpointName="f", Body=b"{}")
+    client.close()
+
+
+def key_id(listener: Listener) -> str:
+    heard = listener.heard.decode("latin-1")
+    assert REAL_ID not in heard and REAL_TOKEN not in heard
+    (found,) = re.findall(r"Credential=(\w+)/", heard)
+    return str(found)
+
+
+@pytest.mark.parametrize("make", [of_gateway, of_sagemaker, connect])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
+def test_a_stranger_on_this_machine_gets_no_credentials(
+    listener: Listener, make: Any, host: str
+) -> None:
+    call(make(f"http://{host}:{listener.port}"))
+    assert key_id(listener) == "headgate"
+
+
+@pytest.mark.parametrize("make", [of_gateway, connect])
+def test_nor_if_a_variable_of_aws_leads_to_this_machine(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch, make: Any
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_LAMBDA", f"http://127.0.0.1:{listener.port}")
+    call(make(None))
+    assert key_id(listener) == "headgate"
+
+
+@pytest.mark.parametrize("make", [of_gateway, connect])
+def test_nor_does_a_proxy(listener: Listener, monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    call(make(f"http://127.0.0.1:{listener.port}"))
+    assert key_id(listener) == "headgate"
+
+
+@pytest.mark.parametrize("make", [of_gateway, connect])
+def test_a_platform_gets_its_own_keys(listener: Listener, tmp_path: Path, make: Any) -> None:
+    path = tmp_path / "headgate" / f"platform-{listener.port}.json"
+    path.parent.mkdir()
+    path.touch(0o600)
+    written = {"platform": "1", "endpoint_url": "", "region": ""}
+    keys = {"access_key_id": "HEADGATEKEY", "secret_access_key": "secret"}
+    path.write_text(json.dumps({**written, **keys}))
+    call(make(f"http://127.0.0.1:{listener.port}"))
+    assert key_id(listener) == "HEADGATEKEY"
+
+
+@pytest.mark.parametrize("make", [of_gateway, connect])
+def test_aws_gets_those_of_aws(make: Any) -> None:
+    client = make(None)
+    assert client.meta.endpoint_url == "https://lambda.eu-central-1.amazonaws.com"
+    assert client._request_signer._credentials.access_key == REAL_ID
+    client.close()
+
+
+def test_an_address_that_leads_two_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that is called localhost and is not: neither keys nor credentials go there."""
+    found = [(2, 1, 6, "", ("203.0.113.5", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    for make in (of_gateway, connect):
+        with pytest.raises(ConfigError, match="is called localhost and leads elsewhere"):
+            make("http://localhost:9001")
