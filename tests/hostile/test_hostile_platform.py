@@ -66,7 +66,7 @@ def ask(
         {**PAGE, "Content-Type": "application/x-www-form-urlencoded"},
         {**PAGE, "Content-Type": "application/json"},
         {"Origin": "null", "Content-Type": "text/plain"},
-        {"Origin": "http://localhost:8888", "Content-Type": "text/plain"},
+        {"Origin": "http://localhost", "Content-Type": "text/plain"},
         {"Host": "evil.example", "Content-Type": "application/json"},
         {"Host": "evil.example", "Origin": "http://evil.example"},
         {**PAGE, "Content-Type": "text/plain", "Authorization": FORGED},

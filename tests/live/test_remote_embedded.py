@@ -17,7 +17,10 @@ from headgate.serverless import EmbeddedPlatform
 HANDLER = "headgate.functions.lambda_handler.handle"
 
 
-def test_a_burst_spills_to_instances_that_start_when_they_are_needed(tmp_path: Path) -> None:
+def test_a_burst_spills_to_instances_that_start_when_they_are_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # both find the keys there
     source = Path(sys.modules["headgate"].__file__ or "").parents[1]
     environment = {"HEADGATE_APP": "app.yaml", "PYTHONPATH": str(source)}
     code = write_app(tmp_path, "http://unused")

@@ -128,8 +128,8 @@ def test_an_instance_that_starts_while_the_platform_is_killed(tmp_path: Path) ->
         thread.join()
         caller.boto.close()
     assert eventually(lambda: not any(_runs(pid) for pid in children))
-    for group in platform.groups():  # nobody was left to remove it but the next platform
-        assert eventually(lambda group=group: _is_removed(group))
+    # Nobody was left to remove it but the next platform.
+    assert eventually(lambda: all(_is_removed(group) for group in platform.groups()))
     platform.keys.unlink(missing_ok=True)
 
 

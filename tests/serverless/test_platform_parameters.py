@@ -157,7 +157,7 @@ def test_values_that_ask_for_nothing_are_taken(caller: Caller) -> None:
     assert made["Architectures"] == [ARCHITECTURE] and made["Runtime"] == RUNTIME
     caller.boto.update_function_configuration(FunctionName="plain", **nothing)
     caller.boto.publish_version(FunctionName="plain")
-    routing = {"AdditionalVersionWeights": {}}
+    routing: dict[str, dict[str, float]] = {"AdditionalVersionWeights": {}}
     caller.boto.create_alias(
         FunctionName="plain", Name="live", FunctionVersion="1", RoutingConfig=routing
     )

@@ -57,9 +57,9 @@ def here(url: str) -> bool:
         "http://[::ffff:127.0.0.1]:9001",
         "http://0.0.0.0:9001",
         "http://[::]:9001",
-        "http://localhost:9001",
-        "http://LOCALHOST:9001",
-        "http://functions.localhost:9001",
+        "http://localhost",
+        "http://LOCALHOST",
+        "http://functions.localhost",
     ],
 )
 def test_this_machine(names: dict[str, list[str]], url: str) -> None:

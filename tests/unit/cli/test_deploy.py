@@ -18,7 +18,7 @@ import boto3
 import pytest
 from cli_rig import headgate, write
 
-from headgate.serverless import EmbeddedPlatform
+from headgate.serverless import EmbeddedPlatform, client_options
 
 APP = """
 functions: {double: {code: "mine:double"}}
@@ -33,6 +33,14 @@ from headgate.functions import function
 def double(x):
     return {"y": x * 2}
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keys of the platforms of tests are not left in anybody's home."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -257,13 +265,9 @@ def test_the_platform_as_a_command(tmp_path: Path) -> None:
     assert process.stdout is not None
     with process, process.stdout:
         url = process.stdout.readline().split()[1]
-        client = boto3.client(
-            "lambda",
-            endpoint_url=url,
-            region_name="us-east-1",
-            aws_access_key_id="any",
-            aws_secret_access_key="any",
-        )
+        lines = [process.stdout.readline() for _ in range(6)]  # until the keys are there
+        assert lines[-1].startswith("  bill: ")
+        client = boto3.client("lambda", **client_options(url))
         assert client.get_account_settings()["AccountLimit"]["ConcurrentExecutions"] == 3
         client.close()
         process.send_signal(signal.SIGTERM)
@@ -279,6 +283,8 @@ def test_the_platform_as_a_command(tmp_path: Path) -> None:
         (("--cpus", "all"), "--cpus: 'all': is no list of CPUs"),
         (("--cpus", "9999"), "platform: cpus: (9999,): not ours to use"),
         (("--host", "256.0.0.1"), "256.0.0.1:0: cannot listen"),
+        (("--host", "0.0.0.0", "--no-auth"), "--host 0.0.0.0: --no-auth would let everybody"),
+        (("--keys-file", "/dev/null/keys"), "/dev/null/keys: the keys cannot be written: F"),
     ],
 )
 def test_platforms_that_cannot_be(tmp_path: Path, options: tuple[str, ...], said: str) -> None:

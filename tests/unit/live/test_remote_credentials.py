@@ -162,4 +162,4 @@ def test_an_address_that_leads_two_ways(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     for make in (of_gateway, connect):
         with pytest.raises(ConfigError, match="is called localhost and leads elsewhere"):
-            make("http://localhost:9001")
+            make("http://localhost")
