@@ -17,7 +17,6 @@ from urllib.parse import parse_qsl, unquote
 import httptools
 
 _WAITING_MAX: Final = 64  # requests of one client behind the one that is handled
-_HEAD_BYTES_MAX: Final = 2**21  # a runtime may say in a header what went wrong, at some length
 _HEADERS_MAX: Final = 256
 _REQUEST_S_MAX: Final = 60.0  # from its first byte to its last
 _NO_HTTP: Final = b'{"Type":"User","message":"This is no HTTP request that can be read."}'
@@ -96,17 +95,23 @@ class Reply:
         self._connection.answer(response, closes=not self._keeps_alive)
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What clients can make a server hold."""
+
+    head_bytes: int
+    body_bytes: int
+    connections: int
+
+
 @final
 class HttpServer:
     """Listens on one address, and closes its connections with it."""
 
-    def __init__(
-        self, handler: Handler, screen: Screen, *, body_bytes_max: int, connections_max: int
-    ) -> None:
+    def __init__(self, handler: Handler, screen: Screen, limits: Limits) -> None:
         self.handler = handler
         self.screen = screen
-        self.body_bytes_max = body_bytes_max
-        self.connections_max = connections_max
+        self.limits = limits
         self.connections: set[_Connection] = set()
         self._listener: asyncio.Server | None = None
 
@@ -152,7 +157,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        if len(self._server.connections) >= self._server.connections_max:
+        if len(self._server.connections) >= self._server.limits.connections:
             self._transport.abort()
             return
         self._peer = _address(transport.get_extra_info("peername"))
@@ -229,7 +234,7 @@ class _Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         # What is too long is read to its end, because who is still sending hears no answer.
-        self._is_too_long |= len(self._body) + len(body) > self._server.body_bytes_max
+        self._is_too_long |= len(self._body) + len(body) > self._server.limits.body_bytes
         if not self._is_too_long and self._refusal is None:
             self._body += body
 
@@ -250,7 +255,7 @@ class _Connection(asyncio.Protocol):
 
     def _count(self, head_bytes: int) -> None:
         self._head_bytes += head_bytes
-        if self._head_bytes > _HEAD_BYTES_MAX:
+        if self._head_bytes > self._server.limits.head_bytes:
             raise ValueError("the head of a request is too long")  # the parser makes it its own
 
     def _start_timer(self) -> None:

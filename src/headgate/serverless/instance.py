@@ -23,7 +23,7 @@ from typing import IO, Final, final
 
 from headgate.serverless.cpu import Shares
 from headgate.serverless.function import FunctionVersion
-from headgate.serverless.http import HttpServer, Reply, Request, Response
+from headgate.serverless.http import HttpServer, Limits, Reply, Request, Response
 from headgate.serverless.invocation import Ended, Invocation, error_type_of, failure
 from headgate.serverless.janitor import Janitor
 from headgate.serverless.launch import Launch
@@ -31,6 +31,7 @@ from headgate.serverless.peer import is_from_session
 from headgate.serverless.settings import Settings
 
 _LOG: Final = logging.getLogger(__name__)
+_HEAD_BYTES_MAX: Final = 2**21  # a runtime may say in a header what went wrong, at some length
 _CONNECTIONS_MAX: Final = 32  # the runtime has one, and one more to report that it cannot start
 _FORBIDDEN: Final = Response(403, b'{"errorType":"Forbidden"}')
 _ACCEPTED: Final = Response(202, b'{"status":"OK"}')
@@ -70,12 +71,8 @@ class Instance:
         self._ready = asyncio.Event()  # it has asked for work
         self._init_ms = 0.0
         self._has_run = False
-        self._server = HttpServer(
-            self._serve,
-            self._screen,
-            body_bytes_max=settings.sync_payload_bytes + 2**20,
-            connections_max=_CONNECTIONS_MAX,
-        )
+        limits = Limits(_HEAD_BYTES_MAX, settings.sync_payload_bytes + 2**20, _CONNECTIONS_MAX)
+        self._server = HttpServer(self._serve, self._screen, limits)
         self._asking: Reply | None = None  # the open request for the next call
         self._call: Invocation | None = None
         self._given_s: float | None = None  # when the call was given out

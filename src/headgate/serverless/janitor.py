@@ -81,9 +81,16 @@ def remove_control_group(group: Path) -> None:
 
 def remove_keys(path: Path, platform: str) -> None:
     """Remove the file with a platform's keys, unless it is by now that of another."""
+    with suppress(OSError):
+        unfinished_keys(path, platform).unlink()
     with suppress(OSError, ValueError):
         if json.loads(path.read_bytes()).get("platform") == platform:
             path.unlink()
+
+
+def unfinished_keys(path: Path, platform: str) -> Path:
+    """Where keys are written before they are put in their place."""
+    return path.with_name(f".{path.name}.{platform}")
 
 
 def _kill_members(group: Path) -> None:

@@ -23,6 +23,7 @@ from headgate.app.endpoints import (
     keys_path,
 )
 from headgate.core.errors import ConfigError
+from headgate.serverless.janitor import unfinished_keys
 
 REGION: Final = "us-east-1"
 _MODE: Final = 0o600
@@ -77,7 +78,7 @@ class KeysPlace:
             self.platform, endpoint_url, region, keys.access_key_id, keys.secret_access_key
         )
         # Under another name first: nobody finds half of it, and a link in the way is not followed.
-        unfinished = self.path.with_name(f".{self.path.name}.{self.platform}")
+        unfinished = unfinished_keys(self.path, self.platform)
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)

@@ -21,7 +21,7 @@ from headgate.serverless.cpu import Shares, make_shares
 from headgate.serverless.errors import ServiceError
 from headgate.serverless.event_queue import EventQueue
 from headgate.serverless.function import Function
-from headgate.serverless.http import Address, HttpServer, Reply, Request
+from headgate.serverless.http import Address, HttpServer, Limits, Reply, Request
 from headgate.serverless.invoker import Invoker
 from headgate.serverless.janitor import Janitor
 from headgate.serverless.management import Management
@@ -30,6 +30,7 @@ from headgate.serverless.requests import CodeSent, CreateFunction, Variables
 from headgate.serverless.settings import Settings
 
 _LOG: Final = logging.getLogger(__name__)
+_HEAD_BYTES_MAX: Final = 2**16
 _IDLE_CONNECTIONS_MAX: Final = 256  # beside those of as many calls as may run at once
 _SWEEPS: Final = 20  # per keep-alive time
 _REQUEST_SLACK_BYTES: Final = 2**20  # what a request to create a function says besides its code
@@ -79,12 +80,12 @@ class Platform:
         self._api = Api(settings, access, self.management, calling)
         # A zip travels as base64, which is longer by a third.
         largest_bytes = max(settings.zip_bytes * 4 // 3, settings.sync_payload_bytes)
-        self._server = HttpServer(
-            self._serve,
-            access.screen,
-            body_bytes_max=largest_bytes + _REQUEST_SLACK_BYTES,
-            connections_max=settings.concurrency + _IDLE_CONNECTIONS_MAX,
+        limits = Limits(
+            head_bytes=_HEAD_BYTES_MAX,
+            body_bytes=largest_bytes + _REQUEST_SLACK_BYTES,
+            connections=settings.concurrency + _IDLE_CONNECTIONS_MAX,
         )
+        self._server = HttpServer(self._serve, access.screen, limits)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self, host: str, port: int) -> list[Address]:

@@ -96,12 +96,12 @@ def of_sagemaker(url: str | None) -> Any:
 
 
 def call(client: Any) -> None:
+    """Have a request sent, and answered with a refusal."""
     with pytest.raises(client.exceptions.ClientError):
         if client.meta.service_model.service_name == "lambda":
             client.invoke(FunctionName="f", Payload=b"{}")
         else:
             client.invoke_endpoint(EndpointName="f", Body=b"{}")
-    client.close()
 
 
 def key_id(listener: Listener) -> str:
@@ -136,16 +136,33 @@ def test_nor_does_a_proxy(listener: Listener, monkeypatch: pytest.MonkeyPatch, m
     assert key_id(listener) == "headgate"
 
 
-@pytest.mark.parametrize("make", [of_gateway, connect])
-def test_a_platform_gets_its_own_keys(listener: Listener, tmp_path: Path, make: Any) -> None:
-    path = tmp_path / "headgate" / f"platform-{listener.port}.json"
-    path.parent.mkdir()
+def leave_keys(tmp_path: Path, port: int, key_id: str) -> None:
+    path = tmp_path / "headgate" / f"platform-{port}.json"
+    path.parent.mkdir(exist_ok=True)
     path.touch(0o600)
     written = {"platform": "1", "endpoint_url": "", "region": ""}
-    keys = {"access_key_id": "HEADGATEKEY", "secret_access_key": "secret"}
+    keys = {"access_key_id": key_id, "secret_access_key": "secret"}
     path.write_text(json.dumps({**written, **keys}))
+
+
+@pytest.mark.parametrize("make", [of_gateway, connect])
+def test_a_platform_gets_its_own_keys(listener: Listener, tmp_path: Path, make: Any) -> None:
+    leave_keys(tmp_path, listener.port, "HEADGATEKEY")
     call(make(f"http://127.0.0.1:{listener.port}"))
     assert key_id(listener) == "HEADGATEKEY"
+
+
+def test_a_platform_that_is_started_again_gets_its_new_keys(
+    listener: Listener, tmp_path: Path
+) -> None:
+    """The gateway goes on while its platform comes and goes."""
+    client = of_gateway(f"http://127.0.0.1:{listener.port}")
+    for expected in ("HEADGATEONE", "HEADGATETWO"):
+        leave_keys(tmp_path, listener.port, expected)
+        listener.heard = b""
+        call(client)
+        assert key_id(listener) == expected
+    client.close()
 
 
 @pytest.mark.parametrize("make", [of_gateway, connect])

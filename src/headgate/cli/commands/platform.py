@@ -12,7 +12,6 @@ from typing import Final
 
 import click
 
-from headgate.app.endpoints import FILE_VARIABLE
 from headgate.cli.options import OutputPath
 from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
@@ -41,7 +40,6 @@ _EXPORTED: Final[Mapping[str, str]] = {
 @click.option(
     "--keys-file",
     type=OutputPath(),
-    envvar=FILE_VARIABLE,
     help="Where its keys are written. Default: ~/.local/state/headgate/platform-PORT.json",
 )
 @click.option(

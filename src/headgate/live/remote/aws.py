@@ -5,10 +5,11 @@ Credentials of AWS go to AWS. An endpoint on this machine gets the keys of the p
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, final
 
 import boto3
 from botocore.config import Config
+from botocore.credentials import Credentials, ReadOnlyCredentials
 from botocore.exceptions import BotoCoreError
 from botocore.session import get_session
 
@@ -76,9 +77,28 @@ def _of_aws(service: Service, provider: Provider, config: Config, where: str, ke
 def _of_platform(service: Service, provider: Provider, config: Config, url: str) -> Any:
     """A client for this machine: nothing that is set for AWS is looked at, but for the region."""
     session = get_session()
-    keys = keys_for(url)
-    session.set_credentials(keys.access_key_id, keys.secret_access_key)
+    # The only one to be asked: no other is left that could find credentials of AWS.
+    session.register_component("credential_provider", _PlatformKeys(url))
     region = provider.region or session.get_config_variable("region") or _HERE_REGION
     return boto3.Session(botocore_session=session).client(
         service, region_name=region, endpoint_url=url, config=config.merge(Config(proxies={}))
     )
+
+
+@final
+class _PlatformKeys(Credentials):  # type: ignore[misc]  # botocore has no types
+    """Looked up for every request: a platform that is started again has others."""
+
+    def __init__(self, url: str) -> None:
+        keys = keys_for(url)
+        super().__init__(keys.access_key_id, keys.secret_access_key, method="headgate")
+        self._url = url
+
+    def load_credentials(self) -> _PlatformKeys:
+        """Return the credentials of a session."""
+        return self
+
+    def get_frozen_credentials(self) -> ReadOnlyCredentials:
+        """Return what the next request is signed with."""
+        keys = keys_for(self._url)
+        return ReadOnlyCredentials(keys.access_key_id, keys.secret_access_key, None)
