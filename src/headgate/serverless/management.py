@@ -99,7 +99,10 @@ class Management:
         requests.check_revision(asked.revision_id, function.latest.revision)
         if (asked.image_uri is not None) != (function.latest.package_type == "Image"):
             raise invalid(f"PackageType: this function's is {function.latest.package_type}")
-        changed = function.latest.changed(code=await self._code(asked))
+        code = await self._code(asked)
+        # Once more: others had their turn while it was unpacked, and what they changed stays.
+        requests.check_revision(asked.revision_id, function.latest.revision)
+        changed = function.latest.changed(code=code)
         if asked.dry_run:
             return changed
         function.latest = changed
