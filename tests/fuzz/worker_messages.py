@@ -101,8 +101,9 @@ def look_at(message: AnyMessage, arena: Arena) -> None:
                     assert to_array(tensor).shape == tensor.shape
 
 
-def ignore(complaint: str) -> None:
-    pass
+def on_fault(kind: str) -> None:
+    """Nonsense is a fault of the worker; whoever listens must never have one."""
+    assert kind == "worker_message"
 
 
 def target(data: bytes) -> None:
@@ -117,7 +118,7 @@ def target(data: bytes) -> None:
             assert read([frame(message)]) == [message]
             look_at(message, theirs)
         own.allocate(memoryview(b"input"))
-        link = Link(Place(0, 0, "n", []), Hello(0, 0, []), Listener(), own, theirs, ignore)
+        link = Link(Place(0, 0, "n", []), Hello(0, 0, []), Listener(), own, theirs, on_fault)
         link.connection_made(cast(asyncio.Transport, Transport()))
         link.data_received(stream)
         link.connection_lost(None)

@@ -10,6 +10,7 @@ from headgate.app.loaded import (
     WorkloadChoice,
 )
 from headgate.app.loader import declare, from_spec, load
+from headgate.app.serve import without_keys
 from headgate.app.settings import make_config
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "from_spec",
     "load",
     "make_config",
+    "without_keys",
 ]

@@ -76,6 +76,12 @@ class ServeChoice:
     connections: int
     shared_memory_bytes: int
     overload_status: Literal[429, 503]
+    log_size_bytes: int  # of a segment of the event log
+    log_age_ns: int
+    log_keep: int  # older segments that are kept
+    log_level: Literal["debug", "info", "warning", "error"]
+    log_format: Literal["text", "json"]
+    access_log: bool
 
 
 @dataclass(frozen=True, slots=True)

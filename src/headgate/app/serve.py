@@ -14,6 +14,8 @@ HANG_NS_MIN: Final = 100_000_000  # less, and a worker would end itself before i
 BODY_BYTES_MAX: Final = 1 << 30  # no message between processes is longer
 SHARED_BYTES_MIN: Final = 64 << 10
 SHARED_BYTES_MAX: Final = 64 << 30
+LOG_BYTES_MIN: Final = 64 << 10  # each segment has the whole header
+LOG_BYTES_MAX: Final = 1 << 40
 
 
 def choose_serve(spec: ServeSpec, where: str) -> ServeChoice:
@@ -45,7 +47,25 @@ def choose_serve(spec: ServeSpec, where: str) -> ServeChoice:
             entry, "shared_memory", SHARED_BYTES_MIN, SHARED_BYTES_MAX
         ),
         overload_status=spec.overload_status,
+        log_size_bytes=_bounded_bytes(entry, "log_size", LOG_BYTES_MIN, LOG_BYTES_MAX),
+        log_age_ns=entry.duration_or_never_ns("log_age"),
+        log_keep=spec.log_keep,
+        log_level=spec.log_level,
+        log_format=spec.log_format,
+        access_log=spec.access_log,
     )
+
+
+def without_keys(spec: Mapping[str, object]) -> dict[str, object]:
+    """Return an application as plain data without the hashes of its clients' keys.
+
+    For an event log, which is kept, copied and sent around: no decision depends on a key.
+    """
+    clients = spec.get("clients")
+    if not isinstance(clients, Mapping):
+        return dict(spec)
+    kept = {name: {**client, "key": None} for name, client in clients.items()}
+    return {**spec, "clients": kept}
 
 
 def choose_clients(specs: Mapping[str, ClientSpec], where: str) -> tuple[ClientChoice, ...]:

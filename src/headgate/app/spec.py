@@ -293,6 +293,23 @@ class ServeSpec(Section, frozen=True):
     overload_status: Annotated[
         Literal[429, 503], Meta(description="Status of what is turned away under load.")
     ] = 429
+    log_size: Annotated[
+        Size, Meta(description="The event log is rotated when its newest segment is so large.")
+    ] = "256MiB"
+    log_age: Annotated[Duration, Meta(description="Or so old. `never`: only when it is large.")] = (
+        "24h"
+    )
+    log_keep: Annotated[
+        CountOrZero, Meta(description="Older segments that are kept; those before are deleted.")
+    ] = 8
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="What is said on stderr: this and whatever is more serious."),
+    ] = "info"
+    log_format: Annotated[
+        Literal["text", "json"], Meta(description="How: for people, or an object per line.")
+    ] = "text"
+    access_log: Annotated[bool, Meta(description="Say there, too, how each request ended.")] = False
 
 
 class AppSpec(Section, frozen=True):

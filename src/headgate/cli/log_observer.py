@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from headgate.app import LoadedApp
+from headgate.app import LoadedApp, without_keys
 from headgate.cli.chosen import Chosen
 from headgate.cli.files import writing
 from headgate.core.actions import Action
@@ -41,7 +41,7 @@ def logging_to(
     if path is None:
         yield None
         return
-    header = LogHeader(loaded.spec, chosen.name, chosen.settings, seed)
+    header = LogHeader(without_keys(loaded.spec), chosen.name, chosen.settings, seed)
     with writing(path, "--log"), open_log(path) as stream:
         observer = LogObserver(stream, header)
         yield observer

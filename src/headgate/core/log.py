@@ -1,11 +1,17 @@
 """The event log: what one Scheduler was told, when, and what it answered. JSON, one line per event.
 
-    {"headgate_log": 1, "app": {...}, "policy": "fifo", "settings": {...}, "seed": 7, ...}
+    {"headgate_log": 2, "app": {...}, "policy": "fifo", "settings": {...}, "seed": 7, ...}
     [seq, now_ns, event, [action, ...]]
     [seq, now_ns, ["end"], []]
 
 The last line, the end mark, tells a run that ended from one that was cut short. It has the shape
 of an entry, so its number says how many there are.
+
+A log may be rotated into segments: files that continue each other, `run.log` the newest of them
+and `run.log.1`, `run.log.2` and so on the older ones, the larger the number the younger. Each has
+the whole header, with the id of the log, the number of the segment and that of its first entry;
+all but the last end with the mark `["rotated"]`. A log that had to be given up while its run went
+on ends with `["stopped", why]`.
 
 Because the Scheduler is deterministic, its log is more than a record: `replay` feeds the events to
 another Scheduler and compares the answers, so a live incident is a unit test.
@@ -16,6 +22,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,12 +30,12 @@ from pathlib import Path
 from typing import Final, Literal, TextIO, final
 
 from headgate.core.actions import Action
-from headgate.core.errors import ConfigError
+from headgate.core.errors import ConfigError, DriverError, PolicyError
 from headgate.core.events import Event
 from headgate.core.scheduler import Scheduler
 from headgate.core.wire import Wire, from_wire, is_int, to_wire
 
-LOG_VERSION: Final = 1
+LOG_VERSION: Final = 2
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,9 @@ class LogHeader:
     seed: int
     index: int = 0
     peers: int = 1
+    log_id: str = ""  # the same in all segments of a log; empty: it has only one
+    segment: int = 0
+    first_seq: int = 0  # of this segment
     version: int = LOG_VERSION
 
 
@@ -56,16 +66,19 @@ class LogEntry:
 
 @final
 class LogWriter:
-    """Writes a header, one line per event, numbered from 0, and at the end of a run its end mark.
+    """Writes a header, one line per event, and at the end of a run, or of a segment, a mark.
 
     `emit` turns what it is given into a line of JSON and puts it where the log is kept: see
     `json_lines`.
     """
 
-    def __init__(self, emit: Callable[[object], None], header: LogHeader) -> None:
+    def __init__(
+        self, emit: Callable[[object], None], header: LogHeader, *, last_ns: int = 0
+    ) -> None:
+        """`last_ns` is when the last event of the segment before happened."""
         self._emit = emit
-        self._events = 0
-        self._last_ns = 0
+        self._next_seq = header.first_seq
+        self._last_ns = last_ns
         fields: dict[str, object] = {"headgate_log": header.version}
         for name in _HEADER_TYPES:
             fields[name] = getattr(header, name)
@@ -74,12 +87,20 @@ class LogWriter:
     def write(self, seq: int, now_ns: int, event: Event, actions: Iterable[Action]) -> None:
         """Write one event and the actions it was answered with."""
         self._emit([seq, now_ns, to_wire(event), [to_wire(action) for action in actions]])
-        self._events += 1
+        self._next_seq = seq + 1
         self._last_ns = now_ns
 
     def close(self) -> None:
         """Say that nothing is missing. Not for a run that broke: its log ends where it broke."""
-        self._emit([self._events, self._last_ns, [_END], []])
+        self._emit([self._next_seq, self._last_ns, [_END], []])
+
+    def rotate(self) -> None:
+        """Say that another segment goes on from here."""
+        self._emit([self._next_seq, self._last_ns, [_ROTATED], []])
+
+    def stop(self, why: str) -> None:
+        """Say that the run goes on and its log does not."""
+        self._emit([self._next_seq, self._last_ns, [_STOPPED, why], []])
 
 
 def json_lines(stream: TextIO) -> Callable[[object], None]:
@@ -94,39 +115,50 @@ def json_lines(stream: TextIO) -> Callable[[object], None]:
 
 @final
 class LogReader:
-    """The entries of a log, one by one.
+    """The entries of a log, one by one, through all of its segments that there are.
 
     `events` says how many were read so far. A crash leaves a log without its end mark, perhaps cut
-    off within a line. That is no error: the entries end there and `is_complete` stays false.
+    off within a line. That is no error: the entries end there and `is_complete` stays false. Nor is
+    it an error if the oldest segments have been deleted: `missing` says so, and `first_seq` which
+    entry is the first that is left.
     """
 
     def __init__(self, path: Path, stream: TextIO) -> None:
         self.events = 0
+        self.first_seq = 0
+        self.segments_gone = 0
         self.is_complete = False
+        self.stopped = ""  # why the log was given up before its run ended
         self._path = path
         self._stream = stream
+        self._header: LogHeader | None = None
+        self._log_id = ""
+        self._later: dict[int, Path] = {}  # segments that follow, by number
         self._line = 0
         self._last_ns = 0
+
+    def read_header(self) -> LogHeader:
+        """Return what the log says about itself, and go to its first segment that there is."""
+        header = _header(self.next_line(), self.where)
+        if header.log_id:
+            self._log_id = header.log_id
+            found = _segments(self._path, header.log_id)
+            self._later = {n: found[n] for n in found if n != header.segment}
+            if min(self._later, default=header.segment) < header.segment:
+                self._later = found
+                header = self._open(min(found))
+        self._header = header
+        self.first_seq, self.segments_gone = header.first_seq, header.segment
+        return header
 
     def __iter__(self) -> Iterator[LogEntry]:
         return self
 
     def __next__(self) -> LogEntry:
-        line = self.next_line()
-        if not line:
-            raise StopIteration
-        try:
-            content = _parse(line, self.where)
-        except ConfigError:
-            if line.endswith("\n"):
-                raise
-            self.close()
-            raise StopIteration from None
-        entry = self._entry(content)
+        entry = self._next_of_segment()
+        while entry is None and self._goes_on():
+            entry = self._next_of_segment()
         if entry is None:
-            if self.next_line():
-                raise ConfigError("follows the end mark", where=self.where)
-            self.is_complete = True
             raise StopIteration
         self.events += 1
         self._last_ns = entry.now_ns
@@ -148,6 +180,15 @@ class LogReader:
         return line
 
     @property
+    def missing(self) -> str:
+        """Which part of the log is not there any more, in words; nothing if it is whole."""
+        if not self.segments_gone:
+            return ""
+        last = self.segments_gone - 1
+        segments = "segment 0 is" if last == 0 else f"segments 0-{last} are"
+        return f"{segments} gone, and with that the first {self.first_seq:,} events"
+
+    @property
     def where(self) -> str:
         """The file and the line last read."""
         return f"{self._path}:{self._line}"
@@ -156,25 +197,86 @@ class LogReader:
         """Stop reading; needed only before the end."""
         self._stream.close()
 
+    # --- segments ------------------------------------------------------------------------------
+
+    def _next_of_segment(self) -> LogEntry | None:
+        """Return the next entry of the file that is open; None after the last one."""
+        line = self.next_line()
+        if not line:
+            return None
+        try:
+            content = _parse(line, self.where)
+        except ConfigError:
+            if line.endswith("\n"):
+                raise
+            self.close()
+            return None
+        entry = self._entry(content)
+        if entry is None:
+            if self.next_line():
+                raise ConfigError("follows the end mark", where=self.where)
+            self.close()
+        return entry
+
+    def _goes_on(self) -> bool:
+        """Open the segment after the one that was read to its end; whether there is one."""
+        if not self._later or self._header is None or self.is_complete or self.stopped:
+            return False
+        header = self._open(self._header.segment + 1)
+        seq = self.first_seq + self.events
+        if header.first_seq != seq:
+            problem = f"the segment begins with entry {header.first_seq}"
+            raise ConfigError(problem, where=self.where, allowed=f"entry {seq}")
+        self._header = header
+        return True
+
+    def _open(self, number: int) -> LogHeader:
+        """Go to another segment. Whoever writes the log may rename it meanwhile: look twice."""
+        for _ in range(2):
+            self.close()
+            path = self._later.get(number)
+            if path is None:
+                break
+            self._path, self._line = path, 0
+            try:
+                self._stream = _open(path, "r")
+                header = _header(self.next_line(), self.where)
+                if (header.log_id, header.segment) == (self._log_id, number):
+                    self._later = {n: self._later[n] for n in self._later if n > number}
+                    return header
+            except (ConfigError, OSError):
+                pass  # it is another file by now
+            self._later = _segments(path, self._log_id)
+        problem = f"segment {number} of the log is not there, and later ones are"
+        raise ConfigError(problem, where=str(self._path))
+
     def _entry(self, content: object) -> LogEntry | None:
-        """Return the entry, or None if it is the end mark."""
+        """Return the entry, or None if it is a mark: of the end, or of that of a segment."""
         if not isinstance(content, list) or len(content) != 4:
             raise ConfigError("is not an entry", where=self.where, allowed=_ENTRY)
         seq, now_ns, wire, wires = content
         if not is_int(seq) or not is_int(now_ns) or not isinstance(wires, list):
             raise ConfigError("is not an entry", where=self.where, allowed=_ENTRY)
-        if seq > self.events:
-            raise ConfigError(
-                f"entry {self.events} is missing before it", where=self.where, value=seq
-            )
-        if seq < self.events or now_ns < self._last_ns:
+        expected = self.first_seq + self.events
+        if seq > expected:
+            raise ConfigError(f"entry {expected} is missing before it", where=self.where, value=seq)
+        if seq < expected or now_ns < self._last_ns:
             raise ConfigError("is out of order", where=self.where, value=[seq, now_ns])
-        if wire == [_END] and not wires:
+        if not wires and self._is_mark(wire):
             return None
         event = from_wire(wire, where=self.where)
         if not isinstance(event, Event):
             raise ConfigError("is not an event", where=self.where, value=wire)
         return LogEntry(seq, now_ns, event, [self._action(wire) for wire in wires])
+
+    def _is_mark(self, wire: object) -> bool:
+        if wire == [_END]:
+            self.is_complete = True
+            return True
+        if isinstance(wire, list) and len(wire) == 2 and wire[0] == _STOPPED:
+            self.stopped = str(wire[1])
+            return True
+        return wire == [_ROTATED]
 
     def _action(self, wire: object) -> Action:
         action = from_wire(wire, where=self.where)
@@ -194,6 +296,7 @@ def open_log(path: Path) -> TextIO:
 def read_log(path: Path) -> tuple[LogHeader, LogReader]:
     """Return what a log says about itself, and its entries.
 
+    Of a log that was rotated, any segment will do: all that lie beside it are read, in their order.
     Raises `ConfigError` naming the file and the line if it is not a log or is damaged, except for
     an end cut off by a crash; damage further down is found when the entries are read.
     """
@@ -203,10 +306,26 @@ def read_log(path: Path) -> tuple[LogHeader, LogReader]:
         raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from None
     reader = LogReader(path, stream)
     try:
-        return _header(reader.next_line(), reader.where), reader
+        return reader.read_header(), reader
     except ConfigError:
         reader.close()
         raise
+
+
+def segment_paths(path: Path) -> dict[int, Path]:
+    """Return the files that a log at this path has been rotated to, by the number they end in."""
+    pattern = re.compile(re.escape(path.name) + r"\.([0-9]{1,18})")
+    found = ((pattern.fullmatch(other.name), other) for other in path.parent.iterdir())
+    return {int(match[1]): other for match, other in found if match is not None}
+
+
+def is_log(path: Path) -> bool:
+    """Whether a file begins as an event log does."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_FIRST_BYTES)) == _FIRST_BYTES
+    except OSError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -244,7 +363,7 @@ def replay(entries: Iterable[LogEntry], scheduler: Scheduler) -> ReplayResult:
     for entry in entries:
         events += 1
         expected = [to_wire(action) for action in entry.actions]
-        got = [to_wire(action) for action in scheduler.handle(entry.now_ns, entry.event)]
+        got = [to_wire(action) for action in _decide(entry, scheduler)]
         if got != expected:
             difference = Difference(entry.seq, entry.now_ns, entry.event, expected, got)
             return ReplayResult(events, actions, difference)
@@ -252,7 +371,26 @@ def replay(entries: Iterable[LogEntry], scheduler: Scheduler) -> ReplayResult:
     return ReplayResult(events, actions, None)
 
 
+def _decide(entry: LogEntry, scheduler: Scheduler) -> list[Action]:
+    """Return what the Scheduler orders. A defect of the policy or of the core is part of a run.
+
+    What was ordered before an exception was carried out, and logged: it has to come out again.
+    """
+    try:
+        return scheduler.handle(entry.now_ns, entry.event)
+    except DriverError:
+        raise  # no driver logs such an event: it has changed nothing
+    except PolicyError as error:
+        return [action for action in error.actions if isinstance(action, Action)]
+    except Exception:
+        return scheduler.actions_so_far
+
+
 _END: Final = "end"
+_ROTATED: Final = "rotated"
+_STOPPED: Final = "stopped"
+_FIRST_BYTES: Final = b'{"headgate_log":'
+_HEADER_CHARACTERS_MAX: Final = 64 << 20
 _ENTRY: Final = "[seq, now_ns, event, [action, ...]]"
 _HEADER_TYPES: Final[Mapping[str, type]] = {
     "app": dict,
@@ -261,6 +399,9 @@ _HEADER_TYPES: Final[Mapping[str, type]] = {
     "seed": int,
     "index": int,
     "peers": int,
+    "log_id": str,
+    "segment": int,
+    "first_seq": int,
 }
 
 
@@ -287,7 +428,11 @@ def _header(line: str, where: str) -> LogHeader:
         raise ConfigError("is not an event log", where=where)
     if version != LOG_VERSION:
         raise ConfigError(
-            "unknown version", where=where, key="headgate_log", value=version, allowed="1"
+            "unknown version",
+            where=where,
+            key="headgate_log",
+            value=version,
+            allowed=str(LOG_VERSION),
         )
     for key, kind in _HEADER_TYPES.items():
         if not isinstance(content.get(key), kind):
@@ -298,4 +443,27 @@ def _header(line: str, where: str) -> LogHeader:
                 value=content.get(key),
                 allowed=kind.__name__,
             )
+    for key in ("segment", "first_seq"):
+        if not is_int(content[key]) or content[key] < 0:
+            raise ConfigError("is not a number of it", where=where, key=key, value=content[key])
     return LogHeader(**{key: content[key] for key in _HEADER_TYPES})
+
+
+def _segments(path: Path, log_id: str) -> dict[int, Path]:
+    """Return the segments of a log that lie beside one of them, by number."""
+    found: dict[int, Path] = {}
+    for name in {path.name, re.sub(r"\.[0-9]{1,18}$", "", path.name)} - {""}:
+        base = path.with_name(name)
+        try:
+            others = [base, *segment_paths(base).values()]
+        except OSError:  # a directory that may not be listed
+            others = [base]
+        for other in filter(is_log, others):
+            try:
+                with _open(other, "r") as stream:
+                    header = _header(stream.readline(_HEADER_CHARACTERS_MAX), f"{other}:1")
+            except (ConfigError, OSError):
+                continue  # whatever that is, it is none of the segments
+            if header.log_id == log_id:
+                found[header.segment] = other
+    return found

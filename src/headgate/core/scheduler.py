@@ -100,6 +100,11 @@ class Scheduler:
         """What the policy has reported to have computed so far, in its own units."""
         return self._ledger.work
 
+    @property
+    def actions_so_far(self) -> list[Action]:
+        """What was ordered at the last event, also if an exception ended the handling of it."""
+        return self._ledger.actions
+
     def handle(self, now_ns: int, event: Event) -> list[Action]:
         """Take one event into account and return what is to be done about it.
 

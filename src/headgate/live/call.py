@@ -8,9 +8,11 @@ or answered it at its own deadline.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import final
+from typing import Final, final
 
 from headgate.functions.tensor import Tensor
+
+INTERNAL: Final = "internal"  # the reason of a call that failed by a mistake of the gateway
 
 
 @final
@@ -22,6 +24,7 @@ class Call:
         "batch_items",
         "began_ns",
         "client_id",
+        "client_request_id",
         "deadline_ns",
         "ended_ns",
         "error",
@@ -63,6 +66,7 @@ class Call:
         self.deadline_ns = deadline_ns  # on the machine's monotonic clock; 0: the objective's
         self.gives_up = gives_up  # nobody wants the answer after the deadline
         self.trace: object = None  # the span of this call, where tracing is on
+        self.client_request_id = b""  # what the client calls it (`X-Request-Id`), or was told to
         # How it went. Times are on the machine's monotonic clock; 0: never.
         self.request_id = -1
         self.arrived_ns = 0

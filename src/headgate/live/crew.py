@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final, Protocol, final
 
 from headgate.live.arena import Arena
 from headgate.live.assignment import Place, socket_path
+from headgate.live.driver import Fault, no_fault
 from headgate.live.framing import Frames
 from headgate.live.link import Link, Listener
 from headgate.live.messages import Hello
 
 RETRY_S: Final = 0.02
+FAULT_S: Final = 1.0  # after a mistake of ours, which may well happen again
 HELLO_BYTES: Final = 64 * 1024
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 class CrewListener(Listener, Protocol):
@@ -41,13 +45,13 @@ class Crew:
         listener: CrewListener,
         *,
         arena_bytes: int,
-        complain: Callable[[str], None],
+        fault: Fault = no_fault,
     ) -> None:
         self._run_dir = run_dir
         self._places = places
         self._listener = listener
         self._arena_bytes = arena_bytes
-        self._complain = complain
+        self._fault = fault
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -69,15 +73,29 @@ class Crew:
 
     async def _keep(self, place: Place) -> None:
         while True:
-            link = await self._connect(place)
-            if link is None:
-                await asyncio.sleep(RETRY_S)
-                continue
             try:
-                self._listener.joined(link)
-                await link.closed
-            finally:
-                link.close()
+                is_lost = await self._serve(place)
+            except Exception:
+                _LOG.exception("worker %s cannot be used, and is left", place.name)
+                self._fault("worker_connection")
+                await asyncio.sleep(FAULT_S)
+            else:
+                if not is_lost:
+                    await asyncio.sleep(RETRY_S)
+
+    async def _serve(self, place: Place) -> bool:
+        """Have a link to a worker until it ends; False if there was none."""
+        link = await self._connect(place)
+        if link is None:
+            return False
+        try:
+            self._listener.joined(link)
+            _LOG.info("worker %s (process %d) has joined", place.name, link.hello.pid)
+            await link.closed
+            _LOG.info("worker %s (process %d) has left", place.name, link.hello.pid)
+        finally:
+            link.close()
+        return True
 
     async def _connect(self, place: Place) -> Link | None:
         """Return a link once the worker has said hello; None if it is not there yet."""
@@ -93,7 +111,7 @@ class Crew:
                 unless_linked.callback(theirs.close)
                 socket.send_fds(sock, [b"\0"], [own.fd])
                 sock.setblocking(False)
-                link = Link(place, hello, self._listener, own, theirs, self._complain)
+                link = Link(place, hello, self._listener, own, theirs, self._fault)
                 await loop.create_unix_connection(lambda: link, sock=sock)
                 unless_linked.pop_all()
         except (OSError, ValueError):

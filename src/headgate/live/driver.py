@@ -4,13 +4,21 @@ A driver of the seam like the simulator's engine, and as small: no decision is m
 else posts events to its inbox; once per turn of the event loop it hands them over, what ends work
 before what brings work, and carries out what the Scheduler says. The clock is read once per event.
 
+An exception that nobody expected costs what it was about and nothing else. Every action is carried
+out by itself: a batch that cannot be sent comes back as refused, an answer that cannot be given is
+given as 500. If the Scheduler itself breaks, its state is unknown from then on: the requests that
+the event was about are answered with 500, whatever was open then and is open long after as well;
+and if it breaks at one kind of event again and again, everything open is answered with 503 and the
+gateway ends, to be started again. All of that is logged and counted (`fault`).
+
 Everything runs on one event loop, so there is nothing to lock.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Collection
 from operator import attrgetter
 from time import monotonic_ns
 from typing import Final, Protocol, final
@@ -23,10 +31,30 @@ from headgate.core.actions import (
     PlacedAction,
     SetTimer,
     Settle,
+    StartInstance,
+    StopInstance,
 )
 from headgate.core.errors import DriverError, PolicyError
-from headgate.core.events import Event, TimerFired, TimerKey
+from headgate.core.events import (
+    BatchFailed,
+    BatchFinished,
+    BatchLost,
+    BatchRefused,
+    Event,
+    InstanceStopped,
+    Refusal,
+    RequestArrived,
+    RequestCancelled,
+    TimerFired,
+    TimerKey,
+)
+from headgate.core.records import STAGES_MAX
 from headgate.core.scheduler import Scheduler
+
+FAULTS_MAX: Final = 10  # of the Scheduler, at one kind of event in a row
+_INTERNAL: Final = "an error of the gateway"
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 class Hands(Protocol):
@@ -36,7 +64,7 @@ class Hands(Protocol):
         """Answer a client."""
 
     def dispatch(self, now_ns: int, action: Dispatch) -> None:
-        """Send a batch to its worker."""
+        """Send a batch to its worker. Raises only if nothing of it has been sent."""
 
     def order(self, action: PlacedAction) -> None:
         """Send a worker any other order."""
@@ -44,8 +72,22 @@ class Hands(Protocol):
     def keep_warm(self, action: KeepWarm) -> None:
         """Have a platform keep instances ready from now on."""
 
+    def open_requests(self) -> Collection[int]:
+        """The requests that have no answer yet."""
+
+    def fail(self, request_ids: Collection[int]) -> None:
+        """Answer those of them that have no answer yet: 500, a mistake of ours."""
+
+    def failed(self, error: BaseException) -> None:
+        """It cannot go on: answer whatever is open with 503, and end."""
+
 
 Record = Callable[[int, Event, list[Action]], None]
+Fault = Callable[[str], None]
+
+
+def no_fault(kind: str) -> None:
+    """Count nothing."""
 
 
 @final
@@ -59,16 +101,23 @@ class Driver:
         loop: asyncio.AbstractEventLoop,
         *,
         record: Record | None = None,
-        complain: Callable[[str], None],
+        fault: Fault = no_fault,
+        suspect_s: float = 120.0,
     ) -> None:
+        """`suspect_s`: what was open when the Scheduler broke has so long to be answered."""
         self.scheduler = scheduler
         self._hands = hands
         self._loop = loop
         self._record = record
-        self._complain = complain
+        self._fault = fault
+        self._suspect_s = suspect_s
         self._inbox: list[Event] = []
         self._is_awake = False
         self._timers: dict[TimerKey, tuple[int, asyncio.TimerHandle]] = {}
+        self._out: dict[int, list[int]] = {}  # by batch that is out: its tasks
+        self._faults: dict[type[Event], int] = {}  # of the Scheduler, in a row
+        self._suspects: asyncio.TimerHandle | None = None
+        self._is_suspicious = False  # it has broken again since
         self._is_stopped = False
 
     def post(self, event: Event) -> None:
@@ -84,50 +133,173 @@ class Driver:
         for _, handle in self._timers.values():
             handle.cancel()
         self._timers.clear()
+        if self._suspects is not None:
+            self._suspects.cancel()
 
     def _drain(self) -> None:
         self._is_awake = False
         inbox, self._inbox = self._inbox, []
-        if self._is_stopped:
-            return
         if len(inbox) > 1:
             inbox.sort(key=_RANK)  # stable: among equals, in the order they came about
         for event in inbox:
+            if self._is_stopped:
+                return
             self._tell(event)
 
     def _tell(self, event: Event) -> None:
+        """Hand one event over, and carry out what follows from it. Never raises."""
         now_ns = monotonic_ns()
         try:
             actions = self.scheduler.handle(now_ns, event)
-        except PolicyError as error:
-            # A defect of the policy. What it ordered before stands, so the world must hear of it.
-            self._complain(f"the policy gave an order that is not legal: {error}")
-            actions = [action for action in error.actions if isinstance(action, Action)]
         except DriverError as error:
-            # A defect of ours, or a worker that tells stories. It has changed nothing.
-            self._complain(f"an event that cannot have happened: {error}")
+            self._event_refused(event, error)
             return
+        except PolicyError as error:
+            # A defect of the policy. What was ordered stands, so the world must hear of it.
+            _LOG.error("the policy made a mistake: %s", error, exc_info=error)
+            self._fault("policy")
+            actions = [action for action in error.actions if isinstance(action, Action)]
+        except Exception as error:
+            self._carry_out(now_ns, event, self.scheduler.actions_so_far)
+            self._scheduler_broke(event, error)
+            return
+        if self._faults:
+            self._faults.pop(type(event), None)
+        self._carry_out(now_ns, event, actions)
+        if isinstance(event, BatchFinished):
+            self._out.pop(event.batch_id, None)
+        elif not isinstance(event, RequestArrived):
+            self._forget(event)
+
+    def _carry_out(self, now_ns: int, event: Event, actions: list[Action]) -> None:
         if self._record is not None:
-            self._record(now_ns, event, actions)
+            try:
+                self._record(now_ns, event, actions)
+            except Exception:
+                _LOG.exception("the event log ends here; serving goes on")
+                self._fault("event_log")
+                self._record = None
         # Workers first: answering takes a while, and they had better work meanwhile.
         hands = self._hands
         settled: list[Settle] = []
         for action in actions:
-            if isinstance(action, Settle):
-                settled.append(action)
-            elif isinstance(action, Dispatch):
-                hands.dispatch(now_ns, action)
-            elif isinstance(action, SetTimer):
-                self._set_timer(now_ns, action.key, action.at_ns)
-            elif isinstance(action, CancelTimer):
-                self._cancel_timer(action.key)
-            elif isinstance(action, KeepWarm):
-                hands.keep_warm(action)
-            else:
-                assert isinstance(action, PlacedAction)
-                hands.order(action)
+            try:
+                if isinstance(action, Settle):
+                    settled.append(action)
+                elif isinstance(action, Dispatch):
+                    self._out[action.batch_id] = action.task_ids
+                    hands.dispatch(now_ns, action)
+                elif isinstance(action, SetTimer):
+                    self._set_timer(now_ns, action.key, action.at_ns)
+                elif isinstance(action, CancelTimer):
+                    self._cancel_timer(action.key)
+                elif isinstance(action, KeepWarm):
+                    hands.keep_warm(action)
+                else:
+                    assert isinstance(action, PlacedAction)
+                    hands.order(action)
+            except Exception:
+                self._action_broke(action)
         for settle in settled:
-            hands.settle(now_ns, settle)
+            try:
+                hands.settle(now_ns, settle)
+            except Exception:
+                self._action_broke(settle)
+
+    def _forget(self, event: Event) -> None:
+        """A batch is not out any more."""
+        if isinstance(event, BatchFailed | BatchLost | BatchRefused):
+            self._out.pop(event.batch_id, None)
+        elif isinstance(event, TimerFired) and event.key[0] == "lost":
+            self._out.pop(event.key[1], None)
+
+    # --- what should never happen --------------------------------------------------------------
+
+    def _action_broke(self, action: Action) -> None:
+        """Have what could not be carried out end, so that nothing waits for it."""
+        kind = type(action).__name__
+        _LOG.exception("%s could not be carried out", kind)
+        self._fault(_FAULTS.get(kind, "order"))
+        if isinstance(action, Settle):
+            self._fail([action.request_id])
+        elif isinstance(action, Dispatch):
+            self.post(BatchRefused(action.batch_id, Refusal.BUSY))
+        elif isinstance(action, StartInstance | StopInstance):
+            self.post(InstanceStopped(action.instance_id, _INTERNAL))
+
+    def _event_refused(self, event: Event, error: DriverError) -> None:
+        """An event that cannot have happened: a defect of ours, or a worker that tells stories.
+
+        It has changed nothing. But a request that the Scheduler does not take is never settled.
+        """
+        _LOG.error("an event that cannot have happened: %s", error)
+        self._fault("event")
+        if isinstance(event, RequestArrived):
+            self._fail([event.request_id])
+
+    def _scheduler_broke(self, event: Event, error: Exception) -> None:
+        kind = type(event)
+        _LOG.error("the Scheduler broke at %s", kind.__name__, exc_info=error)
+        self._fault("scheduler")
+        faults = self._faults[kind] = self._faults.get(kind, 0) + 1
+        if faults >= FAULTS_MAX:
+            _LOG.critical(
+                "the Scheduler broke %d times in a row at %s: the gateway ends, to begin anew",
+                faults,
+                kind.__name__,
+            )
+            self.stop()
+            self._hands.failed(error)
+            return
+        concerned = self._concerned(event)
+        self._forget(event)
+        # Cancelling it is what broke: once more would break once more.
+        self._fail(concerned, cancels=not isinstance(event, RequestCancelled))
+        if self._suspects is None:
+            self._suspect()
+        else:
+            self._is_suspicious = True
+
+    def _concerned(self, event: Event) -> list[int]:
+        """The requests that an event is about."""
+        if isinstance(event, RequestArrived | RequestCancelled):
+            return [event.request_id]
+        batch_id = None
+        if isinstance(event, TimerFired):
+            name, number = event.key
+            if name == "deadline":
+                return [number]
+            batch_id = number if name == "lost" else None
+        elif isinstance(event, BatchFinished | BatchFailed | BatchLost | BatchRefused):
+            batch_id = event.batch_id
+        tasks = () if batch_id is None else self._out.get(batch_id, ())
+        return [task_id // STAGES_MAX for task_id in tasks]
+
+    def _suspect(self) -> None:
+        """Look again later at what is open now: the Scheduler may have forgotten some of it."""
+        self._is_suspicious = False
+        suspects = list(self._hands.open_requests())
+        self._suspects = self._loop.call_later(self._suspect_s, self._give_up, suspects)
+
+    def _give_up(self, suspects: list[int]) -> None:
+        self._suspects = None
+        left = set(self._hands.open_requests()).intersection(suspects)
+        if left:
+            _LOG.error("%d requests were forgotten when the Scheduler broke", len(left))
+            self._fail(sorted(left))
+        if self._is_suspicious:
+            self._suspect()
+
+    def _fail(self, request_ids: list[int], *, cancels: bool = True) -> None:
+        """Answer requests, and have the Scheduler let go of those that it knows."""
+        try:
+            self._hands.fail(request_ids)
+        except Exception:
+            _LOG.exception("requests could not be answered")
+            self._fault("answer")
+        for request_id in request_ids:
+            if cancels and request_id in self.scheduler.view.requests:
+                self.post(RequestCancelled(request_id))
 
     # --- timers --------------------------------------------------------------------------------
 
@@ -142,12 +314,22 @@ class Driver:
             found[1].cancel()
 
     def _fire(self, key: TimerKey) -> None:
-        at_ns, _ = self._timers.pop(key)
+        found = self._timers.pop(key, None)
+        if found is None:
+            return
         now_ns = monotonic_ns()
-        if now_ns < at_ns:  # the loop counts in milliseconds and may round down
-            self._set_timer(now_ns, key, at_ns)
+        if now_ns < found[0]:  # the loop counts in milliseconds and may round down
+            self._set_timer(now_ns, key, found[0])
         else:
             self.post(TimerFired(key))
 
 
 _RANK: Final = attrgetter("rank")
+# By action, where it is not just any order.
+_FAULTS: Final = {
+    "Settle": "settle",
+    "Dispatch": "dispatch",
+    "KeepWarm": "keep_warm",
+    "SetTimer": "timer",
+    "CancelTimer": "timer",
+}

@@ -1,99 +1,295 @@
 """The event log of a gateway, as `headgate replay` reads it.
 
 Every event is logged, so this is on the hot path: lines are encoded by msgspec, gathered, and
-written in pieces. A log that cannot be written (the disk is full, the bound is reached) ends there,
-without its end mark; serving goes on.
+handed in pieces to a thread that writes them, for a disk may take its time. The log is rotated by
+size and by age, and what is too old is deleted, so that all of it together is bounded, also over
+many gateways that write to the same path one after the other.
+
+A log that cannot be written (the disk is full, or far too slow) ends there, with one error; serving
+goes on.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import secrets
+import stat
+import threading
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import SimpleQueue
+from time import monotonic_ns
 from typing import Final, final
 
 import msgspec
 
 from headgate.core.actions import Action
+from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
 from headgate.core.events import Event
-from headgate.core.log import LogHeader, LogWriter
+from headgate.core.log import LogHeader, LogWriter, is_log, segment_paths
 
 PIECE_BYTES: Final = 64 * 1024
-LOG_BYTES_MAX: Final = 4 << 30
+BACKLOG_BYTES_MAX: Final = 32 << 20  # that are not written yet
+CLOSE_S: Final = 5.0
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """When a segment of the log is full, and how many older ones are kept."""
+
+    size_bytes: int = 256 << 20
+    age_ns: int = NEVER_NS
+    keep: int = 8
 
 
 @final
 class EventLog:
-    """Writes the log of one Scheduler to a file."""
+    """Writes the log of one Scheduler to a file, and to those that it is rotated to.
+
+    Used from one thread. Raises `ConfigError` if the file cannot be opened, and nothing after that.
+    """
 
     def __init__(
         self,
         path: Path,
         header: LogHeader,
+        rotation: Rotation,
         *,
-        complain: Callable[[str], None],
-        size_max: int = LOG_BYTES_MAX,
+        clock: Callable[[], int] = monotonic_ns,
     ) -> None:
-        self._path = path
-        self._complain = complain
-        self._left_bytes = size_max
+        self._file = _LogFile(path, rotation.keep)
+        self._rotation = rotation
+        self._clock = clock
         self._encode = msgspec.json.Encoder().encode
         self._lines: list[bytes] = []
-        self._gathered = 0
+        self._gathered_bytes = 0
+        self._segment_bytes = 0
+        self._began_ns = clock()
+        self._piece_bytes = min(PIECE_BYTES, rotation.size_bytes)
         self._seq = 0
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-            self._fd: int | None = os.open(path, flags, 0o600)
-        except OSError as error:
-            problem = f"cannot be written: {error.strerror}"
-            raise ConfigError(problem, where=str(path), key="--log") from None
-        self._writer = LogWriter(self._emit, header)
-        self.flush()  # whoever looks at it now sees a log, and no empty file
+        self._last_ns = 0
+        self._is_open = True
+        self._header = replace(header, log_id=secrets.token_hex(8))
+        self._writer = LogWriter(self._emit, self._header)
+        self.flush()
+        self.sync()  # whoever looks at it now sees a log, and no empty file
 
     def record(self, now_ns: int, event: Event, actions: list[Action]) -> None:
         """Write one event down."""
-        if self._fd is not None:
-            self._writer.write(self._seq, now_ns, event, actions)
-            self._seq += 1
-
-    def flush(self) -> None:
-        """Write what is gathered; what has not been written is lost in a crash."""
-        if self._fd is None or not self._lines:
-            return
-        piece = b"".join(self._lines)
-        self._lines.clear()
-        self._gathered = 0
-        self._left_bytes -= len(piece)
-        if self._left_bytes < 0:
-            self._end("it has reached its largest size")
+        if not self._is_open:
             return
         try:
-            while piece:
-                piece = piece[os.write(self._fd, piece) :]
-        except OSError as error:
-            self._end(str(error.strerror))
+            self._writer.write(self._seq, now_ns, event, actions)
+        except Exception as error:  # a log with a hole in it would be of no use
+            self._stop(f"an event cannot be written: {error!r}")
+            return
+        self._seq += 1
+        self._last_ns = now_ns
+        if self._gathered_bytes >= self._piece_bytes:
+            self.flush()
+
+    def flush(self) -> None:
+        """Have written what is gathered; what has not been written is lost in a crash."""
+        if not self._is_open:
+            return
+        if self._file.is_over:
+            self._is_open = False  # it has said why
+            return
+        if self._file.backlog_bytes > BACKLOG_BYTES_MAX:
+            self._stop("the disk is too slow")
+            return
+        if self._lines:
+            self._segment_bytes += self._gathered_bytes
+            self._file.write(self._taken())
+        if self._file.can_rotate and self._is_full():
+            self._rotate()
 
     def close(self) -> None:
         """Say that nothing is missing."""
-        if self._fd is not None:
+        if self._is_open:
+            self._is_open = False
             self._writer.close()
-            self.flush()
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+            self._file.write(self._taken())
+        self._file.close()
+
+    def sync(self, limit_s: float = CLOSE_S) -> bool:
+        """Wait until everything that was handed over has been written; whether it has."""
+        return self._file.sync(limit_s)
+
+    def _is_full(self) -> bool:
+        if self._seq == self._header.first_seq:
+            return False  # a segment has at least one entry
+        is_old = self._clock() - self._began_ns >= self._rotation.age_ns
+        return is_old or self._segment_bytes >= self._rotation.size_bytes
+
+    def _rotate(self) -> None:
+        self._writer.rotate()
+        mark = self._taken()
+        self._writer.stop("another gateway writes there now")
+        stop = self._taken()
+        segment = self._header.segment + 1
+        self._header = replace(self._header, segment=segment, first_seq=self._seq)
+        self._writer = LogWriter(self._emit, self._header, last_ns=self._last_ns)
+        self._segment_bytes = self._gathered_bytes
+        self._began_ns = self._clock()
+        self._file.rotate(mark, stop, self._taken())
+
+    def _stop(self, why: str) -> None:
+        self._is_open = False
+        self._writer.stop(why)
+        self._file.write(self._taken())
+        self._file.close(wait_s=0.0)
+        _LOG.error("the event log %s ends here: %s; serving goes on", self._file.path, why)
+
+    def _taken(self) -> bytes:
+        piece = b"".join(self._lines)
+        self._lines.clear()
+        self._gathered_bytes = 0
+        return piece
 
     def _emit(self, content: object) -> None:
         line = self._encode(content)
         self._lines.append(line)
         self._lines.append(b"\n")
-        self._gathered += len(line)
-        if self._gathered >= PIECE_BYTES:
-            self.flush()
+        self._gathered_bytes += len(line) + 1
+
+
+@final
+class _LogFile:
+    """The file that a log is being written to, by a thread of its own."""
+
+    def __init__(self, path: Path, keep: int) -> None:
+        self.path = path
+        self.is_over = False  # nothing is written any more
+        self._keep = keep
+        try:
+            self._fd = self._open_first()
+            self.can_rotate = stat.S_ISREG(os.fstat(self._fd).st_mode)
+        except OSError as error:
+            problem = f"cannot be written: {error.strerror}"
+            raise ConfigError(problem, where=str(path), key="--log") from None
+        # Each is added to by one thread only, so they need no lock.
+        self._given_bytes = 0
+        self._written_bytes = 0
+        self._todo: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="event log", daemon=True)
+        self._thread.start()
+
+    # --- for whoever logs ----------------------------------------------------------------------
+
+    @property
+    def backlog_bytes(self) -> int:
+        """What was handed over and is not written."""
+        return self._given_bytes - self._written_bytes
+
+    def write(self, piece: bytes) -> None:
+        """Have a piece written."""
+        self._given_bytes += len(piece)
+        self._todo.put(lambda: self._write(piece))
+
+    def rotate(self, mark: bytes, stop: bytes, header: bytes) -> None:
+        """End the segment with a mark and begin the next, or stop if the path is not ours."""
+        self._todo.put(lambda: self._rotate(mark, stop, header))
+
+    def sync(self, limit_s: float) -> bool:
+        """Wait until all of it is done; whether it is."""
+        done = threading.Event()
+        self._todo.put(done.set)
+        return done.wait(limit_s)
+
+    def close(self, wait_s: float = CLOSE_S) -> None:
+        """Finish what there is to do, for so long at most."""
+        self._todo.put(None)
+        self._thread.join(wait_s)
+
+    # --- the thread ----------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while (do := self._todo.get()) is not None:
+            try:
+                do()
+            except Exception as error:
+                self._end(getattr(error, "strerror", None) or repr(error))
+        self.is_over = True
+        with suppress(OSError):
+            os.close(self._fd)
 
     def _end(self, why: str) -> None:
-        assert self._fd is not None
-        os.close(self._fd)
-        self._fd = None
-        self._lines.clear()
-        self._complain(f"the event log {self._path} ends here: {why}; serving goes on")
+        if not self.is_over:
+            self.is_over = True
+            _LOG.error("the event log %s ends here: %s; serving goes on", self.path, why)
+
+    def _write(self, piece: bytes) -> None:
+        self._written_bytes += len(piece)
+        left = memoryview(piece)
+        while left and not self.is_over:
+            left = left[os.write(self._fd, left) :]
+
+    def _rotate(self, mark: bytes, stop: bytes, header: bytes) -> None:
+        if self.is_over:
+            return
+        if not self._is_ours():
+            self._write(stop)
+            self._end("another gateway writes there now")
+            return
+        try:
+            self._put_away()
+            fd = self._create()
+        except OSError as error:
+            self._write(stop)
+            self._end(f"it cannot be rotated: {error.strerror}")
+            return
+        try:
+            self._write(mark)
+        finally:
+            os.close(self._fd)
+            self._fd = fd
+        self._write(header)
+        self._prune()
+
+    def _is_ours(self) -> bool:
+        """Whether what lies at the path is what we write: another gateway may have come since."""
+        try:
+            return os.path.samestat(self.path.stat(), os.fstat(self._fd))
+        except OSError:
+            return False
+
+    # --- files ---------------------------------------------------------------------------------
+
+    def _open_first(self) -> int:
+        """Open a new file, and put away an older log that lies there."""
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return self._create()
+        if not stat.S_ISREG(found.st_mode) or not found.st_size:
+            return os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+        if not is_log(self.path):
+            problem = "is there, and is not an event log"
+            raise ConfigError(problem, where=str(self.path), key="--log")
+        self._put_away()
+        fd = self._create()
+        self._prune()
+        return fd
+
+    def _create(self) -> int:
+        return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+    def _put_away(self) -> None:
+        """Give what lies at the path the next number."""
+        number = max(segment_paths(self.path), default=0) + 1
+        self.path.rename(f"{self.path}.{number}")
+
+    def _prune(self) -> None:
+        """Delete the oldest segments, those of earlier gateways too, but nothing else."""
+        with suppress(OSError):
+            numbered = segment_paths(self.path)
+            for number in sorted(numbered, reverse=True)[self._keep :]:
+                if is_log(numbered[number]):
+                    numbered[number].unlink()

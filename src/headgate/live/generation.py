@@ -6,10 +6,10 @@ sockets, so that no connection is turned away in between.
 
 from __future__ import annotations
 
+import logging
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from typing import Final, final
@@ -19,6 +19,8 @@ from headgate.core.errors import ConfigError
 from headgate.live import assignment as assignments
 from headgate.live.assignment import Assignment, Place
 from headgate.live.child import Child
+
+_LOG: Final = logging.getLogger(__name__)
 
 SILENT_S_MIN: Final = 2.0  # heartbeats come twice a second; one may be late
 BACKOFF_S: Final = (0.0, 0.1, 0.5, 2.0, 5.0)  # before it is started again, by how often it failed
@@ -39,14 +41,12 @@ class Generation:
         *,
         http_fd: int,
         log_path: Path | None,
-        complain: Callable[[str], None],
     ) -> None:
         self.number = number
         self.assignment = assignment
         self.loaded = assignment.load()
         self._http_fd = http_fd
         self._log_path = log_path
-        self._complain = complain
         self._run_dir = _make_run_dir()
         assignments.write(self._run_dir, assignment)
         self._hang_s = self.loaded.serve.hang_ns / 1e9
@@ -76,9 +76,8 @@ class Generation:
             # Who comes meanwhile is served by the one before, or had better wait than be refused.
             arguments.append("--listens-when-ready")
         if self._log_path is not None:
-            # A log tells of one Scheduler from its beginning, so each gateway has its own.
-            suffix = f".{self._gateway_starts}" if self._gateway_starts else ""
-            arguments += ["--log", f"{self._log_path}{suffix}"]
+            # Each gateway has a log of its own: what lies there already is given a number.
+            arguments += ["--log", str(self._log_path)]
         self._gateway_starts += 1
         return Child("gateway", "headgate.live.gateway", arguments, keeps=[self._http_fd])
 
@@ -113,13 +112,13 @@ class Generation:
     def _end_if_hung(self, child: Child) -> None:
         is_silent = child.heard_s is not None and monotonic() - child.heard_s > self._silent_s
         if is_silent and child.ended() is None:
-            self._complain(f"{child.name} has hung, and is ended")
+            _LOG.error("%s has hung, and is ended", child.name)
             child.tell(signal.SIGKILL)
 
     def _end_if_too_large(self, worker: Child, place: Place) -> None:
         limit_bytes = self.loaded.app.pools[place.pool_id].memory_bytes
         if limit_bytes < NEVER_NS and worker.resident_bytes() > limit_bytes:
-            self._complain(f"{worker.name} holds more memory than its pool has, and is ended")
+            _LOG.error("%s holds more memory than its pool has, and is ended", worker.name)
             worker.tell(signal.SIGKILL)
 
     def _plan_restart(self, child: Child, status: int) -> None:
@@ -130,7 +129,7 @@ class Generation:
         self._failures[child.name] = failures + 1
         self._due_s[child.name] = monotonic() + delay_s
         how = f"by signal {-status}" if status < 0 else f"with status {status}"
-        self._complain(f"{child.name} has ended {how}; it is started again in {delay_s:g} s")
+        _LOG.warning("%s has ended %s; it is started again in %g s", child.name, how, delay_s)
 
     def _restart_due(self) -> None:
         for name in [name for name, due_s in self._due_s.items() if due_s <= monotonic()]:

@@ -8,17 +8,30 @@ batches are lost and its node is gone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Protocol, cast, final
+import logging
+from typing import Final, Protocol, cast, final
 
 from headgate.core.errors import ConfigError
-from headgate.core.events import BatchRefused, Event
+from headgate.core.events import BatchLost, BatchRefused, Event
 from headgate.core.wire import Wire, from_wire
 from headgate.functions.tensor import Block, Tensor
 from headgate.live.arena import INLINE_BYTES_MAX, Arena
 from headgate.live.assignment import Place
+from headgate.live.driver import Fault, no_fault
 from headgate.live.framing import Frames, frame
-from headgate.live.messages import Hello, Message, Order, Ran, Release, Report, Run, Work
+from headgate.live.messages import (
+    MESSAGE_BYTES_MAX,
+    Hello,
+    Message,
+    Order,
+    Ran,
+    Release,
+    Report,
+    Run,
+    Work,
+)
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 class Listener(Protocol):
@@ -45,7 +58,7 @@ class Link(asyncio.Protocol):
         listener: Listener,
         own: Arena,
         theirs: Arena,
-        complain: Callable[[str], None],
+        fault: Fault = no_fault,
     ) -> None:
         self.place = place
         self.hello = hello
@@ -53,7 +66,7 @@ class Link(asyncio.Protocol):
         self._listener = listener
         self._own = own
         self._theirs = theirs
-        self._complain = complain
+        self._fault = fault
         self._frames = Frames()
         self._transport: asyncio.Transport | None = None
         self._blocks: dict[int, list[int]] = {}  # by batch that is out: blocks of its inputs
@@ -61,12 +74,26 @@ class Link(asyncio.Protocol):
     # --- orders --------------------------------------------------------------------------------
 
     def run(self, message: Run) -> None:
-        """Send a batch. Its large tensors are put into shared memory first."""
+        """Send a batch. Its large tensors are put into shared memory first.
+
+        Raises only if nothing of it has been sent: `ValueError` if it is too large.
+        """
         offsets: list[int] = []
-        for work in message.works:
-            self._share(work, offsets)
+        try:
+            inline_bytes = 0
+            for work in message.works:
+                inline_bytes += self._share(work, offsets)
+                if inline_bytes > MESSAGE_BYTES_MAX:  # do not even begin to copy it
+                    raise ValueError(
+                        f"a batch of {inline_bytes} bytes; at most {MESSAGE_BYTES_MAX}"
+                    )
+            data = frame(message)
+        except BaseException:
+            for offset in offsets:
+                self._own.free(offset)
+            raise
         self._blocks[message.batch_id] = offsets
-        self._send(message)
+        self._write(data)
 
     def order(self, wire: Wire) -> None:
         """Send any other order."""
@@ -77,20 +104,35 @@ class Link(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    def _share(self, work: Work, offsets: list[int]) -> None:
+    def _share(self, work: Work, offsets: list[int]) -> int:
+        """Put what is large into shared memory; return how many large bytes did not fit."""
+        left_bytes = 0
         for place, tensor in enumerate(work.inputs):
             data = tensor.data
             if isinstance(data, Block) or data.nbytes < INLINE_BYTES_MAX:
                 continue
             block = self._own.allocate(data)
-            if block is not None:  # else it is full, and the tensor goes the slow way
-                offsets.append(block.offset)
-                # A copy: the call keeps its own, for another attempt.
-                work.inputs[place] = Tensor(tensor.name, tensor.datatype, tensor.shape, block)
+            if block is None:  # it is full, and the tensor goes the slow way
+                left_bytes += data.nbytes
+                continue
+            offsets.append(block.offset)
+            # A copy: the call keeps its own, for another attempt.
+            work.inputs[place] = Tensor(tensor.name, tensor.datatype, tensor.shape, block)
+        return left_bytes
 
     def _send(self, message: Message) -> None:
-        if self._transport is not None:
-            self._transport.write(frame(message))
+        self._write(frame(message))
+
+    def _write(self, data: bytes) -> None:
+        """Send bytes. Nobody knows how many went out if that fails: then the connection ends."""
+        if self._transport is None:
+            return
+        try:
+            self._transport.write(data)
+        except Exception:
+            _LOG.exception("worker %s cannot be written to, and is left", self.place.name)
+            self._fault("worker_connection")
+            self._transport.abort()
 
     # --- reports -------------------------------------------------------------------------------
 
@@ -104,7 +146,8 @@ class Link(asyncio.Protocol):
             for message in self._frames.feed(data):
                 self._received(message)
         except (ValueError, ConfigError) as error:  # nothing a worker of ours would say
-            self._complain(f"worker {self.place.name} makes no sense, and is left: {error}")
+            _LOG.error("worker %s makes no sense, and is left: %s", self.place.name, error)
+            self._fault("worker_message")
             self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -113,27 +156,47 @@ class Link(asyncio.Protocol):
         if not self.closed.done():
             self.closed.set_result(None)
         lost, self._blocks = list(self._blocks), {}
-        self._listener.lost(self, lost)
-        self._own.close()
-        self._theirs.close()
+        try:
+            self._listener.lost(self, lost)
+        except Exception:
+            self._listener_broke(None)
+        finally:
+            self._own.close()
+            self._theirs.close()
 
     def _received(self, message: Message) -> None:
         if isinstance(message, Ran):
             self._free(message.batch_id)
             self._take_outputs(message)
-            self._listener.ran(self, message)
+            try:
+                self._listener.ran(self, message)
+            except Exception:
+                self._listener_broke(message.batch_id)
         elif isinstance(message, Report):
             event = from_wire(message.wire)
             if not isinstance(event, Event):
                 raise ValueError(f"{message.wire} is not an event")
             if isinstance(event, BatchRefused):
                 self._free(event.batch_id)
-            self._listener.reported(event)
+            try:
+                self._listener.reported(event)
+            except Exception:
+                self._listener_broke(None)
         elif isinstance(message, Release):
             for offset in message.offsets:
                 self._own.free(offset)
         else:
             raise ValueError(f"{type(message).__name__} is not for a gateway")
+
+    def _listener_broke(self, batch_id: int | None) -> None:
+        """A mistake of ours, not of the worker: have the batch end, and read on."""
+        _LOG.exception("what worker %s said could not be dealt with", self.place.name)
+        self._fault("report")
+        if batch_id is not None:
+            try:
+                self._listener.reported(BatchLost(batch_id))
+            except Exception:
+                _LOG.exception("batch %d of worker %s is not reported", batch_id, self.place.name)
 
     def _take_outputs(self, message: Ran) -> None:
         """Copy what is in the worker's memory, so that it can have it back at once."""

@@ -7,11 +7,12 @@ where the Scheduler says. A pipeline's intermediate results come back here and g
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic_ns
-from typing import final
+from typing import Final, final
 
 from headgate.core.actions import (
     Dispatch,
@@ -21,6 +22,7 @@ from headgate.core.actions import (
     StartInstance,
     StopInstance,
 )
+from headgate.core.clock import SECOND_NS
 from headgate.core.events import (
     BatchFinished,
     BatchLost,
@@ -36,14 +38,15 @@ from headgate.core.events import (
 )
 from headgate.core.lifecycle import InstanceState
 from headgate.core.model import App
+from headgate.core.outcome import Outcome
 from headgate.core.records import STAGES_MAX
 from headgate.core.wire import to_wire
 from headgate.live.accounts import Accounts, breakers
 from headgate.live.assignment import Assignment, Place
-from headgate.live.call import Call
+from headgate.live.call import INTERNAL, Call
 from headgate.live.catalogue import catalogue, signatures
 from headgate.live.crew import Crew
-from headgate.live.driver import Driver
+from headgate.live.driver import Driver, Fault, no_fault
 from headgate.live.facts import with_facts
 from headgate.live.findings import Findings
 from headgate.live.link import Link
@@ -55,6 +58,8 @@ from headgate.live.remote.outposts import Outposts
 from headgate.live.remote.signatures import elsewhere, look_up, with_siblings
 from headgate.live.serving import Model, Phase
 from headgate.live.vigil import Vigil
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 @final
@@ -68,11 +73,13 @@ class Runtime:
         *,
         arena_bytes: int,
         log_path: Path | None,
-        complain: Callable[[str], None],
+        is_log_required: bool = True,
         submitted: Callable[[Call], None] | None,
         settled: Callable[[Call], None],
         started: Callable[[str, int], None],
+        fault: Fault = no_fault,
     ) -> None:
+        """`fault` counts what should never happen, by kind."""
         self.phase = Phase.STARTING
         self.models: Mapping[str, Model] = {}
         self._loaded = assignment.load()
@@ -81,11 +88,9 @@ class Runtime:
         self._started = started
         self._starts: dict[int, tuple[str, int]] = {}  # by instance on its way: of what, and since
         self._accounts = Accounts(self._loaded.app)
-        self._recording = Recording(log_path, complain)
-        self._complain = complain
-        self._crew = Crew(
-            run_dir, assignment.nodes, self, arena_bytes=arena_bytes, complain=complain
-        )
+        self._recording = Recording(log_path, self._loaded.serve, is_required=is_log_required)
+        self._fault = fault
+        self._crew = Crew(run_dir, assignment.nodes, self, arena_bytes=arena_bytes, fault=fault)
         self._facts: dict[str, FunctionFacts] = {}
         self._base = assignment.base
         self._local_nodes = len(assignment.nodes)
@@ -112,9 +117,8 @@ class Runtime:
     async def _look_elsewhere(self) -> None:
         """Find out about functions that no worker of ours will look at; that may take a while."""
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(None, look_up, self._loaded, self._base, self._complain)
         try:
-            self._know(found)
+            self._know(await loop.run_in_executor(None, look_up, self._loaded, self._base))
         except Exception as error:  # that cannot be served
             self.failed(error)
 
@@ -184,7 +188,11 @@ class Runtime:
         call.request_id = request_id
         self._calls[request_id] = call
         if self._submitted is not None:
-            self._submitted(call)
+            try:
+                self._submitted(call)
+            except Exception:
+                _LOG.exception("a call is not traced", extra=_about(call))
+                self._fault("trace")
         self._driver.post(
             RequestArrived(
                 request_id,
@@ -207,16 +215,46 @@ class Runtime:
 
     def settle(self, now_ns: int, action: Settle) -> None:
         """Give a call back to its front end."""
-        call = self._calls.pop(action.request_id)
-        self._findings.forget(action.request_id)
+        call = self._calls.pop(action.request_id, None)
+        if call is None:
+            return  # it was answered when something went wrong
         call.outcome = action.outcome
         call.reason = action.reason
         call.predicted_ns = action.predicted_ns
         call.retry_ns = action.retry_ns
-        self._settled(call)
-        call.on_answer(call)
+        self._give_back(call)
+
+    def _give_back(self, call: Call) -> None:
+        """Have a call answered, once, whatever goes wrong on the way."""
+        self._findings.forget(call.request_id)
+        try:
+            self._settled(call)
+        except Exception:
+            _LOG.exception("a call is not counted", extra=_about(call))
+            self._fault("metrics")
+        try:
+            call.on_answer(call)
+        except Exception:
+            _LOG.exception("a call could not be answered", extra=_about(call))
+            self._fault("answer")
+            _fail(call, INTERNAL)
+            with suppress(Exception):  # which answers unless it has
+                call.on_answer(call)
         if self._idle is not None and not self._calls:
             self._idle.set()
+
+    def open_requests(self) -> Collection[int]:
+        """The requests that have no answer yet."""
+        return self._calls.keys()
+
+    def fail(self, request_ids: Collection[int]) -> None:
+        """Answer those of them that have no answer yet: 500, a mistake of ours."""
+        for request_id in request_ids:
+            call = self._calls.pop(request_id, None)
+            if call is not None:
+                _LOG.error("a call is answered with 500", extra=_about(call))
+                _fail(call, INTERNAL)
+                self._give_back(call)
 
     def dispatch(self, now_ns: int, action: Dispatch) -> None:
         """Send a batch to its worker or its outpost, with its tensors."""
@@ -228,11 +266,16 @@ class Runtime:
             return
         works: list[Work] = []
         for task_id in action.task_ids:
-            call = self._calls[task_id // STAGES_MAX]
+            call = self._calls.get(task_id // STAGES_MAX)
+            if call is None:
+                continue  # it was answered when something went wrong
             call.sent_ns = now_ns
             call.batch_items = action.items
             inputs = self._findings.inputs(call, task_id % STAGES_MAX)
             works.append(Work(task_id, call.items, inputs))
+        if not works:
+            self._driver.post(BatchRefused(action.batch_id, Refusal.CANCELLED))
+            return
         self._variants_out[action.batch_id] = (action.variant_id, action.items)
         if link is None:
             assert outpost is not None
@@ -279,7 +322,14 @@ class Runtime:
         self._outposts.keep_warm(action)
 
     def failed(self, error: BaseException) -> None:
-        """Something is wrong that waiting will not mend."""
+        """Something is wrong that waiting will not mend: answer what is open with 503, and end."""
+        if self.phase is not Phase.STARTING:
+            self.phase = Phase.DRAINING
+        calls, self._calls = list(self._calls.values()), {}
+        for call in calls:
+            _fail(call, "the gateway begins anew")
+            call.retry_ns = SECOND_NS
+            self._give_back(call)
         if not self.failure.done():
             self.failure.set_exception(error)
 
@@ -297,13 +347,16 @@ class Runtime:
         for facts in found:
             self._facts.setdefault(facts.function, facts)
         if self._driver is None and all(v.name in self._facts for v in self.app.variants):
-            self._begin()
+            try:
+                self._begin()
+            except Exception as error:  # that cannot be served
+                self.failed(error)
 
     def node_joined(self, place: Place) -> None:
         """A node is there, or there again, empty."""
         assert self._driver is not None
-        self._accounts.node_joined(place.id, place.pool_id)
         self._driver.post(NodeJoined(place.id, place.pool_id, place.name))
+        self._accounts.node_joined(place.id, place.pool_id)
 
     def _begin(self) -> None:
         """Everything is known that the Scheduler is built of."""
@@ -320,11 +373,18 @@ class Runtime:
             self._started,
             found,
             first_node_id=self._local_nodes,
-            complain=self._complain,
         )
         scheduler, header = make_scheduler(self._loaded)
         record, loop = self._recording.begin(header), asyncio.get_running_loop()
-        self._driver = Driver(scheduler, self, loop, record=record, complain=self._complain)
+        serve = self._loaded.serve
+        self._driver = Driver(
+            scheduler,
+            self,
+            loop,
+            record=record,
+            fault=self._fault,
+            suspect_s=(serve.timeout_ns + serve.hang_ns) / 1e9,
+        )
         for link in self._links.values():
             self.node_joined(link.place)
         self._outposts.join()
@@ -346,19 +406,24 @@ class Runtime:
                 continue  # nobody waits for it any more
             call.began_ns = message.began_ns
             call.ended_ns = message.ended_ns
-            self._accounts.call_ran(call, pool_id)
+            try:
+                self._accounts.call_ran(call, pool_id)
+                if not result.error:
+                    self._findings.keep(call, result.task_id % STAGES_MAX, result.outputs)
+            except Exception:
+                _LOG.exception("a result could not be kept", extra=_about(call))
+                self._fault("result")
+                result.error, result.status = "the gateway made a mistake", 500
             if result.error:
                 call.error = result.error
                 call.status = result.status
                 broken.append(result.task_id)
-            else:
-                self._findings.keep(call, result.task_id % STAGES_MAX, result.outputs)
-                if result.is_unsure:
-                    unsure.append(result.task_id)
+            elif result.is_unsure:
+                unsure.append(result.task_id)
+        self._driver.post(BatchFinished(message.batch_id, tuple(unsure), tuple(broken)))
         variant_id, items = self._variants_out.pop(message.batch_id, (None, 0))
         if variant_id is not None:
             self._accounts.batch_ran(variant_id, items, message.ended_ns - message.began_ns)
-        self._driver.post(BatchFinished(message.batch_id, tuple(unsure), tuple(broken)))
 
     def reported(self, event: Event) -> None:
         """Something else has happened at a worker or an outpost."""
@@ -391,9 +456,23 @@ class Runtime:
     def node_lost(self, place: Place) -> None:
         """A node is gone; what it was running ends in events of its own."""
         assert self._driver is not None
-        self._accounts.node_lost(place.id)
         self._driver.post(NodeLost(place.id))
+        self._accounts.node_lost(place.id)
 
 
 def _nobody(call: Call) -> None:
     """Who hears of a call that was withdrawn."""
+
+
+def _about(call: Call) -> dict[str, object]:
+    """What a message about a call says beside itself: who it is for clients and in event logs."""
+    name = call.client_request_id.decode("latin-1")
+    number = f"number {call.request_id}"
+    return {"request_id": f"{name}, {number}" if name else number}
+
+
+def _fail(call: Call, reason: str) -> None:
+    """Have a call end as one that could not be run."""
+    call.outcome = Outcome.FAILED
+    call.reason = reason
+    call.error = ""

@@ -12,6 +12,7 @@ and passes signals on:
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
@@ -24,6 +25,8 @@ from typing import Final, final
 from headgate.core.errors import ConfigError
 from headgate.live.assignment import Assignment
 from headgate.live.generation import Generation
+
+_LOG: Final = logging.getLogger(__name__)
 
 LOOK_EVERY_S: Final = 0.1
 LOOK_FIRST_S: Final = 0.01  # while it is starting
@@ -40,14 +43,12 @@ class Supervisor:
         *,
         log_path: Path | None,
         watches: Callable[[], object] | None,
-        complain: Callable[[str], None],
         greet: Callable[[bytes], None],
     ) -> None:
         self._prepare = prepare
         self._listener = listener
         self._log_path = log_path
         self._watches = watches  # what it returns changes when a watched file has
-        self._complain = complain
         self._greet = greet
         self._signals: list[int] = []
         self._generations: list[Generation] = []  # oldest first; the last one is wanted
@@ -79,15 +80,11 @@ class Supervisor:
     def _new_generation(self) -> Generation:
         number = self._started
         self._started += 1
-        log_path = self._log_path
-        if log_path is not None and number:
-            log_path = log_path.with_name(f"{log_path.name}.g{number}")
         return Generation(
             number,
             self._prepare(),
             http_fd=self._listener.fileno(),
-            log_path=log_path,
-            complain=self._complain,
+            log_path=self._log_path,
         )
 
     def _loop(self, wake_fd: int) -> int:
@@ -129,7 +126,7 @@ class Supervisor:
         try:
             self._generations.append(self._new_generation())
         except ConfigError as error:
-            self._complain(f"{error}; what is served stays as it was")
+            _LOG.error("%s; what is served stays as it was", error)
 
     def _look(self) -> int | None:
         for generation in list(self._generations):
@@ -150,6 +147,6 @@ class Supervisor:
                 self._greet(newest.greeting)
             for older in self._generations[:-1]:
                 if not older.is_leaving:
-                    self._complain("the new configuration is served")
+                    _LOG.info("the new configuration is served")
                     older.leave(signal.SIGUSR1)
         return None

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from headgate.core.errors import ConfigError
+from headgate.core.actions import Action
+from headgate.core.errors import ConfigError, PolicyError
 from headgate.core.events import BatchFinished, InstanceStarted, NodeJoined, RequestArrived
 from headgate.core.log import (
     LogEntry,
@@ -19,6 +20,7 @@ from headgate.core.log import (
     replay,
 )
 from headgate.core.policy import PolicyKind
+from headgate.core.records import Task
 from headgate.core.scheduler import Scheduler
 from headgate.core.wire import to_wire
 
@@ -27,8 +29,8 @@ from .toys import Fifo, Puppet, make_app
 
 HEADER = LogHeader({"pools": ["gpu"]}, "fifo", {"depth": 3}, seed=7, index=1, peers=2)
 HEADER_LINE = (
-    '{"headgate_log":1,"app":{"pools":["gpu"]},"policy":"fifo","settings":{"depth":3},'
-    '"seed":7,"index":1,"peers":2}\n'
+    '{"headgate_log":2,"app":{"pools":["gpu"]},"policy":"fifo","settings":{"depth":3},'
+    '"seed":7,"index":1,"peers":2,"log_id":"","segment":0,"first_seq":0}\n'
 )
 GOOD_LINE = '[0,5,["NodeLost",3],[["CancelTimer",["t",1]]]]\n'
 
@@ -128,6 +130,8 @@ def test_a_missing_entry_is_named(tmp_path: Path, entries: list[LogEntry], missi
         ('[0,5,["end"],[]]\n', "run.log:3: .*is out of order"),
         ('[1,5,["end",1],[]]\n', "run.log:3: .*neither an event nor an action"),
         ('[1,5,["end"],[]]\n[2,5,["end"],[]]\n', "run.log:4: follows the end mark"),
+        ('[1,5,["rotated"],[]]\n[2,5,["end"],[]]\n', "run.log:4: follows the end mark"),
+        ('[1,5,["rotated"],[["CancelTimer",["t",1]]]]\n', "run.log:3: .*neither an event nor"),
     ],
 )
 def test_an_end_mark_counts_and_ends(tmp_path: Path, end: str, problem: str) -> None:
@@ -192,7 +196,9 @@ def test_damage_is_said_with_file_and_line(tmp_path: Path, line: str, problem: s
         ("", "run.log:1: is not JSON"),
         ("[]\n", "run.log:1: is not an event log"),
         ('{"policy":"fifo"}\n', "run.log:1: is not an event log"),
-        (HEADER_LINE.replace('log":1', 'log":2'), r"headgate_log: 2: unknown version \(allowed: 1"),
+        (HEADER_LINE.replace('log":2', 'log":1'), r"headgate_log: 1: unknown version \(allowed: 2"),
+        (HEADER_LINE.replace('ment":0', 'ment":-1'), "segment: -1: is not a number of it"),
+        (HEADER_LINE.replace('seq":0', 'seq":true'), "first_seq: True: is not a number of it"),
         (HEADER_LINE.replace('"seed":7', '"seed":"7"'), r"seed: '7': is missing .*allowed: int"),
         (HEADER_LINE.replace('"policy":"fifo",', ""), "policy: is missing"),
         (HEADER_LINE[:-20], "run.log:1: is not JSON"),
@@ -227,3 +233,42 @@ def test_a_replay_ends_at_the_first_difference(entries: list[LogEntry]) -> None:
     assert str(result.first_difference).startswith(
         "event 1 at 5 ns, ['RequestArrived', 0, 0, 0, 1, 0, 0, False]: expected [['StartInstance'"
     )
+
+
+class Breaks(Fifo):
+    """Breaks at every second arrival, after having ordered something."""
+
+    def on_task_ready(self, task: Task) -> None:
+        super().on_task_ready(task)
+        if task.request.id % 2:
+            raise KeyError("a defect")
+
+
+def test_a_defect_of_a_policy_comes_out_again_and_so_does_what_follows() -> None:
+    """What was ordered before an exception was carried out: the log is one of what happened."""
+
+    def make() -> Scheduler:
+        return Scheduler(make_app(), PolicyKind(Breaks))
+
+    scheduler, entries = make(), []
+    events = [NodeJoined(0, 0, "n"), *(RequestArrived(number, 0) for number in range(4))]
+    events += [InstanceStarted(0, 0), BatchFinished(0)]
+    for seq, event in enumerate(events):
+        try:
+            actions = scheduler.handle(seq, event)
+        except PolicyError as error:
+            actions = [action for action in error.actions if isinstance(action, Action)]
+        except Exception:
+            actions = scheduler.actions_so_far
+        entries.append(LogEntry(seq, seq, event, actions))
+    result = replay(entries, make())
+    assert (result.events, result.first_difference) == (len(events), None)
+    assert result.actions > 2
+
+
+def test_the_rest_of_a_log_that_was_stopped_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    path.write_text(HEADER_LINE + GOOD_LINE + '[1,5,["stopped","no room"],[]]\n')
+    _, reader = read_log(path)
+    assert len(list(reader)) == 1
+    assert (reader.is_complete, reader.stopped) == (False, "no room")

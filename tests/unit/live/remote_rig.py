@@ -49,7 +49,6 @@ class Rig:
         self.billed_ns: list[int] = []
         self.warm_usd: list[float] = []
         self.starts: list[tuple[str, int]] = []
-        self.complaints: list[str] = []
         self.outpost = Outpost(
             CLOUD,
             call,
@@ -58,7 +57,6 @@ class Rig:
             lambda function, start_ns: self.starts.append((function, start_ns)),
             Threads(threads, asyncio.get_running_loop()),
             hang_ns=hang_ns,
-            complain=self.complaints.append,
         )
 
     def ran_at(self, pool_id: int, message: Ran) -> None:

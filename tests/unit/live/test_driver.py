@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from time import monotonic_ns
+
+import pytest
 
 from headgate.core.actions import (
     Action,
@@ -44,14 +47,23 @@ class Rig:
     def __init__(self, app: App | None = None, kind: PolicyKind | None = None) -> None:
         self.done: list[Action] = []
         self.recorded: list[Event] = []
-        self.complaints: list[str] = []
+        self.faults: list[str] = []
         self.driver = Driver(
             Scheduler(app or make_app(), kind or find_policy("headgate"), validate=True),
             self,
             asyncio.get_running_loop(),
             record=lambda now_ns, event, actions: self.recorded.append(event),
-            complain=self.complaints.append,
+            fault=self.faults.append,
         )
+
+    def open_requests(self) -> Collection[int]:
+        return ()
+
+    def fail(self, request_ids: Collection[int]) -> None:
+        raise AssertionError(request_ids)
+
+    def failed(self, error: BaseException) -> None:
+        raise error
 
     def settle(self, now_ns: int, action: Settle) -> None:
         self.done.append(action)
@@ -96,7 +108,7 @@ def test_in_one_turn_what_ends_work_comes_before_what_brings_work() -> None:
         await asyncio.sleep(0)
         assert names(rig.recorded[-2:]) == ["BatchFinished", "RequestArrived"]
         assert names(rig.done) == ["StartInstance", "Dispatch", "Settle", "Dispatch"]
-        assert rig.complaints == []
+        assert rig.faults == []
 
     asyncio.run(story())
 
@@ -141,12 +153,15 @@ class Rogue(Policy):
         pass
 
 
-def test_an_illegal_order_is_complained_of_and_those_before_it_stand() -> None:
+def test_an_illegal_order_is_told_of_and_those_before_it_stand(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def story() -> None:
         rig = Rig(kind=PolicyKind(Rogue, PolicyConfig))
         rig.driver.post(RequestArrived(0, 0))
         await asyncio.sleep(0)
         assert names(rig.done) == ["Settle"]
-        assert len(rig.complaints) == 1
+        assert rig.faults == ["policy"]
+        assert len(caplog.messages) == 1
 
     asyncio.run(story())

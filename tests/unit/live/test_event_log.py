@@ -1,21 +1,50 @@
-"""The log of a gateway: written in pieces, bounded, and never in the way of serving."""
+"""The log of a gateway: written in pieces, rotated, bounded, and never in the way of serving."""
 
 from __future__ import annotations
 
+import errno
+import json
+import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
 from headgate.core.events import BatchLost
-from headgate.core.log import LogHeader, read_log
-from headgate.live.event_log import EventLog
+from headgate.core.log import LogHeader, LogReader, read_log
+from headgate.live import event_log
+from headgate.live.event_log import EventLog, Rotation
 
-HEADER = LogHeader({}, "headgate", {}, 0)
+HEADER = LogHeader({"clients": {}}, "headgate", {}, 0)
+USUAL = Rotation()
+TINY = Rotation(size_bytes=400, keep=1_000)
+
+
+def written(
+    path: Path, events: int, rotation: Rotation = USUAL, clock: Callable[[], int] | None = None
+) -> None:
+    """A log of so many events that was closed; each is flushed by itself."""
+    log = EventLog(path, HEADER, rotation, clock=clock or (lambda: 0))
+    for number in range(events):
+        log.record(number, BatchLost(number), [])
+        log.flush()
+    log.close()
+
+
+def entries_of(path: Path) -> tuple[list[int], LogReader]:
+    _, reader = read_log(path)
+    return [entry.seq for entry in reader], reader
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
-    log = EventLog(tmp_path / "a.log", HEADER, complain=pytest.fail)
+    log = EventLog(tmp_path / "a.log", HEADER, USUAL)
     log.record(5, BatchLost(1), [])
     log.record(7, BatchLost(2), [])
     log.close()
@@ -23,40 +52,259 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert header.policy == "headgate"
     assert [(entry.seq, entry.now_ns) for entry in entries] == [(0, 5), (1, 7)]
     assert entries.is_complete
+    assert names(tmp_path) == ["a.log"]
 
 
 def test_a_log_that_was_not_closed_is_cut_short(tmp_path: Path) -> None:
-    log = EventLog(tmp_path / "a.log", HEADER, complain=pytest.fail)
+    log = EventLog(tmp_path / "a.log", HEADER, USUAL)
     log.record(5, BatchLost(1), [])
     log.flush()
-    _, entries = read_log(tmp_path / "a.log")
-    assert len(list(entries)) == 1
-    assert not entries.is_complete
+    assert log.sync()
+    seen, entries = entries_of(tmp_path / "a.log")
+    assert (seen, entries.is_complete) == ([0], False)
     log.close()
 
 
-def test_the_largest_size_ends_it_with_one_complaint(tmp_path: Path) -> None:
-    complaints: list[str] = []
-    log = EventLog(tmp_path / "a.log", HEADER, complain=complaints.append, size_max=1_000)
+def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
+    written(tmp_path / "a.log", 20, TINY)
+    assert len(names(tmp_path)) > 2
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+
+
+# --- rotation ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("events", [1, 5, 100])
+def test_segments_are_read_in_their_order_whichever_is_named(tmp_path: Path, events: int) -> None:
+    written(tmp_path / "a.log", events, TINY)
+    assert all(path.stat().st_size < 1_000 for path in tmp_path.iterdir())
+    assert (len(names(tmp_path)) > 10) == (events == 100)
+    for path in tmp_path.iterdir():
+        seen, entries = entries_of(path)
+        assert (seen, entries.is_complete, entries.missing) == (list(range(events)), True, "")
+
+
+def test_all_of_it_together_is_bounded(tmp_path: Path) -> None:
+    written(tmp_path / "a.log", 200, Rotation(size_bytes=400, keep=3))
+    assert len(names(tmp_path)) == 4
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 4 * 1_000
+
+
+def test_what_is_left_of_a_log_without_its_beginning_can_be_read(tmp_path: Path) -> None:
+    written(tmp_path / "a.log", 200, Rotation(size_bytes=400, keep=3))
+    seen, entries = entries_of(tmp_path / "a.log")
+    assert seen == list(range(entries.first_seq, 200))
+    assert 0 < entries.first_seq < 199
+    assert entries.is_complete
+    gone = f"gone, and with that the first {entries.first_seq} events"
+    assert entries.missing.startswith("segments 0-") and entries.missing.endswith(gone)
+
+
+def test_a_segment_missing_in_the_middle_is_named(tmp_path: Path) -> None:
+    written(tmp_path / "a.log", 100, TINY)
+    (tmp_path / "a.log.5").unlink()
+    _, entries = read_log(tmp_path / "a.log")
+    with pytest.raises(ConfigError, match="segment 4 of the log is not there, and later ones are"):
+        list(entries)
+
+
+def test_a_segment_without_its_end_does_not_fit_to_the_next(tmp_path: Path) -> None:
+    written(tmp_path / "a.log", 100, TINY)
+    lines = (tmp_path / "a.log.5").read_text().splitlines(keepends=True)
+    (tmp_path / "a.log.5").write_text("".join(lines[:-2]))
+    _, entries = read_log(tmp_path / "a.log")
+    with pytest.raises(ConfigError, match="the segment begins with entry"):
+        list(entries)
+    entries.close()
+
+
+def test_age_rotates_a_log_too(tmp_path: Path) -> None:
+    now_ns = 0
+
+    def clock() -> int:
+        return now_ns
+
+    log = EventLog(tmp_path / "a.log", HEADER, Rotation(age_ns=100), clock=clock)
+    for now_ns in range(0, 1_000, 10):
+        log.record(now_ns, BatchLost(1), [])
+        log.flush()
+    log.flush()  # there is nothing in the newest segment: it does not become one after the other
+    log.close()
+    seen, entries = entries_of(tmp_path / "a.log")
+    assert len(names(tmp_path)) == 9  # `keep` and the newest
+    assert seen[-1] == 99
+    assert entries.is_complete
+
+
+def test_a_log_is_read_while_it_is_rotated(tmp_path: Path) -> None:
+    """The newest segment has been given a number since the reader looked."""
+    log = EventLog(tmp_path / "a.log", HEADER, TINY)
+
+    def write(first: int, last: int) -> None:
+        for number in range(first, last):
+            log.record(number, BatchLost(number), [])
+            log.flush()
+        assert log.sync()
+
+    write(0, 50)
+    _, entries = read_log(tmp_path / "a.log")
+    assert next(entries).seq == 0
+    write(50, 100)
+    assert [entry.seq for entry in entries][:60] == list(range(1, 61))
+    log.close()
+
+
+def test_another_gateway_begins_its_own_and_deletes_what_is_too_old(tmp_path: Path) -> None:
+    """However often it is started again, there are never more files than are to be kept."""
+    for _ in range(7):
+        written(tmp_path / "a.log", 3, Rotation(keep=2))
+    assert names(tmp_path) == ["a.log", "a.log.5", "a.log.6"]
+    for name in names(tmp_path):
+        seen, entries = entries_of(tmp_path / name)
+        assert (seen, entries.is_complete) == ([0, 1, 2], True)
+
+
+def test_two_gateways_for_a_moment(tmp_path: Path) -> None:
+    """The old one goes on in what is numbered now, and leaves the path to the new one."""
+    old = EventLog(tmp_path / "a.log", HEADER, TINY)
+    old.record(0, BatchLost(1), [])
+    new = EventLog(tmp_path / "a.log", HEADER, TINY)
+    for number in range(100):
+        old.record(number, BatchLost(number), [])
+        old.flush()
+        assert old.sync()
+    new.record(1, BatchLost(7), [])
+    new.close()
+    old.close()
+    assert names(tmp_path) == ["a.log", "a.log.1"]
+    assert entries_of(tmp_path / "a.log")[0] == [0]
+    seen, entries = entries_of(tmp_path / "a.log.1")
+    assert seen == list(range(len(seen))) and len(seen) > 1
+    assert (entries.is_complete, entries.stopped) == (False, "another gateway writes there now")
+
+
+def test_what_is_no_log_is_neither_overwritten_nor_deleted(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("functions: {}\n")
+    with pytest.raises(ConfigError, match="is there, and is not an event log"):
+        EventLog(tmp_path / "a.yaml", HEADER, USUAL)
+    assert (tmp_path / "a.yaml").read_text() == "functions: {}\n"
+    (tmp_path / "a.log.3").write_text("mine\n")
+    written(tmp_path / "a.log", 100, Rotation(size_bytes=400, keep=0))
+    assert names(tmp_path) == ["a.log", "a.log.3", "a.yaml"]
+    assert (tmp_path / "a.log.3").read_text() == "mine\n"
+
+
+# --- trouble -------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_ends_it_with_one_error(caplog: pytest.LogCaptureFixture) -> None:
+    log = EventLog(Path("/dev/full"), HEADER, USUAL)
+    for number in range(3):
+        log.record(number, BatchLost(1), [])
+        log.flush()
+        log.sync()
+    log.close()
+    assert len(caplog.messages) == 1
+    assert "No space left on device; serving goes on" in caplog.messages[0]
+
+
+@pytest.mark.parametrize("breaks_at", range(1, 12))
+def test_a_disk_that_is_full_at_any_write(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    breaks_at: int,
+) -> None:
+    """What was written before can be read: it is the beginning of the log."""
+    writes = 0
+    write = os.write
+
+    def full(fd: int, data: bytes) -> int:
+        nonlocal writes
+        writes += 1
+        if writes >= breaks_at:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data[:100])  # and it is never taken as a whole
+
+    monkeypatch.setattr(event_log.os, "write", full)
+    written(tmp_path / "a.log", 20, TINY)
+    monkeypatch.undo()
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    if breaks_at > 2:  # else not even the header is there
+        seen, entries = entries_of(tmp_path / "a.log")
+        assert seen == list(range(len(seen)))
+        assert not entries.is_complete
+
+
+def test_a_directory_that_cannot_be_written_any_more_stops_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path, target: object) -> Path:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    written(tmp_path / "a.log", 50, TINY)
+    seen, entries = entries_of(tmp_path / "a.log")
+    assert 0 < len(seen) < 50
+    assert entries.stopped
+    assert len(caplog.messages) == 1
+    assert "cannot be rotated: Permission denied; serving goes on" in caplog.messages[0]
+
+
+def test_a_disk_that_takes_its_time_holds_nobody_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing waits for it; when far too much is waiting for the disk, the log ends, and says so."""
+    goes_on = threading.Event()
+    write = os.write
+
+    def slow(fd: int, data: bytes) -> int:
+        assert goes_on.wait(60)
+        return write(fd, data)
+
+    log = EventLog(tmp_path / "a.log", HEADER, USUAL)
+    assert log.sync()
+    monkeypatch.setattr(event_log.os, "write", slow)
+    monkeypatch.setattr(event_log, "BACKLOG_BYTES_MAX", 10_000)
     for number in range(1_000):
         log.record(number, BatchLost(number), [])
         log.flush()
+    assert len(caplog.messages) == 1
+    assert "the disk is too slow; serving goes on" in caplog.messages[0]
+    goes_on.set()
     log.close()
-    assert (tmp_path / "a.log").stat().st_size <= 1_000
-    assert len(complaints) == 1
-    assert "largest size; serving goes on" in complaints[0]
+    seen, entries = entries_of(tmp_path / "a.log")
+    assert seen == list(range(len(seen))) and 100 < len(seen) < 1_000
+    assert entries.stopped == "the disk is too slow"
 
 
-def test_a_full_disk_ends_it_with_one_complaint() -> None:
-    complaints: list[str] = []
-    log = EventLog(Path("/dev/full"), HEADER, complain=complaints.append)
-    log.flush()
+def test_an_event_that_cannot_be_written_stops_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = EventLog(tmp_path / "a.log", HEADER, USUAL)
     log.record(1, BatchLost(1), [])
+    log.record(2, object(), [])  # type: ignore[arg-type]
+    log.record(3, BatchLost(1), [])
     log.close()
-    assert len(complaints) == 1
-    assert "No space left" in complaints[0]
+    seen, entries = entries_of(tmp_path / "a.log")
+    assert (seen, entries.is_complete) == ([0], False)
+    assert entries.stopped.startswith("an event cannot be written: ")
+    assert len(caplog.messages) == 1
 
 
 def test_a_place_that_cannot_be_written_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere/a\.log: --log: cannot be written"):
-        EventLog(tmp_path / "nowhere" / "a.log", HEADER, complain=pytest.fail)
+        EventLog(tmp_path / "nowhere" / "a.log", HEADER, USUAL)
+
+
+def test_each_segment_says_what_it_is(tmp_path: Path) -> None:
+    written(tmp_path / "a.log", 20, TINY)
+    headers = [
+        json.loads(path.read_text().splitlines()[0])
+        for path in sorted(tmp_path.iterdir(), key=lambda path: (path.suffix == ".log", path.name))
+    ]
+    assert len({header["log_id"] for header in headers}) == 1
+    by_segment = {header["segment"]: header["first_seq"] for header in headers}
+    assert sorted(by_segment) == list(range(len(headers)))
+    assert sorted(by_segment.values()) == [by_segment[n] for n in sorted(by_segment)]
+    assert USUAL.age_ns == NEVER_NS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 import pytest
 
@@ -70,10 +71,16 @@ class Hands:
         self.done: list[Action] = []
         loop = asyncio.get_running_loop()
         self.scheduler = Scheduler(make_app(), KIND)
-        self.driver = Driver(self.scheduler, self, loop, complain=self.fail)
+        self.driver = Driver(self.scheduler, self, loop)
 
-    def fail(self, text: str) -> None:
-        raise AssertionError(text)
+    def open_requests(self) -> Collection[int]:
+        return ()
+
+    def fail(self, request_ids: Collection[int]) -> None:
+        raise AssertionError(request_ids)
+
+    def failed(self, error: BaseException) -> None:
+        raise error
 
     def settle(self, now_ns: int, action: Settle) -> None:
         self.done.append(action)

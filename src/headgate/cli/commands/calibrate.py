@@ -62,7 +62,7 @@ def command(
     """
     for path, option in ((out, "--out"), (trace, "--trace")):
         check_not_read(path, option, [log])
-    header, loaded, columns = _read(log)
+    header, loaded, columns, missing = _read(log)
     truths = calibrate(loaded.app, columns.batches)
     if not truths:
         problem = "no batch ran to its end in it: there is nothing to go by"
@@ -72,12 +72,14 @@ def command(
     if trace is not None:
         _write_trace(trace, loaded, columns)
     if as_json:
-        show_json(_to_json(log, columns, truths))
+        show_json({**_to_json(log, columns, truths), "missing": missing or None})
     else:
         _show(log, columns, truths, out, trace)
+        if missing:
+            show(Text(missing, "yellow"))
 
 
-def _read(log: Path) -> tuple[LogHeader, LoadedApp, LoggedColumns]:
+def _read(log: Path) -> tuple[LogHeader, LoadedApp, LoggedColumns, str]:
     header, entries = read_log(log)
     with closing(entries):
         loaded = from_spec(header.app, f"{log}:1: app")
@@ -94,7 +96,7 @@ def _read(log: Path) -> tuple[LogHeader, LoadedApp, LoggedColumns]:
                     value=error.value,
                     allowed=error.allowed,
                 ) from None
-    return header, loaded, columns
+    return header, loaded, columns, entries.missing
 
 
 def _write_app(path: Path, header: LogHeader, spec: dict[str, object]) -> None:

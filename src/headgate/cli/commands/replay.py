@@ -15,7 +15,7 @@ from headgate.cli.options import json_option
 from headgate.cli.progress import Progress
 from headgate.cli.screen import show, show_json
 from headgate.core.clock import MILLISECOND_NS
-from headgate.core.errors import ConfigError, DriverError, PolicyError
+from headgate.core.errors import ConfigError, DriverError
 from headgate.core.log import LogHeader, LogReader, ReplayResult, read_log, replay
 from headgate.core.rng import stream
 from headgate.core.scheduler import Scheduler
@@ -32,8 +32,9 @@ from headgate.core.wire import to_wire
 def command(log: Path, as_json: bool, request_id: int | None) -> int:
     """Feed the events of LOG to a fresh Scheduler and compare every action.
 
-    Exits with 1 at the first difference. Logs come from headgate simulate --log. What is compared
-    are decisions: this is no seal against edits of a log that change none.
+    Exits with 1 at the first difference. Logs come from headgate simulate --log and headgate serve
+    --log; of one that was rotated, all segments beside LOG are read. What is compared are
+    decisions: this is no seal against edits of a log that change none.
 
     \b
     headgate replay run.log
@@ -45,6 +46,9 @@ def command(log: Path, as_json: bool, request_id: int | None) -> int:
         if request_id is not None:
             _tell(log, loaded, entries, request_id, as_json)
             return 0
+        if entries.missing:
+            problem = f"{entries.missing}: what is left can be told (--story) and calibrated, but"
+            raise ConfigError(f"{problem} not decided again", where=str(log))
         scheduler = _scheduler(header, loaded, f"{log}:1")
         with Progress(f"replaying {log.name}"):
             result = _replay(entries, scheduler)
@@ -65,7 +69,7 @@ def _scheduler(header: LogHeader, loaded: LoadedApp, where: str) -> Scheduler:
 def _replay(entries: LogReader, scheduler: Scheduler) -> ReplayResult:
     try:
         return replay(entries, scheduler)
-    except (DriverError, PolicyError) as error:
+    except DriverError as error:
         # No Scheduler of ours wrote this event after those before it: the log is damaged.
         raise ConfigError(f"the Scheduler refuses it: {error}", where=entries.where) from None
 
@@ -82,6 +86,7 @@ def _to_json(
         "actions": result.actions,
         # Nothing is read beyond a difference, so there the end is unknown.
         "complete": entries.is_complete if difference is None else None,
+        "stopped": entries.stopped or None,
         "is_identical": difference is None,
         "difference": None
         if difference is None
@@ -113,7 +118,12 @@ def _show(log: Path, header: LogHeader, entries: LogReader, result: ReplayResult
 
 
 def _show_end(entries: LogReader) -> None:
-    if not entries.is_complete:
+    if entries.missing:
+        show(Text(entries.missing, "yellow"))
+    if entries.stopped:
+        end = f"the log was ended after {entries.first_seq + entries.events:,} events"
+        show(Text(f"{end}: {entries.stopped}", "yellow"))
+    elif not entries.is_complete:
         end = f"the log ends without its end mark after {entries.events:,} events"
         show(Text(f"{end}: it was cut short", "yellow"))
 

@@ -17,7 +17,9 @@ from headgate.app.providers import providers_of
 from headgate.cli.application import load_app
 from headgate.cli.chosen import choose
 from headgate.core.errors import ConfigError
+from headgate.live import logs
 from headgate.live.assignment import Assignment
+from headgate.live.output import keep_descriptors
 from headgate.live.places import places
 from headgate.live.remote.outposts import check_providers
 from headgate.live.remote.signatures import elsewhere
@@ -35,6 +37,21 @@ BACKLOG: Final = 4_096
 @click.option("--slo", metavar="LATENCY", help="Objective of pipelines without one, such as 50ms.")
 @click.option("--workers", type=click.IntRange(1, 1_000), help="Nodes of APP's first pool.")
 @click.option("--log", type=click.Path(path_type=Path), help="Write the event log there.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="What is said on stderr, and what is more serious. Default: that of APP, or info.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    help="Lines for people, or an object per line. Default: that of APP, or text.",
+)
+@click.option(
+    "--access-log/--no-access-log",
+    default=None,
+    help="Say how each request ended. Default: that of APP, or not.",
+)
 @click.option("--reload", "reloads", is_flag=True, help="Serve anew what changes beside APP.")
 def command(
     app: str,
@@ -45,6 +62,9 @@ def command(
     slo: str | None,
     workers: int | None,
     log: Path | None,
+    log_level: str | None,
+    log_format: str | None,
+    access_log: bool | None,
     reloads: bool,
 ) -> int:
     """Serve APP: a YAML file, module:app, or just a model.onnx.
@@ -53,7 +73,15 @@ def command(
     headgate serve model.onnx
     headgate serve app.yaml --port 9000 --log run.log
     """
-    changes = {"host": host, "port": port, "grpc_port": grpc_port}
+    keep_descriptors()
+    changes = {
+        "host": host,
+        "port": port,
+        "grpc_port": grpc_port,
+        "log_level": log_level,
+        "log_format": log_format,
+        "access_log": access_log,
+    }
     given = {name: value for name, value in changes.items() if value is not None}
 
     def prepare() -> Assignment:
@@ -73,12 +101,13 @@ def command(
             _bind(serve.host, serve.grpc_port).close()  # nobody else's: sharing would not notice
             keeper = sockets.enter_context(_bind(serve.host, serve.grpc_port, is_shared=True))
             given["grpc_port"] = keeper.getsockname()[1]
+        # From here on nothing that is said can end or stop it, whatever became of who listens.
+        logs.configure(serve, "supervisor")
         supervisor = Supervisor(
             prepare,
             listener,
             log_path=log,
             watches=(lambda: _stamp(app)) if reloads else None,
-            complain=_complain,
             greet=_greet,
         )
         return supervisor.run()
@@ -164,10 +193,6 @@ def _bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"cannot listen: {reason}", where=f"{host}:{port}") from None
     return listener
-
-
-def _complain(text: str) -> None:
-    click.echo(f"headgate: {text}", err=True)
 
 
 def _greet(said: bytes) -> None:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
+import os
 import sys
 from pathlib import Path
+from typing import Final
 
 import uvloop
 
 from headgate.core.errors import ConfigError
+from headgate.live import assignment, logs
 from headgate.live.gateway.process import GatewayProcess
 from headgate.live.generation import BAD_CONFIGURATION
+
+BROKEN_EXIT: Final = 70
+
+_LOG: Final = logging.getLogger("headgate.live.gateway")
 
 
 def main() -> int:
@@ -27,12 +35,18 @@ def main() -> int:
         help="until then others do, or nobody",
     )
     options = parser.parse_args()
+    logs.configure(assignment.read(options.run_dir).load().serve, "gateway")
+    # gRPC's own core writes to stderr by itself, and would wait if nobody reads it.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_run(options))
     except ConfigError as error:
-        sys.stderr.write(f"{error}\n")
+        _LOG.error("%s", error)
         return BAD_CONFIGURATION
+    except Exception:
+        _LOG.critical("the gateway ends", exc_info=True)
+        return BROKEN_EXIT
 
 
 async def _run(options: argparse.Namespace) -> int:

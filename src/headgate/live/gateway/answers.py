@@ -12,7 +12,7 @@ from msgspec.json import Encoder
 
 from headgate.core.clock import SECOND_NS
 from headgate.core.outcome import OUTCOME_NAMES, Failure, Outcome, Rejection
-from headgate.live.call import Call
+from headgate.live.call import INTERNAL, Call
 from headgate.live.gateway.refusal import Refused
 
 JSON: Final = b"Content-Type: application/json\r\n"
@@ -103,6 +103,8 @@ def verdict(call: Call, overload_status: int) -> Refused | None:
     if outcome == Outcome.FAILED and call.error:
         reason = "function_refused" if call.status < 500 else "function_failed"
         return Refused(call.status, call.error, reason=reason)
+    if call.reason == INTERNAL:
+        return Refused(500, "the gateway made a mistake", reason=INTERNAL)
     message = f"it could not be run to its end ({call.reason or 'nobody knows why'})"
     return Refused(503, message, reason=_failure(call.reason), retry_ns=call.retry_ns)
 

@@ -24,6 +24,7 @@ from headgate.live.gateway.refusal import Refused
 from headgate.live.gateway.traceparent import traceparent
 
 if TYPE_CHECKING:
+    from headgate.live.gateway.access import Asked
     from headgate.live.gateway.protocol import Connection
     from headgate.live.gateway.routes import Route
     from headgate.live.gateway.server import HttpServer
@@ -41,6 +42,7 @@ class Exchange:
         "_is_done",
         "_is_head",
         "_timer",
+        "asked",
         "body",
         "call",
         "closes",
@@ -76,6 +78,7 @@ class Exchange:
         self.refused: Refused | None = None  # known before the body came
         self.form: Form = _PLAIN
         self.call: Call | None = None
+        self.asked: Asked | None = None  # for the access log, where there is one
         self.request_id = server.request_id(headers.get(b"x-request-id"))
         self.trace = traceparent(headers[b"traceparent"]) if b"traceparent" in headers else b""
         self._timer: TimerHandle | None = None
@@ -101,6 +104,7 @@ class Exchange:
         assert self.tenant is not None
         self.tenant.enter(call.arrived_ns)
         self.call = call
+        call.client_request_id = self.request_id
         if self.trace:
             call.trace = self.trace
         if call.gives_up:
@@ -145,11 +149,12 @@ class Exchange:
         if self.call is not None:
             lines += outcome_line(self.call)
             lines += timing_line(self.call, self.server.serving.now_ns())
-        self.respond(status, lines, body)
+        self.respond(status, lines, body, refused.reason)
 
-    def respond(self, status: int, lines: bytes, body: bytes) -> None:
+    def respond(self, status: int, lines: bytes, body: bytes, reason: str = "") -> None:
         """Send the answer: the connection goes on to its next request."""
         self._is_done = True
+        call = self.call
         self._let_go()
         server = self.server
         server.answers[status] += 1
@@ -172,6 +177,8 @@ class Exchange:
             ),
             self,
         )
+        if server.access is not None:
+            server.access.answered_http(self, call, status, reason, len(body))
 
     def abandon(self) -> None:
         """The client has gone: nobody wants the answer."""
@@ -204,7 +211,8 @@ class Exchange:
 
     def _break(self) -> None:
         """A defect of ours: say so once, here and to the client, and go on."""
-        _LOG.exception("request %s broke the gateway", self.request_id.decode("latin-1"))
+        about = {"request_id": self.request_id.decode("latin-1")}
+        _LOG.exception("a request broke the gateway", extra=about)
         if not self._is_done:
             self.form = _PLAIN
             self.refuse(Refused(500, "the gateway made a mistake", reason="internal"))

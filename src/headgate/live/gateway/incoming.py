@@ -156,6 +156,8 @@ class Incoming:
             refused = error
         exchange = Exchange(self._connection, server, route, tenant, headers, method == b"HEAD")
         exchange.refused = refused
+        if server.access is not None:
+            exchange.asked = server.access.asked(method, target)
         self._exchange = exchange
         if b"content-length" in headers or b"transfer-encoding" in headers:
             self._check_framing(headers)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
-import sys
 from asyncio import FIRST_COMPLETED
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from headgate.core.errors import ConfigError
 from headgate.live import assignment as assignments
 from headgate.live.call import Call
+from headgate.live.gateway.access import AccessLog
 from headgate.live.gateway.declared import gateway_config, tls_context
 from headgate.live.gateway.greeting import greeting
 from headgate.live.gateway.server import HttpServer
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 0.005  # while it is starting
 BEAT_S: Final = 0.5
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 @final
@@ -58,10 +61,11 @@ class GatewayProcess:
             assignment,
             arena_bytes=loaded.serve.shared_memory_bytes,
             log_path=log_path,
-            complain=_complain,
+            is_log_required=not listens_when_ready,
             submitted=self._tracer.begin if self._tracer.is_on else None,
             settled=self._settled,
             started=self._metrics.cold_started,
+            fault=self._metrics.fault,
         )
         self._models = [pipeline.name for pipeline in loaded.app.pipelines]
         self._tenants = [client.name for client in loaded.app.clients]
@@ -78,6 +82,8 @@ class GatewayProcess:
         server = HttpServer(
             self._runtime, gateway_config(self._loaded), lambda: self._exposition.text()[0]
         )
+        if self._loaded.serve.access_log:
+            server.access = AccessLog(self._models, self._tenants)
         self._runtime.start()
         life = asyncio.create_task(self._live(server))
         told = asyncio.create_task(self._signals.get())
@@ -86,6 +92,7 @@ class GatewayProcess:
             await asyncio.wait(ends, return_when=FIRST_COMPLETED)
             for broken in (life, self._runtime.failure):
                 if broken.done():
+                    await _finish_sending(server)
                     broken.result()  # raises: neither ends in any other way
             await self._leave(server, told.result())
         finally:
@@ -179,19 +186,20 @@ class GatewayProcess:
             await self._grpc.stop(drain_s)
         left = await self._runtime.drain(drain_s)
         if left:
-            _complain(f"{left} requests were not finished in time")
+            _LOG.warning("%d requests were not finished in time", left)
             server.abandon_all()
-        server.close_idle()
-        for _ in range(100):  # answers that are still being sent
-            if not server.connections:
-                break
-            await asyncio.sleep(0.01)
+        await _finish_sending(server)
+
+
+async def _finish_sending(server: HttpServer) -> None:
+    """Let answers that are still being sent reach whoever waits for them, for a second."""
+    server.close_idle()
+    for _ in range(100):
+        if not server.connections:
+            break
+        await asyncio.sleep(0.01)
 
 
 def _shown(host: str) -> str:
     """A host as it stands in an address."""
     return f"[{host}]" if ":" in host else host
-
-
-def _complain(text: str) -> None:
-    sys.stderr.write(f"headgate: {text}\n")

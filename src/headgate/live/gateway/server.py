@@ -12,6 +12,7 @@ from random import Random
 from typing import Final, final
 
 from headgate.core.clock import SECOND_NS
+from headgate.live.gateway.access import AccessLog
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.health import health_rules
 from headgate.live.gateway.infer import infer_rules
@@ -41,6 +42,7 @@ class HttpServer:
         self.serving = serving
         self.config = config
         self.render_metrics = render_metrics
+        self.access: AccessLog | None = None
         self.timeout_max_ns = int(config.timeout_max_s * SECOND_NS)
         self.keys = KeyRing(config)
         self.router = Router(

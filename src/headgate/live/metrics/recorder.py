@@ -38,6 +38,7 @@ _PACK: Final = _ROW.pack_into
 _ROW_BYTES: Final = _ROW.size
 _BUFFER_BYTES: Final = ROWS_MAX * _ROW.size
 _OTHER_REASON: Final = "other"
+_FAULTS_MAX: Final = 64  # kinds of faults that are told apart
 
 
 @final
@@ -100,6 +101,7 @@ class Metrics:
         self._tenants: list[str] = []
         self._reasons: list[str] = [""]
         self.starts: dict[str, Histogram] = {}  # cold starts, by function
+        self.faults: dict[str, int] = {}  # by kind
         # By model, tenant, reason, class and outcome, in one integer: see `fold`.
         self._tally: dict[int, int] = {}
         self._model_ids: dict[str, int] = {}
@@ -155,6 +157,12 @@ class Metrics:
         """An instance of the function has been started, and that took so long."""
         starts = self.starts.setdefault(function, Histogram(START_BOUNDS_NS))
         starts.add(np.array([duration_ns], np.int64))
+
+    def fault(self, kind: str) -> None:
+        """Count a defect of ours, or of a policy, that serving has survived."""
+        if kind not in self.faults and len(self.faults) >= _FAULTS_MAX:
+            kind = _OTHER_REASON
+        self.faults[kind] = self.faults.get(kind, 0) + 1
 
     def fold(self) -> None:
         """Add up the rows that have come in since last time."""

@@ -7,6 +7,7 @@ long is given up: nobody knows whether it ran, and what it may bring later is no
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +24,8 @@ from headgate.live.remote.threads import Threads
 GRACE_NS: Final = 1_000_000_000  # how much later than its deadline an answer may still come
 QUIET_S: Final = 5.0  # between two complaints about one pool
 OUTCOMES: Final = ("finished", "failed", "refused", "throttled", "lost")
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 class Listener(Protocol):
@@ -62,7 +65,6 @@ class Outpost:
         threads: Threads,
         *,
         hang_ns: int,
-        complain: Callable[[str], None],
     ) -> None:
         self.pool = pool
         self.threads = threads
@@ -74,7 +76,6 @@ class Outpost:
         self._books = books
         self._started = started
         self._hang_ns = hang_ns
-        self._complain = complain
         self._loop = asyncio.get_running_loop()
         self._out: dict[int, tuple[Errand, int, asyncio.TimerHandle]] = {}  # by batch
         self._quiet_until_s = 0.0
@@ -106,7 +107,7 @@ class Outpost:
         now_s = self._loop.time()
         if now_s >= self._quiet_until_s:
             self._quiet_until_s = now_s + QUIET_S
-            self._complain(f"pool {self.pool.name}: {text}")
+            _LOG.warning("pool %s: %s", self.pool.name, text)
 
     def stop(self) -> None:
         """Forget whatever is out."""

@@ -50,7 +50,6 @@ class Outposts:
         signatures: Sequence[Signature],
         *,
         first_node_id: int,
-        complain: Callable[[str], None],
     ) -> None:
         self.by_pool: dict[int, Outpost] = {}
         self.warmths: dict[int, Warmth] = {}  # by pool
@@ -60,7 +59,6 @@ class Outposts:
         self._started = started
         self._signatures = signatures  # by function id
         self._hang_ns = loaded.serve.hang_ns
-        self._complain = complain
         self._nodes: dict[int, EndpointNode] = {}
         for pool, provider in zip(loaded.app.pools, providers_of(loaded), strict=True):
             if provider is not None and provider.kind != "local":
@@ -141,7 +139,6 @@ class Outposts:
             self._started,
             threads,
             hang_ns=self._hang_ns,
-            complain=self._complain,
         )
         self.by_pool[pool.id] = outpost
         return outpost

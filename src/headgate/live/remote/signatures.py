@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Mapping
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -12,6 +14,8 @@ from headgate.core.model import Variant
 from headgate.functions.tensor import Signature
 from headgate.functions.words import words
 from headgate.live.messages import FunctionFacts
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 def elsewhere(loaded: LoadedApp) -> list[Variant]:
@@ -24,12 +28,12 @@ def elsewhere(loaded: LoadedApp) -> list[Variant]:
     return [variant for variant in loaded.app.variants if local.isdisjoint(variant.pool_ids)]
 
 
-def look_up(loaded: LoadedApp, base: str, complain: Callable[[str], None]) -> list[FunctionFacts]:
+def look_up(loaded: LoadedApp, base: str) -> list[FunctionFacts]:
     """Return what the application's own files say of variants that run elsewhere.
 
     Where there is no file, or it cannot be read here, nothing is known: anything is taken.
     """
-    return [_facts(loaded, variant, base, complain) for variant in elsewhere(loaded)]
+    return [_facts(loaded, variant, base) for variant in elsewhere(loaded)]
 
 
 def with_siblings(
@@ -47,9 +51,7 @@ def with_siblings(
     return filled
 
 
-def _facts(
-    loaded: LoadedApp, variant: Variant, base: str, complain: Callable[[str], None]
-) -> FunctionFacts:
+def _facts(loaded: LoadedApp, variant: Variant, base: str) -> FunctionFacts:
     signature = Signature()
     source = loaded.sources[variant.id]
     if source is not None:
@@ -63,5 +65,6 @@ def _facts(
                 model.load()
             signature = signature_of(model)
         except Exception as error:  # whatever a model does
-            complain(f"{variant.name} runs elsewhere, and is not understood here: {words(error)}")
+            problem = words(error)
+            _LOG.warning("%s runs elsewhere, and is not understood here: %s", variant.name, problem)
     return FunctionFacts(variant.name, signature, (), 0, 0)

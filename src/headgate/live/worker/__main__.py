@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from headgate.live import logs
 from headgate.live.assignment import Place, read, socket_path
 from headgate.live.worker.ending import end
 
@@ -27,6 +28,8 @@ def main() -> int:
     run_dir = Path(options.run_dir)
     assignment = read(run_dir)
     place = next(place for place in assignment.nodes if place.id == options.node_id)
+    loaded = assignment.load()
+    logs.configure(loaded.serve, f"worker {place.name}")
     _settle_in(place)
     listener = _listen(socket_path(run_dir, place.id))
 
@@ -35,7 +38,7 @@ def main() -> int:
     server = Server(
         listener,
         place,
-        assignment.load(),
+        loaded,
         assignment.base,
         heartbeat_fd=options.heartbeat_fd,
         hang_ns=int(options.hang_s * 1e9),

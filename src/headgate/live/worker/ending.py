@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from typing import Final, NoReturn
+
+from headgate.live import logs
 
 CONFIG_EXIT: Final = 78  # nothing will ever come of this application
 BROKEN_EXIT: Final = 70
@@ -13,7 +14,7 @@ BROKEN_EXIT: Final = 70
 
 def end(status: int) -> NoReturn:
     """End this process, whatever threads of models and libraries do, and its children."""
-    sys.stderr.flush()
+    logs.flush()
     if os.getpgrp() == os.getpid():  # else the group is that of whoever started us
         os.killpg(os.getpid(), signal.SIGTERM)  # of which we ourselves only take note
     os._exit(status)

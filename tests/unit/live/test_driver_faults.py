@@ -1,0 +1,410 @@
+"""What should never happen, happens: every request is answered once, and no slot is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection
+from random import Random
+
+import pytest
+
+from headgate.core.actions import (
+    Action,
+    Dispatch,
+    KeepWarm,
+    PlacedAction,
+    Settle,
+    StartInstance,
+    StopInstance,
+)
+from headgate.core.events import (
+    BatchFinished,
+    Event,
+    InstanceStarted,
+    InstanceStopped,
+    NodeJoined,
+    RequestArrived,
+    RequestCancelled,
+    TimerFired,
+)
+from headgate.core.model import App, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
+from headgate.core.scheduler import Scheduler
+from headgate.live.driver import FAULTS_MAX, Driver
+from headgate.policies import find_policy
+
+MS = 1_000_000
+REQUESTS = 60
+Breaks = Callable[[str], bool]
+
+
+def never(what: str) -> bool:
+    return False
+
+
+def make_app() -> App:
+    profile = Profile(exec_ns=(MS,) * 4)
+    function = Function(0, "f", (Variant(0, "f", 0, (0,), profile),), warm=1)
+    pipeline = Pipeline(0, "f", (Stage(function),), Slo())
+    return App((function,), (pipeline,), (Pool(0, "local"),))
+
+
+class Fragile:
+    """A Scheduler that breaks at will, before it has looked at an event or after."""
+
+    def __init__(self, breaks: Callable[[Event], str]) -> None:
+        self._scheduler = Scheduler(make_app(), find_policy("balance"))
+        self._breaks = breaks
+
+    @property
+    def view(self) -> object:
+        return self._scheduler.view
+
+    @property
+    def actions_so_far(self) -> list[Action]:
+        return self._scheduler.actions_so_far
+
+    def handle(self, now_ns: int, event: Event) -> list[Action]:
+        when = self._breaks(event)
+        if when == "before":
+            self._scheduler._ledger.actions = []
+            raise ZeroDivisionError("a defect of the core")
+        actions = self._scheduler.handle(now_ns, event)
+        if when == "after":
+            raise ZeroDivisionError("a defect of the core")
+        return actions
+
+
+class Rig:
+    """Hands that run what they are told, and break at will: before it is done or after."""
+
+    def __init__(
+        self,
+        breaks: Breaks = never,
+        *,
+        scheduler: Fragile | None = None,
+        record: Callable[[int, Event, list[Action]], None] | None = None,
+        suspect_s: float = 120.0,
+    ) -> None:
+        self.breaks = breaks
+        self.calls: dict[int, object] = {}
+        self.answers: Counter[int] = Counter()
+        self.failed_ids: set[int] = set()
+        self.faults: Counter[str] = Counter()
+        self.end: BaseException | None = None
+        self.loop = asyncio.get_running_loop()
+        self.driver = Driver(
+            scheduler or Scheduler(make_app(), find_policy("balance"), validate=True),  # type: ignore[arg-type]
+            self,
+            self.loop,
+            record=record,
+            fault=self.count,
+            suspect_s=suspect_s,
+        )
+
+    def count(self, kind: str) -> None:
+        self.faults[kind] += 1
+
+    def break_at(self, what: str) -> None:
+        if self.breaks(what):
+            raise ZeroDivisionError(what)
+
+    def ask(self, request_id: int) -> None:
+        self.calls[request_id] = None
+        self.driver.post(RequestArrived(request_id, 0))
+
+    def answer(self, request_id: int) -> bool:
+        if request_id not in self.calls:
+            return False
+        del self.calls[request_id]
+        self.answers[request_id] += 1
+        return True
+
+    # --- what the driver asks for ---
+
+    def settle(self, now_ns: int, action: Settle) -> None:
+        self.break_at("settle")
+        self.answer(action.request_id)
+        self.break_at("settled")
+
+    def dispatch(self, now_ns: int, action: Dispatch) -> None:
+        self.break_at("dispatch")
+        self.loop.call_soon(self.driver.post, BatchFinished(action.batch_id))
+
+    def order(self, action: PlacedAction) -> None:
+        self.break_at("order")
+        if isinstance(action, StartInstance):
+            self.loop.call_soon(self.driver.post, InstanceStarted(action.instance_id, 0))
+        elif isinstance(action, StopInstance):
+            self.loop.call_soon(self.driver.post, InstanceStopped(action.instance_id, "told to"))
+
+    def keep_warm(self, action: KeepWarm) -> None:
+        self.break_at("keep_warm")
+
+    def open_requests(self) -> Collection[int]:
+        return self.calls.keys()
+
+    def fail(self, request_ids: Collection[int]) -> None:
+        for request_id in request_ids:
+            if self.answer(request_id):
+                self.failed_ids.add(request_id)
+        self.break_at("fail")
+
+    def failed(self, error: BaseException) -> None:
+        self.end = error
+        for request_id in list(self.calls):
+            self.answer(request_id)
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        for _ in range(4_000):
+            if is_so():
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError(f"it never came to be: {self.calls}, {self.answers}")
+
+    async def serve(self, count: int = REQUESTS) -> None:
+        """Send requests, some at once, and wait for their answers."""
+        self.driver.post(NodeJoined(0, 0, "n"))
+        for request_id in range(count):
+            self.ask(request_id)
+            if request_id % 7 == 0:
+                await asyncio.sleep(0)
+        await self.until(lambda: not self.calls)
+        await asyncio.sleep(0.01)
+        assert self.answers == dict.fromkeys(range(count), 1)
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("CRITICAL", "headgate")
+
+
+@pytest.mark.parametrize("what", ["settle", "settled", "dispatch", "order", "fail"])
+def test_hands_that_break_once(what: str) -> None:
+    async def story() -> None:
+        left = [what]
+
+        def breaks(now: str) -> bool:
+            if left == [now]:
+                left.clear()
+                return True
+            return False
+
+        rig = Rig(breaks)
+        await rig.serve()
+        assert sum(rig.faults.values()) == (what != "fail")
+        view = rig.driver.scheduler.view
+        assert (len(view.requests), len(view.batches)) == (0, 0)
+        rig.driver.stop()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_hands_that_break_at_random(seed: int) -> None:
+    """Whatever breaks: one answer for each request, nothing is left in the Scheduler's books."""
+
+    async def story() -> None:
+        rng = Random(seed)
+        chance = rng.choice([0.05, 0.2, 0.5])
+        rig = Rig(lambda what: rng.random() < chance)
+        await rig.serve()
+        rig.breaks = never
+        view = rig.driver.scheduler.view
+        await rig.until(lambda: not view.requests and not view.batches)
+        before = rig.answers.total()
+        rig.ask(REQUESTS)  # and the only node can still be used
+        await rig.until(lambda: not rig.calls)
+        assert rig.answers.total() == before + 1
+        assert REQUESTS not in rig.failed_ids
+        assert rig.end is None
+        rig.driver.stop()
+
+    asyncio.run(story())
+
+
+def test_an_answer_that_cannot_be_given_is_given_as_a_failure() -> None:
+    async def story() -> None:
+        rig = Rig(lambda what: what == "settle")
+        await rig.serve()
+        assert rig.failed_ids == set(range(REQUESTS))
+        assert rig.faults == {"settle": REQUESTS}
+
+    asyncio.run(story())
+
+
+def test_a_batch_that_can_never_be_sent_is_given_up_after_so_many_refusals() -> None:
+    async def story() -> None:
+        rig = Rig(lambda what: what == "dispatch")
+        await rig.serve(3)
+        assert rig.failed_ids == set()  # the Scheduler has settled them, as refused too often
+        rig.driver.stop()
+
+    asyncio.run(story())
+
+
+# --- the Scheduler -------------------------------------------------------------------------------
+
+
+def test_an_event_at_which_the_scheduler_breaks_does_not_lose_those_after_it() -> None:
+    """Ten requests are in the inbox together; the third breaks it, and is the only one to fail."""
+
+    async def story() -> None:
+        def breaks(event: Event) -> str:
+            is_third = isinstance(event, RequestArrived) and event.request_id == 2
+            return "before" if is_third else ""
+
+        rig = Rig(scheduler=Fragile(breaks))
+        rig.driver.post(NodeJoined(0, 0, "n"))
+        for request_id in range(10):
+            rig.ask(request_id)
+        await rig.until(lambda: not rig.calls)
+        assert rig.answers == dict.fromkeys(range(10), 1)
+        assert rig.failed_ids == {2}
+        assert rig.faults == {"scheduler": 1}
+        rig.driver.stop()
+
+    asyncio.run(story())
+
+
+def test_what_was_ordered_before_it_broke_is_carried_out_and_logged() -> None:
+    async def story() -> None:
+        logged: list[tuple[Event, list[Action]]] = []
+        is_first = True
+
+        def breaks(event: Event) -> str:
+            nonlocal is_first
+            if isinstance(event, BatchFinished) and is_first:
+                is_first = False
+                return "after"
+            return ""
+
+        rig = Rig(
+            scheduler=Fragile(breaks),
+            record=lambda now_ns, event, actions: logged.append((event, actions)),
+        )
+        await rig.serve(5)
+        assert rig.failed_ids == set()  # the batch was settled, and that was carried out
+        actions = next(actions for event, actions in logged if isinstance(event, BatchFinished))
+        assert any(isinstance(action, Settle) for action in actions)
+        rig.driver.stop()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_scheduler_that_breaks_at_random(seed: int) -> None:
+    """Everything is answered once: at the latest when it is seen that it was forgotten."""
+
+    async def story() -> None:
+        rng = Random(seed)
+
+        def breaks(event: Event) -> str:
+            return rng.choice(("before", "after")) if rng.random() < 0.1 else ""
+
+        rig = Rig(scheduler=Fragile(breaks), suspect_s=0.05)
+        await rig.serve()
+        rig.driver.stop()
+
+    asyncio.run(story())
+
+
+def test_a_scheduler_that_breaks_again_and_again_ends_the_gateway() -> None:
+    """After so many in a row: whatever is open is answered, and nobody asks it any more."""
+
+    async def story() -> None:
+        handled = 0
+
+        def breaks(event: Event) -> str:
+            nonlocal handled
+            handled += isinstance(event, RequestArrived)
+            return "before" if isinstance(event, RequestArrived) else ""
+
+        rig = Rig(scheduler=Fragile(breaks))
+        for request_id in range(REQUESTS):
+            rig.ask(request_id)
+        await rig.until(lambda: not rig.calls)
+        assert isinstance(rig.end, ZeroDivisionError)
+        assert handled == FAULTS_MAX
+        assert rig.answers == dict.fromkeys(range(REQUESTS), 1)
+
+    asyncio.run(story())
+
+
+def test_a_request_that_breaks_it_now_and_then_does_not_end_the_gateway() -> None:
+    async def story() -> None:
+        def breaks(event: Event) -> str:
+            is_bad = isinstance(event, RequestArrived) and event.request_id % 2 == 0
+            return "before" if is_bad else ""
+
+        rig = Rig(scheduler=Fragile(breaks))
+        await rig.serve()
+        assert rig.end is None
+        assert rig.failed_ids == set(range(0, REQUESTS, 2))
+        rig.driver.stop()
+
+    asyncio.run(story())
+
+
+def test_a_cancellation_that_breaks_it_is_not_tried_again_for_ever() -> None:
+    async def story() -> None:
+        def breaks(event: Event) -> str:
+            return "before" if isinstance(event, RequestCancelled) else ""
+
+        rig = Rig(scheduler=Fragile(breaks))
+        rig.ask(0)  # and there is no node
+        await asyncio.sleep(0)
+        rig.driver.post(RequestCancelled(0))
+        await rig.until(lambda: not rig.calls)
+        assert rig.faults == {"scheduler": 1}
+        assert rig.end is None
+        rig.driver.stop()
+
+    asyncio.run(story())
+
+
+def test_a_request_that_the_scheduler_does_not_take_is_answered() -> None:
+    """An id that does not follow the one before it is refused, and nobody would settle it."""
+
+    async def story() -> None:
+        rig = Rig()
+        for request_id in (5, 3):
+            rig.ask(request_id)
+            await asyncio.sleep(0)
+        assert rig.failed_ids == {3}
+        assert rig.faults == {"event": 1}
+        rig.driver.stop()
+
+    asyncio.run(story())
+
+
+# --- around it -----------------------------------------------------------------------------------
+
+
+def test_a_log_that_breaks_is_left_and_serving_goes_on() -> None:
+    async def story() -> None:
+        calls = 0
+
+        def record(now_ns: int, event: Event, actions: list[Action]) -> None:
+            nonlocal calls
+            calls += 1
+            raise ZeroDivisionError
+
+        rig = Rig(record=record)
+        await rig.serve()
+        assert calls == 1
+        assert rig.faults == {"event_log": 1}
+        rig.driver.stop()
+
+    asyncio.run(story())
+
+
+def test_a_timer_that_fires_when_nobody_knows_it_any_more() -> None:
+    async def story() -> None:
+        rig = Rig()
+        rig.driver._fire(("deadline", 7))
+        rig.driver.post(TimerFired(("deadline", 7)))  # cancelled while it was on its way
+        await asyncio.sleep(0)
+        assert not rig.faults
+
+    asyncio.run(story())
