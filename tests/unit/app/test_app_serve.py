@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from headgate.app import ClientChoice, LoadedApp, ServeChoice, from_spec, load
+from headgate.app import (
+    ClientChoice,
+    LoadedApp,
+    ServeChoice,
+    from_spec,
+    load,
+    without_keys,
+)
 from headgate.core.errors import ConfigError
 
 SECOND_NS = 10**9
@@ -38,6 +45,11 @@ def loaded(**sections: object) -> LoadedApp:
         ("shared_memory", "lots", f"'lots': is not a number with a unit (allowed: {SIZES})"),
         ("shared_memory", "-1B", f"'-1B': must not be negative (allowed: {SIZES})"),
         ("tls_key", "key.pem", "'key.pem': has no certificate (allowed: only with tls_cert"),
+        ("log_size", "1kB", "'1kB': is too small (allowed: 64KiB to 1TiB)"),
+        ("log_age", "0s", "'0s': must be longer than zero (allowed: 5ms, 10min)"),
+        ("log_keep", -1, "-1: does not fit (allowed: a whole number from 0"),
+        ("log_level", "loud", "'loud': does not fit (allowed: debug, error, info, w"),
+        ("log_format", "xml", "'xml': does not fit (allowed: json, text)"),
         ("host", "", "'': is empty"),  # which would be every address of the machine
     ],
 )
@@ -64,6 +76,12 @@ def test_what_is_served_is_parsed() -> None:
         connections=4_096,
         shared_memory_bytes=64 << 20,
         overload_status=429,
+        log_size_bytes=256 << 20,
+        log_age_ns=24 * 3600 * SECOND_NS,
+        log_keep=8,
+        log_level="info",
+        log_format="text",
+        access_log=False,
     )
 
 
@@ -106,3 +124,14 @@ def test_a_module_that_cannot_be_imported_is_told_in_one_line(
         load("exits_at_import:app")
     assert str(caught.value) == f"exits_at_import:app: cannot be imported: {said}"
     assert "exits_at_import" not in sys.modules
+
+
+def test_an_application_without_keys_is_the_same_but_for_them() -> None:
+    clients = {"a": {}, "b": {"key": KEY, "rate": "30/min"}}
+    app = loaded(clients=clients, serve={"port": 1})
+    bare = from_spec(without_keys(app.spec), "a log")
+    assert "aaaa" not in str(bare.spec)
+    assert KEY in str(app.spec)
+    assert bare.app == app.app
+    assert bare.serve == app.serve
+    assert [tenant.rate_per_s for tenant in bare.tenants] == [None, 0.5]

@@ -11,6 +11,8 @@ from cli_rig import headgate, write
 
 from headgate.app import declare
 from headgate.cli.runs import truth_of
+from headgate.core.log import read_log
+from headgate.live.event_log import EventLog, Rotation
 from headgate.sim.truth import Truth
 
 APP = """
@@ -101,3 +103,22 @@ def test_bad_input(log: Path, tmp_path: Path) -> None:
         2,
         True,
     )
+
+
+@pytest.mark.parametrize("keep", [1_000, 3])
+def test_a_rotated_log_is_read_as_far_as_it_is_there(log: Path, keep: int) -> None:
+    header, entries = read_log(log)
+    path = log.with_name("live.log")
+    written = EventLog(path, header, Rotation(size_bytes=20_000, keep=keep))
+    for entry in entries:
+        written.record(entry.now_ns, entry.event, entry.actions)
+    written.close()
+    whole = headgate("calibrate", log, "--json").json
+    found = headgate("calibrate", path, "--json").json
+    if keep == 1_000:
+        assert {**found, "log": ""} == {**whole, "log": ""}
+        return
+    assert 0 < found["requests"] < whole["requests"]
+    assert "are gone, and with that the first" in found["missing"]
+    assert "are gone, and with that the first" in headgate("calibrate", path).out
+    assert found["functions"][0]["mean"] == pytest.approx(1.0, rel=0.1)

@@ -12,6 +12,8 @@ from cli_rig import EXAMPLES, KAAS, headgate
 from headgate.cli.application import load_app
 from headgate.cli.chosen import choose
 from headgate.cli.log_observer import logging_to
+from headgate.core.log import read_log
+from headgate.live.event_log import EventLog, Rotation
 from headgate.policies import policy_names
 
 
@@ -142,3 +144,70 @@ def test_a_request_that_is_not_in_the_log(log: Path) -> None:
     ended = headgate("replay", log, "--story", 123_456)
     assert (ended.code, ended.out) == (2, "")
     assert ended.err == f"headgate: error: {log}: --story: 123456: no such request\n"
+
+
+# --- logs that were rotated ----------------------------------------------------------------------
+
+
+def rotated(log: Path, *, keep: int = 1_000) -> Path:
+    """The same log, as a gateway would have written and rotated it."""
+    header, entries = read_log(log)
+    path = log.with_name("live.log")
+    written = EventLog(path, header, Rotation(size_bytes=2_000, keep=keep))
+    for entry in entries:
+        written.record(entry.now_ns, entry.event, entry.actions)
+    written.close()
+    return path
+
+
+def test_a_rotated_log_is_decided_again_as_a_whole(log: Path) -> None:
+    path = rotated(log)
+    assert len(list(path.parent.glob("live.log.*"))) > 3
+    whole = headgate("replay", log, "--json").json
+    for each in (path, path.with_name("live.log.2")):
+        found = headgate("replay", each, "--json").json
+        assert {**found, "log": ""} == {**whole, "log": ""}
+    assert headgate("replay", path, "--story", 0, "--json").json == (
+        headgate("replay", log, "--story", 0, "--json").json
+    )
+
+
+def test_a_log_without_its_beginning_is_told_and_not_decided_again(log: Path) -> None:
+    path = rotated(log, keep=2)
+    ended = headgate("replay", path)
+    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
+    assert re.fullmatch(
+        rf"headgate: error: {path}: segments 0-\d+ are gone, and with that the first \d+ events: "
+        r"what is left can be told \(--story\) and calibrated, but not decided again\n",
+        ended.err,
+    )
+    last = json.loads(path.read_text().splitlines()[-2])
+    assert last[2][0] == "BatchFinished"
+    settled = next(action[1] for action in last[3] if action[0] == "Settle")
+    told = headgate("replay", path, "--story", settled)
+    assert told.code == 0
+    assert "are gone, and with that the first" in told.out
+    assert f"settle request {settled}, " in told.out
+
+
+def test_a_log_that_was_stopped_says_why(log: Path) -> None:
+    lines = log.read_text().splitlines(keepends=True)
+    seq, now_ns, _, _ = json.loads(lines[-1])
+    log.write_text("".join(lines[:-1]) + json.dumps([seq, now_ns, ["stopped", "no room"], []]))
+    ended = headgate("replay", log)
+    assert ended.code == 0
+    assert f"the log was ended after {seq} events: no room" in ended.out
+    found = headgate("replay", log, "--json").json
+    assert (found["complete"], found["stopped"], found["is_identical"]) == (False, "no room", True)
+
+
+def test_a_log_holds_no_hashes_of_keys(tmp_path: Path) -> None:
+    app, log = tmp_path / "app.yaml", tmp_path / "run.log"
+    hashed = "sha256:" + 64 * "a"
+    text = Path(KAAS).read_text()
+    assert "vision: {}" in text
+    app.write_text(text.replace("vision: {}", f'vision: {{key: "{hashed}"}}'))
+    headgate("simulate", app, "--duration", "200ms", "--log", log)
+    assert "sha256" not in log.read_text()
+    assert 32 * "a" not in log.read_text()
+    assert headgate("replay", log, "--json").json["is_identical"] is True

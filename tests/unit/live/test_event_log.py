@@ -254,7 +254,7 @@ def test_a_directory_that_cannot_be_written_any_more_stops_it(
 def test_a_disk_that_takes_its_time_holds_nobody_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing waits for it; when far too much is waiting for the disk, the log ends, and says so."""
+    """Nothing waits for it; when far too much waits for the disk, the log ends, and says so."""
     goes_on = threading.Event()
     write = os.write
 

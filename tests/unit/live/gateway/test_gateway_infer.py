@@ -351,5 +351,5 @@ def test_a_defect_is_logged_once_with_the_request(caplog: pytest.LogCaptureFixtu
 
     run(story)
     (record,) = caplog.records
-    assert "abc" in record.getMessage()
+    assert record.__dict__["request_id"] == "abc"
     assert record.exc_info
