@@ -75,6 +75,13 @@ class Running:
         finally:
             connection.close()
 
+    def replace(self, module: str) -> None:
+        """Kill the only process of a kind, and wait until another serves in its place."""
+        (before,) = self.children(module)
+        os.kill(before, signal.SIGKILL)
+        assert until(lambda: self.children(module) not in ([], [before]))
+        assert until(self.is_ready)
+
     def is_ready(self) -> bool:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
         try:
@@ -153,10 +160,7 @@ def test_a_server_goes_on_whatever_became_of_its_output(
             assert [running.ask(number) for number in range(20)] == [200] * 20
             assert [running.ask(666.0) for _ in range(20)] == [500] * 20
             for module in ("headgate.live.worker", "headgate.live.gateway"):
-                (before,) = running.children(module)
-                os.kill(before, signal.SIGKILL)
-                assert until(lambda old=before, m=module: running.children(m) not in ([], [old]))
-                assert until(running.is_ready)
+                running.replace(module)
                 assert running.ask(1.0) == 200
                 assert running.ask(666.0) == 500
             assert running.process.poll() is None

@@ -108,22 +108,26 @@ def test_provisioned_ones_are_ordered_paid_for_and_given_back(tmp_path: Path) ->
     assert cloud.provisioned[-1] == ("doubler", "live", 0)  # nobody pays for what nobody uses
 
 
-def test_without_an_alias_nothing_can_be_provisioned(tmp_path: Path) -> None:
+def test_without_an_alias_nothing_can_be_provisioned(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def story(cloud: FakeLambda, kept: Kept) -> None:
         kept.warmth.wish("double", 2, is_provisioned=True)
-        await kept.rig.until(lambda: bool(kept.rig.complaints))
-        assert "only an alias" in kept.rig.complaints[0]
+        await kept.rig.until(lambda: bool(caplog.messages))
+        assert "only an alias" in caplog.messages[0]
 
     cloud = keep(tmp_path, "doubler", story)
     assert cloud.provisioned == []
 
 
-def test_a_platform_that_does_not_answer_pings_is_complained_about(tmp_path: Path) -> None:
+def test_a_platform_that_does_not_answer_pings_is_complained_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def story(cloud: FakeLambda, kept: Kept) -> None:
         cloud.mode = "throttle"
         kept.warmth.wish("double", 2, is_provisioned=False)
-        await kept.rig.until(lambda: bool(kept.rig.complaints))
-        assert "cannot keep double warm" in kept.rig.complaints[0]
+        await kept.rig.until(lambda: bool(caplog.messages))
+        assert "cannot keep double warm" in caplog.messages[0]
         assert kept.rig.warm_usd == []
 
     keep(tmp_path, "doubler", story)

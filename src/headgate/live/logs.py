@@ -9,14 +9,14 @@ concerns a request has its id: `extra={"request_id": ...}`.
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
 import os
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Final, Protocol, final
 
@@ -43,55 +43,70 @@ class LogSettings(Protocol):
 
 
 def configure(settings: LogSettings, process_name: str) -> None:
-    """Have this process log to stderr, and print, without ever waiting or failing for it."""
+    """Have this process log to stderr, and print, without ever waiting or failing for it.
+
+    Before it ends, `flush`.
+    """
     keep_descriptors()
     errors = Output(2)
     prints = errors if is_same_file(1, 2) else Output(1)
-    errors.on_recovered = _tell_dropped
-    prints.on_recovered = _tell_dropped
+    errors.on_recovered = prints.on_recovered = _tell_dropped
     form = JsonFormatter if settings.log_format == "json" else TextFormatter
-    handler = OutputHandler(errors, form(process_name))
+    handler = OutputHandler(form(process_name), errors, prints)
     level = getattr(logging, settings.log_level.upper())
-    ours = logging.getLogger("headgate")
-    ours.handlers[:] = [handler]
+    ours, root = logging.getLogger("headgate"), logging.getLogger()
+    ours.handlers[:] = root.handlers[:] = [handler]
     ours.setLevel(level)
     ours.propagate = False  # whatever a function does to the root logger
     logging.getLogger("headgate.access").setLevel(logging.INFO)  # it has a switch of its own
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
     root.setLevel(max(level, logging.WARNING))
     logging.captureWarnings(True)
     sys.stdout = text_stream(prints, 1)
     sys.stderr = text_stream(errors, 2)
     sys.excepthook = _uncaught
     threading.excepthook = _uncaught_in_thread
-    _CONFIGURED[:] = [errors, prints]
-    _HANDLERS[:] = [handler]
-    atexit.unregister(flush)
-    atexit.register(flush)
 
 
 def flush(limit_s: float = EXIT_FLUSH_S) -> None:
     """Wait until what was said has been written, for so long at most: before this process ends."""
-    if _CONFIGURED:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):  # a function may have put anything there
-                stream.flush()
-    for handler in _HANDLERS:
-        handler.tell_repeats()
-    end_s = time.monotonic() + limit_s
-    for output in _CONFIGURED:
-        output.flush(max(0.0, end_s - time.monotonic()))
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # a function may have put anything there
+            stream.flush()
+    for handler in logging.getLogger("headgate").handlers:
+        if isinstance(handler, OutputHandler):
+            handler.drain(limit_s)
+
+
+@contextmanager
+def configured(settings: LogSettings, process_name: str) -> Iterator[None]:
+    """`configure`, and afterwards `flush` and leave everything as it was."""
+    loggers = (logging.getLogger("headgate"), logging.getLogger())
+    states = [(logger, list(logger.handlers), logger.level) for logger in loggers]
+    streams, hooks = (sys.stdout, sys.stderr), (sys.excepthook, threading.excepthook)
+    configure(settings, process_name)
+    try:
+        yield
+    finally:
+        flush()
+        sys.stdout, sys.stderr = streams
+        sys.excepthook, threading.excepthook = hooks
+        logging.captureWarnings(False)
+        for logger, handlers, level in states:
+            logger.handlers[:] = handlers
+            logger.setLevel(level)
+        loggers[0].propagate = True
 
 
 @final
 class OutputHandler(logging.Handler):
     """Puts records into an `Output`, and counts those that are repeated too often."""
 
-    def __init__(self, output: Output, formatter: logging.Formatter) -> None:
+    def __init__(self, formatter: logging.Formatter, output: Output, *others: Output) -> None:
+        """`others` are to be drained with it."""
         super().__init__()
         self.setFormatter(formatter)
         self._output = output
+        self._others = others
         self._repeats = Repeats()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -102,14 +117,17 @@ class OutputHandler(logging.Handler):
         if record.levelno < logging.WARNING or self._repeats.lets_pass(record, now_s):
             self._put(record)
 
-    def tell_repeats(self) -> None:
-        """Say what has been counted and not been said."""
+    def drain(self, limit_s: float) -> None:
+        """Say what has been counted, and wait until all is written, for so long at most."""
         self.acquire()
         try:
             for told in self._repeats.over(float("inf")):
                 self._put(told)
         finally:
             self.release()
+        end_s = time.monotonic() + limit_s
+        for output in (self._output, *self._others):
+            output.flush(max(0.0, end_s - time.monotonic()))
 
     def _put(self, record: logging.LogRecord) -> None:
         try:
@@ -245,6 +263,7 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
         sys.__excepthook__(kind, error, trace)
     else:
         _LOG.critical("the process ends: %s", kind.__name__, exc_info=(kind, error, trace))
+        flush()
 
 
 def _uncaught_in_thread(failed: threading.ExceptHookArgs) -> None:
@@ -254,10 +273,8 @@ def _uncaught_in_thread(failed: threading.ExceptHookArgs) -> None:
         _LOG.error("%s has ended: %s", name, failed.exc_type.__name__, exc_info=about)
 
 
-_CONFIGURED: Final[list[Output]] = []
-_HANDLERS: Final[list[OutputHandler]] = []
 # Control characters but for tabs, as they are written in source; lines that follow are indented.
-_ESCAPES: Final = {
+_ESCAPES: Final[Mapping[int, str]] = {
     **{code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))},
     ord("\t"): "\t",
     ord("\n"): "\n    ",

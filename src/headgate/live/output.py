@@ -15,7 +15,6 @@ import io
 import os
 import select
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -46,7 +45,7 @@ class Output:
         self._changed = threading.Condition(threading.RLock())
         self._thread = threading.Thread(target=self._write_on, name="output", daemon=True)
         self._thread.start()
-        _OUTPUTS.add(self)
+        os.register_at_fork(after_in_child=self._after_fork)
 
     def put(self, piece: bytes) -> None:
         """Have it written. Never raises, and never waits for whoever reads."""
@@ -75,7 +74,7 @@ class Output:
         """Pieces that were dropped and not told of yet."""
         return self._dropped
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         """Be of use in a child, which has no thread, and a lock that may be held for ever."""
         self._is_forked = True
         self._pieces = deque()
@@ -178,12 +177,3 @@ def is_same_file(fd: int, other_fd: int) -> bool:
 
 def _ignore(dropped: int) -> None:
     """What is done about dropped pieces where nobody wants to know."""
-
-
-def _after_fork() -> None:
-    for output in list(_OUTPUTS):
-        output.after_fork()
-
-
-_OUTPUTS: Final[weakref.WeakSet[Output]] = weakref.WeakSet()
-os.register_at_fork(after_in_child=_after_fork)

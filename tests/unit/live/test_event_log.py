@@ -226,7 +226,7 @@ def test_a_disk_that_is_full_at_any_write(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(fd, data[:100])  # and it is never taken as a whole
 
-    monkeypatch.setattr(event_log.os, "write", full)
+    monkeypatch.setattr(os, "write", full)
     written(tmp_path / "a.log", 20, TINY)
     monkeypatch.undo()
     assert [record.levelname for record in caplog.records] == ["ERROR"]
@@ -264,7 +264,7 @@ def test_a_disk_that_takes_its_time_holds_nobody_up(
 
     log = EventLog(tmp_path / "a.log", HEADER, USUAL)
     assert log.sync()
-    monkeypatch.setattr(event_log.os, "write", slow)
+    monkeypatch.setattr(os, "write", slow)
     monkeypatch.setattr(event_log, "BACKLOG_BYTES_MAX", 10_000)
     for number in range(1_000):
         log.record(number, BatchLost(number), [])

@@ -111,6 +111,7 @@ from headgate.live import logs
 logs.configure(SimpleNamespace(log_level={level!r}, log_format={format!r}), "gateway")
 log = logging.getLogger("headgate.live.thing")
 {body}
+logs.flush()
 """
 
 

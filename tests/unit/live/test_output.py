@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from headgate.live import output
 from headgate.live.output import PIECE_BYTES_MAX, Output, keep_descriptors, text_stream
 
 LIMIT_S = 30.0
@@ -101,7 +100,7 @@ def test_a_full_disk_raises_nothing_and_when_there_is_room_again_that_is_told(
     try:
         out = Output(fd)
         out.on_recovered = told.append
-        monkeypatch.setattr(output.os, "write", full)
+        monkeypatch.setattr(os, "write", full)
         out.put(b"cut in the middle\n")
         assert out.flush(LIMIT_S)
         out.put(b"not written\n")

@@ -55,7 +55,7 @@ class FakeLink:
         self.ran.append(message)
         results = [Result(work.task_id, []) for work in message.works]
         ran = Ran(message.batch_id, 1, 2, results)
-        asyncio.get_running_loop().call_soon(self.runtime.ran, self, ran)
+        asyncio.get_running_loop().call_soon(self.runtime.ran, cast(Link, self), ran)
 
     def order(self, wire: Wire) -> None:
         assert wire[0] == "StartInstance"

@@ -101,8 +101,6 @@ def command(
             _bind(serve.host, serve.grpc_port).close()  # nobody else's: sharing would not notice
             keeper = sockets.enter_context(_bind(serve.host, serve.grpc_port, is_shared=True))
             given["grpc_port"] = keeper.getsockname()[1]
-        # From here on nothing that is said can end or stop it, whatever became of who listens.
-        logs.configure(serve, "supervisor")
         supervisor = Supervisor(
             prepare,
             listener,
@@ -110,7 +108,9 @@ def command(
             watches=(lambda: _stamp(app)) if reloads else None,
             greet=_greet,
         )
-        return supervisor.run()
+        # Nothing that is said can end it or hold it up, whatever became of whoever listens.
+        with logs.configured(serve, "supervisor"):
+            return supervisor.run()
 
 
 def _assignment(

@@ -35,18 +35,18 @@ def main() -> int:
         help="until then others do, or nobody",
     )
     options = parser.parse_args()
-    logs.configure(assignment.read(options.run_dir).load().serve, "gateway")
     # gRPC's own core writes to stderr by itself, and would wait if nobody reads it.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_run(options))
-    except ConfigError as error:
-        _LOG.error("%s", error)
-        return BAD_CONFIGURATION
-    except Exception:
-        _LOG.critical("the gateway ends", exc_info=True)
-        return BROKEN_EXIT
+    with logs.configured(assignment.read(options.run_dir).load().serve, "gateway"):
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                return runner.run(_run(options))
+        except ConfigError as error:
+            _LOG.error("%s", error)
+            return BAD_CONFIGURATION
+        except Exception:
+            _LOG.critical("the gateway ends", exc_info=True)
+            return BROKEN_EXIT
 
 
 async def _run(options: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha.reflection import SERVICE_NAME as REFLECTION
 from grpc_reflection.v1alpha.reflection import enable_server_reflection
 
 from headgate.core.errors import ConfigError
+from headgate.live.gateway.access import AccessLog
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.grpc_health import HEALTH, Health
 from headgate.live.gateway.grpc_messages import SERVICE, Messages
@@ -39,13 +40,14 @@ class GrpcServer:
         config: GatewayConfig,
         keys: KeyRing,
         retry_ns: Callable[[int], int],
+        access: AccessLog | None = None,
     ) -> None:
         """`keys` and `retry_ns` are the HTTP server's: tenants are the same, however they ask."""
         messages = Messages()
         self._server = server(
             options=_options(config), maximum_concurrent_rpcs=config.connections_max
         )
-        service = InferenceService(serving, config, keys, retry_ns, messages)
+        service = InferenceService(serving, config, keys, retry_ns, messages, access)
         self._server.add_generic_rpc_handlers((service.handlers(),))
         add_HealthServicer_to_server(Health(serving), self._server)
         _reflect(self._server, messages)

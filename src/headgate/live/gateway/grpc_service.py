@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from time import monotonic_ns
 from typing import Any, Final, NoReturn, cast, final
 
 import grpc
@@ -14,6 +16,7 @@ from headgate import __version__
 from headgate.core.outcome import Outcome
 from headgate.functions.tensor import Tensor, TensorSpec
 from headgate.live.call import Call
+from headgate.live.gateway.access import AccessLog, Asked
 from headgate.live.gateway.answers import verdict
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.deadline import timeout_ns
@@ -34,6 +37,9 @@ Handler = Callable[[bytes, Context], Awaitable[bytes]]
 
 EXTENSIONS: Final = ("parameters", "schedule_policy")
 
+# The call that the RPC of this task has led to, for the access log.
+_CALL: Final[ContextVar[Call | None]] = ContextVar("call", default=None)
+
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -48,12 +54,14 @@ class InferenceService:
         keys: KeyRing,
         retry_ns: Callable[[int], int],
         messages: Messages,
+        access: AccessLog | None = None,
     ) -> None:
         self._serving = serving
         self._config = config
         self._keys = keys
         self._retry_ns = retry_ns
         self._messages = messages
+        self._access = access
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """For a server to be given."""
@@ -68,7 +76,7 @@ class InferenceService:
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                name: grpc.unary_unary_rpc_method_handler(self._guarded(method))
+                name: grpc.unary_unary_rpc_method_handler(self._guarded(name, method))
                 for name, method in methods.items()
             },
         )
@@ -133,6 +141,9 @@ class InferenceService:
             priority=priority_of(headers, parameters.get("priority")),
         )
         call.trace = traceparent(headers.get(b"traceparent", b"")) or None
+        call.client_request_id = headers.get(b"x-request-id", b"")
+        if self._access is not None:
+            _CALL.set(call)
         tenant.enter(call.arrived_ns)
         try:
             serving.submit(call)
@@ -176,18 +187,42 @@ class InferenceService:
         encoded: bytes = self._messages[message](**fields).SerializeToString()
         return encoded
 
-    def _guarded(self, method: Handler) -> Handler:
+    def _guarded(self, name: str, method: Handler) -> Handler:
         async def handle(message: bytes, context: Context) -> bytes:
+            began_ns = monotonic_ns()
+            refused = None
             try:
-                return await method(message, context)
-            except Refused as refused:
-                return await self._refuse(context, refused)
+                answer = await method(message, context)
+            except Refused as error:
+                refused = error
             except Exception:
-                _LOG.exception("a request broke the gateway")
-                mistake = Refused(500, "the gateway made a mistake", reason="internal")
-                return await self._refuse(context, mistake)
+                _LOG.exception("a request broke the gateway", extra=_about(context))
+                refused = Refused(500, "the gateway made a mistake", reason="internal")
+            if self._access is not None:
+                asked = Asked("gRPC", f"/{SERVICE}/{name}", began_ns)
+                self._answered(asked, context, refused, len(message), 0 if refused else len(answer))
+            if refused is not None:
+                await self._refuse(context, refused)
+            return answer
 
         return handle
+
+    def _answered(
+        self, asked: Asked, context: Context, refused: Refused | None, in_bytes: int, out_bytes: int
+    ) -> None:
+        """Tell the access log."""
+        assert self._access is not None
+        call = _CALL.get()
+        self._access.answered(
+            asked,
+            "OK" if refused is None else status_of(refused).name,
+            "" if refused is None else refused.reason,
+            request_id=_about(context)["request_id"],
+            client_id=None if call is None else call.client_id,
+            call=call,
+            in_bytes=in_bytes,
+            out_bytes=out_bytes,
+        )
 
     async def _refuse(self, context: Context, refused: Refused) -> NoReturn:
         if refused.retry_ns or refused.status == 503:
@@ -202,6 +237,12 @@ def _headers(context: Context) -> dict[bytes, bytes]:
         name.encode(): value if isinstance(value, bytes) else value.encode()
         for name, value in metadata
     }
+
+
+def _about(context: Context) -> dict[str, str]:
+    """What a message about an RPC says beside itself."""
+    shown = _headers(context).get(b"x-request-id", b"-")[:128]
+    return {"request_id": shown.decode("latin-1")}
 
 
 def _parameters(given: Mapping[str, Any]) -> dict[str, object]:

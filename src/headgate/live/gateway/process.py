@@ -146,7 +146,7 @@ class GatewayProcess:
         except ImportError as error:
             problem = f"needs the extra `grpc`: pip install 'headgate[grpc]' ({error})"
             raise ConfigError(problem, key="serve.grpc_port") from None
-        server = GrpcServer(self._runtime, http.config, http.keys, http.retry_ns)
+        server = GrpcServer(self._runtime, http.config, http.keys, http.retry_ns, http.access)
         certificate, key = (
             None if name is None else self._base / name
             for name in (serve.tls_certificate, serve.tls_key)

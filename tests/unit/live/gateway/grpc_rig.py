@@ -12,6 +12,7 @@ import uvloop
 from fake_serving import FakeServing
 from grpc.aio import AioRpcError, Channel, UnaryUnaryMultiCallable, insecure_channel
 
+from headgate.live.gateway.access import AccessLog
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.grpc_messages import SERVICE, Messages
 from headgate.live.gateway.grpc_server import GrpcServer
@@ -74,9 +75,12 @@ class Rig:
 
 
 @asynccontextmanager
-async def served(config: GatewayConfig = DEFAULTS) -> AsyncIterator[Rig]:
+async def served(
+    config: GatewayConfig = DEFAULTS, access: AccessLog | None = None
+) -> AsyncIterator[Rig]:
     serving = FakeServing()
-    server = GrpcServer(serving, config, KeyRing(config), lambda wait_ns: wait_ns or 1_000_000_000)
+    keys = KeyRing(config)
+    server = GrpcServer(serving, config, keys, lambda ns: ns or 1_000_000_000, access)
     port = await server.start("127.0.0.1", 0)
     try:
         async with insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -85,11 +89,15 @@ async def served(config: GatewayConfig = DEFAULTS) -> AsyncIterator[Rig]:
         await server.stop()
 
 
-def run(story: Callable[[Rig], Awaitable[None]], config: GatewayConfig = DEFAULTS) -> None:
+def run(
+    story: Callable[[Rig], Awaitable[None]],
+    config: GatewayConfig = DEFAULTS,
+    access: AccessLog | None = None,
+) -> None:
     """Have a story told on the loop that gateways use."""
 
     async def told() -> None:
-        async with served(config) as rig, asyncio.timeout(20):
+        async with served(config, access) as rig, asyncio.timeout(20):
             await story(rig)
 
     uvloop.run(told())

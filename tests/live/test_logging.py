@@ -1,0 +1,130 @@
+"""What a server says, how it says it, and the event log that it leaves behind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import Served, until
+
+KEY = {"X-API-Key": "open sesame"}
+HASH = hashlib.sha256(b"open sesame").hexdigest()
+
+
+def with_key(misbehaving: Path, more: str = "") -> Path:
+    """The same application, but who asks needs a key."""
+    app = misbehaving / "app.yaml"
+    text = app.read_text().replace("hang: 1s}", f"hang: 1s{more}}}")
+    app.write_text(text + f'clients: {{ali: {{key: "sha256:{HASH}"}}}}\n')
+    return misbehaving
+
+
+def replayed(directory: Path, log: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "headgate", "replay", log, "--json"],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_every_line_is_an_object_if_that_is_wanted(misbehaving: Path) -> None:
+    options = ("--log-format", "json", "--log-level", "info", "--access-log")
+    with Served(with_key(misbehaving), *options) as served:
+        named = {**KEY, "X-Request-Id": "my-own-1"}
+        assert served.ask("plain", [1.0], named)[0] == 200
+        assert served.ask("plain", [1.0])[0] == 401
+        assert served.ask("raises", [666.0], KEY)[0] == 500
+        (worker,) = served.workers()
+        os.kill(worker, signal.SIGKILL)
+        assert until(lambda: served.workers() not in ([], [worker]))
+        assert served.ask("plain", [1.0], KEY)[0] == 200
+    lines = [json.loads(line) for line in served.errors().splitlines() if line.startswith("{")]
+    for line in lines:
+        assert {"ts", "level", "logger", "process", "pid", "message"} <= set(line)
+    assert {"gateway", "supervisor"} <= {line["process"] for line in lines}
+    access = [line for line in lines if line["logger"] == "headgate.access"]
+    assert [line["status"] for line in access] == [200, 401, 500, 200]
+    assert [line["tenant"] for line in access] == ["ali", "-", "ali", "ali"]
+    assert (access[0]["request_id"], access[0]["model"]) == ("my-own-1", "plain")
+    assert access[0]["number"] == 0
+    assert "open sesame" not in served.errors() and HASH not in served.errors()
+
+
+def test_a_quiet_server_says_nothing_of_its_life(misbehaving: Path) -> None:
+    with Served(misbehaving, "--log-level", "error") as served:
+        assert served.ask("plain", [1.0])[0] == 200
+    assert served.errors() == ""
+
+
+@pytest.mark.parametrize("option", ["--log-level", "--log-format"])
+def test_options_that_are_not_known_are_one_line(misbehaving: Path, option: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "headgate", "serve", "app.yaml", option, "loud"],
+        cwd=misbehaving,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+
+
+def test_the_event_log_holds_no_keys_and_outlives_gateways(misbehaving: Path) -> None:
+    """Each gateway has a log of its own; the one before is put away, and can be read."""
+    with Served(with_key(misbehaving), "--log", "run.log") as served:
+        assert served.ask("plain", [1.0], KEY)[0] == 200
+        (gateway,) = served.gateways()
+        assert until(lambda: "Settle" in (misbehaving / "run.log").read_text())
+        os.kill(gateway, signal.SIGKILL)
+        assert until(lambda: served.gateways() not in ([], [gateway]))
+        assert until(lambda: served.get("/readyz")[0] == 200)
+        assert served.ask("plain", [2.0], KEY)[0] == 200
+        served.process.send_signal(signal.SIGHUP)
+        assert until((misbehaving / "run.log.2").exists)
+        assert until(lambda: len(served.gateways()) == 1)
+        assert served.ask("plain", [3.0], KEY)[0] == 200
+    logs = sorted(misbehaving.glob("run.log*"))
+    assert [log.name for log in logs] == ["run.log", "run.log.1", "run.log.2"]
+    for log in logs:
+        assert HASH not in log.read_text() and "sha256" not in log.read_text()
+        assert log.stat().st_mode & 0o777 == 0o600
+        found = replayed(misbehaving, log.name)
+        assert found["is_identical"]
+        assert found["complete"] == (log.name != "run.log.1")  # that gateway was killed
+
+
+def test_a_log_of_many_segments_is_decided_again(misbehaving: Path) -> None:
+    """Segments of 64 kB, while requests are served; the beginning stays, for enough are kept."""
+    with_key(misbehaving, ", log_size: 64KiB, log_keep: 100, log: live.log")
+    with Served(misbehaving) as served:
+        for _ in range(400):
+            assert served.ask("plain", [1.0], KEY)[0] == 200
+    assert len(list(misbehaving.glob("live.log*"))) > 1
+    found = replayed(misbehaving, "live.log")
+    assert (found["is_identical"], found["complete"]) == (True, True)
+    assert found["events"] > 800
+
+
+def test_a_log_that_cannot_be_opened_again_ends_nothing(misbehaving: Path) -> None:
+    """A gateway that is started again serves without its log rather than not at all."""
+    (misbehaving / "logs").mkdir()
+    with Served(misbehaving, "--log", "logs/run.log") as served:
+        assert served.ask("plain", [1.0])[0] == 200
+        (misbehaving / "logs").rename(misbehaving / "gone")
+        (gateway,) = served.gateways()
+        os.kill(gateway, signal.SIGKILL)
+        assert until(lambda: served.gateways() not in ([], [gateway]))
+        assert until(lambda: served.get("/readyz")[0] == 200)
+        assert served.ask("plain", [2.0])[0] == 200
+        assert "there is no event log from here on" in served.errors()
