@@ -135,8 +135,8 @@ def test_a_platform_that_is_gone_and_comes_back(cloud: FakeLambda, tmp_path: Pat
         burst(served)
         assert calls(served, "refused") > 0
         assert calls(served, "failed") == calls(served, "lost") == 0
-        assert "pool cloud" in served.errors()
-        assert "Could not connect" in served.errors()
+        assert until(lambda: "pool cloud" in served.errors())
+        assert until(lambda: "Could not connect" in served.errors())
         cloud.open()
         recovers(served, cloud)
 

@@ -96,7 +96,7 @@ def test_an_endpoint_that_goes_is_a_node_that_is_lost_until_it_answers_again(
         assert statuses[0] in (503, 504)
         with Served(far.directory, "--port", port):
             assert until(lambda: served.ask("double", [3.0])[0] == 200)
-        assert "Could not connect" in served.errors()
+        assert until(lambda: "Could not connect" in served.errors())
 
 
 def test_it_is_not_ready_before_the_endpoint_is(tmp_path: Path) -> None:

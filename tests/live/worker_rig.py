@@ -207,6 +207,15 @@ class WorkerProcess:
     def complaints(self) -> str:
         return (self.run_dir / "stderr").read_text()
 
+    def has_complained(self, text: str) -> bool:
+        """Whether it has said something: a thread of its own writes that, a moment later."""
+        end_s = time.monotonic() + 20
+        while text not in self.complaints():
+            if time.monotonic() > end_s:
+                return False
+            time.sleep(0.01)
+        return True
+
     def end(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(5)

@@ -277,11 +277,20 @@ class Runtime:
             self._driver.post(BatchRefused(action.batch_id, Refusal.CANCELLED))
             return
         self._variants_out[action.batch_id] = (action.variant_id, action.items)
-        if link is None:
-            assert outpost is not None
-            view = self._driver.scheduler.view
-            outpost.send(now_ns, make_errand(view, action, works, self._calls))
-            return
+        try:
+            if link is not None:
+                self._send(link, action, works)
+            else:
+                assert outpost is not None
+                view = self._driver.scheduler.view
+                outpost.send(now_ns, make_errand(view, action, works, self._calls))
+        except BaseException:
+            self._variants_out.pop(action.batch_id, None)
+            raise
+        if link is not None and self._is_alone():
+            self._vigil.keep(now_ns)
+
+    def _send(self, link: Link, action: Dispatch, works: list[Work]) -> None:
         assert action.instance_id is not None
         link.run(
             Run(
@@ -294,8 +303,6 @@ class Runtime:
                 works,
             )
         )
-        if self._is_alone():
-            self._vigil.keep(now_ns)
 
     def _is_alone(self) -> bool:
         """Whether there is one request, and nothing else to do than to wait for it."""

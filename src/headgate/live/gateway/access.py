@@ -77,20 +77,21 @@ class AccessLog:
             "method": asked.method,
             "target": asked.target,
             "status": status,
-            "reason": reason or "-",
-            "tenant": "-" if client_id is None else self._tenants[client_id],
-            "model": "-" if call is None else self._models[call.pipeline_id],
-            "number": "-" if call is None else call.request_id,
+            "reason": reason or None,
+            "tenant": None if client_id is None else self._tenants[client_id],
+            "model": None if call is None else self._models[call.pipeline_id],
+            "number": None if call is None else call.request_id,
             "in_bytes": in_bytes,
             "out_bytes": out_bytes,
             "total_ms": _ms(monotonic_ns() - asked.began_ns),
-            "queue_ms": 0.0,
-            "exec_ms": 0.0,
+            "queue_ms": None,
+            "exec_ms": None,
         }
         if call is not None and call.began_ns:
             fields["queue_ms"] = _ms(call.began_ns - call.arrived_ns)
             fields["exec_ms"] = _ms(call.ended_ns - call.began_ns)
-        _LOG.info(_TEXT, fields, extra={"fields": fields, "request_id": request_id})
+        shown = {name: "-" if value is None else value for name, value in fields.items()}
+        _LOG.info(_TEXT, shown, extra={"fields": fields, "request_id": request_id})
 
 
 def _ms(duration_ns: int) -> float:
@@ -99,6 +100,6 @@ def _ms(duration_ns: int) -> float:
 
 _TEXT: Final = (
     "%(method)s %(target)s %(status)s %(reason)s tenant=%(tenant)s model=%(model)s "
-    "number=%(number)s in=%(in_bytes)d out=%(out_bytes)d total=%(total_ms).3fms "
-    "queue=%(queue_ms).3fms exec=%(exec_ms).3fms"
+    "number=%(number)s in_bytes=%(in_bytes)d out_bytes=%(out_bytes)d total_ms=%(total_ms)s "
+    "queue_ms=%(queue_ms)s exec_ms=%(exec_ms)s"
 )
