@@ -25,6 +25,7 @@ from headgate.live.messages import (
     AnyMessage,
     FunctionFacts,
     Hello,
+    Learned,
     Order,
     Ran,
     Release,
@@ -43,8 +44,9 @@ SEEDS = [
     for messages in (
         [Run(1, 0, 2, 1, 0, 9, [Work(64, 1, [SMALL, LARGE])]), Release([0])],
         [Order(to_wire(StartInstance(1, 0, 0, 0)))],
-        [Hello(0, 7, [FunctionFacts("f", Signature(SPECS, SPECS), (5,), 1, 2)])],
-        [Ran(1, 5, 9, [Result(64, [LARGE, SMALL]), Result(65, [], "no", 400, True)])],
+        [Hello(0, 7, [FunctionFacts("f", Signature(SPECS, SPECS), (5,), 1, 2, "no")])],
+        [Learned(FunctionFacts("f", Signature(SPECS, SPECS), (5,), 1, 2))],
+        [Ran(1, 5, 9, [Result(64, [LARGE, SMALL]), Result(65, [], "no", 400, True)], [0])],
         [Report(to_wire(BatchRefused(1, 0))), Report(to_wire(InstanceStarted(1, 0)))],
     )
 ]
@@ -60,6 +62,9 @@ class Listener:
 
     def reported(self, event: Event) -> None:
         assert isinstance(event, Event)
+
+    def learned(self, facts: FunctionFacts) -> None:
+        assert isinstance(facts, FunctionFacts)
 
     def lost(self, link: Link, batch_ids: list[int]) -> None:
         pass

@@ -42,6 +42,21 @@ class Relay(Model):
         return {"y": batch["y"] + 100}
 
 
+class Keeps(Model):
+    """Keeps every input, and answers with the sums of all of them."""
+
+    inputs = {"x": "FP32[-1]"}
+    outputs = {"sums": "FP64[-1]"}
+    batches = False
+
+    def __init__(self):
+        self.kept = []
+
+    def predict(self, batch):
+        self.kept.append(batch["x"])
+        return {"sums": np.array([x.sum(dtype=np.float64) for x in self.kept])}
+
+
 class Heavy(Model):
     inputs = {"x": "FP32[-1]"}
     outputs = {"y": "FP32[-1]"}
@@ -121,6 +136,21 @@ def test_functions_take_turns_in_memory_that_holds_only_some(tmp_path: Path) -> 
                 assert served.ask(name, [1.0])[0] == 200
         assert len(served.workers()) == 1
     assert "is ended" not in served.errors()
+
+
+def test_what_a_function_keeps_of_its_inputs_stays_as_it_was(tmp_path: Path) -> None:
+    """Large inputs lie in shared memory, of which the gateway has little, and which it reuses."""
+    app = (
+        'functions: {keeps: {code: "stages:Keeps", exec: 1ms}}\n'
+        "pools: {local: {tier: dedicated, nodes: 1, cpus: 1}}\n"
+        "serve: {shared_memory: 256KiB}\n"
+    )
+    size = 8_000
+    with served_app(tmp_path, app) as served:
+        for number in range(1, 21):
+            status, body = served.ask("keeps", [float(number)] * size)
+            assert status == 200, body
+        assert outputs(body)["sums"] == [float(size * n) for n in range(1, 21)]
 
 
 def test_keys_and_who_is_who(tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ def test_a_batch_that_hangs_ends_the_worker(tmp_path: Path) -> None:
         with pytest.raises(ConnectionError):
             gateway.receive()
         assert process.process.wait(5) == 70
-        assert process.has_complained("worker cpu-0: hung for")
+        assert process.has_complained("worker cpu-0: a batch of 'nap' hung for")
 
 
 def test_told_to_end_it_finishes_what_runs(tmp_path: Path) -> None:
@@ -276,32 +276,6 @@ def test_it_lives_as_long_as_its_supervisor(tmp_path: Path) -> None:
             assert os.read(listens, 1) == b"."
         os.close(listens)
         assert process.process.wait(5) == 0
-
-
-def test_what_cannot_be_served_is_said_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "bad.onnx").write_bytes(b"not a model")
-    with worker(tmp_path, {"bad": {"model": "bad.onnx"}}) as process:
-        assert process.process.wait(5) == 78
-        (line,) = process.complaints().splitlines()
-        assert line.startswith("headgate: ")
-        assert "bad.onnx: cannot be loaded: " in line
-
-
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        ("import sys; sys.exit(3)", "code: 'exits:F': cannot be imported: SystemExit: 3"),
-        ("raise OSError('no\\nway')", "code: 'exits:F': cannot be imported: OSError: no way"),
-        (f"{MODEL}    def load(self): exit('no')", "cannot be loaded: SystemExit: no"),
-        (f"{MODEL}    def __init__(self): exit(0)", "options: 'exits:F': cannot be made: System"),
-    ],
-)
-def test_code_that_exits_is_said_in_one_line(tmp_path: Path, code: str, said: str) -> None:
-    (tmp_path / "exits.py").write_text(code)
-    with worker(tmp_path, {"f": {"code": "exits:F"}}) as process:
-        assert process.process.wait(5) == 78
-        (line,) = process.complaints().splitlines()
-        assert line.startswith(f"headgate: f: {said}")
 
 
 @pytest.mark.parametrize("how", ["told", "hung"])

@@ -5,16 +5,23 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from headgate.app import declare
+from headgate.app import LoadedApp, declare
+from headgate.core.actions import Dispatch
 from headgate.core.errors import ConfigError
 from headgate.functions import Model, TensorSpec, function
 from headgate.functions.arrays import Array, to_array, to_tensor
-from headgate.live.framing import frame
+from headgate.functions.tensor import Tensor
+from headgate.live.arena import Arena
+from headgate.live.framing import Frames, frame
+from headgate.live.markers import Markers
 from headgate.live.messages import Ran, Result, Work
+from headgate.live.worker.jobs import BatchJob
+from headgate.live.worker.loading import Loader
 from headgate.live.worker.runner import Runner
 from headgate.live.worker.stock import Stock
 from headgate.live.worker.survey import fill, measure, sizes
@@ -76,7 +83,7 @@ def test_without_batching_requests_go_one_by_one() -> None:
     ],
 )
 def test_a_wrong_answer_is_named(
-    answer: object, problem: str, capsys: pytest.CaptureFixture[str]
+    answer: object, problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Wrong(Model):
         def predict(self, batch: object) -> object:
@@ -84,22 +91,21 @@ def test_a_wrong_answer_is_named(
 
     result = only(runner(Wrong).run([work(np.array([1]))]))
     assert (result.status, result.error) == (500, problem)
-    assert "Traceback" in capsys.readouterr().err
+    assert "Traceback" in caplog.text
 
 
-def test_outputs_are_what_was_declared(capsys: pytest.CaptureFixture[str]) -> None:
+def test_outputs_are_what_was_declared(caplog: pytest.LogCaptureFixture) -> None:
     @function(inputs={"x0": "FP64[-1]"}, outputs={"y": "FP32[-1]"})
     def wide(x0):  # type: ignore[no-untyped-def]
         return x0
 
     result = only(runner(wide).run([work(np.array([1.0]))]))
     assert result.error == "TypeError: output 'y' is FP64[1], declared FP32[-1]"
-    capsys.readouterr()
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, RecursionError])
 def test_nothing_a_model_raises_comes_through(
-    kind: type[BaseException], capsys: pytest.CaptureFixture[str]
+    kind: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     class Mean(Exception):
         def __str__(self) -> str:
@@ -115,7 +121,6 @@ def test_nothing_a_model_raises_comes_through(
 
     assert only(runner(Raises).run([work(np.array([1]))])).error == f"{kind.__name__}: it"
     assert only(runner(RaisesWordless).run([work(np.array([1]))])).error == "Mean"
-    capsys.readouterr()
 
 
 @pytest.mark.parametrize(
@@ -127,7 +132,7 @@ def test_nothing_a_model_raises_comes_through(
     ],
 )
 def test_outputs_have_the_shape_that_was_declared(
-    answer: Array, problem: str, capsys: pytest.CaptureFixture[str]
+    answer: Array, problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Shaped(Model):
         outputs = (TensorSpec("y", "FP32", (-1, 2)),)
@@ -140,10 +145,9 @@ def test_outputs_have_the_shape_that_was_declared(
 
     result = only(runner(Shaped).run([work(np.array([1]))]))
     assert (result.status, result.error) == (500, problem)
-    capsys.readouterr()
 
 
-def test_text_that_cannot_be_sent_is_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_that_cannot_be_sent_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     """Else the message with everybody's answers could not be."""
 
     @function
@@ -156,10 +160,218 @@ def test_text_that_cannot_be_sent_is_replaced(capsys: pytest.CaptureFixture[str]
     assert [tensor.name for tensor in first.outputs] == ["y?"]
     assert second.error == "ValueError: half a ?"
     assert frame(Ran(0, 0, 0, [first, second]))
-    capsys.readouterr()
 
 
-def test_a_flood_of_failures_does_not_flood_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+class Hostile(dict[str, object]):
+    """A column that cannot be looked at."""
+
+    def values(self):  # type: ignore[no-untyped-def]
+        raise RuntimeError("do not look")
+
+
+class Stubborn(np.ndarray[Any, Any]):
+    """An array that cannot be joined with others."""
+
+    def __array_function__(self, function, types, args, kwargs):  # type: ignore[no-untyped-def]
+        if function is np.concatenate:
+            raise RuntimeError("not with those")
+        return super().__array_function__(function, types, args, kwargs)
+
+
+class Name(str):
+    """Text that is none for whoever encodes messages."""
+
+
+WRONG_COLUMNS: dict[str, object] = {
+    "none": None,
+    "number": 3.0,
+    "scalar": np.float64(3),
+    "no dimensions": np.array(3.0),
+    "too many": np.zeros(7),
+    "too few": np.zeros(0),
+    "nothing": {},
+    "uneven": {"x0": np.zeros(1), "x1": np.zeros(2)},
+    "hostile": Hostile(x0=np.zeros(1)),
+    "set": {1.0},
+}
+
+
+@pytest.mark.parametrize("is_idempotent", [True, False])
+@pytest.mark.parametrize("wrong", list(WRONG_COLUMNS))
+def test_a_wrong_column_of_one_request_fails_that_one(wrong: str, is_idempotent: bool) -> None:
+    class Decodes(Model):
+        def decode(self, inputs: dict[str, Array]) -> object:
+            return WRONG_COLUMNS[wrong] if inputs["x0"][0] < 0 else inputs
+
+        def predict(self, batch: dict[str, Array]) -> object:
+            return {"y": batch["x0"] * 2}
+
+    works = [work(np.array([float(n)]), task_id=i) for i, n in enumerate((1, -1, 2))]
+    results = runner(Decodes, is_idempotent=is_idempotent).run(works)
+    assert [result.status for result in results] == [200, 500, 200]
+    assert [to_array(r.outputs[0]).tolist() for r in results if r.status == 200] == [[2.0], [4.0]]
+    assert frame(Ran(0, 0, 0, results))
+
+
+@pytest.mark.parametrize("is_idempotent", [True, False])
+def test_columns_that_cannot_be_joined_run_one_by_one(is_idempotent: bool) -> None:
+    """Nothing has run when that is found out: it is safe for any function."""
+    calls = []
+
+    class Decodes(Model):
+        def decode(self, inputs: dict[str, Array]) -> object:
+            return inputs["x0"].view(Stubborn)
+
+        def predict(self, batch: Array) -> object:
+            calls.append(len(batch))
+            return {"y": np.asarray(batch)}
+
+    works = [work(np.array([float(n)]), task_id=n) for n in range(3)]
+    results = runner(Decodes, is_idempotent=is_idempotent).run(works)
+    assert [result.status for result in results] == [200] * 3
+    assert calls == [1, 1, 1]
+
+
+WRONG_OUTPUTS: dict[str, object] = {
+    "list": [1.0],
+    "none": None,
+    "python number": 1.0,
+    "wrong type": np.array([1], np.int8),
+    "wrong shape": np.array([[1.0]]),
+    "wrong count": np.array([1.0, 2.0]),
+    "objects": np.array([object()], object),
+    "complex": np.array([1j]),
+}
+
+
+@pytest.mark.parametrize("is_idempotent", [True, False])
+@pytest.mark.parametrize("wrong", [*WRONG_OUTPUTS, "wrong name", "no dict", "raises"])
+def test_a_wrong_output_of_one_request_fails_that_one(wrong: str, is_idempotent: bool) -> None:
+    calls = []
+
+    class Encodes(Model):
+        outputs = (TensorSpec("y", "FP64", (-1,)),)
+
+        def predict(self, batch: dict[str, Array]) -> object:
+            calls.append(len(batch["x0"]))
+            return batch["x0"]
+
+        def encode(self, result: Array) -> dict[str, Array]:
+            if result[0] >= 0:
+                return {"y": result, Name("more"): result[::2]}
+            if wrong == "raises":
+                raise SystemExit(3)
+            answers = {"wrong name": {"z": result}, "no dict": [result]}
+            return answers.get(wrong, {"y": WRONG_OUTPUTS.get(wrong)})  # type: ignore[return-value]
+
+    works = [work(np.array([float(n)]), task_id=i) for i, n in enumerate((1, -1, 2))]
+    results = runner(Encodes, is_idempotent=is_idempotent).run(works)
+    assert [result.status for result in results] == [200, 500, 200]
+    assert calls == [3]
+    assert frame(Ran(0, 0, 0, results))
+
+
+@pytest.mark.parametrize(
+    ("is_idempotent", "statuses"), [(True, [200, 500, 200]), (False, [500, 500, 500])]
+)
+@pytest.mark.parametrize("wrong", [[1.0], {"y": np.zeros(3), "z": np.zeros(2)}, 3, None])
+def test_an_answer_that_cannot_be_cut_apart_is_asked_for_one_by_one(
+    wrong: object, is_idempotent: bool, statuses: list[int]
+) -> None:
+    """Whose answer is missing cannot be told; what may not run twice has run already."""
+    calls = []
+
+    class Predicts(Model):
+        def predict(self, batch: dict[str, Array]) -> object:
+            calls.append(len(batch["x0"]))
+            return wrong if (batch["x0"] < 0).any() else {"y": batch["x0"]}
+
+        def encode(self, result: object) -> dict[str, Array]:
+            return {"y": result["y"]}  # type: ignore[index]
+
+    works = [work(np.array([float(n)]), task_id=i) for i, n in enumerate((1, -1, 2))]
+    results = runner(Predicts, is_idempotent=is_idempotent).run(works)
+    assert [result.status for result in results] == statuses
+    assert calls == ([3, 1, 1, 1] if is_idempotent else [3])
+
+
+def test_arrays_of_every_layout_can_be_answered_with() -> None:
+    class Odd(Model):
+        def predict(self, batch: dict[str, Array]) -> object:
+            x = batch["x0"]
+            return {
+                "strided": np.repeat(x, 4)[::4],
+                "reversed": x[::-1],
+                "fortran": np.asfortranarray(np.stack([x, x], 1)),
+                "big": x.astype(">f8"),
+                "masked": np.ma.masked_array(x, mask=False),
+            }
+
+    results = runner(Odd).run([work(np.array([1.0, 2.0]), items=2), work(np.array([3.0]))])
+    assert [result.error for result in results] == ["", ""]
+    first = {tensor.name: to_array(tensor).tolist() for tensor in results[0].outputs}
+    assert first["strided"] == first["big"] == first["masked"] == [1.0, 2.0]
+    assert (first["reversed"], first["fortran"]) == ([3.0, 2.0], [[1.0, 1.0], [2.0, 2.0]])
+
+
+def test_an_unsure_output_that_cannot_be_looked_at_is_the_functions_fault() -> None:
+    class Unsure(np.ndarray[Any, Any]):
+        def any(self, *args: object, **options: object) -> Any:
+            raise RuntimeError("do not ask")
+
+    class Raises(Model):
+        def predict(self, batch: dict[str, Array]) -> object:
+            return {"unsure": np.array([True]).view(Unsure)}
+
+    assert only(runner(Raises).run([work(np.array([1.0]))])).error == "RuntimeError: do not ask"
+
+
+class FakeConnection:
+    """The little of a connection that a job needs to frame its answer."""
+
+    def __init__(self) -> None:
+        self.own = Arena.create(1 << 20)
+
+
+def framed(results: list[Result]) -> list[Result]:
+    """What a gateway reads of a batch with these results."""
+    works = [Work(result.task_id, 1, []) for result in results]
+    job = BatchJob(
+        Dispatch(0, 0, [], 1, 0, 0, 0, 0, 0),
+        works,
+        runner(Model),
+        FakeConnection(),  # type: ignore[arg-type]
+        lambda job: None,
+        0,
+    )
+    (message,) = Frames().feed(job._framed(Ran(0, 0, 0, results)))
+    assert isinstance(message, Ran)
+    return message.results
+
+
+def test_what_cannot_be_sent_fails_by_itself() -> None:
+    good = Tensor("y", "INT8", (1,), memoryview(b"1"))
+    odd = Tensor(Name("y"), "INT8", (1,), memoryview(b"1"))
+    results = framed([Result(0, [good]), Result(1, [odd]), Result(2, [good])])
+    assert [(result.task_id, result.status) for result in results] == [(0, 200), (1, 500), (2, 200)]
+    assert results[1].error.startswith("TypeError: ")
+
+
+def test_what_is_too_large_for_a_message_fails_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("headgate.live.framing", "headgate.live.worker.jobs"):
+        monkeypatch.setattr(f"{module}.MESSAGE_BYTES_MAX", 100_000)
+    sizes = [10_000, 80_000, 30_000, 10_000]
+    results = framed(
+        [
+            Result(id, [Tensor("y", "INT8", (size,), memoryview(bytes(size)))])
+            for id, size in enumerate(sizes)
+        ]
+    )
+    assert [result.status for result in results] == [200, 500, 200, 200]
+    assert "80" in results[1].error and "no room" in results[1].error
+
+
+def test_a_flood_of_failures_does_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
     class Raises(Model):
         def predict(self, batch: object) -> object:
             raise ValueError
@@ -169,7 +381,7 @@ def test_a_flood_of_failures_does_not_flood_the_log(capsys: pytest.CaptureFixtur
     for _ in range(50):
         broken.run([work(np.array([1]))])
     allowed = 1 + (time.monotonic() - began) / 0.1
-    assert 1 <= capsys.readouterr().err.count("Traceback") <= allowed
+    assert 1 <= caplog.text.count("Traceback") <= allowed
 
 
 # --- the survey ----------------------------------------------------------------------------------
@@ -191,7 +403,7 @@ def test_times_are_measured_by_size() -> None:
     assert len(measure(runner(slow), 1000, 1)) == 1000
 
 
-def test_measuring_stops_where_it_breaks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_measuring_stops_where_it_breaks(caplog: pytest.LogCaptureFixture) -> None:
     @function(inputs={"x0": "FP32[-1]"})
     def narrow(x0):  # type: ignore[no-untyped-def]
         if len(x0) > 3:
@@ -199,7 +411,6 @@ def test_measuring_stops_where_it_breaks(capsys: pytest.CaptureFixture[str]) -> 
         return x0
 
     assert len(measure(runner(narrow, is_idempotent=False), 8, 10**8)) == 2
-    capsys.readouterr()
 
 
 def test_nothing_is_measured_on_nothing() -> None:
@@ -229,6 +440,10 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def loader_of(loaded: LoadedApp, base: Path) -> Loader:
+    return Loader(loaded.app, loaded.sources, str(base), 0, Markers(base))
+
+
 def stock_of(base: Path, memory: str, **functions: str) -> Stock:
     loaded = declare(
         functions={
@@ -237,25 +452,25 @@ def stock_of(base: Path, memory: str, **functions: str) -> Stock:
         },
         pools={"cpu": {"memory": memory}},
     )
-    stock = Stock(loaded.app, loaded.sources, loaded.app.pools[0], str(base))
+    stock = Stock(loaded.app, loaded.app.pools[0], loader_of(loaded, base))
     stock.variants = loaded.app.variants  # type: ignore[attr-defined]
     return stock
 
 
 def test_a_model_is_kept_until_its_memory_is_needed(base: Path) -> None:
     stock = stock_of(base, "7GB", a="Heavy", b="Heavy", c="Heavy")
-    a, b, c = stock.variants  # type: ignore[attr-defined]
+    a, b, _ = stock.variants  # type: ignore[attr-defined]
     first = stock.take(a)
     stock.give(a, first, keep=True)
     assert stock.take(a) is first
     assert stock.take(a) is not first  # each instance has one of its own
+    assert not stock.has(a)
     stock.give(a, first, keep=True)
+    assert stock.has(a)
     log = sys.modules["counted_code"].log
     assert log == ["load", "load"]
     stock.take(b)
     assert log == ["load", "load", "unload", "load"]
-    with pytest.raises(ConfigError):
-        Stock(stock._app, (None,) * 3, stock._pool, str(base)).take(c)
 
 
 def test_when_memory_runs_out_what_is_kept_makes_way(base: Path) -> None:
@@ -273,7 +488,7 @@ def test_what_does_not_say_its_size_has_the_pool_to_itself_until_it_is_known(bas
         pools={"cpu": {"memory": "300MB"}},
     )
     pool = loaded.app.pools[0]
-    stock = Stock(loaded.app, loaded.sources, pool, str(base), own_bytes=50_000_000)
+    stock = Stock(loaded.app, pool, loader_of(loaded, base), own_bytes=50_000_000)
     for variant in loaded.app.variants:
         runner = stock.take(variant)
         assert stock.weigh(variant, 100_000_000) == 120_000_000  # so that just two fit 300 MB
@@ -294,6 +509,6 @@ def test_what_is_larger_than_its_pool_is_named(base: Path) -> None:
         pools={"cpu": {"memory": "300MB"}},
     )
     pool = loaded.app.pools[0]
-    stock = Stock(loaded.app, loaded.sources, pool, str(base), own_bytes=50_000_000)
+    stock = Stock(loaded.app, pool, loader_of(loaded, base), own_bytes=50_000_000)
     with pytest.raises(ConfigError, match=r"^a: takes 250000000 bytes .* 250000000 on cpu, beside"):
         stock.weigh(loaded.app.variants[0], 250_000_000)

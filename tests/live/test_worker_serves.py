@@ -223,8 +223,8 @@ def test_a_batch_waits_for_its_instance_to_start(tmp_path: Path) -> None:
         gateway.run(row(1), batch_id=1, instance_id=0)
         gateway.order(StartInstance(1, 1, 0, 0))
         gateway.run(row(1), batch_id=2, instance_id=1)
-        assert gateway.event(BatchRefused).reason == Refusal.GONE
         assert gateway.event(InstanceStopped).reason == "OSError: no weights today"
+        assert gateway.event(BatchRefused).reason == Refusal.GONE
         assert gateway.event(InstanceStarted).instance_id == 1
         assert gateway.ran().batch_id == 2
 

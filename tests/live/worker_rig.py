@@ -26,7 +26,18 @@ from headgate.functions.tensor import Block, Tensor
 from headgate.live.arena import Arena
 from headgate.live.assignment import Assignment, Place, socket_path, write
 from headgate.live.framing import Frames, frame
-from headgate.live.messages import Hello, Message, Order, Ran, Release, Report, Result, Run, Work
+from headgate.live.messages import (
+    Hello,
+    Learned,
+    Message,
+    Order,
+    Ran,
+    Release,
+    Report,
+    Result,
+    Run,
+    Work,
+)
 
 T = TypeVar("T")
 CODE = '''
@@ -67,6 +78,27 @@ def wrong(x):
 @function
 def die(x):
     os._exit(3)
+
+class Keeps(Model):
+    """Keeps every input it is given, in its own way, and answers with the sums of all."""
+    inputs = {"x": "FP32[-1, -1]"}
+    outputs = {"sums": "FP64[-1, -1]"}
+    def __init__(self, how="array"):
+        self.how = how
+        self.kept = []
+    def decode(self, inputs):
+        if self.how == "decoded":
+            self.kept.append(inputs["x"])
+        return inputs
+    def predict(self, batch):
+        x = batch["x"]
+        kept = {"array": x, "view": x.reshape(-1)[1:-1], "memory": memoryview(x)}
+        if self.how in kept:
+            self.kept.append(kept[self.how])
+        if (x == 0).all():
+            self.kept.clear()
+        sums = [float(np.asarray(array, np.float64).sum()) for array in self.kept]
+        return {"sums": np.tile(np.array(sums, np.float64), (len(x), 1))}
 
 class Word(Model):
     def __init__(self, suffix="!"):
@@ -109,6 +141,7 @@ class Gateway:
                 time.sleep(0.005)
         self._frames = Frames()
         self._pending: list[Message] = []
+        self.in_use: set[int] = set()  # offsets of blocks that the worker has not given back
         data, descriptors, _, _ = socket.recv_fds(self.sock, 1 << 16, 1)
         assert data, "the worker left"
         (hello,) = self._frames.feed(data)
@@ -130,16 +163,23 @@ class Gateway:
         self.send(Order(to_wire(action)))
 
     def receive(self) -> Message:
-        while not self._pending:
-            data = self.sock.recv(1 << 16)
-            if not data:
-                raise ConnectionError("the worker has closed the connection")
-            self._pending.extend(self._frames.feed(data))
-        return self._pending.pop(0)
+        while True:
+            while not self._pending:
+                data = self.sock.recv(1 << 16)
+                if not data:
+                    raise ConnectionError("the worker has closed the connection")
+                self._pending.extend(self._frames.feed(data))
+            message = self._pending.pop(0)
+            if not isinstance(message, Release):
+                return message
+            self._take_back(message.offsets)
 
     def ran(self) -> Ran:
         message = self.receive()
+        while isinstance(message, Learned):
+            message = self.receive()
         assert isinstance(message, Ran), message
+        self._take_back(message.released)
         return message
 
     def event(self, cls: type[T]) -> T:
@@ -188,7 +228,14 @@ class Gateway:
         for tensor in tensors:
             if shares and isinstance(tensor.data, memoryview):
                 tensor.data = self.own.allocate(tensor.data) or tensor.data
+            if isinstance(tensor.data, Block):
+                self.in_use.add(tensor.data.offset)
         return tensors
+
+    def _take_back(self, offsets: list[int]) -> None:
+        for offset in offsets:
+            self.in_use.remove(offset)
+            self.own.free(offset)
 
 
 class WorkerProcess:

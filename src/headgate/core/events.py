@@ -186,6 +186,18 @@ class InstanceStopped(Event):
 
 
 @final
+class LoadFailed(Event):
+    """A node says that a variant cannot be loaded, though nobody ordered a start just now."""
+
+    __slots__ = ("node_id", "reason", "variant_id")
+
+    def __init__(self, variant_id: int, node_id: int, reason: str) -> None:
+        self.variant_id = variant_id
+        self.node_id = node_id
+        self.reason = reason
+
+
+@final
 class WeightsLoaded(Event):
     """The weights of an instance are on the device again."""
 

@@ -37,10 +37,10 @@ class Alone:
             part = split(answer, [work.items])[0] if self._signature.batches else answer
             arrays = self._model.encode(part)
             outputs = self._tensors(arrays)
+            unsure = np.asarray(arrays.get(UNSURE, False))
+            is_unsure = unsure.dtype == np.bool_ and bool(unsure.any())
         except Exception as error:  # whatever a model does
             return Result(work.task_id, [], words(error), 500)
-        unsure = arrays.get(UNSURE)
-        is_unsure = unsure is not None and unsure.dtype == np.bool_ and bool(unsure.any())
         return Result(work.task_id, outputs, is_unsure=is_unsure)
 
     def _arrays(self, work: AnyWork) -> dict[str, Array]:

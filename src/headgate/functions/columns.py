@@ -43,7 +43,7 @@ def likeness(column: object) -> Hashable:
     False
     """
     if isinstance(column, np.ndarray):
-        return column.dtype, column.shape[1:]
+        return type(column), column.dtype, column.shape[1:]
     if isinstance(column, dict):
         return frozenset((name, likeness(part)) for name, part in column.items())
     return "list"

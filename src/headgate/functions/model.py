@@ -31,7 +31,8 @@ class Model:
 
     `inputs` and `outputs` are what clients see and what requests are checked against, as in
     `{"image": "FP32[-1, 3, 64, 64]"}`; without, a model looks at what it is given by itself. They
-    may also be set in `load`. Arrays are read-only and the sender's: copy what you change or keep.
+    may also be set in `load`. Arrays are read-only, and stay as they are for as long as they are
+    kept; one that is kept for long takes shared memory from the requests to come: better copy it.
     Only where `concurrency` is above 1 several threads use a model at the same time.
     An output of booleans named `unsure` tells a cascade that a later stage should have a look.
 

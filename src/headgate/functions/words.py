@@ -26,4 +26,6 @@ def sendable(text: str) -> str:
     >>> sendable("a\\udcff")
     'a?'
     """
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+    if type(text) is str and text.isascii():
+        return text
+    return str.encode(text, "utf-8", "replace").decode()  # also of a class derived from `str`

@@ -8,11 +8,26 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from time import monotonic
 from typing import Final, final
 
+from headgate.live.memory import private_bytes
+
 SAID_MAX: Final = 1 << 20  # bytes that are kept of it: one line
+
+
+def how_ended(status: int) -> str:
+    """Return how a process ended, by its status as `subprocess` has it.
+
+    >>> how_ended(-11), how_ended(3)
+    ('signal 11, SIGSEGV', 'exit status 3')
+    """
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"signal {-status}, {signal.Signals(-status).name}"
+    except ValueError:
+        return f"signal {-status}"
 
 
 @final
@@ -87,10 +102,6 @@ class Child:
         self._process.wait()
         os.close(self._read_fd)
 
-    def resident_bytes(self) -> int:
-        """Memory it holds now; 0 if it is gone."""
-        try:
-            pages = Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()[1]
-        except (OSError, IndexError):
-            return 0
-        return int(pages) * os.sysconf("SC_PAGESIZE")
+    def private_bytes(self) -> int:
+        """Memory it holds for itself now; 0 if it is gone."""
+        return private_bytes(self.pid)

@@ -7,10 +7,43 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, final
 
 from headgate.app import LoadedApp, from_spec
+from headgate.core.errors import ConfigError
+from headgate.core.model import App
 from headgate.live.messages import FunctionFacts
+
+# Which functions must be loaded for a gateway to begin. At the first start, one: the others are
+# worth serving. After a change, all: what was served before is better. Later, none.
+LoadsNeeded = Literal["all", "one", "none"]
+
+
+@final
+class LoadsFailed(ConfigError):
+    """Functions cannot be loaded, and without them there is no use in serving."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+def check_loads(app: App, facts: Mapping[str, FunctionFacts], needed: LoadsNeeded) -> None:
+    """See that enough functions can be loaded. Raises `LoadsFailed`, with a line for each.
+
+    A function that has another build, or runs elsewhere as well, can be served.
+    """
+    broken = [
+        f"{variant.name}: cannot be loaded: {facts[variant.name].problem}"
+        for variant in app.variants
+        if facts[variant.name].problem
+    ]
+    is_served = [
+        any(not facts[variant.name].problem for variant in function.variants)
+        for function in app.functions
+    ]
+    if (needed == "all" and broken) or (needed == "one" and not any(is_served)):
+        raise LoadsFailed(broken)
 
 
 def with_facts(loaded: LoadedApp, facts: Mapping[str, FunctionFacts], where: str) -> LoadedApp:

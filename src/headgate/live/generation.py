@@ -6,6 +6,7 @@ sockets, so that no connection is turned away in between.
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import signal
@@ -18,16 +19,22 @@ from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
 from headgate.live import assignment as assignments
 from headgate.live.assignment import Assignment, Place
-from headgate.live.child import Child
+from headgate.live.child import Child, how_ended
+from headgate.live.facts import LoadsNeeded
+from headgate.live.markers import LOAD, Markers
+from headgate.live.worker.ending import HUNG_EXIT
 
 _LOG: Final = logging.getLogger(__name__)
 
 SILENT_S_MIN: Final = 2.0  # heartbeats come twice a second; one may be late
-BACKOFF_S: Final = (0.0, 0.1, 0.5, 2.0, 5.0)  # before it is started again, by how often it failed
+SILENT_FIRST_S: Final = 60.0  # before the first one: Python and libraries are being read
+# Before a process is started again, by how often it was in the time before: once at once.
+BACKOFF_S: Final = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0)
+BACKOFF_WINDOW_S: Final = 30.0
 BAD_CONFIGURATION: Final = 78  # how a child ends that will never be able to begin
 BAD_INPUT: Final = 2  # how the command ends then
+PROBLEMS: Final = b"problems: "  # begins the line of a gateway that cannot begin
 PATH_MAX: Final = 70  # of the directory that run directories are made in
-SETTLED_S: Final = 30.0  # after so long, earlier failures are forgotten
 
 
 @final
@@ -47,13 +54,17 @@ class Generation:
         self.loaded = assignment.load()
         self._http_fd = http_fd
         self._log_path = log_path
+        self.problems: list[str] = []  # why it cannot be served, if it cannot
         self._run_dir = _make_run_dir()
+        self._markers = Markers(self._run_dir)
         assignments.write(self._run_dir, assignment)
         self._hang_s = self.loaded.serve.hang_ns / 1e9
         self._silent_s = max(SILENT_S_MIN, self._hang_s)  # it may hold the interpreter meanwhile
         self._workers: dict[int, Child] = {}  # by node id
         self._places = {place.id: place for place in assignment.nodes}
-        self._failures: dict[str, int] = {}  # by child, lately
+        self._has_greeted = False
+        self._ended_for: dict[str, str] = {}  # by child that we have ended: why
+        self._restarts_s: dict[str, list[float]] = {}  # by child: when, lately
         self._due_s: dict[str, float] = {}  # by child that is gone: when it is started again
         self._gateway_starts = 0
         for place in assignment.nodes:
@@ -75,6 +86,7 @@ class Generation:
         if self.number or self._gateway_starts:
             # Who comes meanwhile is served by the one before, or had better wait than be refused.
             arguments.append("--listens-when-ready")
+        arguments += ["--loads-needed", self._loads_needed]
         if self._log_path is not None:
             # Each gateway has a log of its own: what lies there already is given a number.
             arguments += ["--log", str(self._log_path)]
@@ -82,10 +94,16 @@ class Generation:
         return Child("gateway", "headgate.live.gateway", arguments, keeps=[self._http_fd])
 
     @property
+    def _loads_needed(self) -> LoadsNeeded:
+        if self._has_greeted:
+            return "none"
+        return "all" if self.number else "one"
+
+    @property
     def greeting(self) -> bytes | None:
         """What the gateway says when it is ready, and it is."""
         said, end, _ = self.gateway.said.partition(b"\n")
-        return said if end else None
+        return said if end and not said.startswith(PROBLEMS) else None
 
     # --- watching ------------------------------------------------------------------------------
 
@@ -97,39 +115,77 @@ class Generation:
             self._end_if_too_large(worker, self._places[node_id])
         self.gateway.hear()
         if self.greeting is not None:  # from then on it says that it lives
+            self._has_greeted = True
             self._end_if_hung(self.gateway)
         for child in (self.gateway, *self._workers.values()):
             status = child.ended()
             if status is not None and child.name not in self._due_s:
                 if self.is_leaving:
                     continue
-                if self.greeting is None and status == BAD_CONFIGURATION:
-                    return BAD_INPUT  # it has said why
+                if child is self.gateway and status == BAD_CONFIGURATION:
+                    child.hear()  # its last words
+                    self.problems = _problems(child.said)
+                    if not self._has_greeted:
+                        return BAD_INPUT
+                    _LOG.error("%s", "; ".join(self.problems))
                 self._plan_restart(child, status)
         self._restart_due()
         return None
 
     def _end_if_hung(self, child: Child) -> None:
-        is_silent = child.heard_s is not None and monotonic() - child.heard_s > self._silent_s
-        if is_silent and child.ended() is None:
-            _LOG.error("%s has hung, and is ended", child.name)
-            child.tell(signal.SIGKILL)
+        if child.heard_s is None:
+            is_silent = monotonic() - child.started_s > max(SILENT_FIRST_S, self._silent_s)
+        else:
+            is_silent = monotonic() - child.heard_s > self._silent_s
+        if is_silent:
+            self._end(child, "has hung", "TimeoutError: loading takes too long")
 
     def _end_if_too_large(self, worker: Child, place: Place) -> None:
         limit_bytes = self.loaded.app.pools[place.pool_id].memory_bytes
-        if limit_bytes < NEVER_NS and worker.resident_bytes() > limit_bytes:
-            _LOG.error("%s holds more memory than its pool has, and is ended", worker.name)
-            worker.tell(signal.SIGKILL)
+        if limit_bytes < NEVER_NS and worker.private_bytes() > limit_bytes:
+            problem = "MemoryError: loading takes more memory than the pool has"
+            self._end(worker, "holds more memory than its pool has", problem)
+
+    def _end(self, child: Child, why: str, problem: str) -> None:
+        """End a process; `problem` is that of the function that it is loading, if it is."""
+        if child.ended() is None and child.name not in self._ended_for:
+            self._ended_for[child.name] = problem
+            _LOG.error("%s %s, and is ended", _called(child), why)
+            child.tell(signal.SIGKILL)
 
     def _plan_restart(self, child: Child, status: int) -> None:
-        if monotonic() - child.started_s > SETTLED_S:
-            self._failures[child.name] = 0
-        failures = self._failures.get(child.name, 0)
-        delay_s = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
-        self._failures[child.name] = failures + 1
-        self._due_s[child.name] = monotonic() + delay_s
-        how = f"by signal {-status}" if status < 0 else f"with status {status}"
-        _LOG.warning("%s has ended %s; it is started again in %g s", child.name, how, delay_s)
+        now_s = monotonic()
+        before_s = self._restarts_s.get(child.name, [])
+        recent_s = [at_s for at_s in before_s if now_s - at_s < BACKOFF_WINDOW_S]
+        delay_s = BACKOFF_S[min(len(recent_s), len(BACKOFF_S) - 1)]
+        self._restarts_s[child.name] = [*recent_s, now_s]
+        self._due_s[child.name] = now_s + delay_s
+        _LOG.error(
+            "%s died (%s)%s; it is started again in %g s",
+            _called(child),
+            how_ended(status),
+            self._blame(child, status),
+            delay_s,
+        )
+
+    def _blame(self, child: Child, status: int) -> str:
+        """Say what a worker was loading when it died, and have that not loaded again by others."""
+        problem = f"ProcessDied: {how_ended(status)} while it was loaded"
+        if status == HUNG_EXIT:
+            problem = "TimeoutError: loading takes too long"
+        problem = self._ended_for.pop(child.name, problem)
+        found = [
+            under_way
+            for node_id, worker in self._workers.items()
+            if worker is child
+            for under_way in self._markers.under_way(node_id)
+        ]
+        said = []
+        for step, variant_id in found:
+            self._markers.suspect(step, variant_id, problem)
+            verb = "loading" if step == LOAD else "measuring"
+            said.append(f"{verb} {self.loaded.app.variants[variant_id].name!r}")
+        return f" while {' and '.join(said)}" if said else ""
 
     def _restart_due(self) -> None:
         for name in [name for name, due_s in self._due_s.items() if due_s <= monotonic()]:
@@ -166,6 +222,20 @@ class Generation:
             worker.wait(2.0)
             worker.close()
         shutil.rmtree(self._run_dir, ignore_errors=True)
+
+
+def _called(child: Child) -> str:
+    return child.name if child.name == "gateway" else f"worker {child.name}"
+
+
+def problems_line(problems: list[str]) -> bytes:
+    """What a gateway says on its pipe that cannot begin: why not."""
+    return PROBLEMS + json.dumps(problems).encode() + b"\n"
+
+
+def _problems(said: bytes) -> list[str]:
+    line = said.partition(b"\n")[0]
+    return list(json.loads(line.removeprefix(PROBLEMS))) if line.startswith(PROBLEMS) else []
 
 
 def _make_run_dir() -> Path:

@@ -21,7 +21,9 @@ from headgate.live.driver import Fault, no_fault
 from headgate.live.framing import Frames, frame
 from headgate.live.messages import (
     MESSAGE_BYTES_MAX,
+    FunctionFacts,
     Hello,
+    Learned,
     Message,
     Order,
     Ran,
@@ -42,6 +44,9 @@ class Listener(Protocol):
 
     def reported(self, event: Event) -> None:
         """Something else has happened."""
+
+    def learned(self, facts: FunctionFacts) -> None:
+        """A function that could not be loaded can be by now."""
 
     def lost(self, link: Link, batch_ids: list[int]) -> None:
         """The worker is gone, and these batches with it."""
@@ -69,13 +74,14 @@ class Link(asyncio.Protocol):
         self._fault = fault
         self._frames = Frames()
         self._transport: asyncio.Transport | None = None
-        self._blocks: dict[int, list[int]] = {}  # by batch that is out: blocks of its inputs
+        self._batch_ids: set[int] = set()  # that are out
 
     # --- orders --------------------------------------------------------------------------------
 
     def run(self, message: Run) -> None:
         """Send a batch. Its large tensors are put into shared memory first.
 
+        Their blocks are taken again when the worker releases them: a function may keep an array.
         Raises only if nothing of it has been sent: `ValueError` if it is too large.
         """
         offsets: list[int] = []
@@ -89,10 +95,9 @@ class Link(asyncio.Protocol):
                     )
             data = frame(message)
         except BaseException:
-            for offset in offsets:
-                self._own.free(offset)
+            self._free(offsets)
             raise
-        self._blocks[message.batch_id] = offsets
+        self._batch_ids.add(message.batch_id)
         self._write(data)
 
     def order(self, wire: Wire) -> None:
@@ -155,7 +160,7 @@ class Link(asyncio.Protocol):
         self._transport = None
         if not self.closed.done():
             self.closed.set_result(None)
-        lost, self._blocks = list(self._blocks), {}
+        lost, self._batch_ids = sorted(self._batch_ids), set()
         try:
             self._listener.lost(self, lost)
         except Exception:
@@ -166,7 +171,8 @@ class Link(asyncio.Protocol):
 
     def _received(self, message: Message) -> None:
         if isinstance(message, Ran):
-            self._free(message.batch_id)
+            self._batch_ids.discard(message.batch_id)
+            self._free(message.released)
             self._take_outputs(message)
             try:
                 self._listener.ran(self, message)
@@ -177,14 +183,18 @@ class Link(asyncio.Protocol):
             if not isinstance(event, Event):
                 raise ValueError(f"{message.wire} is not an event")
             if isinstance(event, BatchRefused):
-                self._free(event.batch_id)
+                self._batch_ids.discard(event.batch_id)
             try:
                 self._listener.reported(event)
             except Exception:
                 self._listener_broke(None)
         elif isinstance(message, Release):
-            for offset in message.offsets:
-                self._own.free(offset)
+            self._free(message.offsets)
+        elif isinstance(message, Learned):
+            try:
+                self._listener.learned(message.facts)
+            except Exception:
+                self._listener_broke(None)
         else:
             raise ValueError(f"{type(message).__name__} is not for a gateway")
 
@@ -209,6 +219,6 @@ class Link(asyncio.Protocol):
         if offsets:
             self._send(Release(offsets))
 
-    def _free(self, batch_id: int) -> None:
-        for offset in self._blocks.pop(batch_id, ()):
+    def _free(self, offsets: list[int]) -> None:
+        for offset in offsets:
             self._own.free(offset)

@@ -81,6 +81,7 @@ class FunctionFacts(Struct, array_like=True):
     exec_ns: tuple[int, ...]  # by batch size; empty where it was declared
     start_ns: int
     memory_bytes: int
+    problem: str = ""  # why its last load failed: exception type and message, in one line
 
 
 @final
@@ -94,12 +95,17 @@ class Hello(Message, tag=4):
 
 @final
 class Ran(Message, tag=5):
-    """A batch ran to its end. Frees the blocks that its inputs were in."""
+    """A batch ran to its end.
+
+    `released` are blocks of the gateway's shared memory that nobody in the worker looks at any
+    more: those of this batch's inputs, unless the function keeps one, and those it kept before.
+    """
 
     batch_id: int
     began_ns: int
     ended_ns: int
     results: list[Result]
+    released: list[int] = []
 
 
 @final
@@ -109,7 +115,14 @@ class Report(Message, tag=6):
     wire: list[object]
 
 
-AnyMessage = Run | Order | Release | Hello | Ran | Report
+@final
+class Learned(Message, tag=7):
+    """A function that could not be loaded when the worker said hello can be by now."""
+
+    facts: FunctionFacts
+
+
+AnyMessage = Run | Order | Release | Hello | Ran | Report | Learned
 
 ENCODER: Final = Encoder()
 DECODER: Final[Decoder[AnyMessage]] = Decoder(AnyMessage)

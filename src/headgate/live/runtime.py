@@ -23,6 +23,7 @@ from headgate.core.actions import (
     StopInstance,
 )
 from headgate.core.clock import SECOND_NS
+from headgate.core.errors import ConfigError
 from headgate.core.events import (
     BatchFinished,
     BatchLost,
@@ -30,6 +31,7 @@ from headgate.core.events import (
     Event,
     InstanceStarted,
     InstanceStopped,
+    LoadFailed,
     NodeJoined,
     NodeLost,
     Refusal,
@@ -37,17 +39,19 @@ from headgate.core.events import (
     RequestCancelled,
 )
 from headgate.core.lifecycle import InstanceState
-from headgate.core.model import App
+from headgate.core.model import App, Function, Variant
 from headgate.core.outcome import Outcome
 from headgate.core.records import STAGES_MAX
+from headgate.core.view import View
 from headgate.core.wire import to_wire
+from headgate.functions.tensor import Signature
 from headgate.live.accounts import Accounts, breakers
 from headgate.live.assignment import Assignment, Place
 from headgate.live.call import INTERNAL, Call
 from headgate.live.catalogue import catalogue, signatures
 from headgate.live.crew import Crew
 from headgate.live.driver import Driver, Fault, no_fault
-from headgate.live.facts import with_facts
+from headgate.live.facts import LoadsNeeded, check_loads, with_facts
 from headgate.live.findings import Findings
 from headgate.live.link import Link
 from headgate.live.making import Recording, make_scheduler
@@ -56,7 +60,7 @@ from headgate.live.metrics.readings import Readings
 from headgate.live.remote.errand import make_errand
 from headgate.live.remote.outposts import Outposts
 from headgate.live.remote.signatures import elsewhere, look_up, with_siblings
-from headgate.live.serving import Model, Phase
+from headgate.live.serving import CANNOT_LOAD, Model, Phase
 from headgate.live.vigil import Vigil
 
 _LOG: Final = logging.getLogger(__name__)
@@ -74,6 +78,7 @@ class Runtime:
         arena_bytes: int,
         log_path: Path | None,
         is_log_required: bool = True,
+        loads_needed: LoadsNeeded = "none",
         submitted: Callable[[Call], None] | None,
         settled: Callable[[Call], None],
         started: Callable[[str, int], None],
@@ -91,14 +96,16 @@ class Runtime:
         self._recording = Recording(log_path, self._loaded.serve, is_required=is_log_required)
         self._fault = fault
         self._crew = Crew(run_dir, assignment.nodes, self, arena_bytes=arena_bytes, fault=fault)
-        self._facts: dict[str, FunctionFacts] = {}
+        self._facts: dict[str, FunctionFacts] = {}  # by name of the variant
+        self._signatures: list[Signature] = []  # by function id
+        self._loads_needed = loads_needed
         self._base = assignment.base
         self._local_nodes = len(assignment.nodes)
         self._links: dict[int, Link] = {}  # by node id
         self._outposts: Outposts | None = None  # there once everything is known
         self._driver: Driver | None = None
         self._calls: dict[int, Call] = {}  # by request id: open
-        self._findings = Findings(self._loaded.app, [])
+        self._findings = Findings(self._loaded.app, self._signatures)
         self._variants_out: dict[int, tuple[int, int]] = {}  # by batch: its variant and items
         self._next_id = 0
         self._idle: asyncio.Event | None = None
@@ -150,22 +157,33 @@ class Runtime:
         """What is served."""
         return self._loaded.app
 
-    def is_ready(self, model: Model) -> bool:
-        """Whether there are workers, and none of its functions is only just being started."""
-        return all(self._is_up(stage.function.id) for stage in model.pipeline.stages)
+    def problem(self, model: Model) -> str:
+        """Why a model cannot be asked just now; nothing if it is ready."""
+        for stage in model.pipeline.stages:
+            problem = self._load_problem(stage.function) or self._absence(stage.function)
+            if problem:
+                is_all = stage.function.name == model.name
+                return problem if is_all else f"function {stage.function.name} {problem}"
+        return ""
 
-    def _is_up(self, function_id: int) -> bool:
-        if self._driver is None or self._outposts is None:
-            return False
-        if not (self._links or self._outposts.by_pool):
-            return False
-        states = [
-            instance.state
-            for instance in self._driver.scheduler.view.instances.values()
-            if instance.variant.function_id == function_id
-        ]
-        # Where nothing has been started, the policy will, when it is needed.
-        return not states or any(state != InstanceState.STARTING for state in states)
+    def _load_problem(self, function: Function) -> str:
+        """Why nobody can load a function, if the Scheduler waits for that to change."""
+        view = None if self._driver is None else self._driver.scheduler.view
+        if view is None or function.id not in view.unloadable:
+            return ""
+        failures = [view.load_failures.get(variant.id) for variant in function.variants]
+        reasons = [failure.reason for failure in failures if failure is not None]
+        return f"{CANNOT_LOAD}{reasons[0] if reasons else 'unknown error'}"
+
+    def _absence(self, function: Function) -> str:
+        return "" if self._variants_here(function) else "has no worker to run on"
+
+    def _variants_here(self, function: Function) -> list[Variant]:
+        """The builds of a function that there is a worker or a platform for."""
+        pool_ids = {link.place.pool_id for link in self._links.values()}
+        if self._outposts is not None:
+            pool_ids.update(self._outposts.by_pool)
+        return [v for v in function.variants if not pool_ids.isdisjoint(v.pool_ids)]
 
     def readings(self) -> Readings:
         """What is true just now, for whoever scrapes."""
@@ -346,13 +364,24 @@ class Runtime:
         """A worker is there, or there again."""
         self._links[link.place.id] = link
         if self._driver is not None:
-            self.node_joined(link.place)
+            self._join(link)
         self._know(link.hello.facts)
+
+    def _join(self, link: Link) -> None:
+        self.node_joined(link.place)
+        assert self._driver is not None
+        problems = {facts.function: facts.problem for facts in link.hello.facts if facts.problem}
+        for variant in self.app.variants:
+            if variant.name in problems:
+                problem = problems[variant.name]
+                self._driver.post(LoadFailed(variant.id, link.place.id, problem))
 
     def _know(self, found: list[FunctionFacts]) -> None:
         """Learn about functions; when something is known of all, begin."""
         for facts in found:
-            self._facts.setdefault(facts.function, facts)
+            known = self._facts.get(facts.function)
+            if known is None or (known.problem and not facts.problem):
+                self._facts[facts.function] = facts
         if self._driver is None and all(v.name in self._facts for v in self.app.variants):
             try:
                 self._begin()
@@ -367,18 +396,19 @@ class Runtime:
 
     def _begin(self) -> None:
         """Everything is known that the Scheduler is built of."""
+        check_loads(self.app, self._facts, self._loads_needed)
         self._facts = with_siblings(self._loaded, self._facts)
         self._loaded = with_facts(self._loaded, self._facts, "the application, as measured")
         app = self._loaded.app
         self._accounts = Accounts(app)
-        found = signatures(app, self._facts)
-        self._findings = Findings(app, found)
+        self._signatures[:] = signatures(app, self._facts)
+        self._findings = Findings(app, self._signatures)
         self._outposts = Outposts(
             self._loaded,
             self,
             self._accounts,
             self._started,
-            found,
+            self._signatures,
             first_node_id=self._local_nodes,
         )
         scheduler, header = make_scheduler(self._loaded)
@@ -393,7 +423,7 @@ class Runtime:
             suspect_s=(serve.timeout_ns + serve.hang_ns) / 1e9,
         )
         for link in self._links.values():
-            self.node_joined(link.place)
+            self._join(link)
         self._outposts.join()
         self.models = catalogue(app, self._facts)
         loop.call_soon(self._look_ready)
@@ -444,9 +474,29 @@ class Runtime:
         if self.phase is Phase.STARTING:
             asyncio.get_running_loop().call_soon(self._look_ready)
 
+    def learned(self, facts: FunctionFacts) -> None:
+        """A function that could not be loaded can be by now, and what it takes is known."""
+        self._facts[facts.function] = facts
+        if self._driver is None:
+            return
+        app = self._loaded.app
+        try:
+            self.models = catalogue(app, self._facts)
+            self._signatures[:] = signatures(app, self._facts)
+        except ConfigError as error:  # it does not fit into its pipeline
+            _LOG.error("%s", error)
+
     def _look_ready(self) -> None:
-        is_up = self.models and all(self.is_ready(model) for model in self.models.values())
-        if self.phase is Phase.STARTING and is_up:
+        """Be ready once no function is only just being started, but for those that cannot be."""
+        if self._driver is None or self.phase is not Phase.STARTING:
+            return
+        view = self._driver.scheduler.view
+        stages = [stage for model in self.models.values() for stage in model.pipeline.stages]
+        if stages and all(
+            self._load_problem(stage.function)
+            or not (self._absence(stage.function) or _is_starting(view, stage.function))
+            for stage in stages
+        ):
             self.phase = Phase.READY
 
     def lost(self, link: Link, batch_ids: list[int]) -> None:
@@ -465,6 +515,19 @@ class Runtime:
         assert self._driver is not None
         self._driver.post(NodeLost(place.id))
         self._accounts.node_lost(place.id)
+
+
+def _is_starting(view: View, function: Function) -> bool:
+    """Whether all instances of a function are only just being started.
+
+    Where nothing has been started, the policy will start something when it is needed.
+    """
+    states = [
+        instance.state
+        for instance in view.instances.values()
+        if instance.variant.function_id == function.id
+    ]
+    return bool(states) and all(state == InstanceState.STARTING for state in states)
 
 
 def _nobody(call: Call) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Final, Protocol
 
 from headgate.core.model import App, Pipeline
 from headgate.functions.tensor import TensorSpec
@@ -34,6 +34,22 @@ class Model:
     items_max: int  # of one request
 
 
+def without_details(problem: str) -> str:
+    """Return a problem as anybody may see it: of an exception, its type and not what it says.
+
+    >>> without_details("cannot be loaded: OSError: there is no /home/ann/weights")
+    'cannot be loaded: OSError'
+    """
+    before, found, reason = problem.partition(CANNOT_LOAD)
+    kind = reason.partition(":")[0]
+    if not found:
+        return problem
+    return f"{before}{CANNOT_LOAD}{kind if kind.isidentifier() else 'unknown error'}"
+
+
+CANNOT_LOAD: Final = "cannot be loaded: "
+
+
 class Serving(Protocol):
     """The runtime, as front ends see it. Everything here runs on the gateway's one event loop."""
 
@@ -49,8 +65,8 @@ class Serving(Protocol):
     def models(self) -> Mapping[str, Model]:
         """By name; empty while it is starting."""
 
-    def is_ready(self, model: Model) -> bool:
-        """Whether there is a worker that holds each function of it."""
+    def problem(self, model: Model) -> str:
+        """Why a model cannot be asked just now; nothing if it is ready."""
 
     def now_ns(self) -> int:
         """The machine's monotonic clock, which deadlines are on."""

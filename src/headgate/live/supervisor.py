@@ -7,7 +7,8 @@ and passes signals on:
   what it has within its bound, and all end. SIGINT (Ctrl-C) leaves the lame-duck time out.
 - A second signal ends everything at once.
 - SIGHUP, or a changed file where that is watched: a new generation is started; when it is ready,
-  the old one finishes. If the new configuration is wrong, the old one stays.
+  the old one finishes. If the new configuration is wrong, or one of its functions cannot be loaded,
+  the old one stays.
 """
 
 from __future__ import annotations
@@ -132,7 +133,11 @@ class Supervisor:
         for generation in list(self._generations):
             status = generation.look()
             if status is not None and len(self._generations) == 1:
+                for problem in generation.problems:
+                    _LOG.error("%s", problem)
                 return status
+            if status is not None:
+                _LOG.error("%s; what is served stays as it was", "; ".join(generation.problems))
             if status is not None or generation.has_left:
                 generation.close()
                 self._generations.remove(generation)

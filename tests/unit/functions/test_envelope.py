@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.errors import ConfigError
-from headgate.functions.arrays import to_array, to_tensor
+from headgate.functions.alone import Alone
+from headgate.functions.arrays import Array, to_array, to_tensor
 from headgate.functions.envelope import (
     Answer,
     decode_answer,
@@ -23,6 +24,7 @@ from headgate.functions.envelope import (
     works_of,
 )
 from headgate.functions.lambda_handler import Handler
+from headgate.functions.model import Model
 from headgate.functions.tensor import Tensor
 from headgate.functions.work import Result, Work
 
@@ -135,6 +137,17 @@ def test_the_function_that_is_named_is_loaded_beforehand(tmp_path: Path) -> None
     handler.warm_up()
     _, (result,) = ask(handler, "lazy", work(1, 1.0), deadline_ms=15.0)
     assert result.status == 200
+
+
+def test_a_model_that_says_in_a_list_how_unsure_it_is_is_understood() -> None:
+    """What looks at an answer after the model must not break on what the model may give."""
+
+    class Unsure(Model):
+        def predict(self, batch: dict[str, Array]) -> dict[str, object]:
+            return {"y": batch["x"], "unsure": [True] * len(batch["x"])}
+
+    result = Alone(Unsure()).run(work(1, 1.0, 2.0))
+    assert (result.status, result.is_unsure) == (200, True)
 
 
 tensors = st.builds(

@@ -14,8 +14,9 @@ import uvloop
 
 from headgate.core.errors import ConfigError
 from headgate.live import assignment, logs
+from headgate.live.facts import LoadsFailed
 from headgate.live.gateway.process import GatewayProcess
-from headgate.live.generation import BAD_CONFIGURATION
+from headgate.live.generation import BAD_CONFIGURATION, problems_line
 
 BROKEN_EXIT: Final = 70
 
@@ -34,6 +35,12 @@ def main() -> int:
         action="store_true",
         help="until then others do, or nobody",
     )
+    parser.add_argument(
+        "--loads-needed",
+        choices=("all", "one", "none"),
+        default="none",
+        help="which functions must be loaded for it to begin",
+    )
     options = parser.parse_args()
     # gRPC's own core writes to stderr by itself, and would wait if nobody reads it.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -41,8 +48,9 @@ def main() -> int:
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 return runner.run(_run(options))
-        except ConfigError as error:
-            _LOG.error("%s", error)
+        except ConfigError as error:  # the supervisor says it, with what it does about it
+            problems = error.problems if isinstance(error, LoadsFailed) else [str(error)]
+            os.write(options.heartbeat_fd, problems_line(problems))
             return BAD_CONFIGURATION
         except Exception:
             _LOG.critical("the gateway ends", exc_info=True)
@@ -56,6 +64,7 @@ async def _run(options: argparse.Namespace) -> int:
         options.heartbeat_fd,
         options.log,
         listens_when_ready=options.listens_when_ready,
+        loads_needed=options.loads_needed,
     )
     return await process.run()
 

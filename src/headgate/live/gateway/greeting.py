@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -13,14 +14,20 @@ _EXAMPLES: Final[dict[str, object]] = {"BYTES": "text", "BOOL": True, "FP32": 1.
 _ELEMENTS_MAX: Final = 64  # of an example that people can read
 
 
-def greeting(url: str, grpc: str, policy: str, models: list[Model]) -> bytes:
-    """One line of JSON, for the supervisor."""
+def greeting(
+    url: str, grpc: str, policy: str, models: list[Model], problems: Mapping[str, str]
+) -> bytes:
+    """One line of JSON, for the supervisor. `problems` are of models that are not ready."""
+    asked = next((model for model in models if model.name not in problems), models[0])
     content = {
         "url": url,
         "grpc": grpc,
         "policy": policy,
-        "models": [{"name": model.name, "signature": _signature(model)} for model in models],
-        "curl": _curl(url, models[0]),
+        "models": [
+            {"name": model.name, "signature": problems.get(model.name) or _signature(model)}
+            for model in models
+        ],
+        "curl": _curl(url, asked),
     }
     return msgspec.json.encode(content) + b"\n"
 

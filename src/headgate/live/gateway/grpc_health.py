@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Final, final
+from typing import Any, Final, final
 
 import grpc
 from grpc.aio import ServicerContext
@@ -13,7 +13,8 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthServicer
 
 from headgate.live.gateway.grpc_messages import SERVICE
-from headgate.live.serving import Phase, Serving
+from headgate.live.gateway.readiness import server_problem
+from headgate.live.serving import Serving
 
 HEALTH: Final = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 WATCH_S: Final = 0.2  # how often a change is looked for
@@ -33,6 +34,7 @@ class Health(HealthServicer):
         status = self._status(request.service)
         if status == HealthCheckResponse.SERVICE_UNKNOWN:
             await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service")
+        tell_reason(context, server_problem(self._serving))
         return HealthCheckResponse(status=status)
 
     async def Watch(
@@ -50,6 +52,13 @@ class Health(HealthServicer):
     def _status(self, service: str) -> int:
         if service not in ("", SERVICE):
             return HealthCheckResponse.SERVICE_UNKNOWN
-        if self._serving.phase is Phase.READY:
-            return HealthCheckResponse.SERVING
-        return HealthCheckResponse.NOT_SERVING
+        if server_problem(self._serving):
+            return HealthCheckResponse.NOT_SERVING
+        return HealthCheckResponse.SERVING
+
+
+def tell_reason(context: ServicerContext[Any, Any], problem: str) -> None:
+    """Say why something is not ready, in metadata: the messages have no field for it."""
+    if problem:
+        text = problem.encode("ascii", "replace").decode()
+        context.set_trailing_metadata((("headgate-reason", text),))

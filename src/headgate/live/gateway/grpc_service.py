@@ -20,6 +20,7 @@ from headgate.live.gateway.access import AccessLog, Asked
 from headgate.live.gateway.answers import verdict
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.deadline import timeout_ns
+from headgate.live.gateway.grpc_health import tell_reason
 from headgate.live.gateway.grpc_messages import SERVICE, Messages
 from headgate.live.gateway.grpc_pending import Pending
 from headgate.live.gateway.grpc_status import detail_of, status_of, trailers_of
@@ -28,9 +29,10 @@ from headgate.live.gateway.intake import check_open, check_outputs, find_model, 
 from headgate.live.gateway.keys import KeyRing
 from headgate.live.gateway.oip import VERSION
 from headgate.live.gateway.priority import priority_of
+from headgate.live.gateway.readiness import model_problem, server_problem
 from headgate.live.gateway.refusal import Refused
 from headgate.live.gateway.traceparent import traceparent
-from headgate.live.serving import Phase, Serving
+from headgate.live.serving import Serving
 
 Context = ServicerContext[bytes, bytes]
 Handler = Callable[[bytes, Context], Awaitable[bytes]]
@@ -87,16 +89,18 @@ class InferenceService:
 
     async def _server_ready(self, message: bytes, context: Context) -> bytes:
         self._parsed("ServerReadyRequest", message)
-        is_ready = self._serving.phase is Phase.READY
-        return self._encoded("ServerReadyResponse", ready=is_ready)
+        problem = server_problem(self._serving)
+        tell_reason(context, problem)
+        return self._encoded("ServerReadyResponse", ready=not problem)
 
     async def _model_ready(self, message: bytes, context: Context) -> bytes:
         self._keys.tenant(_headers(context))
         request = self._parsed("ModelReadyRequest", message)
         serving = self._serving
         model = find_model(serving, request.name, request.version)
-        is_ready = serving.phase is Phase.READY and serving.is_ready(model)
-        return self._encoded("ModelReadyResponse", ready=is_ready)
+        problem = model_problem(serving, model)
+        tell_reason(context, problem)
+        return self._encoded("ModelReadyResponse", ready=not problem)
 
     async def _server_metadata(self, message: bytes, context: Context) -> bytes:
         self._parsed("ServerMetadataRequest", message)

@@ -14,8 +14,9 @@ from headgate.live.gateway import oip
 from headgate.live.gateway.answers import JSON
 from headgate.live.gateway.exchange import Exchange
 from headgate.live.gateway.intake import find_model
+from headgate.live.gateway.readiness import model_problem, problems, server_problem
 from headgate.live.gateway.routes import Rule
-from headgate.live.serving import Model, Phase
+from headgate.live.serving import Model
 
 METRICS: Final = b"Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
 EXTENSIONS: Final = ("binary_tensor_data", "schedule_policy", "parameters")
@@ -64,23 +65,26 @@ class ModelJson(Struct, gc=False):
     outputs: list[TensorJson]
 
 
-def is_ready(exchange: Exchange) -> bool:
-    """Whether balancers should send requests here."""
-    return exchange.server.serving.phase is Phase.READY
-
-
 def live(exchange: Exchange) -> None:
     """It answers, so it lives."""
     exchange.respond(200, JSON, b'{"live":true}')
 
 
 def ready(exchange: Exchange) -> None:
-    """Whether it is ready. The protocol's text has `live` where it means `ready`: both are sent."""
-    told: dict[str, object] = {"ready": is_ready(exchange), "live": True}
+    """Whether it is ready, and if not, why.
+
+    The protocol's text has `live` where it means `ready`: both are sent.
+    """
     serving = exchange.server.serving
+    problem, broken = server_problem(serving), problems(serving)
+    told: dict[str, object] = {"ready": not problem, "live": True}
+    if problem:
+        told["reason"] = problem
+    if broken:
+        told["models"] = broken
     if isinstance(serving, Guarded) and serving.breakers():
         told["breakers"] = serving.breakers()
-    exchange.respond(200 if told["ready"] else 503, JSON, _ENCODER.encode(told))
+    exchange.respond(503 if problem else 200, JSON, _ENCODER.encode(told))
 
 
 def about_server(exchange: Exchange) -> None:
@@ -107,11 +111,13 @@ def about_model(exchange: Exchange) -> None:
 
 
 def model_ready(exchange: Exchange) -> None:
-    """Whether there is somebody to run a model. Raises `Refused`."""
+    """Whether a model can be asked, and if not, why. Raises `Refused`."""
     model = _model(exchange)
-    is_model_ready = is_ready(exchange) and exchange.server.serving.is_ready(model)
-    body = _ENCODER.encode({"name": model.name, "ready": is_model_ready})
-    exchange.respond(200 if is_model_ready else 503, JSON, body)
+    problem = model_problem(exchange.server.serving, model)
+    told: dict[str, object] = {"name": model.name, "ready": not problem}
+    if problem:
+        told["reason"] = problem
+    exchange.respond(503 if problem else 200, JSON, _ENCODER.encode(told))
 
 
 def metrics(exchange: Exchange) -> None:

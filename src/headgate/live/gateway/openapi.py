@@ -213,13 +213,17 @@ def _schemas() -> Document:
     datatype = {"type": "string", "enum": list(_DATATYPES)}
     data = {"type": "array", "items": {}}
     parameters = {"type": "object", "additionalProperties": {}}
+    by_name = {"type": "object", "additionalProperties": text}
     given = {"name": text, "datatype": datatype, "shape": shape}
     specs = _list(_object({"name": text, "datatype": datatype, "shape": spec_shape}))
     return {
         "Live": _object({"live": truth}),
-        "Ready": _object({"ready": truth, "live": truth}),
+        "Ready": _object(
+            {"ready": truth, "live": truth},
+            {"reason": text, "models": by_name, "breakers": by_name},
+        ),
         "Server": _object({"name": text, "version": text, "extensions": _list(text)}),
-        "ModelReady": _object({"name": text, "ready": truth}),
+        "ModelReady": _object({"name": text, "ready": truth}, {"reason": text}),
         "Model": _object(
             {
                 "name": text,

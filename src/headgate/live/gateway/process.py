@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, final
 from headgate.core.errors import ConfigError
 from headgate.live import assignment as assignments
 from headgate.live.call import Call
+from headgate.live.facts import LoadsNeeded
 from headgate.live.gateway.access import AccessLog
 from headgate.live.gateway.declared import gateway_config, tls_context
 from headgate.live.gateway.greeting import greeting
+from headgate.live.gateway.readiness import problems
 from headgate.live.gateway.server import HttpServer
 from headgate.live.metrics import Exposition, Metrics, Readings
 from headgate.live.runtime import Runtime
@@ -45,6 +47,7 @@ class GatewayProcess:
         log_path: Path | None,
         *,
         listens_when_ready: bool,
+        loads_needed: LoadsNeeded,
     ) -> None:
         assignment = assignments.read(run_dir)
         loaded = assignment.load()
@@ -62,6 +65,7 @@ class GatewayProcess:
             arena_bytes=loaded.serve.shared_memory_bytes,
             log_path=log_path,
             is_log_required=not listens_when_ready,
+            loads_needed=loads_needed,
             submitted=self._tracer.begin if self._tracer.is_on else None,
             settled=self._settled,
             started=self._metrics.cold_started,
@@ -114,7 +118,13 @@ class GatewayProcess:
         if self._listens_when_ready:
             await self._listen(server)
         models = list(self._runtime.models.values())
-        said = greeting(self._url, self._grpc_address, self._loaded.policy.name, models)
+        said = greeting(
+            self._url,
+            self._grpc_address,
+            self._loaded.policy.name,
+            models,
+            problems(self._runtime),
+        )
         os.write(self._pipe_fd, said)
         supervisor = os.getppid()
         while os.getppid() == supervisor:

@@ -14,14 +14,15 @@ from msgspec.json import encode
 from headgate.live.call import Call
 from headgate.live.gateway.answers import JSON, error_json
 from headgate.live.gateway.exchange import Exchange
-from headgate.live.gateway.health import is_ready
 from headgate.live.gateway.infer import check_coding, submit
 from headgate.live.gateway.intake import check_open, find_model
 from headgate.live.gateway.oip import InferRequest
+from headgate.live.gateway.readiness import problems
 from headgate.live.gateway.refusal import Refused
 from headgate.live.gateway.routes import Rule
 from headgate.live.gateway.sagemaker_bodies import Answer, understand
 from headgate.live.gateway.traceparent import traceparent
+from headgate.live.serving import Phase
 
 ATTRIBUTES: Final = b"x-amzn-sagemaker-custom-attributes"
 TARGET: Final = b"x-amzn-sagemaker-target-model"
@@ -67,8 +68,13 @@ class SageMakerForm:
 
 
 def ping(exchange: Exchange) -> None:
-    """Whether the container is healthy."""
-    exchange.respond(200 if is_ready(exchange) else 503, b"", b"")
+    """Whether the container is healthy.
+
+    SageMaker replaces one that is not, so it is as long as any of its models can be asked.
+    """
+    serving = exchange.server.serving
+    is_healthy = serving.phase is Phase.READY and len(problems(serving)) < len(serving.models)
+    exchange.respond(200 if is_healthy else 503, b"", b"")
 
 
 def invocations(exchange: Exchange) -> None:

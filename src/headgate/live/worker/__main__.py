@@ -37,6 +37,7 @@ def main() -> int:
 
     server = Server(
         listener,
+        run_dir,
         place,
         loaded,
         assignment.base,

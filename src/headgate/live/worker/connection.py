@@ -5,14 +5,18 @@ from __future__ import annotations
 import socket
 from collections import deque
 from itertools import islice
-from typing import Final, final
+from typing import Any, Final, final
+from weakref import ref
+
+import numpy as np
 
 from headgate.core.events import Event
 from headgate.core.wire import to_wire
+from headgate.functions.arrays import Array
 from headgate.functions.tensor import Block
 from headgate.live.arena import Arena
 from headgate.live.framing import Frames, frame
-from headgate.live.messages import AnyMessage, Hello, Report, Run
+from headgate.live.messages import AnyMessage, Hello, Release, Report, Run
 
 READ_BYTES: Final = 128 * 1024
 PIECES_MAX: Final = 64  # written at once
@@ -26,6 +30,10 @@ class Connection:
 
     Gateways number what is theirs as they like, so two of them may use the same number. Within
     the worker the ids of each lie in a range of its own, from `first_id` on.
+
+    Large inputs are looked at where the gateway has put them, and a function may keep such an array
+    for as long as it likes. So a block is given back when the last array that looks at it is gone,
+    and not when its batch has ended.
     """
 
     IDS: Final = 1 << 40
@@ -39,6 +47,9 @@ class Connection:
         self._theirs: Arena | None = None
         self._frames = Frames()
         self._unsent: deque[bytes | memoryview] = deque()
+        # Blocks that arrays look at, by the id of the reference that tells when none does.
+        self._borrowed: dict[int, tuple[ref[Array], int]] = {}
+        self._returned: deque[int] = deque()  # offsets of blocks that the gateway is not told of
 
     def greet(self, hello: Hello) -> None:
         """Say hello, and hand over our shared memory."""
@@ -64,13 +75,41 @@ class Connection:
 
     def find(self, run: Run) -> None:
         """Replace blocks by what is in them. Raises `ValueError` if one is not there."""
-        theirs = self._theirs
-        assert theirs is not None
         for work in run.works:
             for tensor in work.inputs:
                 data = tensor.data
                 if type(data) is Block:
-                    tensor.data = theirs.view(data)
+                    tensor.data = self._borrow(data)
+
+    def take_returned(self) -> list[int]:
+        """Return the offsets of blocks that nobody looks at any more, each of them once."""
+        returned: list[int] = []
+        while True:
+            try:
+                returned.append(self._returned.popleft())
+            except IndexError:
+                return returned
+
+    def give_back(self) -> None:
+        """Tell the gateway of blocks that nobody looks at any more."""
+        if self._returned:
+            self.send(frame(Release(self.take_returned())))
+
+    def _borrow(self, block: Block) -> memoryview:
+        """Return what is in a block, as memory that an array of ours owns.
+
+        Arrays that are made of it keep that one alive, and so does whatever is made of them.
+        """
+        assert self._theirs is not None
+        owner: Array = np.frombuffer(self._theirs.view(block), np.uint8)
+        gone = ref(owner, self._on_gone)
+        self._borrowed[id(gone)] = (gone, block.offset)
+        return owner.data
+
+    def _on_gone(self, gone: ref[Any]) -> None:
+        """Note that nobody looks at a block any more. Runs in any thread, and waits for nothing."""
+        _, offset = self._borrowed.pop(id(gone))
+        self._returned.append(offset)
 
     def report(self, event: Event) -> None:
         """Tell the gateway what has happened; in its own ids."""

@@ -8,8 +8,8 @@ from typing import Final, NoReturn
 
 from headgate.live import logs
 
-CONFIG_EXIT: Final = 78  # nothing will ever come of this application
-BROKEN_EXIT: Final = 70
+HUNG_EXIT: Final = 70  # something took longer than it may
+BROKEN_EXIT: Final = 71
 
 
 def end(status: int) -> NoReturn:

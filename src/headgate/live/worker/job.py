@@ -8,19 +8,23 @@ such a switch the listening thread does itself, before it listens again.
 
 from __future__ import annotations
 
-import traceback
+import logging
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread, get_ident
 from time import monotonic_ns
-from typing import final
+from typing import Final, final
 
 from headgate.live.worker.ending import BROKEN_EXIT, end
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 class Job:
     """Something to do in a thread of its own."""
 
+    what = "something"  # for people, who see it when it takes too long
+    is_awaited = True  # a worker that leaves finishes it first
     began_ns = 0  # 0: not yet
     limit_ns = 0  # how long it may take
 
@@ -70,6 +74,10 @@ class Executor:
         self.running.discard(job)
         job.over()
 
+    def is_busy(self) -> bool:
+        """Whether there is a job that must be finished before the process may end."""
+        return any(job.is_awaited for job in list(self.running))
+
     def hanging(self, now_ns: int) -> Job | None:
         """Return a job that takes longer than it may."""
         for job in list(self.running):
@@ -82,5 +90,5 @@ class Executor:
             try:
                 self.do(self._todo.get())
             except BaseException:  # ours, not the function's: nothing can be relied on any more
-                traceback.print_exc()
+                _LOG.critical("the worker is broken, and ends itself", exc_info=True)
                 end(BROKEN_EXIT)

@@ -1,21 +1,27 @@
-"""What a worker does in its threads: run a batch, make an instance ready, let a model go."""
+"""What a worker does in its threads: run a batch, load a model, try one, let one go."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from time import monotonic_ns
-from typing import final
+from typing import Final, final
 
 from headgate.core.actions import Dispatch, LoadWeights, StartInstance
+from headgate.core.clock import NEVER_NS
 from headgate.core.model import Variant
 from headgate.functions.tensor import Block
 from headgate.functions.words import words
 from headgate.live.framing import frame
-from headgate.live.messages import Ran, Result, Work
+from headgate.live.messages import MESSAGE_BYTES_MAX, Ran, Result, Work
 from headgate.live.worker.connection import Connection
 from headgate.live.worker.job import Job
+from headgate.live.worker.loading import Loader, LoadError
 from headgate.live.worker.runner import Runner
 from headgate.live.worker.stock import Stock
+from headgate.live.worker.trial import run_trial
+
+PROBLEM_BYTES_MAX: Final = 8192  # what an error takes of a message, at most
 
 
 @final
@@ -31,6 +37,7 @@ class BatchJob(Job):
         on_over: Callable[[BatchJob], None],
         limit_ns: int,
     ) -> None:
+        self.what = f"a batch of {runner.name!r}"
         self.order = order
         self.limit_ns = limit_ns
         self.answer = b""
@@ -41,21 +48,38 @@ class BatchJob(Job):
 
     def run(self) -> None:
         """Run it, and frame the answer."""
-        own = self._connection.own
         runner = self._runner
-        results = runner.run(self._works, own)
+        results = runner.run(self._works, self._connection.own)
         ended_ns = monotonic_ns()
         runner.usual_ns += (ended_ns - self.began_ns - runner.usual_ns) / 8
-        ran = Ran(self.order.batch_id % Connection.IDS, self.began_ns, ended_ns, results)
+        for work in self._works:
+            work.inputs.clear()
+        batch_id = self.order.batch_id % Connection.IDS
+        returned = self._connection.take_returned()
+        self.answer = self._framed(Ran(batch_id, self.began_ns, ended_ns, results, returned))
+
+    def _framed(self, ran: Ran) -> bytes:
+        """Return the message. What cannot be sent, or is too large for it, fails by itself."""
         try:
-            self.answer = frame(ran)
-        except ValueError as error:  # larger than any message may be
-            for result in results:
-                for tensor in result.outputs:
-                    if isinstance(tensor.data, Block):
-                        own.free(tensor.data.offset)
-            ran.results = [Result(work.task_id, [], str(error), 500) for work in self._works]
-            self.answer = frame(ran)
+            return frame(ran)
+        except Exception:  # the usual case is not looked at piece by piece
+            left_bytes = MESSAGE_BYTES_MAX
+            left_bytes -= PROBLEM_BYTES_MAX * (1 + len(ran.results) + len(ran.released))
+            for place, result in enumerate(ran.results):
+                size, problem = _size(result)
+                if size > left_bytes:
+                    problem = f"its outputs are {size} bytes, for which the answer has no room"
+                if problem:
+                    self._drop(result)
+                    ran.results[place] = Result(result.task_id, [], problem, 500)
+                else:
+                    left_bytes -= size
+            return frame(ran)
+
+    def _drop(self, result: Result) -> None:
+        for tensor in result.outputs:
+            if isinstance(tensor.data, Block):
+                self._connection.own.free(tensor.data.offset)
 
     def over(self) -> None:
         """Tell who waits for it."""
@@ -74,6 +98,7 @@ class PrepareJob(Job):
         on_over: Callable[[PrepareJob], None],
         limit_ns: int,
     ) -> None:
+        self.what = f"loading {variant.name!r}"
         self.order = order
         self.variant = variant
         self.limit_ns = limit_ns
@@ -88,8 +113,8 @@ class PrepareJob(Job):
             return
         try:
             self.runner = self._stock.take(self.variant)
-        except BaseException as error:  # whatever a model does
-            self.error = words(error)
+        except BaseException as error:  # there may be no memory for anything
+            self.error = str(error) if isinstance(error, LoadError) else words(error)
 
     def over(self) -> None:
         """Tell who waits for it."""
@@ -101,6 +126,7 @@ class UnloadJob(Job):
     """Lets a model go."""
 
     def __init__(self, variant: Variant, runner: Runner, stock: Stock, limit_ns: int) -> None:
+        self.what = f"unloading {variant.name!r}"
         self.limit_ns = limit_ns
         self._variant = variant
         self._runner = runner
@@ -109,3 +135,42 @@ class UnloadJob(Job):
     def run(self) -> None:
         """Have it unloaded."""
         self._stock.give(self._variant, self._runner, keep=False)
+
+
+@final
+class TrialJob(Job):
+    """Loads a function that may end its process in a process of its own, to see what happens."""
+
+    is_awaited = False
+    limit_ns = NEVER_NS  # the trial is watched by itself
+
+    def __init__(
+        self, variant: Variant, loader: Loader, run_dir: Path, limit_ns: int, memory_bytes: int
+    ) -> None:
+        self.what = f"a trial of {variant.name!r}"
+        self._variant = variant
+        self._loader = loader
+        self._run_dir = run_dir
+        self._limit_s = limit_ns / 1e9
+        self._memory_bytes = memory_bytes
+
+    def run(self) -> None:
+        """Try it."""
+        try:
+            reason = run_trial(
+                self._run_dir,
+                self._variant.id,
+                limit_s=self._limit_s,
+                memory_bytes=self._memory_bytes,
+            )
+        except OSError as error:  # there is no room for another process, or no memory
+            reason = words(error)
+        self._loader.ended_trial(self._variant, reason)
+
+
+def _size(result: Result) -> tuple[int, str]:
+    """Return how many bytes a result is in a message, and what is wrong if it cannot be in one."""
+    try:
+        return len(frame(Ran(0, 0, 0, [result]))), ""
+    except Exception as error:
+        return 0, words(error)

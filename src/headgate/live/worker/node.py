@@ -7,9 +7,10 @@ as soon as they have finished, but their models stay in stock for the next gatew
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
+from pathlib import Path
 from time import monotonic_ns
 from typing import Final, final
 
@@ -34,12 +35,16 @@ from headgate.core.events import (
     WeightsLoaded,
 )
 from headgate.core.model import App, Pool, Variant
-from headgate.live.messages import Run, Work
+from headgate.live.framing import frame
+from headgate.live.messages import FunctionFacts, Learned, Run, Work
 from headgate.live.worker.connection import Connection
 from headgate.live.worker.job import Executor
-from headgate.live.worker.jobs import BatchJob, PrepareJob, UnloadJob
+from headgate.live.worker.jobs import BatchJob, PrepareJob, TrialJob, UnloadJob
+from headgate.live.worker.loading import PREPARE_FACTOR, Loader
 from headgate.live.worker.runner import Runner
 from headgate.live.worker.stock import Stock
+
+_LOG: Final = logging.getLogger(__name__)
 
 INSTANCES_MAX: Final = 4096  # of one gateway
 
@@ -49,14 +54,26 @@ class Node:
     """Carries out the orders of all gateways. All of it runs in one thread."""
 
     def __init__(
-        self, id: int, pool: Pool, app: App, stock: Stock, executor: Executor, hang_ns: int
+        self,
+        id: int,
+        pool: Pool,
+        app: App,
+        run_dir: Path,
+        stock: Stock,
+        loader: Loader,
+        facts: dict[int, FunctionFacts],
+        executor: Executor,
+        hang_ns: int,
     ) -> None:
         self.backend = Backend(pool, app.variants)
         self.is_leaving = False
         self._id = id
         self._pool = pool
         self._app = app
+        self._run_dir = run_dir
         self._stock = stock
+        self._loader = loader
+        self._facts = facts  # by variant id; kept up to date here
         self._executor = executor
         self._hang_ns = hang_ns
         self._connections: dict[int, Connection] = {}  # by its first id
@@ -154,8 +171,22 @@ class Node:
             reason = "the worker is leaving" if self.is_leaving else "too many instances"
             connection.report(InstanceStopped(order.instance_id, reason))
             return
+        held_back = self._held_back(variants[order.variant_id])
+        if held_back:
+            connection.report(InstanceStopped(order.instance_id, held_back))
+            return
         local = StartInstance(instance_id, order.variant_id, self._pool.id, self._id)
         self._settle(now_ns, local, self.backend.start(now_ns, local))
+
+    def _held_back(self, variant: Variant) -> str:
+        """Return why a function is not to be loaded now; a trial of it may begin, off any slot."""
+        reason = "" if self._stock.has(variant) else self._loader.held_back(variant)
+        if reason and self._loader.begins_trial(variant):
+            limit_ns, memory_bytes = PREPARE_FACTOR * self._hang_ns, self._pool.memory_bytes
+            self._executor.submit(
+                TrialJob(variant, self._loader, self._run_dir, limit_ns, memory_bytes)
+            )
+        return reason
 
     def _settle(self, now_ns: int, order: Action, verdict: int) -> None:
         if verdict == Verdict.BEGIN:
@@ -209,12 +240,24 @@ class Node:
             self._report(instance_id, WeightsLoaded)
         elif job.runner is not None:
             self._report(instance_id, lambda id: InstanceStarted(id, self._id))
+            self._loads(job.variant, job.runner)
         else:
-            sys.stderr.write(f"{job.variant.name}: cannot be started: {job.error}\n")
+            if job.variant.id in self._facts:
+                self._facts[job.variant.id].problem = job.error
             for batch in self.backend.start_failed(instance_id):
                 self._refuse(batch, Refusal.GONE)
             self._report(instance_id, lambda id: InstanceStopped(id, job.error))
         self._after(now_ns, order, has_more_to_do)
+
+    def _loads(self, variant: Variant, runner: Runner) -> None:
+        """A function can be loaded, and if it could not be, every gateway hears how it looks."""
+        facts = self._facts.get(variant.id)
+        if facts is not None and facts.problem:
+            facts.problem = ""
+            facts.signature = runner.signature
+            _LOG.info("%s: is loaded again", variant.name)
+            for connection in self._connections.values():
+                connection.send(frame(Learned(facts)))
 
     def _after(self, now_ns: int, order: Action, has_more_to_do: bool) -> None:
         """Begin what was held back; let an instance go that was only to finish this."""
@@ -280,7 +323,6 @@ class Node:
 
 
 SHORT_NS: Final = 5_000_000  # with one slot, nobody waits for the listening thread meanwhile
-PREPARE_FACTOR: Final = 10  # weights may take longer than any batch
 _REFUSALS: Final[Mapping[int, int]] = {
     Verdict.BUSY: Refusal.BUSY,
     Verdict.LATE: Refusal.LATE,

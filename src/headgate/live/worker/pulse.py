@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import sys
 import time
 from collections.abc import Callable
 from threading import Lock, Thread
 from typing import Final, final
 
-from headgate.live.worker.ending import BROKEN_EXIT, end
+from headgate.live.worker.ending import HUNG_EXIT, end
 from headgate.live.worker.job import Executor
+
+_LOG: Final = logging.getLogger(__name__)
 
 BEAT_S: Final = 0.5
 
@@ -37,6 +39,7 @@ class Pulse:
         """Begin to beat. `on_alone` is called when nobody listens to it any more."""
         if self._fd is not None:
             os.set_blocking(self._fd, False)
+        self._beat()  # the thread may not come to that, if a function holds the interpreter
         Thread(target=self._beat_on, name="pulse", daemon=True).start()
 
     def _beat_on(self) -> None:
@@ -51,8 +54,13 @@ class Pulse:
         hanging = self._executor.hanging(now_ns)
         if hanging is not None:
             seconds = (now_ns - hanging.began_ns) / 1e9
-            sys.stderr.write(f"worker {self._name}: hung for {seconds:.1f} s, ends itself\n")
-            end(BROKEN_EXIT)
+            _LOG.error(
+                "worker %s: %s hung for %.1f s, and the worker ends itself",
+                self._name,
+                hanging.what,
+                seconds,
+            )
+            end(HUNG_EXIT)
 
     def _beat(self) -> None:
         if self._fd is None:

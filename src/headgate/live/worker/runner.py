@@ -2,14 +2,13 @@
 
 Requests share a batch and nothing else: what is wrong with one must not change another. So each is
 decoded and encoded by itself, only those that look alike are joined, and when a joined batch breaks
-its requests are run one by one, so that only the guilty ones fail. A function that must not be run
-twice fails as a whole instead.
+its requests are run one by one, so that only the guilty ones fail. Where a function must not be run
+twice, the requests that went into `predict` together fail together.
 """
 
 from __future__ import annotations
 
-import sys
-import traceback
+import logging
 from collections.abc import Hashable
 from time import monotonic_ns
 from typing import Final, final
@@ -25,20 +24,23 @@ from headgate.functions.words import sendable, words
 from headgate.live.arena import INLINE_BYTES_MAX, Arena
 from headgate.live.messages import Result, Work
 
+_LOG: Final = logging.getLogger(__name__)
+
 QUIET_NS: Final = 100_000_000  # between two tracebacks: somebody may break it on purpose
 UNSURE: Final = "unsure"
 
 
 @final
 class _Asked:
-    """One request of a batch, decoded."""
+    """One request of a batch, decoded. Requests go together whose columns are `alike`."""
 
-    __slots__ = ("column", "place", "work")
+    __slots__ = ("alike", "column", "place", "work")
 
-    def __init__(self, place: int, work: Work, column: object) -> None:
+    def __init__(self, place: int, work: Work, column: object, alike: Hashable) -> None:
         self.place = place
         self.work = work
         self.column = column
+        self.alike = alike
 
 
 @final
@@ -62,17 +64,15 @@ class Runner:
         Large outputs go into the `arena`, as far as there is one and there is room.
         """
         results: list[Result | None] = [None] * len(works)
-        alike: dict[Hashable, list[_Asked]] = {}
+        groups: dict[Hashable, list[_Asked]] = {}
         is_alone = len(works) == 1 or not self._batches
         for place, work in enumerate(works):
-            asked = self._decode(place, work)
+            asked = self._decode(place, work, is_alone=is_alone)
             if isinstance(asked, Result):
                 results[place] = asked
-            elif is_alone:
-                alike[place] = [asked]
             else:
-                alike.setdefault(likeness(asked.column), []).append(asked)
-        for group in alike.values():
+                groups.setdefault(asked.alike, []).append(asked)
+        for group in groups.values():
             self._predict(group, results, arena)
         return [result for result in results if result is not None]
 
@@ -80,15 +80,15 @@ class Runner:
         """Return the inputs of a request of one item; None if nobody knows any."""
         try:
             arrays = self.model.example()
-        except Exception as error:  # whatever a model does
+            if arrays is None:
+                return None
+            return [
+                to_tensor(name, array, datatype=getattr(self._inputs.get(name), "datatype", ""))
+                for name, array in arrays.items()
+            ]
+        except BaseException as error:  # whatever a model does
             self._complain(error)
             return None
-        if arrays is None:
-            return None
-        return [
-            to_tensor(name, array, datatype=getattr(self._inputs.get(name), "datatype", ""))
-            for name, array in arrays.items()
-        ]
 
     def unload(self) -> None:
         """Let the model go. Nothing runs on it any more."""
@@ -99,24 +99,29 @@ class Runner:
 
     # --- before --------------------------------------------------------------------------------
 
-    def _decode(self, place: int, work: Work) -> _Asked | Result:
+    def _decode(self, place: int, work: Work, *, is_alone: bool) -> _Asked | Result:
         try:
             arrays = self._arrays(work)
-        except ValueError as error:
-            return _failure(work, str(error), 400)
+        except Exception as error:
+            said = str(error) if isinstance(error, ValueError) else words(error)
+            return _failure(work, said, 400)
         try:
             column = self.model.decode(arrays)
         except BaseException as error:  # whatever a model does
             return _failure(work, words(error), 400)
         if not self._batches:
-            return _Asked(place, work, column)
+            return _Asked(place, work, column, place)
         try:
             items = length(column)
+            alike: Hashable = place if is_alone else likeness(column)
+            hash(alike)
         except ValueError as error:
             return _failure(work, f"what decode gave {error}", 500)
+        except BaseException as error:  # a class of the model's own may do anything
+            return _failure(work, f"what decode gave is no column: {words(error)}", 500)
         if items != work.items:
             return _failure(work, f"decode gave {items} items for {work.items}", 500)
-        return _Asked(place, work, column)
+        return _Asked(place, work, column, alike)
 
     def _arrays(self, work: Work) -> dict[str, Array]:
         """Return the inputs, checked against what is declared."""
@@ -143,23 +148,33 @@ class Runner:
     def _predict(
         self, group: list[_Asked], results: list[Result | None], arena: Arena | None
     ) -> None:
+        """Run requests together; if that breaks, and they may be run again, one by one."""
+        has_run = False
+        parts: list[object] | None = None
         try:
-            answer = self.model.predict(join([asked.column for asked in group]))
-            if self._batches:
-                parts = _parts(answer, [asked.work.items for asked in group])
-            else:
-                parts = [answer]
+            column = join([asked.column for asked in group])
+            has_run = True
+            parts = self._parts(self.model.predict(column), group)
         except BaseException as error:  # whatever a model does
-            if len(group) > 1 and self._is_idempotent:
+            if len(group) == 1 or (has_run and not self._is_idempotent):
+                self._complain(error)
                 for asked in group:
-                    self._predict([asked], results, arena)
+                    results[asked.place] = _failure(asked.work, words(error), 500)
                 return
-            self._complain(error)
-            for asked in group:
-                results[asked.place] = _failure(asked.work, words(error), 500)
-            return
-        for asked, part in zip(group, parts, strict=True):
-            results[asked.place] = self._encode(asked.work, part, arena)
+        for place, asked in enumerate(group):
+            if parts is None:
+                self._predict([asked], results, arena)
+            else:
+                results[asked.place] = self._encode(asked.work, parts[place], arena)
+
+    def _parts(self, answer: object, group: list[_Asked]) -> list[object]:
+        """Cut an answer apart, by request."""
+        if not self._batches:
+            return [answer]
+        try:
+            return split(answer, [asked.work.items for asked in group])
+        except ValueError as error:
+            raise ValueError(f"what predict gave {error}") from None
 
     # --- after ---------------------------------------------------------------------------------
 
@@ -167,11 +182,11 @@ class Runner:
         try:
             arrays = self.model.encode(part)
             outputs = self._tensors(arrays, work.items)
+            unsure = arrays.get(UNSURE)
+            is_unsure = unsure is not None and unsure.dtype == np.bool_ and bool(unsure.any())
         except BaseException as error:  # whatever a model does
             self._complain(error)
             return _failure(work, words(error), 500)
-        unsure = arrays.get(UNSURE)
-        is_unsure = unsure is not None and unsure.dtype == np.bool_ and bool(unsure.any())
         if arena is not None:
             for tensor in outputs:
                 if isinstance(tensor.data, memoryview) and tensor.data.nbytes >= INLINE_BYTES_MAX:
@@ -196,7 +211,7 @@ class Runner:
             if spec is None:
                 tensors.append(to_tensor(sendable(name), array))
                 continue
-            tensor = to_tensor(name, array, datatype=spec.datatype)
+            tensor = to_tensor(spec.name, array, datatype=spec.datatype)
             if spec.datatype != tensor.datatype or not fits(tensor.shape, spec.shape):
                 found = write_spec(TensorSpec(name, tensor.datatype, tensor.shape))
                 raise TypeError(f"output {name!r} is {found}, declared {write_spec(spec)}")
@@ -211,16 +226,7 @@ class Runner:
         if now_ns < self._quiet_until_ns:
             return
         self._quiet_until_ns = now_ns + QUIET_NS
-        told = sendable("".join(traceback.format_exception(error)))
-        sys.stderr.write(f"{self.name}: {told}")
-        sys.stderr.flush()
-
-
-def _parts(answer: object, lengths: list[int]) -> list[object]:
-    try:
-        return split(answer, lengths)
-    except ValueError as error:
-        raise ValueError(f"what predict gave {error}") from None
+        _LOG.error("%s: %s", self.name, words(error), exc_info=error)
 
 
 def _check(tensor: Tensor, spec: TensorSpec | None) -> None:
@@ -233,4 +239,4 @@ def _check(tensor: Tensor, spec: TensorSpec | None) -> None:
 
 
 def _failure(work: Work, error: str, status: int) -> Result:
-    return Result(work.task_id, [], error or "unknown error", status)
+    return Result(work.task_id, [], sendable(error) or "unknown error", status)

@@ -12,12 +12,13 @@ process, and that is what its gateways see.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import select
 import signal
 import socket
-import sys
 from contextlib import suppress
+from pathlib import Path
 from threading import Lock
 from time import monotonic_ns
 from typing import Final, final
@@ -28,15 +29,18 @@ from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
 from headgate.core.wire import from_wire
 from headgate.live.assignment import Place
+from headgate.live.markers import Markers
+from headgate.live.memory import private_bytes
 from headgate.live.messages import AnyMessage, Hello, Order, Release, Run
 from headgate.live.worker.connection import UNSENT_BYTES_MAX, Connection
-from headgate.live.worker.ending import CONFIG_EXIT
 from headgate.live.worker.job import Executor, Job
-from headgate.live.worker.memory import resident_bytes
-from headgate.live.worker.node import PREPARE_FACTOR, Node
+from headgate.live.worker.loading import PREPARE_FACTOR, Loader
+from headgate.live.worker.node import Node
 from headgate.live.worker.pulse import Pulse
 from headgate.live.worker.stock import Stock
 from headgate.live.worker.survey import Survey
+
+_LOG: Final = logging.getLogger(__name__)
 
 LINGER_NS: Final = 1_000_000_000  # for gateways to read the last answers
 CONNECTIONS_MAX: Final = 64
@@ -50,6 +54,7 @@ class Server:
     def __init__(
         self,
         listener: socket.socket,
+        run_dir: Path,
         place: Place,
         loaded: LoadedApp,
         base: str,
@@ -68,11 +73,30 @@ class Server:
             place.name, heartbeat_fd, self._executor, self._lock, self._tell_to_leave
         )
         app, pool = loaded.app, loaded.app.pools[place.pool_id]
-        self._stock = Stock(app, loaded.sources, pool, base, own_bytes=resident_bytes())
-        self._node = Node(place.id, pool, app, self._stock, self._executor, hang_ns)
-        here = [variant for variant in app.variants if pool.id in variant.pool_ids]
-        limit_ns = PREPARE_FACTOR * hang_ns
-        self._survey = Survey(here, loaded.sources, self._stock, limit_ns, self._surveyed)
+        markers = Markers(run_dir)
+        loader = Loader(app, loaded.sources, base, place.id, markers)
+        self._stock = Stock(app, pool, loader, own_bytes=private_bytes())
+        self._survey = Survey(
+            place.id,
+            [variant for variant in app.variants if pool.id in variant.pool_ids],
+            loaded.sources,
+            self._stock,
+            loader,
+            markers,
+            PREPARE_FACTOR * hang_ns,
+            self._surveyed,
+        )
+        self._node = Node(
+            place.id,
+            pool,
+            app,
+            run_dir,
+            self._stock,
+            loader,
+            self._survey.facts,
+            self._executor,
+            hang_ns,
+        )
         self._epoll = select.epoll()
         self._connections: dict[int, Connection] = {}  # by descriptor
         self._accepted = 0
@@ -87,18 +111,15 @@ class Server:
         # A signal that comes just before we wait would else be noticed only after that.
         signal.set_wakeup_fd(self._wake_fd, warn_on_full_buffer=False)
         self._epoll.register(self._woken_fd, select.EPOLLIN)
-        self._executor.submit(self._survey)
         self._pulse.start()
-        while not self._node.is_leaving or self._executor.running - {self._survey}:
+        self._executor.submit(self._survey)
+        while not self._node.is_leaving or self._executor.is_busy():
             happenings = self._wait(monotonic_ns())
             with self._lock:
                 self._turn(happenings)
                 short, self._executor.short = self._executor.short, None
             if short is not None:
                 self._executor.do(short)
-            if self._survey.problem is not None:
-                sys.stderr.write(f"headgate: {self._survey.problem}\n")
-                return CONFIG_EXIT
         self._linger()
         self._stock.clear()
         return 0
@@ -173,9 +194,7 @@ class Server:
 
     def _surveyed(self) -> None:
         """Let gateways in: now there is something to say hello with."""
-        if self._survey.problem is not None:
-            self._wake()
-        elif not self._node.is_leaving:
+        if not self._node.is_leaving:
             gc.freeze()  # models stay: nobody needs to look at them for garbage
             self._epoll.register(self._listener.fileno(), select.EPOLLIN)
 
@@ -194,7 +213,7 @@ class Server:
         self._epoll.register(sock.fileno(), select.EPOLLIN)
         self._node.join(connection)
         try:
-            connection.greet(Hello(self._place.id, os.getpid(), self._survey.facts))
+            connection.greet(Hello(self._place.id, os.getpid(), list(self._survey.facts.values())))
         except OSError:
             self._close(connection)
 
@@ -211,7 +230,7 @@ class Server:
         except OSError:
             self._close(connection)
         except (ValueError, ConfigError) as error:  # nothing a gateway of ours would say
-            sys.stderr.write(f"worker {self._place.name}: leaves a gateway: {error}\n")
+            _LOG.error("worker %s: leaves a gateway: %s", self._place.name, error)
             self._close(connection)
 
     def _obey(self, connection: Connection, message: AnyMessage) -> None:
@@ -231,6 +250,7 @@ class Server:
 
     def _flush(self, connection: Connection) -> None:
         """Write; and hear no more from a gateway that lets too much of it lie."""
+        connection.give_back()
         if not connection.unsent_bytes:
             return
         was_blocked = connection.is_blocked

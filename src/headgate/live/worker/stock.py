@@ -9,35 +9,29 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Sequence
 from threading import Lock
 from typing import final
 
-from headgate.app.loaded import Source
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
 from headgate.core.model import App, Pool, Variant
-from headgate.functions.source import build_model
-from headgate.functions.words import words
+from headgate.live.worker.loading import Loader
 from headgate.live.worker.runner import Runner
 
 
 @final
 class Stock:
-    """Loads models, and keeps those that are left over. Safe between threads."""
+    """Has models loaded, and keeps those that are left over. Safe between threads."""
 
     def __init__(
         self,
         app: App,
-        sources: Sequence[Source | None],
         pool: Pool,
-        base: str,
+        loader: Loader,
         *,
         own_bytes: int = 0,  # what the process holds without any model
     ) -> None:
-        self._app = app
-        self._sources = sources
-        self._base = base
+        self._loader = loader
         self._pool = pool
         self._own_bytes = own_bytes
         # By variant id; None: not known yet.
@@ -47,7 +41,7 @@ class Stock:
         self._lock = Lock()
 
     def take(self, variant: Variant) -> Runner:
-        """Return a runner of its own for an instance. Raises whatever the model does."""
+        """Return a runner of its own for an instance. Raises `LoadError`."""
         with self._lock:
             found = next((kept for kept in self._kept if kept[0] is variant), None)
             if found is not None:
@@ -58,11 +52,16 @@ class Stock:
         self.make_way(variant)
         self._make_room()
         try:
-            return self._load(variant)
+            return self._loader.load(variant, self.clear)
         except BaseException:
             with self._lock:
                 self._used[variant.id] -= 1
             raise
+
+    def has(self, variant: Variant) -> bool:
+        """Whether a model of it is there that needs no loading."""
+        with self._lock:
+            return any(kept[0] is variant for kept in self._kept)
 
     def give(self, variant: Variant, runner: Runner, *, keep: bool) -> None:
         """Take a runner back: to keep it for the next, or to let its model go."""
@@ -98,34 +97,16 @@ class Stock:
             self._sizes_bytes[variant.id] = size_bytes
         return size_bytes * limit_bytes // max(1, room_bytes)
 
-    def clear(self) -> None:
-        """Let go of everything that is kept."""
+    def clear(self) -> bool:
+        """Let go of everything that is kept; whether there was anything."""
         with self._lock:
             kept, self._kept = self._kept, []
         if not kept:
-            return
+            return False
         while kept:
             kept.pop()[1].unload()
         gc.collect()  # whoever needs the memory needs it now
-
-    def _load(self, variant: Variant) -> Runner:
-        source = self._sources[variant.id]
-        if source is None:
-            raise ConfigError("has neither model nor code", where=variant.name)
-        try:
-            return self._loaded(source, variant)
-        except MemoryError:  # what is kept may be all that is in the way
-            self.clear()
-            return self._loaded(source, variant)
-
-    def _loaded(self, source: Source, variant: Variant) -> Runner:
-        model = build_model(source, self._base, variant.name)
-        try:
-            model.load()
-        except SystemExit as error:
-            raise ConfigError(f"cannot be loaded: {words(error)}", where=variant.name) from error
-        is_idempotent = self._app.functions[variant.function_id].is_idempotent
-        return Runner(variant.name, model, is_idempotent=is_idempotent)
+        return True
 
     def _make_room(self) -> None:
         """Let go of what does not fit beside the instances."""

@@ -1,25 +1,25 @@
 """The survey: what a worker finds out about its functions before it says hello.
 
 Each is loaded, so that its signature is known and the first request need not wait. One whose times
-were not declared is measured, on its own example or on zeros.
+were not declared is measured, on its own example or on zeros. A function that cannot be loaded does
+not keep the worker from serving the others: its facts say why.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from time import monotonic_ns
 from typing import Final, final
 
 from headgate.app.loaded import Source
-from headgate.core.errors import ConfigError
 from headgate.core.model import Variant
 from headgate.functions.tensor import Signature
-from headgate.functions.words import words
+from headgate.live.markers import MEASURE, Markers
+from headgate.live.memory import private_bytes
 from headgate.live.messages import FunctionFacts, Work
 from headgate.live.worker.job import Job
-from headgate.live.worker.memory import resident_bytes
+from headgate.live.worker.loading import Loader, LoadError
 from headgate.live.worker.runner import Runner
 from headgate.live.worker.stock import Stock
 
@@ -32,51 +32,74 @@ RUNS_MAX: Final = 7  # of one batch size
 class Survey(Job):
     """Looks at every variant that this worker may run."""
 
+    is_awaited = False
+
     def __init__(
         self,
+        node_id: int,
         variants: Sequence[Variant],
         sources: Sequence[Source | None],
         stock: Stock,
+        loader: Loader,
+        markers: Markers,
         limit_ns: int,
         on_over: Callable[[], None],
     ) -> None:
-        self.limit_ns = limit_ns
-        self.facts: list[FunctionFacts] = []
-        self.problem: ConfigError | None = None  # nothing will ever come of this application
+        self.limit_ns = limit_ns  # for each of the functions
+        self.facts: dict[int, FunctionFacts] = {}  # by variant id
         self.over = on_over  # type: ignore[method-assign]
+        self._node_id = node_id
         self._variants = [variant for variant in variants if sources[variant.id] is not None]
         self._sources = sources
         self._stock = stock
+        self._loader = loader
+        self._markers = markers
 
     def run(self) -> None:
-        """Find the facts; of a function that cannot be loaded just now nothing is known."""
+        """Find the facts; of a function that cannot be loaded, why."""
         for variant in self._variants:
+            self.what = f"loading {variant.name!r} for the first time"
+            self.began_ns = monotonic_ns()
+            problem = self._loader.suspicion(variant)  # that load has ended a worker before
             try:
-                self.facts.append(self._look_at(variant))
-            except ConfigError as error:
-                self.problem = error
-                return
-            except BaseException as error:  # whatever a model does
-                sys.stderr.write(f"{variant.name}: cannot be loaded: {words(error)}\n")
-                self.facts.append(FunctionFacts(variant.name, Signature(), (), 0, 0))
+                if not problem:
+                    self.facts[variant.id] = self._look_at(variant)
+            except LoadError as error:
+                problem = str(error)
+            if problem:
+                facts = FunctionFacts(variant.name, Signature(), (), 0, 0, problem)
+                self.facts[variant.id] = facts
 
     def _look_at(self, variant: Variant) -> FunctionFacts:
         source = self._sources[variant.id]
         assert source is not None
         self._stock.make_way(variant)
-        before_ns, before_bytes = monotonic_ns(), resident_bytes()
+        before_ns, before_bytes = monotonic_ns(), private_bytes()
         runner = self._stock.take(variant)
         start_ns = monotonic_ns() - before_ns
-        exec_ns: tuple[int, ...] = ()
+        is_kept = False
         try:
-            if source.is_measured:
-                budget_ns = min(BUDGET_NS, BUDGET_ALL_NS // len(self._variants))
-                exec_ns = measure(runner, source.batch, budget_ns)
-            grown_bytes = max(0, resident_bytes() - before_bytes)
+            exec_ns = self._measure(variant, runner, source.batch) if source.is_measured else ()
+            grown_bytes = max(0, private_bytes() - before_bytes)
             memory_bytes = self._stock.weigh(variant, grown_bytes)
+            is_kept = True
+        except BaseException as error:  # it is larger than its pool, or leaves no memory for us
+            raise LoadError(self._loader.failed(variant, error)) from None
         finally:
-            self._stock.give(variant, runner, keep=True)
+            self._stock.give(variant, runner, keep=is_kept)
         return FunctionFacts(variant.name, runner.signature, exec_ns, start_ns, memory_bytes)
+
+    def _measure(self, variant: Variant, runner: Runner, batch: int) -> tuple[int, ...]:
+        """Return the time of a batch by its size; nothing if that has ended a worker before."""
+        markers, node_id = self._markers, self._node_id
+        before = markers.measured(node_id, variant.id)
+        if before is not None or markers.suspicion(MEASURE, variant.id):
+            return before or ()
+        budget_ns = min(BUDGET_NS, BUDGET_ALL_NS // len(self._variants))
+        with markers.during(MEASURE, node_id, variant.id):
+            exec_ns = measure(runner, batch, budget_ns)
+        markers.keep_measured(node_id, variant.id, exec_ns)
+        return exec_ns
 
 
 def measure(runner: Runner, batch: int, budget_ns: int) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ class FakeServing:
         self.mode = "echo"
         self.calls: list[Call] = []
         self.cancelled: list[Call] = []
-        self.loads: set[str] = set()  # models that nobody holds yet
+        self.problems: dict[str, str] = {}  # why models are not ready, by name
         self._stages = (Stage(function),)
         any_fp32 = (TensorSpec("x", "FP32", (-1, 2)),)
         self.add("echo", any_fp32, any_fp32)
@@ -51,8 +51,8 @@ class FakeServing:
         pipeline = Pipeline(len(self.models), name, self._stages, Slo(100_000_000))
         self.models[name] = Model(name, pipeline, "python", inputs, outputs, batches, 8)
 
-    def is_ready(self, model: Model) -> bool:
-        return model.name not in self.loads
+    def problem(self, model: Model) -> str:
+        return self.problems.get(model.name, "")
 
     def now_ns(self) -> int:
         return time.monotonic_ns()

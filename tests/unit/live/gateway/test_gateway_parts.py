@@ -155,12 +155,38 @@ def test_metadata() -> None:
         assert about["inputs"][1] == {"name": "b", "datatype": "FP32", "shape": [-1, 3]}
         reply = await rig.ask(request("GET", "/v2/models/two/ready"))
         assert (reply.status, reply.json) == (200, {"name": "two", "ready": True})
-        rig.serving.loads.add("two")
+        rig.serving.problems["two"] = "cannot be loaded: OSError: no /home/ann/weights"
         reply = await rig.ask(request("GET", "/v2/models/two/versions/1/ready"))
-        assert (reply.status, reply.json["ready"]) == (503, False)
+        told = {"name": "two", "ready": False, "reason": "cannot be loaded: OSError"}
+        assert (reply.status, reply.json) == (503, told)
         assert (await rig.ask(request("GET", "/v2/models/nobody/ready"))).status == 404
         reply = await rig.ask(request("GET", "/metrics"))
         assert (reply.body, reply.headers["content-type"][:10]) == (b"up 1\n", "text/plain")
+
+    run(story)
+
+
+def test_readiness_names_the_models_that_are_not_and_no_details() -> None:
+    """These paths are open to anybody: what an exception says stays in the log."""
+
+    async def story(rig: Rig) -> None:
+        rig.serving.problems["two"] = "cannot be loaded: OSError: no /home/ann/weights"
+        for path in ("/readyz", "/v2/health/ready"):
+            reply = await rig.ask(request("GET", path))
+            assert reply.status == 503
+            assert reply.json == {
+                "ready": False,
+                "live": True,
+                "reason": "not ready: two",
+                "models": {"two": "cannot be loaded: OSError"},
+            }
+        assert (await rig.ask(request("GET", "/ping"))).status == 200
+        for name in rig.serving.models:
+            rig.serving.problems[name] = "has no worker to run on"
+        assert (await rig.ask(request("GET", "/ping"))).status == 503
+        rig.serving.problems.clear()
+        reply = await rig.ask(request("GET", "/readyz"))
+        assert (reply.status, reply.json) == (200, {"ready": True, "live": True})
 
     run(story)
 

@@ -38,8 +38,9 @@ def test_health_of_the_protocol() -> None:
             return live.live, ready.ready, model.ready
 
         assert await is_ready() == (True, True, True)
-        rig.serving.loads.add("echo")
-        assert await is_ready() == (True, True, False)
+        rig.serving.problems["echo"] = "cannot be loaded: OSError: no /home/ann/weights"
+        assert await is_ready() == (True, False, False)
+        rig.serving.problems.clear()
         rig.serving.phase = Phase.LEAVING
         assert await is_ready() == (True, False, False)
 

@@ -1,0 +1,191 @@
+"""Loading models, and what becomes of a function that cannot be loaded.
+
+Such a function must cost its neighbours nothing. It is loaded once per back-off at most, however
+often a start is ordered. If its load has ended a worker, or has failed only after a while, it is
+loaded in a process of its own first (`trial`), and in the worker only when that has gone well.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from time import monotonic_ns
+from typing import Final, final
+
+from headgate.app.loaded import Source
+from headgate.core.clock import SECOND_NS
+from headgate.core.errors import ConfigError
+from headgate.core.model import App, Variant
+from headgate.functions.source import build_model
+from headgate.functions.words import words
+from headgate.live.markers import LOAD, Markers
+from headgate.live.worker.runner import Runner
+
+_LOG: Final = logging.getLogger(__name__)
+
+# Between two loads of a function that cannot be loaded, by how often it has failed in a row.
+BACKOFF_NS: Final = tuple(seconds * SECOND_NS for seconds in (1, 2, 4, 8, 16, 30))
+# A load that fails at once hurts nobody. One that takes longer keeps a slot busy meanwhile.
+AT_ONCE_NS: Final = 10_000_000
+PREPARE_FACTOR: Final = 10  # weights may take longer than any batch
+
+
+class LoadError(Exception):
+    """A function cannot be loaded. Its text says why: exception type and message, in one line."""
+
+
+@final
+class _Failure:
+    """How often a function could not be loaded in a row, why, and when it may be tried again."""
+
+    __slots__ = ("count", "reason", "retry_ns")
+
+    def __init__(self, count: int, reason: str, retry_ns: int) -> None:
+        self.count = count
+        self.reason = reason
+        self.retry_ns = retry_ns
+
+
+@final
+class Loader:
+    """Loads the functions of one worker. Safe between threads."""
+
+    def __init__(
+        self,
+        app: App,
+        sources: Sequence[Source | None],
+        base: str,
+        node_id: int,
+        markers: Markers,
+    ) -> None:
+        self._app = app
+        self._sources = sources
+        self._base = base
+        self._node_id = node_id
+        self._markers = markers
+        self._failures: dict[int, _Failure] = {}  # by variant id
+        self._trial_of: int | None = None  # the variant that is on trial
+
+    def load(self, variant: Variant, make_room: Callable[[], bool]) -> Runner:
+        """Return a runner of a model that was loaded just now. Raises `LoadError`.
+
+        If the memory does not suffice, `make_room` is asked for more, and the load is repeated if
+        there was any.
+        """
+        began_ns = monotonic_ns()
+        try:
+            with self._markers.during(LOAD, self._node_id, variant.id):
+                try:
+                    runner = self._loaded(variant)
+                except MemoryError:
+                    if not make_room():
+                        raise
+                    runner = self._loaded(variant)
+        except BaseException as error:  # whatever a model does
+            reason = self.failed(variant, error)
+            if monotonic_ns() - began_ns > AT_ONCE_NS:
+                self._markers.suspect(LOAD, variant.id, reason)
+            raise LoadError(reason) from None
+        self._failures.pop(variant.id, None)
+        return runner
+
+    def failed(self, variant: Variant, error: BaseException) -> str:
+        """Remember that a function cannot be loaded; return why."""
+        reason = reason_of(error, variant.name)
+        if not tell_once(self._markers, variant.name, reason, error):
+            _LOG.warning("%s: still cannot be loaded: %s", variant.name, reason)
+        self._hold_back(variant, reason)
+        return reason
+
+    def suspicion(self, variant: Variant) -> str:
+        """Return why a function must not be loaded in this process; nothing if it may be."""
+        return self._markers.suspicion(LOAD, variant.id)
+
+    def held_back(self, variant: Variant) -> str:
+        """Return why a function is not loaded now: what its last load said; nothing if it may be.
+
+        Costs little, so that it may be asked for every start that is ordered.
+        """
+        return self._waits(variant) or self.suspicion(variant)
+
+    # --- trials --------------------------------------------------------------------------------
+
+    def begins_trial(self, variant: Variant) -> bool:
+        """Whether a function that is held back is to be tried now, in a process of its own."""
+        if self._trial_of is not None or self._waits(variant):
+            return False
+        self._trial_of = variant.id
+        return True
+
+    def ended_trial(self, variant: Variant, reason: str) -> None:
+        """A trial is over: `reason` says why it failed, if it did."""
+        self._trial_of = None
+        if reason:
+            _LOG.warning("%s: still cannot be loaded: %s", variant.name, reason)
+            self._markers.suspect(LOAD, variant.id, reason)
+            self._hold_back(variant, reason)
+        else:
+            _LOG.info("%s: can be loaded again", variant.name)
+            self._failures.pop(variant.id, None)
+            self._markers.acquit(LOAD, variant.id)
+
+    # --- parts ---------------------------------------------------------------------------------
+
+    def _waits(self, variant: Variant) -> str:
+        failure = self._failures.get(variant.id)
+        return failure.reason if failure and monotonic_ns() < failure.retry_ns else ""
+
+    def _hold_back(self, variant: Variant, reason: str) -> None:
+        before = self._failures.get(variant.id)
+        count = 0 if before is None else before.count
+        wait_ns = BACKOFF_NS[min(count, len(BACKOFF_NS) - 1)]
+        self._failures[variant.id] = _Failure(count + 1, reason, monotonic_ns() + wait_ns)
+
+    def _loaded(self, variant: Variant) -> Runner:
+        return load_runner(self._app, self._sources, self._base, variant)
+
+
+def load_runner(app: App, sources: Sequence[Source | None], base: str, variant: Variant) -> Runner:
+    """Build and load a model. Raises whatever the model does."""
+    source = sources[variant.id]
+    if source is None:
+        raise ConfigError("has neither model nor code", where=variant.name)
+    model = build_model(source, base, variant.name)
+    model.load()
+    is_idempotent = app.functions[variant.function_id].is_idempotent
+    return Runner(variant.name, model, is_idempotent=is_idempotent)
+
+
+def tell_once(markers: Markers, name: str, reason: str, error: BaseException) -> bool:
+    """Log where a load broke, unless some worker has logged that already; whether it was new."""
+    # An error of ours says all there is to say; what led to it may be within the user's code.
+    shown = error.__cause__ if isinstance(error, ConfigError) else error
+    if not markers.is_new(f"{name}: {_place(shown) or reason}"):
+        return False
+    _LOG.error("%s: cannot be loaded: %s", name, reason, exc_info=shown)
+    return True
+
+
+def _place(error: BaseException | None) -> str:
+    """Return what makes a failure the same as one before: its type, and the line that raised it.
+
+    Not its text, which may have the time in it.
+    """
+    trace = None if error is None else error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return ""
+    return f"{type(error).__name__}, {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+
+
+def reason_of(error: BaseException, name: str) -> str:
+    """Return why a function cannot be loaded: the type of the exception, and what it says.
+
+    >>> reason_of(OSError("no weights"), "f")
+    'OSError: no weights'
+    """
+    if not isinstance(error, ConfigError):
+        return words(error)
+    kind = type(error.__cause__ or error).__name__
+    return f"{kind}: {words(error).removeprefix('ConfigError: ').removeprefix(f'{name}: ')}"

@@ -1,0 +1,85 @@
+"""What a function keeps of its inputs stays as it was, whatever comes later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from worker_rig import code, row, worker
+
+from headgate.functions.arrays import Array
+
+SIZE = 16_384  # elements of four bytes: more than goes in a message
+
+
+def large(value: float, items: int = 1) -> dict[str, Array]:
+    return {"x": np.full((items, SIZE), value, np.float32)}
+
+
+@pytest.mark.parametrize("how", ["array", "view", "memory", "decoded"])
+def test_kept_inputs_are_not_overwritten_by_later_requests(tmp_path: Path, how: str) -> None:
+    """The gateway uses a block again as soon as it may: those that are kept it may not."""
+    with worker(tmp_path, {"keeps": code("Keeps", options={"how": how})}) as process:
+        gateway = process.gateway()
+        gateway.start()
+        elements = SIZE - 2 if how == "view" else SIZE
+        for number in range(1, 13):
+            gateway.run(large(number), shares=True)
+            (result,) = gateway.ran().results
+            expected = [float(n * elements) for n in range(1, number + 1)]
+            assert gateway.arrays(result)["sums"].tolist() == [expected]
+        assert len(gateway.in_use) == 12
+        gateway.run(large(0), shares=True)  # it lets go of everything
+        gateway.ran()
+        gateway.ask(large(1))  # whatever was given back only after that
+        assert not gateway.in_use
+
+
+def test_requests_of_one_batch_that_are_kept_stay_as_well(tmp_path: Path) -> None:
+    with worker(tmp_path, {"keeps": code("Keeps", options={"how": "decoded"})}) as process:
+        gateway = process.gateway()
+        gateway.start()
+        for number in range(4):
+            gateway.run(large(2 * number + 1), large(2 * number + 2), shares=True)
+            *_, last = gateway.ran().results
+        expected = [float(n * SIZE) for n in range(1, 9)]
+        assert gateway.arrays(last)["sums"].tolist() == [expected]
+
+
+def test_what_is_not_kept_is_given_back_with_the_answer(tmp_path: Path) -> None:
+    functions = {"double": code("double"), "picky": code("picky")}
+    with worker(tmp_path, functions, pool={"queue": 0}) as process:
+        gateway = process.gateway()
+        gateway.start(0, 0)
+        gateway.start(1, 1)
+        sent = {"x": np.ones((SIZE, 2), np.float32)}
+        wrong = {"x": np.ones((SIZE, 3), np.float32)}  # 400, and never an array of the function's
+        gateway.run(sent, wrong, sent, shares=True)
+        assert [result.status for result in gateway.ran().results] == [200, 400, 200]
+        assert not gateway.in_use
+        poison = {"x": np.full(SIZE, -1, np.float32)}
+        gateway.run({"x": poison["x"] * -1}, poison, instance_id=1, shares=True)
+        assert [result.status for result in gateway.ran().results] == [200, 500]
+        gateway.ask(row(1), instance_id=1)
+        assert not gateway.in_use
+
+
+def test_kept_inputs_outlive_their_gateway(tmp_path: Path) -> None:
+    """Its shared memory goes when nobody looks at it any more, and not under a function's hands."""
+    functions = {"keeps": code("Keeps"), "nap": code("nap")}
+    with worker(tmp_path, functions, pool={"queue": 4}) as process:
+        gateway, other = process.gateway(), process.gateway()
+        for each in (gateway, other):
+            each.start(0, 0)
+            each.start(1, 1)
+        gateway.run(large(1), shares=True)
+        gateway.ran()
+        gateway.run({"x": np.full(SIZE, 0.2, np.float32)}, instance_id=1, shares=True)
+        gateway.close()  # while that runs
+        (result,) = other.ask(large(2))
+        assert other.arrays(result)["sums"].tolist() == [[2.0 * SIZE]]  # an instance of its own
+        follower = process.gateway()
+        follower.start(0, 0)
+        (result,) = follower.ask(large(3))
+        assert follower.arrays(result)["sums"].tolist() == [[1.0 * SIZE, 3.0 * SIZE]]

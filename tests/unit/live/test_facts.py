@@ -1,0 +1,53 @@
+"""Which functions must be loaded for a gateway to begin."""
+
+from __future__ import annotations
+
+import pytest
+
+from headgate.app import declare
+from headgate.core.model import App
+from headgate.functions.tensor import Signature
+from headgate.live.facts import LoadsFailed, LoadsNeeded, check_loads
+from headgate.live.messages import FunctionFacts
+
+
+def app() -> App:
+    """One function of one build, one of two."""
+    build = {"exec": "1ms"}
+    return declare(
+        functions={
+            "one": {"code": "m:F", "exec": "1ms"},
+            "two": {"variants": {"a": build, "b": build}},
+        },
+        pools={"cpu": {}},
+    ).app
+
+
+def facts(**problems: str) -> dict[str, FunctionFacts]:
+    names = ("one", "two/a", "two/b")
+    return {
+        name: FunctionFacts(name, Signature(), (), 0, 0, problems.get(name.replace("/", "_"), ""))
+        for name in names
+    }
+
+
+@pytest.mark.parametrize(
+    ("problems", "served"),
+    [
+        ({}, {"all": True, "one": True, "none": True}),
+        ({"one": "no"}, {"all": False, "one": True, "none": True}),
+        ({"two_a": "no"}, {"all": False, "one": True, "none": True}),
+        ({"one": "no", "two_a": "no"}, {"all": False, "one": True, "none": True}),
+        ({"one": "no", "two_a": "no", "two_b": "no"}, {"all": False, "one": False, "none": True}),
+    ],
+)
+def test_how_much_must_be_loaded(problems: dict[str, str], served: dict[LoadsNeeded, bool]) -> None:
+    for needed, is_served in served.items():
+        if is_served:
+            check_loads(app(), facts(**problems), needed)
+        else:
+            with pytest.raises(LoadsFailed) as failed:
+                check_loads(app(), facts(**problems), needed)
+            names = [name.replace("_", "/") for name in problems]
+            expected = [f"{name}: cannot be loaded: no" for name in names]
+            assert failed.value.problems == expected

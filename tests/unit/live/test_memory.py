@@ -1,0 +1,47 @@
+"""Memory that a process is held to account for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import numpy as np
+
+from headgate.live.arena import Arena
+from headgate.live.memory import private_bytes
+
+SIZE = 64 << 20
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_tensors_in_shared_memory_do_not_count() -> None:
+    """They did, and a worker was ended for what its gateway had sent."""
+    arena = Arena.create(SIZE)
+    try:
+        before_bytes, before_resident_bytes = private_bytes(), resident_bytes()
+        data = bytes(SIZE // 64)
+        for _ in range(64):
+            assert arena.allocate(memoryview(data)) is not None
+        assert resident_bytes() - before_resident_bytes > SIZE // 2
+        assert private_bytes() - before_bytes < SIZE // 4
+    finally:
+        arena.close()
+
+
+def test_weights_count() -> None:
+    before_bytes = private_bytes()
+    weights = np.ones(SIZE, np.uint8)
+    assert private_bytes() - before_bytes > SIZE // 2
+    assert weights.sum() == SIZE
+
+
+def test_what_is_gone_holds_nothing() -> None:
+    process = subprocess.Popen(["sleep", "1000"])
+    assert private_bytes(process.pid) > 0
+    process.kill()
+    process.wait()
+    assert private_bytes(process.pid) == 0
