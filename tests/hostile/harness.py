@@ -34,7 +34,11 @@ class Numbers(Model):
     inputs = {"x": "FP32[-1]"}
     outputs = {"y": "FP32[-1]"}
 
+    def __init__(self, takes_s=0.0):
+        self.takes_s = takes_s
+
     def predict(self, batch):
+        time.sleep(self.takes_s)
         for value in batch["x"]:
             self.meet(float(value))
         return {"y": batch["x"] * 2}
@@ -45,6 +49,7 @@ class Numbers(Model):
 
 class Unloadable(Numbers):
     def load(self):
+        time.sleep(0.2)  # it was reading them
         raise RuntimeError("the weights are not there")
 
 
