@@ -101,7 +101,10 @@ def test_statuses_and_headers_become_outcomes() -> None:
 def test_the_clients_own_objective_decides_what_is_late() -> None:
     """The server says late of what came early, or says nothing of what came late."""
     late = {"X-Headgate-Outcome": "late"}
-    cases = ((30 * SECOND_NS, late, Outcome.MET), (MILLISECOND_NS, {}, Outcome.LATE))
+    cases: tuple[tuple[int, dict[str, str], int], ...] = (
+        (30 * SECOND_NS, late, Outcome.MET),
+        (MILLISECOND_NS, {}, Outcome.LATE),
+    )
     for slo_ns, headers, outcome in cases:
         options = LoadOptions(body=BODY, slo_ns=slo_ns)
         with serving(lambda _: Answer(headers=headers, after_s=0.01)) as server:  # noqa: B023
