@@ -36,7 +36,7 @@ class Rig:
         method: str,
         request: Any,
         *,
-        timeout_s: float | None = 5.0,
+        timeout_s: float | None = 60.0,
         metadata: tuple[tuple[str, str], ...] = (),
     ) -> Any:
         """The response. Raises `AioRpcError`."""
@@ -89,7 +89,7 @@ def run(story: Callable[[Rig], Awaitable[None]], config: GatewayConfig = DEFAULT
     """Have a story told on the loop that gateways use."""
 
     async def told() -> None:
-        async with served(config) as rig, asyncio.timeout(20):
+        async with served(config) as rig, asyncio.timeout(60):
             await story(rig)
 
     uvloop.run(told())
