@@ -161,6 +161,29 @@ def test_tls(tmp_path: Path) -> None:
         connection.close()
 
 
+def test_gpus_are_not_served_from_cpus(tmp_path: Path) -> None:
+    (tmp_path / "stages.py").write_text(STAGES)
+    (tmp_path / "app.yaml").write_text(
+        'functions: {doubled: {code: "stages:doubled"}}\npools: {gpu: {tier: gpu}}\n'
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "headgate", "serve", "app.yaml", "--port", "0"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "pools.gpu: live GPU pools are not available yet" in done.stderr
+
+
+def test_an_objective_that_nothing_can_meet_is_served_with_a_warning(misbehaving: Path) -> None:
+    with Served(misbehaving, "--slo", "100ms") as served:
+        assert served.ask("plain", [1.0])[0] == 200
+    assert "slo.latency: '100ms': is below the fastest path of pipeline slow" in served.errors()
+
+
 def test_what_is_edited_is_served(tmp_path: Path) -> None:
     app = 'functions: {doubled: {code: "stages:doubled"}}\nserve: {lame_duck: 100ms}\n'
     with served_app(tmp_path, app, "--reload") as served:
