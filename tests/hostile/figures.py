@@ -174,10 +174,11 @@ functions: {both: {code: "misdeeds:Segfaults", batch: 4}}
 pools: {local: {tier: dedicated, nodes: 2, cpus: 1}}
 """
     with Served(write_app(directory, app)) as served:
-        with Bystander(served.url, "both", deadline_ms=1000.0) as bystander:
+        bystander = Bystander(served.url, "both", deadline_ms=1000.0)
+        with bystander, PeakMemory(served.workers) as workers:
             statuses = Counter(_ask(served, "both", [666.0]) for _ in every(4.0, seconds))
             seen = bystander.stop()
-        deaths = served.errors().count(" has ended ")
+        deaths = len(workers.pids_seen) - 2
     yield Figure(
         "innocents beside a segfault every 4 s",
         f"{seen.share_in_time:.2%} answered ({dict(statuses)}, {deaths} workers died)",

@@ -306,7 +306,7 @@ def run_directories(pids: Iterable[int]) -> set[Path]:
 
 
 class PeakMemory:
-    """The most that processes held together, sampled in a thread.
+    """The most that processes held together, sampled in a thread; and which ones there were.
 
     with PeakMemory(served.gateways) as peak:
         attack()
@@ -320,9 +320,10 @@ class PeakMemory:
         self._thread = threading.Thread(target=self._sample, daemon=True)
         self.bytes_first = 0
         self.bytes_max = 0
+        self.pids_seen: set[int] = set()
 
     def __enter__(self) -> Self:
-        self.bytes_first = self.bytes_max = sum(map(rss_bytes, self._pids()))
+        self.bytes_first = self._look()
         self._thread.start()
         return self
 
@@ -338,6 +339,13 @@ class PeakMemory:
     def _sample(self) -> None:
         while not self._is_over.wait(self._every_s):
             try:
-                self.bytes_max = max(self.bytes_max, sum(map(rss_bytes, self._pids())))
+                self._look()
             except OSError:
                 continue  # a process ended while it was looked at
+
+    def _look(self) -> int:
+        pids = list(self._pids())
+        self.pids_seen.update(pids)
+        held_bytes = sum(map(rss_bytes, pids))
+        self.bytes_max = max(self.bytes_max, held_bytes)
+        return held_bytes
