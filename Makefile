@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo compare test test-full check bench bench-live compile clean
+.PHONY: help setup demo compare test test-full hostile check bench bench-live compile clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | \
@@ -36,6 +36,9 @@ test: $(READY_DEV)  ## the tests that CI runs
 
 test-full: $(READY_DEV)  ## every test there is, the slow ones too
 	$(PYTEST)
+
+hostile: $(READY_DEV)  ## what attacks on a real server cost everybody else, in figures
+	$(BIN)/python tests/hostile/figures.py
 
 check: $(READY_DEV)  ## style, types and layers
 	$(BIN)/ruff check .

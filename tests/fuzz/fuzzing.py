@@ -30,7 +30,7 @@ def fuzz(target: Callable[[bytes], None], seeds: Iterable[bytes]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         for number, seed in enumerate(seeds):
             Path(directory, f"seed-{number}").write_bytes(seed)
-        options = [f"-rss_limit_mb={RSS_MB_MAX}", f"-max_len={INPUT_BYTES_MAX}", "-timeout=10"]
+        options = [f"-rss_limit_mb={RSS_MB_MAX}", f"-max_len={INPUT_BYTES_MAX}", "-timeout=60"]
         kept = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
         given = [argument for argument in sys.argv[1:] if argument.startswith("-")]
         is_replay = bool(kept) and all(Path(path).is_file() for path in kept)

@@ -34,7 +34,11 @@ class Numbers(Model):
     inputs = {"x": "FP32[-1]"}
     outputs = {"y": "FP32[-1]"}
 
+    def __init__(self, takes_s=0.0):
+        self.takes_s = takes_s
+
     def predict(self, batch):
+        time.sleep(self.takes_s)
         for value in batch["x"]:
             self.meet(float(value))
         return {"y": batch["x"] * 2}
@@ -45,6 +49,7 @@ class Numbers(Model):
 
 class Unloadable(Numbers):
     def load(self):
+        time.sleep(0.2)  # it was reading them
         raise RuntimeError("the weights are not there")
 
 
@@ -301,7 +306,7 @@ def run_directories(pids: Iterable[int]) -> set[Path]:
 
 
 class PeakMemory:
-    """The most that processes held together, sampled in a thread.
+    """The most that processes held together, sampled in a thread; and which ones there were.
 
     with PeakMemory(served.gateways) as peak:
         attack()
@@ -315,9 +320,10 @@ class PeakMemory:
         self._thread = threading.Thread(target=self._sample, daemon=True)
         self.bytes_first = 0
         self.bytes_max = 0
+        self.pids_seen: set[int] = set()
 
     def __enter__(self) -> Self:
-        self.bytes_first = self.bytes_max = sum(map(rss_bytes, self._pids()))
+        self.bytes_first = self._look()
         self._thread.start()
         return self
 
@@ -333,6 +339,13 @@ class PeakMemory:
     def _sample(self) -> None:
         while not self._is_over.wait(self._every_s):
             try:
-                self.bytes_max = max(self.bytes_max, sum(map(rss_bytes, self._pids())))
+                self._look()
             except OSError:
                 continue  # a process ended while it was looked at
+
+    def _look(self) -> int:
+        pids = list(self._pids())
+        self.pids_seen.update(pids)
+        held_bytes = sum(map(rss_bytes, pids))
+        self.bytes_max = max(self.bytes_max, held_bytes)
+        return held_bytes

@@ -40,7 +40,7 @@ class Numbers(Model):
 class Slow(Numbers):
     def meet(self, value):
         if value >= 0:
-            time.sleep(0.2)
+            time.sleep(0.5)
 
 
 class Hangs(Numbers):
@@ -75,8 +75,8 @@ class Raises(Numbers):
 APP = """
 functions:
   plain: {code: "misbehaving:Numbers", batch: 4}
-  slow: {code: "misbehaving:Slow", batch: 1, exec: 200ms}
-  once: {code: "misbehaving:Slow", batch: 1, exec: 200ms, idempotent: false}
+  slow: {code: "misbehaving:Slow", batch: 1, exec: 500ms}
+  once: {code: "misbehaving:Slow", batch: 1, exec: 500ms, idempotent: false}
   hangs: {code: "misbehaving:Hangs", batch: 1, exec: 1ms}
   loops: {code: "misbehaving:Loops", batch: 1, exec: 1ms}
   eats: {code: "misbehaving:Eats", batch: 1, exec: 1ms}
@@ -84,7 +84,7 @@ functions:
 pools:
   local: {tier: dedicated, nodes: 1, cpus: 1, memory: 700MB}
 limits: {attempts: 2}
-serve: {lame_duck: 300ms, drain: 5s, hang: 1s}
+serve: {lame_duck: 300ms, drain: 20s, hang: 2s}
 """
 
 

@@ -39,6 +39,7 @@ class FakeLambda:
         self._environment = {"LAMBDA_TASK_ROOT": str(directory), "HEADGATE_APP": "app.yaml"}
         self._idle: list[Handler] = []
         self._lock = threading.Lock()
+        self._starting = threading.Lock()
         self._is_over = threading.Event()
         self._server: Server | None = None
         self.port = 0
@@ -80,7 +81,8 @@ class FakeLambda:
             self.events.append(event)
             self._running += 1
             self.running_max = max(self.running_max, self._running)
-            instance = self._idle.pop() if self._idle else self._start()
+            instance = self._idle.pop() if self._idle else None
+        instance = instance or self._start()
         try:
             return instance.handle(event, None)
         finally:
@@ -90,9 +92,10 @@ class FakeLambda:
 
     def _start(self) -> Handler:
         """One at a time: real ones are processes, and loading is not safe between threads."""
-        handler = Handler(self._environment)
-        handler.warm_up()
         time.sleep(self.start_s)
+        with self._starting:
+            handler = Handler(self._environment)
+            handler.warm_up()
         return handler
 
     def wait(self, limit_s: float) -> None:

@@ -52,7 +52,7 @@ THRESHOLD = "{name: threshold, threshold: 1}"
 
 
 def write_app(
-    directory: Path, url: str, *, policy: str = THRESHOLD, hang: str = "5s", more: str = ""
+    directory: Path, url: str, *, policy: str = THRESHOLD, hang: str = "20s", more: str = ""
 ) -> Path:
     """Leave the application in a directory; return that."""
     (directory / "numbers_elsewhere.py").write_text(CODE)

@@ -27,7 +27,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """One command: an ONNX file, and nothing else."""
     directory = tmp_path_factory.mktemp("clients")
     write_linear(directory / "linear.onnx")
-    arguments = ("--grpc-port", "0", "--slo", "1s")
+    arguments = ("--grpc-port", "0", "--slo", "60s")
     with Served(directory, *arguments, app="linear.onnx") as served:
         yield served
 
@@ -65,7 +65,7 @@ def test_tritonclient_over_grpc(served: Served) -> None:
         assert client.is_model_ready("linear")
         tensor = triton_grpc.InferInput("x", list(X.shape), "FP32")
         tensor.set_data_from_numpy(X)
-        answer = client.infer("linear", [tensor], request_id="seven", client_timeout=5)
+        answer = client.infer("linear", [tensor], request_id="seven", client_timeout=60)
         assert np.allclose(answer.as_numpy("y"), Y)
         assert answer.get_response().id == "seven"
 

@@ -144,41 +144,44 @@ class Load:
 def test_sigterm_under_load_answers_what_was_accepted(misbehaving: Path) -> None:
     with Served(misbehaving) as served:
         load = Load(served, "plain", 4)
-        time.sleep(0.5)
+        assert until(lambda: load.statuses[200] > 50)
         served.process.send_signal(signal.SIGTERM)
-        assert until(lambda: served.process.poll() is not None, 10)
+        assert until(lambda: served.process.poll() is not None)
         load.stop()
         assert served.process.returncode == 0
     assert set(load.statuses) <= {200, 503}
-    assert load.statuses[200] > 50
     assert "not finished" not in served.errors()
 
 
+def with_lame_duck(directory: Path, lasts: str) -> Path:
+    text = (directory / "app.yaml").read_text().replace("lame_duck: 300ms", f"lame_duck: {lasts}")
+    (directory / "app.yaml").write_text(text)
+    return directory
+
+
 def test_readiness_flips_first_and_service_goes_on(misbehaving: Path) -> None:
-    with Served(misbehaving) as served:
+    with Served(with_lame_duck(misbehaving, "3s")) as served:
         served.process.send_signal(signal.SIGTERM)
-        assert until(lambda: served.get("/readyz")[0] == 503, 2)
+        assert until(lambda: served.get("/readyz")[0] == 503)
         assert served.ask("plain", [3.0])[0] == 200
         assert until(lambda: served.process.poll() == 0)
 
 
 def test_a_second_signal_ends_it_at_once(misbehaving: Path) -> None:
-    text = (misbehaving / "app.yaml").read_text().replace("lame_duck: 300ms", "lame_duck: 60s")
-    (misbehaving / "app.yaml").write_text(text)
-    with Served(misbehaving) as served:
+    with Served(with_lame_duck(misbehaving, "1h")) as served:
         workers = served.workers()
         served.process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
+        assert until(lambda: served.get("/readyz")[0] == 503)
         assert served.process.poll() is None
         served.process.send_signal(signal.SIGTERM)
-        assert until(lambda: served.process.poll() is not None, 5)
+        assert until(lambda: served.process.poll() is not None)
     assert not any(Path(f"/proc/{pid}/statm").exists() for pid in workers)
 
 
 def test_a_changed_configuration_is_served_without_dropping_a_request(misbehaving: Path) -> None:
     with Served(misbehaving) as served:
         load = Load(served, "plain", 3)
-        time.sleep(0.3)
+        assert until(lambda: load.statuses[200] > 10)
         text = (misbehaving / "app.yaml").read_text()
         (misbehaving / "app.yaml").write_text(text.replace("raises:", "renamed:"))
         before = served.gateways()
@@ -229,7 +232,7 @@ def test_new_connections_find_the_old_gateway_until_the_new_one_is_ready(misbeha
             statuses.append(served.ask("plain", [1.0])[0])
             time.sleep(0.02)
         assert set(statuses) == {200}
-        assert len(statuses) > 20
+        assert len(statuses) > 3, "it takes a second, and none of them had to wait for it"
 
 
 def test_a_second_change_during_the_first_is_served_in_the_end(misbehaving: Path) -> None:
@@ -248,7 +251,7 @@ def test_a_gateway_that_hangs_is_ended_and_started_again(misbehaving: Path) -> N
     with Served(misbehaving) as served:
         (before,) = served.gateways()
         os.kill(before, signal.SIGSTOP)
-        assert until(lambda: served.gateways() not in ([], [before]), 15)
+        assert until(lambda: served.gateways() not in ([], [before]))
         assert served.ask("plain", [1.0])[0] == 200
 
 
@@ -268,7 +271,7 @@ def test_bad_options_are_one_line(
         cwd=misbehaving,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 2

@@ -25,7 +25,7 @@ from headgate.functions import Model
 
 
 class Sleeps(Model):
-    """Says where it runs; takes 2 ms and 1 ms more for every item."""
+    """Says where it runs; takes 5 ms and 5 ms more for every item."""
 
     inputs = {"x": "FP32[-1]"}
     outputs = {"y": "FP32[-1]"}
@@ -39,7 +39,7 @@ class Sleeps(Model):
             file.write(seen)
 
     def predict(self, batch):
-        time.sleep(0.002 + 0.001 * len(batch["x"]))
+        time.sleep(0.005 + 0.005 * len(batch["x"]))
         return {"y": batch["x"]}
 
 
@@ -73,7 +73,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(function: str, *arguments: str, **declared: object) -> Result:
     spec = {
         "functions": {"f": {"code": f"sleeps:{function}", "batch": 4, **declared}},
-        "slo": {"latency": "100ms"},
+        "slo": {"latency": "30s"},
         "pools": {"local": {"tier": "dedicated"}},
     }
     Path("app.yaml").write_text(json.dumps(spec))
@@ -88,7 +88,9 @@ def profile(result: Result) -> Any:
     return json.loads(Path("profile.json").read_text())
 
 
-GRID = ("--cores", "1", "--concurrency", "1,3", "--budget", "3s", "--precision", "20%")
+GRID = ("--cores", "1", "--concurrency", "1,3", "--budget", "15s", "--precision", "20%")
+# The first place is measured whatever the budget is.
+ONE = ("--cores", "1", "--concurrency", "1", "--batch", "1", "--budget", "1s")
 
 
 def test_a_function_is_measured_on_its_cores(place: Path) -> None:
@@ -102,23 +104,23 @@ def test_a_function_is_measured_on_its_cores(place: Path) -> None:
         (1, 1, 4),
         (1, 3, 4),
     }
-    assert 3.0 <= found.time_ms(1, 1) < 5.0 <= found.time_ms(1, 1, batch=4)
+    assert 10 <= found.time_ms(1, 1) < 25 <= found.time_ms(1, 1, batch=4)
     assert found.time_ms(1, 3) < 2 * found.time_ms(1, 1)  # sleeping needs no core
     assert found.cold_start is not None and found.cold_start.load_ms >= 50
-    assert found.cold_start.fetch_ms < 1 < found.cold_start.process_ms
+    assert found.cold_start.fetch_ms < found.cold_start.process_ms
     assert found.peak_memory_bytes is not None and found.peak_memory_bytes > 80 << 20
     assert set((place / "seen.txt").read_text().splitlines()) == {f"{{{usable_cores()[0]}}} 1"}
     assert document["settings"]["precision"] == 0.2
     assert document["machine"]["cores"] == len(usable_cores())
     assert document["at"].endswith("+00:00")
-    assert "can hold all 3 at once within 100 ms at p99." in result.stdout
+    assert "can hold all 3 at once within 30,000 ms at p99." in result.stdout
     assert (place / "profile.png").exists()
 
 
 def test_an_onnx_file_is_fetched_from_its_store(place: Path) -> None:
     (place / "store").mkdir()
     write_linear(place / "store" / "linear.onnx")
-    result = run("", *GRID, "--store", "store", code=None, model="linear.onnx")
+    result = run("", *ONE, "--store", "store", code=None, model="linear.onnx")
     document = profile(result)
     assert document["cold_start"]["fetch_ms"] > 0
     assert not (place / "linear.onnx").exists()
@@ -128,12 +130,13 @@ def test_an_onnx_file_is_fetched_from_its_store(place: Path) -> None:
 def test_code_is_fetched_from_its_store(place: Path) -> None:
     (place / "store").mkdir()
     (place / "sleeps.py").rename(place / "store" / "sleeps.py")
-    assert profile(run("Sleeps", *GRID, "--store", "store"))["cold_start"]["fetch_ms"] > 0
+    assert profile(run("Sleeps", *ONE, "--store", "store"))["cold_start"]["fetch_ms"] > 0
 
 
 def test_what_there_is_no_time_for_is_said(place: Path) -> None:
-    result = run("Sleeps", "--cores", "1", "--concurrency", "1,1000", "--budget", "3s")
-    assert {each["concurrency"] for each in profile(result)["skipped"]} == {1000}
+    """A thousand clients that are answered twice, each time after 10 ms or more, in 15 s."""
+    result = run("Sleeps", *GRID, "--concurrency", "1,1000")
+    assert {each["concurrency"] for each in profile(result)["skipped"]} == {1_000}
     assert "For want of time 2 places were not measured" in result.stdout
 
 
@@ -157,7 +160,7 @@ def test_a_model_of_single_items_is_measured_with_those(place: Path) -> None:
 def test_what_cannot_be_measured_is_one_line(
     place: Path, function: str, arguments: tuple[str, ...], problem: str
 ) -> None:
-    result = run(function, *GRID, *arguments)
+    result = run(function, *ONE, *arguments)
     assert result.exit_code == 2
     assert problem in result.stderr and result.stderr.count("\n") == 1
     assert not (place / "profile.json").exists()

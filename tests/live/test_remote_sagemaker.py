@@ -82,7 +82,7 @@ def test_a_deadline_that_somebody_gives_up_at_holds_at_the_far_end(
 ) -> None:
     with near(tmp_path, far.url) as served:
         assert served.ask("double", [1.0], {"X-Request-Timeout-Ms": "5"})[0] in (422, 504)
-        assert served.ask("double", [1.0], {"X-Request-Timeout-Ms": "5000"})[0] == 200
+        assert served.ask("double", [1.0], {"X-Request-Timeout-Ms": "30000"})[0] == 200
 
 
 def test_an_endpoint_that_goes_is_a_node_that_is_lost_until_it_answers_again(

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from fake_lambda import FakeLambda
 from remote_app import write_app
 
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "live"))
-from remote_rig import PLATFORM, Rig
+from remote_rig import PLATFORM as RIGS
+from remote_rig import Rig
 
 pytest.importorskip("boto3")
 
@@ -23,6 +25,7 @@ from headgate.live.remote.fate import Failed
 from headgate.live.remote.lambda_functions import LambdaFunctions
 from headgate.live.remote.warmth import Warmth
 
+PLATFORM = replace(RIGS, keep_alive_ns=2_000_000_000)  # longer than anything here takes
 PERIOD_S = PLATFORM.ping_every_ns / 1e9
 
 
@@ -65,6 +68,7 @@ def test_as_many_as_are_wished_for_are_called_again_and_again(tmp_path: Path) ->
     """At the same time, so that each call meets an instance of its own; fewer, and some may go."""
 
     async def story(cloud: FakeLambda, kept: Kept) -> None:
+        cloud.start_s = 0.5  # so that all three are there before the first of them is ready
         began_s = time.monotonic()
         kept.warmth.wish("double", 3, is_provisioned=False)
         await kept.rig.until(lambda: kept.warmth.pings >= 6)
@@ -80,7 +84,7 @@ def test_as_many_as_are_wished_for_are_called_again_and_again(tmp_path: Path) ->
         await asyncio.sleep(2 * PERIOD_S)
         assert kept.warmth.pings == pings
         assert len(kept.rig.warm_usd) == len(cloud.events)
-        assert all(0.5 < usd < 2.0 for usd in kept.rig.warm_usd)
+        assert all(usd > 0.5 for usd in kept.rig.warm_usd)
 
     cloud = keep(tmp_path, "doubler", story)
     assert all(event["ping"] for event in cloud.events)

@@ -37,7 +37,7 @@ ROW: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data":
 def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BaseSchema]:
     directory = tmp_path_factory.mktemp("schema")
     write_linear(directory / "linear.onnx")
-    with Served(directory, "--slo", "1s", app="linear.onnx") as served:
+    with Served(directory, "--slo", "60s", app="linear.onnx") as served:
         yield schemathesis.openapi.from_url(f"{served.url}/openapi.json")
         assert "Traceback" not in served.errors()
 

@@ -23,14 +23,14 @@ def play(gateway: Gateway, random: Random, steps: int) -> None:
     started, stopped = Counter[int](), Counter[int]()
 
     def hear(*, until: bool) -> None:
-        gateway.sock.settimeout(5 if until else 0.0005)
+        gateway.sock.settimeout(60 if until else 0.0005)
         try:
             message = gateway.receive()
         except (TimeoutError, BlockingIOError):
             assert not until, "something never ends"
             return
         finally:
-            gateway.sock.settimeout(5)  # also for sending
+            gateway.sock.settimeout(60)  # also for sending
         if isinstance(message, Ran):
             ended[message.batch_id] += 1
             return

@@ -26,7 +26,7 @@ MODEL = "from headgate.functions import Model\nclass F(Model):\n"
 def is_gone(pid: int) -> bool:
     """Whether a process has ended, or does so now; whose zombie it is, is not our business."""
     stat = Path(f"/proc/{pid}/stat")
-    for _ in range(100):
+    for _ in range(3_000):
         try:
             if stat.read_text().rsplit(")", 1)[1].split()[0] == "Z":
                 return True
@@ -158,7 +158,7 @@ def test_nonsense_on_the_socket_is_left(tmp_path: Path) -> None:
         with socket.socket(socket.AF_UNIX) as bare:  # no shared memory with its first byte
             bare.connect(str(tmp_path / "node-0.sock"))
             bare.sendall(b"\0")
-            bare.settimeout(5)
+            bare.settimeout(60)
             while bare.recv(1 << 16):
                 pass
         assert honest.ask(row(5))[0].status == 200
@@ -213,7 +213,7 @@ def test_a_gateway_that_goes_leaves_warm_models(tmp_path: Path) -> None:
         gateway = process.gateway()
         gateway.start(0, 0)
         gateway.start(1, 1)
-        gateway.run(row(0.05), instance_id=1)
+        gateway.run(row(1), instance_id=1)
         gateway.run(row(30), batch_id=1, instance_id=1)
         gateway.close()
         follower = process.gateway()
@@ -233,18 +233,18 @@ def test_a_killed_worker_is_the_end_of_its_connections(tmp_path: Path) -> None:
         gateway.run(row(1), instance_id=1)
         with pytest.raises(ConnectionError):
             gateway.receive()
-        assert process.process.wait(5) == 3
+        assert process.process.wait(60) == 3
 
 
 def test_a_batch_that_hangs_ends_the_worker(tmp_path: Path) -> None:
-    with worker(tmp_path, {"nap": code("nap")}, arguments=("--hang-s", "0.3")) as process:
+    with worker(tmp_path, {"nap": code("nap")}, arguments=("--hang-s", "1.5")) as process:
         gateway = process.gateway()
         gateway.start()
         assert gateway.ask(row(0.01))[0].status == 200
         gateway.run(row(30))
         with pytest.raises(ConnectionError):
             gateway.receive()
-        assert process.process.wait(5) == 70
+        assert process.process.wait(60) == 70
         assert process.has_complained("worker cpu-0: a batch of 'nap' hung for")
 
 
@@ -252,15 +252,16 @@ def test_told_to_end_it_finishes_what_runs(tmp_path: Path) -> None:
     with worker(tmp_path, {"nap": code("nap")}, pool={"queue": 1}) as process:
         gateway = process.gateway()
         gateway.start()
-        gateway.run(row(0.2), batch_id=1)
-        gateway.run(row(0.2), batch_id=2)
-        time.sleep(0.05)
+        gateway.run(row(2), batch_id=1)
+        gateway.run(row(2), batch_id=2)
+        gateway.run(row(2), batch_id=3)
+        assert gateway.event(BatchRefused).reason == Refusal.BUSY  # so it knows of the others
         process.process.send_signal(signal.SIGTERM)
         refused = gateway.event(BatchRefused)
         assert (refused.batch_id, refused.reason) == (2, Refusal.GONE)
         assert gateway.ran().batch_id == 1
         assert gateway.event(InstanceStopped).instance_id == 0
-        assert process.process.wait(5) == 0
+        assert process.process.wait(60) == 0
 
 
 def test_it_lives_as_long_as_its_supervisor(tmp_path: Path) -> None:
@@ -275,7 +276,7 @@ def test_it_lives_as_long_as_its_supervisor(tmp_path: Path) -> None:
         for _ in range(3):
             assert os.read(listens, 1) == b"."
         os.close(listens)
-        assert process.process.wait(5) == 0
+        assert process.process.wait(60) == 0
 
 
 @pytest.mark.parametrize("how", ["told", "hung"])
@@ -288,14 +289,14 @@ def test_it_leaves_no_processes_behind(tmp_path: Path, how: str) -> None:
         "    def predict(self, batch): time.sleep(9)"
     )
     functions = {"f": {"code": "starts:F", "exec": "1ms"}}
-    with worker(tmp_path, functions, arguments=("--hang-s", "0.3")) as process:
+    with worker(tmp_path, functions, arguments=("--hang-s", "1.5")) as process:
         gateway = process.gateway()
         child = int((tmp_path / "child").read_text())
         os.kill(child, 0)
         if how == "hung":
             gateway.start()
             gateway.run(row(1))
-            assert process.process.wait(5) == 70
+            assert process.process.wait(60) == 70
         else:
             assert process.end() == 0
         assert is_gone(child)
@@ -325,6 +326,13 @@ def test_an_idle_worker_uses_no_processor(tmp_path: Path) -> None:
         gateway.start()
         gateway.ask(row(1))
         stat = Path(f"/proc/{process.process.pid}/stat")
-        before = stat.read_text().rsplit(")", 1)[1].split()[11:13]
-        time.sleep(0.5)
-        assert stat.read_text().rsplit(")", 1)[1].split()[11:13] == before
+
+        def used() -> list[str]:
+            return stat.read_text().rsplit(")", 1)[1].split()[11:13]
+
+        def is_idle() -> bool:
+            before = used()
+            time.sleep(0.5)
+            return used() == before
+
+        assert any(is_idle() for _ in range(20))

@@ -388,18 +388,18 @@ def test_a_flood_of_failures_does_not_flood_the_log(caplog: pytest.LogCaptureFix
 
 
 def test_times_are_measured_by_size() -> None:
-    """It takes 2 ms and 1 ms more per item; what there is no time for is estimated."""
+    """It takes 5 ms and 5 ms more per item; what there is no time for is estimated."""
 
     @function(inputs={"x0": "FP32[-1]"})
     def slow(x0):  # type: ignore[no-untyped-def]
-        time.sleep(0.002 + 0.001 * len(x0))
+        time.sleep(0.005 + 0.005 * len(x0))
         return x0
 
     times = measure(runner(slow), 8, 200_000_000)
     assert len(times) == 8
     assert list(times) == sorted(times)
-    assert 3e6 < times[0] < 30e6
-    assert times[7] > times[0] * 1.2
+    assert times[0] >= 10e6
+    assert times[7] >= 45e6
     assert len(measure(runner(slow), 1000, 1)) == 1000
 
 

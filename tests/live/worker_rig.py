@@ -128,7 +128,7 @@ class Once(Model):
 class Gateway:
     """One connection to a worker, blocking."""
 
-    def __init__(self, path: Path, *, wait_s: float = 5.0, arena_bytes: int = 1 << 22) -> None:
+    def __init__(self, path: Path, *, wait_s: float = 60.0, arena_bytes: int = 1 << 22) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(wait_s)
         until = time.monotonic() + wait_s
@@ -265,7 +265,7 @@ class WorkerProcess:
 
     def end(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(5)
+        return self.process.wait(60)
 
 
 @contextmanager

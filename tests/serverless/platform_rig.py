@@ -105,7 +105,7 @@ class Caller:
     def create(self, name: str, code: str = HANDLER, **options: Any) -> dict[str, Any]:
         """Create a function from the text of its only module."""
         asked: dict[str, Any] = {"Runtime": RUNTIME, "Role": ROLE, "Handler": "module.handle"}
-        asked |= {"MemorySize": 1_769, **options}  # with less, it would take long to start
+        asked |= {"MemorySize": 1_769, "Timeout": 60, **options}  # less may be too little
         made: dict[str, Any] = self.boto.create_function(
             FunctionName=name, Code={"ZipFile": zipped({"module.py": code})}, **asked
         )
@@ -156,7 +156,7 @@ def signed(
 
 def sent(platform: EmbeddedPlatform, data: bytes, *, ends: bool = False) -> bytes:
     """What comes back first on a connection of its own."""
-    with socket.create_connection(("127.0.0.1", platform.port), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", platform.port), timeout=60) as client:
         client.sendall(data)
         if ends:
             client.shutdown(socket.SHUT_WR)
@@ -172,7 +172,7 @@ def zipped(files: dict[str, str]) -> bytes:
     return buffer.getvalue()
 
 
-def eventually(holds: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+def eventually(holds: Callable[[], bool], timeout_s: float = 60.0) -> bool:
     """Whether something comes true in time."""
     end_s = time.monotonic() + timeout_s
     while not holds():

@@ -261,7 +261,7 @@ def test_only_so_many_connections(tmp_path: Path) -> None:
     with platform_in(tmp_path, concurrency=1) as (platform, caller):
         address = ("127.0.0.1", platform.port)
         idle = [socket.create_connection(address) for _ in range(300)]
-        with pytest.raises(ConnectionError), socket.create_connection(address, timeout=20) as last:
+        with pytest.raises(ConnectionError), socket.create_connection(address, timeout=60) as last:
             last.sendall(signed(platform, b"GET", FUNCTIONS))
             if not last.recv(1):
                 raise ConnectionError

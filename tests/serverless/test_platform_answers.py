@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,22 +101,28 @@ def test_a_call_that_takes_too_long(platform: EmbeddedPlatform, caller: Caller) 
     caller.create("slow", Timeout=1)
     pid = caller.invoke("slow", {}).body["pid"]
     began_s = time.monotonic()
-    called = caller.invoke("slow", {"sleep": 30})
-    assert 0.9 < time.monotonic() - began_s < 10
+    called = caller.invoke("slow", {"sleep": 1_000})
+    assert time.monotonic() - began_s > 0.9
     assert (called.status, called.error) == (200, "Unhandled")
     assert called.body["errorMessage"].endswith("Task timed out after 1.00 seconds")
     assert eventually(lambda: not _is_alive(pid))
     assert caller.invoke("slow", {}).body["pid"] != pid
-    assert 1_000 <= platform.bill.records("slow")[1].billed_ms < 10_000
+    assert platform.bill.records("slow")[1].billed_ms >= 1_000
 
 
 def test_an_instance_that_is_killed_in_the_middle(
-    platform: EmbeddedPlatform, caller: Caller
+    platform: EmbeddedPlatform, caller: Caller, tmp_path: Path
 ) -> None:
     caller.create("victim")
     pid = caller.invoke("victim", {}).body["pid"]
-    threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
-    called = caller.invoke("victim", {"sleep": 60})
+    mark = tmp_path / "ran"
+
+    def kill() -> None:
+        if eventually(mark.exists):
+            os.kill(pid, signal.SIGKILL)
+
+    threading.Thread(target=kill).start()
+    called = caller.invoke("victim", {"mark": str(mark), "sleep": 50})
     assert (called.error, called.body["errorType"]) == ("Unhandled", "Runtime.ExitError")
     assert called.body["errorMessage"].endswith("Runtime exited with error: signal: killed")
     assert caller.invoke("victim", {}).body["pid"] != pid

@@ -12,7 +12,8 @@ from botocore.exceptions import ClientError
 from platform_rig import Called, Caller, eventually, platform_in
 
 from headgate.core.errors import ConfigError
-from headgate.serverless import EmbeddedPlatform, Settings
+from headgate.serverless import EmbeddedPlatform, Settings, fleet, instance
+from headgate.serverless import platform as platforms
 from headgate.serverless.admission import Admission
 from headgate.serverless.code import Code
 from headgate.serverless.errors import Throttled
@@ -72,7 +73,7 @@ def test_reserved_concurrency(caller: Caller) -> None:
     assert boto.put_function_concurrency(ReservedConcurrentExecutions=1, **of)
     assert boto.get_function_concurrency(**of)["ReservedConcurrentExecutions"] == 1
     assert boto.get_function(**of)["Concurrency"] == {"ReservedConcurrentExecutions": 1}
-    refused = [each for each in at_once(caller, 3, {"sleep": 0.7}) if isinstance(each, dict)]
+    refused = [each for each in at_once(caller, 3, {"sleep": 2.0}) if isinstance(each, dict)]
     assert [each["Reason"] for each in refused] == [
         "ReservedFunctionConcurrentInvocationLimitExceeded"
     ] * 2
@@ -90,7 +91,7 @@ def test_boto3_tries_again_by_itself(tmp_path: Path) -> None:
     with platform_in(tmp_path, concurrency=1) as (platform, caller):
         patient = Caller(platform.client_options, retries={"max_attempts": 8, "mode": "standard"})
         with ThreadPoolExecutor(1) as threads:
-            first = threads.submit(caller.invoke, "f", {"sleep": 0.5})
+            first = threads.submit(caller.invoke, "f", {"sleep": 2.0})
             assert eventually(lambda: len(platform.instances()) == 1)
             second = patient.invoke("f", {"note": "patient"})
             assert first.result().error is None
@@ -100,8 +101,8 @@ def test_boto3_tries_again_by_itself(tmp_path: Path) -> None:
 
 
 def test_the_rate_at_which_a_function_grows(tmp_path: Path) -> None:
-    """Two instances at once and one more a second: the third call has to wait."""
-    limits = {"scaling_burst": 2, "scaling_per_s": 1.0}
+    """Two instances at once and one more a minute: the third call has to wait."""
+    limits = {"scaling_burst": 2, "scaling_per_s": 1 / 60}
     with platform_in(tmp_path, **limits) as (platform, caller):
         answers = at_once(caller, 4, {"sleep": 1.2})
         refused = [answer for answer in answers if isinstance(answer, dict)]
@@ -126,16 +127,31 @@ def test_the_rate_of_calls(caller: Caller) -> None:
     admission.enter(function)
 
 
-def test_how_long_instances_are_kept(tmp_path: Path) -> None:
-    """One that is idle is ended after a while; one that is used is kept, until it is too old."""
-    with platform_in(tmp_path, keep_alive_s=0.8, age_max_s=2.5) as (platform, caller):
-        began_s = time.monotonic()
+def test_how_long_instances_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is idle is ended after a while; one that is used is kept, until it is too old.
+
+    By a clock that is put forward: 25 minutes a call, an hour of keeping, three hours at most.
+    """
+    ahead_s = 0.0
+
+    class Clock:
+        time = staticmethod(time.time)
+
+        @staticmethod
+        def monotonic() -> float:
+            return time.monotonic() + ahead_s
+
+    monkeypatch.setattr(fleet, "time", Clock)
+    monkeypatch.setattr(instance, "time", Clock)
+    monkeypatch.setattr(platforms, "_SWEEPS", 100_000)
+    with platform_in(tmp_path, keep_alive_s=3_600.0, age_max_s=10_800.0) as (platform, caller):
         pid = caller.invoke("f", {}).body["pid"]
-        while time.monotonic() - began_s < 1.6:
-            assert caller.invoke("f", {}).body["pid"] == pid
-            time.sleep(0.2)
+        for _ in range(7):
+            ahead_s += 1_500.0
+            assert caller.invoke("f", {}).body["pid"] == pid, "it was ended although it was used"
+        ahead_s += 1_500.0
         assert eventually(lambda: caller.invoke("f", {}).body["pid"] != pid)
-        assert time.monotonic() - began_s > 2.4, "it was ended although it was used"
+        ahead_s += 3_700.0
         assert eventually(lambda: not platform.instances())
 
 

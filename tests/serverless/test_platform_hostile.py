@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,10 +89,8 @@ def test_requests_that_never_end(
     assert sent(platform, b"GET / HT", ends=True) == b""
     assert sent(platform, signed(platform, b"POST", INVOKE, b"x" * 100)[:-50], ends=True) == b""
     monkeypatch.setattr(http, "_REQUEST_S_MAX", 0.2)
-    began_s = time.monotonic()
     for begun in (b"", b"GET /", signed(platform, b"POST", INVOKE, b"xx")[:-1]):
         assert sent(platform, begun) == b""
-    assert time.monotonic() - began_s < 10
 
 
 def test_a_head_without_end(platform: EmbeddedPlatform) -> None:

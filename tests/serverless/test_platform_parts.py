@@ -39,7 +39,7 @@ def test_requests_that_come_in_pieces_and_together(platform: EmbeddedPlatform) -
     get = signed(platform, b"GET", b"/2015-03-31/functions/f")
     nowhere = signed(platform, b"GET", b"/nowhere")
     with socket.create_connection(("127.0.0.1", platform.port)) as client:
-        client.settimeout(10)
+        client.settimeout(60)
         client.sendall(get + nowhere)
         said = b""
         while said.count(b"HTTP/1.1 ") < 2 or b"no such operation" not in said:
@@ -61,7 +61,7 @@ def test_requests_that_come_in_pieces_and_together(platform: EmbeddedPlatform) -
 @pytest.mark.parametrize("nonsense", [b"nonsense\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x00" * 99])
 def test_what_is_not_http(platform: EmbeddedPlatform, nonsense: bytes) -> None:
     with socket.create_connection(("127.0.0.1", platform.port)) as client:
-        client.settimeout(10)
+        client.settimeout(60)
         client.sendall(nonsense)
         assert client.recv(65_536).startswith(b"HTTP/1.1 400 Bad Request")
         assert client.recv(65_536) == b""

@@ -22,7 +22,7 @@ import http.client, os, subprocess, sys
 
 TALK = '''
 import http.client, sys
-connection = http.client.HTTPConnection(sys.argv[1], timeout=20)
+connection = http.client.HTTPConnection(sys.argv[1], timeout=60)
 connection.request("POST", "/2018-06-01/runtime/invocation/nobody/response", b"{}")
 print(connection.getresponse().status)
 '''
@@ -34,7 +34,7 @@ def handle(event, context):
         return subprocess.check_output(command, text=True).strip()
     if "other" not in event:
         return own
-    connection = http.client.HTTPConnection(event["other"], timeout=20)
+    connection = http.client.HTTPConnection(event["other"], timeout=60)
     connection.request("POST", "/2018-06-01/runtime/init/error", b'{"errorType":"Forged"}')
     return connection.getresponse().status
 """
@@ -44,7 +44,7 @@ def ask(api: str, line: str, *headers: str, body: str = "") -> str:
     """What a stranger is answered: a process of the tests is one."""
     host, _, port = api.partition(":")
     lines = [f"{line} HTTP/1.1", *headers, f"Content-Length: {len(body)}", "", body]
-    with socket.create_connection((host, int(port)), timeout=20) as client:
+    with socket.create_connection((host, int(port)), timeout=60) as client:
         client.sendall("\r\n".join(lines).encode())
         return client.makefile("rb").read().decode()
 
@@ -133,7 +133,7 @@ def test_a_second_request_after_a_refusal_is_not_looked_at(
     """Only the first of a connection is asked where it comes from: there is none behind it."""
     one = f"{NEXT} HTTP/1.1\r\nHost: {api}\r\n\r\n"
     host, _, port = api.partition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as client:
+    with socket.create_connection((host, int(port)), timeout=60) as client:
         client.sendall((one + one).encode())
         answer = client.makefile("rb").read()
     assert answer.count(b"HTTP/1.1 ") == 1 and answer.startswith(b"HTTP/1.1 403 ")

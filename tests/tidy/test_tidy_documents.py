@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -29,7 +30,8 @@ from tidy_sources import ROOT, kept_files, name_of
 
 NEEDS = frozenset(("cloud", "cluster", "gpu", "minutes", "model"))
 BIN = Path(sys.executable).parent
-TIMEOUT_S = 120
+TIMEOUT_S = 600
+PORT = re.compile(r"(?<=--port )\d{4}|(?<=127\.0\.0\.1:)\d{4}|(?<=port: )\d{4}")
 DOCUMENTS = sorted(path for path in kept_files() if path.suffix == ".md")
 
 
@@ -106,6 +108,17 @@ def missing(expected: list[str], printed: list[str]) -> str | None:
     return None
 
 
+def on_free_ports(text: str) -> str:
+    """A document with a free port for each that it names: somebody else may use those."""
+    with ExitStack() as held:
+        free: dict[str, str] = {}
+        for port in set(PORT.findall(text)):
+            listener = held.enter_context(socket.socket())
+            listener.bind(("127.0.0.1", 0))
+            free[port] = str(listener.getsockname()[1])
+    return PORT.sub(lambda found: free[found[0]], text)
+
+
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A copy of the repository, with the environment that runs the tests as its own."""
@@ -125,7 +138,7 @@ def checkout(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_commands_run(document: Path, checkout: Path) -> None:
     with ExitStack() as background:
-        for block in blocks(document.read_text(encoding="utf-8")):
+        for block in blocks(on_free_ports(document.read_text(encoding="utf-8"))):
             file = re.fullmatch(r"<!-- file: (\S+) -->", block.mark)
             if file is not None:
                 (checkout / file[1]).write_text("\n".join([*block.lines, ""]), encoding="utf-8")
@@ -146,6 +159,8 @@ def test_the_parser_of_documents() -> None:
     assert commands(second) == commands(third) == []
     assert missing([loose("x 1.5"), "...", "z"], [loose("x   22"), "y", "z"]) is None
     assert missing(["z", "x"], ["x", "z"]) == "x"
+    _, first_port, _, second_port = on_free_ports("--port 8081 port: 8081").split()
+    assert first_port == second_port != "8081"
 
 
 def _run(command: Command, checkout: Path, where: str) -> None:
@@ -201,7 +216,7 @@ def _in_background(command: Command, checkout: Path, where: str) -> Iterator[Non
     finally:
         process.send_signal(signal.SIGINT)
         try:
-            process.wait(20)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 from headgate.app.entry import Entry
 from headgate.app.loaded import Source
@@ -33,6 +33,13 @@ def build_functions(
         functions.append(Function(id, name, variants, is_idempotent=spec.idempotent, warm=warm))
         variants_before += len(variants)
     return tuple(functions)
+
+
+def variant_spec(spec: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the part of a file that speaks of a variant: `function`, or `function/variant`."""
+    function, _, variant = name.partition("/")
+    found: dict[str, Any] = spec["functions"][function]
+    return found["variants"][variant] if variant else found
 
 
 def find_sources(specs: Mapping[str, FunctionSpec]) -> tuple[Source | None, ...]:

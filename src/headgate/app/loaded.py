@@ -112,3 +112,12 @@ class LoadedApp:
     serve: ServeChoice
     tenants: tuple[ClientChoice, ...]  # by client id: who may ask; none if none are named
     spec: dict[str, object]
+
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """The variants whose times nobody has declared: those in `app` are a guess.
+
+        A worker measures them when it starts. A simulation of them would be made up.
+        """
+        pairs = zip(self.app.variants, self.sources, strict=True)
+        return tuple(v.name for v, source in pairs if source is not None and source.is_measured)

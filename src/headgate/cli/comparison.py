@@ -25,6 +25,7 @@ class Comparison:
     seed: int
     seeds: int
     runs: dict[str, list[Run]]
+    assumed: dict[str, str]  # by variant: how long it was said to take, as nobody has measured it
 
     @property
     def title(self) -> str:
@@ -48,6 +49,7 @@ class Comparison:
             "seeds": self.seeds,
             "policies": list(self.runs),
             "runs": [run.to_json() for runs in self.runs.values() for run in runs],
+            "assumed_exec": self.assumed,
         }
         if self.seeds > 1:
             means = {name: spread_json(_summaries(runs)) for name, runs in self.runs.items()}
@@ -60,6 +62,8 @@ class Comparison:
         text = json.dumps(plain(self.to_json()), indent=2)
         (directory / "comparison.json").write_text(text + "\n", encoding="utf-8")
         meta: dict[str, object] = {"app": self.app, "seed": self.seed, "seeds": self.seeds}
+        if self.assumed:
+            meta["assumed_exec"] = self.assumed
         pictures: list[Picture] = []
         if find_spec("matplotlib") is not None:
             figure = comparison_figure(means)

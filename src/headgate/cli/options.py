@@ -44,6 +44,14 @@ def duration_ns(text: str) -> int:
     return value_ns
 
 
+def assumed_ns(text: str) -> int:
+    """Read a time with its unit; more than zero."""
+    value_ns = parse_duration(text, where="--assume-exec")
+    if value_ns == 0:
+        raise ConfigError("must be longer than zero", where="--assume-exec", value=text)
+    return value_ns
+
+
 def setting(text: str) -> tuple[str, object]:
     """Read `KEY=VALUE`, the value as it would stand in the YAML file.
 
@@ -117,6 +125,17 @@ def workload_options(command: CommandT) -> CommandT:
         traces_option,
     )
     return reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
+
+
+def assume_exec_option(command: CommandT) -> CommandT:
+    """Take --assume-exec."""
+    return click.option(
+        "assumed_ns",
+        "--assume-exec",
+        type=assumed_ns,
+        metavar="TIME",
+        help="Take batches of functions that nobody has measured to run for so long, such as 10ms.",
+    )(command)
 
 
 def traces_option(command: CommandT) -> CommandT:

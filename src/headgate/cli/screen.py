@@ -51,6 +51,13 @@ def hanging(label: str, width: int, text: str | Text, style: str = "") -> Render
     return grid
 
 
+def show_assumed(times: Mapping[str, str]) -> None:
+    """Print which times were assumed, if any: a result is worth no more than they are."""
+    if times:
+        told = ", ".join(f"{name} {time}" for name, time in times.items())
+        show(Text(f"assumed, because nobody has measured it: {told}", "yellow"))
+
+
 def show_json(content: object) -> None:
     """Print JSON; what is not a number becomes null."""
     click.echo(json.dumps(plain(content), indent=2, allow_nan=False))

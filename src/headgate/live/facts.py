@@ -6,13 +6,18 @@ So the Scheduler is built of plain data that its log can carry, and a replay nee
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping
-from typing import Any, Literal, final
+from typing import Any, Final, Literal, final
 
 from headgate.app import LoadedApp, from_spec
+from headgate.app.functions import variant_spec
+from headgate.app.objectives import unreachable_objectives
 from headgate.core.errors import ConfigError
 from headgate.core.model import App
 from headgate.live.messages import FunctionFacts
+
+_LOG: Final = logging.getLogger(__name__)
 
 # Which functions must be loaded for a gateway to begin. At the first start, one: the others are
 # worth serving. After a change, all: what was served before is better. Later, none.
@@ -49,28 +54,23 @@ def check_loads(app: App, facts: Mapping[str, FunctionFacts], needed: LoadsNeede
 def with_facts(loaded: LoadedApp, facts: Mapping[str, FunctionFacts], where: str) -> LoadedApp:
     """Return the application with measured times and sizes where none were declared."""
     spec = copy.deepcopy(loaded.spec)
-    functions = spec["functions"]
-    assert isinstance(functions, dict)
     for variant in loaded.app.variants:
         source = loaded.sources[variant.id]
         found = facts.get(variant.name)
         if source is not None and found is not None:
-            _fill(_entry(functions, variant.name), found, is_measured=source.is_measured)
-    return from_spec(spec, where)
+            entry = variant_spec(spec, variant.name)
+            if source.is_measured:
+                # Where nothing could be measured, what is assumed is written down all the same.
+                times_ns = found.exec_ns or variant.profile.exec_ns
+                entry["exec"] = [f"{time_ns}ns" for time_ns in times_ns]
+            _fill(entry, found)
+    measured = from_spec(spec, where)
+    for problem in unreachable_objectives(measured, where):
+        _LOG.warning("%s", problem)
+    return measured
 
 
-def _entry(functions: dict[str, Any], name: str) -> dict[str, Any]:
-    """The part of the file that speaks of a variant: `function`, or `function/variant`."""
-    function, _, variant = name.partition("/")
-    found: dict[str, Any] = functions[function]
-    if variant:
-        found = found["variants"][variant]
-    return found
-
-
-def _fill(entry: dict[str, Any], facts: FunctionFacts, *, is_measured: bool) -> None:
-    if is_measured and facts.exec_ns:
-        entry["exec"] = [f"{time_ns}ns" for time_ns in facts.exec_ns]
+def _fill(entry: dict[str, Any], facts: FunctionFacts) -> None:
     if entry["start"] == 0:
         entry["start"] = f"{facts.start_ns}ns"
     if entry["memory"] == "0B":

@@ -29,9 +29,15 @@ def places(
     kinds = [provider.kind if provider is not None else "local" for provider in providers]
     pools = [pool for pool in app.pools if not kinds or kinds[pool.id] == "local"]
     for pool in pools:
-        if pool.serverless is not None or pool.tier not in (Tier.DEDICATED, Tier.GPU):
-            problem = "cannot be served from here yet"
-            raise ConfigError(problem, where=where, key=f"pools.{pool.name}", allowed="dedicated")
+        if pool.serverless is not None or pool.tier != Tier.DEDICATED:
+            is_gpu = pool.tier == Tier.GPU
+            problem = (
+                "live GPU pools are not available yet"
+                if is_gpu
+                else "cannot be served from here yet"
+            )
+            allowed = "tier: dedicated, or headgate simulate"
+            raise ConfigError(problem, where=where, key=f"pools.{pool.name}", allowed=allowed)
         if pool.cpu_milli < NEVER_NS:
             declared += pool.nodes * _cpus(pool.cpu_milli)
         else:

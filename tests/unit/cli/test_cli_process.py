@@ -121,6 +121,7 @@ def test_a_bar_comes_up_only_for_what_takes_long(monkeypatch: pytest.MonkeyPatch
     terminal = FakeTerminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(progress_module, "_PATIENCE_S", 3600.0)
     with Progress("quick", 10) as progress:
         progress.update(5)
     assert terminal.getvalue() == ""

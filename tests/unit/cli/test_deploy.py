@@ -271,7 +271,7 @@ def test_the_platform_as_a_command(tmp_path: Path) -> None:
         assert client.get_account_settings()["AccountLimit"]["ConcurrentExecutions"] == 3
         client.close()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         assert process.stdout.read().endswith("0 calls, 0.000 GB-s\n")
 
 

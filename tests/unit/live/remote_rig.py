@@ -72,6 +72,6 @@ class Rig:
         self.warm_usd.append(usd)
 
     async def until(self, is_true: Callable[[], bool]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not is_true():
                 await asyncio.sleep(0.002)

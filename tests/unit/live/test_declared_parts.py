@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headgate.app import from_spec
+from headgate.app.functions import UNKNOWN_EXEC_NS
 from headgate.core.errors import ConfigError
 from headgate.functions.tensor import Signature, TensorSpec
 from headgate.live.catalogue import catalogue
@@ -39,6 +40,26 @@ def test_what_was_not_declared_is_what_was_measured() -> None:
     assert with_facts(loaded, FACTS, "again").spec == loaded.spec
 
 
+def test_what_could_not_be_measured_is_written_down_as_it_is_assumed() -> None:
+    """So the log says what the Scheduler went by, and a calibration of it can be simulated."""
+    unknown = FACTS | {"a": FunctionFacts("a", Signature(), (), 0, 0)}
+    loaded = with_facts(from_spec(SPEC, "here"), unknown, "there")
+    assert loaded.unmeasured == ()
+    assert loaded.app.variants[0].profile.exec_ns == (UNKNOWN_EXEC_NS,) * 2
+
+
+def test_an_objective_that_measured_times_cannot_meet_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    slow = FACTS | {"a": FunctionFacts("a", FACTS["a"].signature, (9_000_000, 9_000_000), 0, 0)}
+    spec = {**SPEC, "slo": {"latency": "5ms"}}
+    assert with_facts(from_spec(spec, "here"), slow, "there").app.pipelines[0].slo.latency_ns
+    (record,) = caplog.records
+    assert (
+        "'5ms': is below the fastest path of pipeline both, 11ms: a 9ms -> b 2ms" in record.message
+    )
+
+
 def test_a_pipeline_takes_what_its_first_stages_take_and_gives_what_its_last_give() -> None:
     model = catalogue(with_facts(from_spec(SPEC, "here"), FACTS, "there").app, FACTS)["both"]
     assert (model.inputs, model.outputs) == ((X,), (Z,))
@@ -58,7 +79,7 @@ def test_a_function_that_looks_by_itself_makes_its_pipeline_do_so() -> None:
         ({"p": {"tier": "dedicated", "nodes": 2}}, 8, [[5, 6, 7], [2, 3, 4]]),
         ({"p": {"tier": "dedicated", "nodes": 2, "cpus": 1}}, 2, [[1], [0]]),
         ({"p": {"tier": "dedicated", "nodes": 3, "cpus": 1}}, 2, [[1], [0], [1]]),
-        ({"p": {"tier": "dedicated", "cpus": 0.5}, "q": {"tier": "gpu"}}, 4, [[3], [1, 2]]),
+        ({"p": {"tier": "dedicated", "cpus": 0.5}, "q": {"tier": "dedicated"}}, 4, [[3], [1, 2]]),
     ],
 )
 def test_who_gets_which_cores(
@@ -66,6 +87,17 @@ def test_who_gets_which_cores(
 ) -> None:
     app = from_spec({"functions": {"a": {"exec": "1ms"}}, "pools": pools}, "here").app
     assert [place.cores for place in places(app, range(cores), "here")] == expected
+
+
+def test_there_are_no_gpus_to_serve_from_yet() -> None:
+    """Processes on CPUs that are called GPUs would be a lie."""
+    spec = {"functions": {"a": {"exec": "1ms"}}, "pools": {"big": {"tier": "gpu"}}}
+    with pytest.raises(ConfigError) as caught:
+        places(from_spec(spec, "app.yaml").app, range(2), "app.yaml")
+    assert str(caught.value) == (
+        "app.yaml: pools.big: live GPU pools are not available yet "
+        "(allowed: tier: dedicated, or headgate simulate)"
+    )
 
 
 def test_a_function_platform_is_not_served_from_here() -> None:

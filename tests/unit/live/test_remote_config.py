@@ -123,7 +123,7 @@ def serve(tmp_path: Path, more: str, **environment: str) -> subprocess.Completed
         env={**kept, **nowhere, **environment},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
 

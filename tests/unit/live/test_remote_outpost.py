@@ -81,7 +81,7 @@ def test_what_stays_away_is_given_up_and_what_it_brings_later_is_nobodys(
     may_go_on = threading.Event()
 
     def call(errand: Errand) -> Fate:
-        may_go_on.wait(5)
+        may_go_on.wait(60)
         return Done([Result(0, [])], MS)
 
     async def story() -> None:
@@ -105,7 +105,7 @@ def test_nothing_waits_for_a_thread_and_nothing_late_begins() -> None:
 
     def call(errand: Errand) -> Fate:
         begun.append(errand.batch_id)
-        may_go_on.wait(5)
+        may_go_on.wait(60)
         return Done([Result(0, [])], MS)
 
     async def story() -> None:

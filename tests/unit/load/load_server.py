@@ -24,11 +24,12 @@ METADATA = {
 
 @dataclass
 class Answer:
-    """What to answer, and after how long."""
+    """What to answer, and after how long, or after what has happened."""
 
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     after_s: float = 0.0
+    until: Callable[[], bool] | None = None
     content: bytes = b"{}"
     hangs_up: bool = False
 
@@ -44,6 +45,8 @@ class Server:
     bodies: list[bytes] = field(default_factory=list)
     headers: list[dict[bytes, bytes]] = field(default_factory=list)
     paths: list[bytes] = field(default_factory=list)
+    open_count: int = 0  # asked and not answered
+    open_count_max: int = 0
 
     @property
     def url(self) -> str:
@@ -57,12 +60,12 @@ def serving(decide: Decide = lambda _: Answer()) -> Iterator[Server]:
     ready, stop = threading.Event(), threading.Event()
     thread = threading.Thread(target=_serve, args=(server, decide, ready, stop))
     thread.start()
-    ready.wait(5)
+    assert ready.wait(60)
     try:
         yield server
     finally:
         stop.set()
-        thread.join(5)
+        thread.join(60)
 
 
 def _serve(server: Server, decide: Decide, ready: threading.Event, stop: threading.Event) -> None:
@@ -111,10 +114,19 @@ class _Peer(asyncio.Protocol):
         server.bodies.append(self._body)
         server.paths.append(self._path)
         server.headers.append(self._headers)
+        server.open_count += 1
+        server.open_count_max = max(server.open_count_max, server.open_count)
         if answer.after_s:
-            asyncio.get_running_loop().call_later(answer.after_s, self._answer, answer)
+            asyncio.get_running_loop().call_later(answer.after_s, self._finish, answer)
         else:
-            self._answer(answer)
+            self._finish(answer)
+
+    def _finish(self, answer: Answer) -> None:
+        if answer.until is not None and not answer.until():
+            asyncio.get_running_loop().call_later(0.002, self._finish, answer)
+            return
+        self._server.open_count -= 1
+        self._answer(answer)
 
     def _answer(self, answer: Answer) -> None:
         if answer.hangs_up:

@@ -20,7 +20,7 @@ from headgate.load import (
     run_open_loop,
     summarise_load,
 )
-from headgate.workload import Arrivals, arrivals_at, deterministic, named
+from headgate.workload import Arrivals, arrivals_at, named
 
 BODY = Body(b"{}", {"Content-Type": "application/json"})
 
@@ -32,24 +32,33 @@ def every(step_ms: float, count: int) -> Arrivals:
 
 
 def test_a_stalled_server_does_not_slow_the_sender() -> None:
-    """The first answer takes 200 ms. The others are sent all the same, each at its time."""
-    with serving(lambda number: Answer(after_s=0.2 if number == 0 else 0)) as server:
-        result = run_open_loop(f"{server.url}/x", every(5, 20), LoadOptions(body=BODY))
-    assert (result.status == 200).all()
-    assert result.sent_ns[-1] < result.ended_ns[0]
-    assert result.latency_ns[0] >= 200 * MILLISECOND_NS
-    assert np.median(result.latency_ns) < 100 * MILLISECOND_NS
+    """The first answer waits for all the others to be sent; they are, none before its time."""
+    arrivals = every(5, 20)
+
+    def decide(number: int) -> Answer:
+        if number:
+            return Answer()
+        return Answer(201, until=lambda: len(server.bodies) == len(arrivals))
+
+    with serving(decide) as server:
+        result = run_open_loop(f"{server.url}/x", arrivals, LoadOptions(body=BODY))
+    (stalled,) = np.flatnonzero(result.status == 201)
+    assert (np.delete(result.status, stalled) == 200).all()
+    assert (result.sent_ns >= arrivals.times_ns).all()
+    assert result.ended_ns[stalled] > result.sent_ns.max()
+    assert result.latency_ns[stalled] >= arrivals.times_ns[-1] - arrivals.times_ns[stalled]
 
 
 def test_waiting_for_a_connection_counts() -> None:
-    """With one connection and answers of 30 ms, the third of three waits for two others."""
+    """With one connection, the third of three waits for the answers of two others."""
     options = LoadOptions(body=BODY, connections_max=1)
     with serving(lambda _: Answer(after_s=0.03)) as server:
         result = run_open_loop(f"{server.url}/x", every(0, 3), options)
     assert result.connections == 1
-    assert result.latency_ns[2] >= 85 * MILLISECOND_NS
-    assert result.connection_wait_ns[2] >= 55 * MILLISECOND_NS
-    assert result.lag_ns[2] < result.connection_wait_ns[2], "it was not the sender's doing"
+    assert (result.sent_ns[1:] >= result.ended_ns[:-1]).all()
+    assert result.reached_ns[2] < result.ended_ns[0], "it was not the sender's doing"
+    assert result.connection_wait_ns[2] > result.ended_ns[1] - result.ended_ns[0] > 0
+    assert result.latency_ns[2] > result.connection_wait_ns[2]
 
 
 def test_statuses_and_headers_become_outcomes() -> None:
@@ -63,8 +72,9 @@ def test_statuses_and_headers_become_outcomes() -> None:
         Answer(hangs_up=True),
         Answer(headers={"Connection": "close"}),
     ]
+    options = LoadOptions(body=BODY, connections_max=1)  # one after the other, in their order
     with serving(lambda number: answers[number]) as server:
-        result = run_open_loop(f"{server.url}/x", every(20, len(answers)), LoadOptions(body=BODY))
+        result = run_open_loop(f"{server.url}/x", every(1, len(answers)), options)
     assert result.outcome.tolist() == [
         Outcome.MET,
         Outcome.LATE,
@@ -89,15 +99,19 @@ def test_statuses_and_headers_become_outcomes() -> None:
 
 
 def test_the_clients_own_objective_decides_what_is_late() -> None:
-    """The server says late and answers at once, or says nothing and takes 60 ms."""
-    answers = [Answer(headers={"X-Headgate-Outcome": "late"}), Answer(after_s=0.06)]
-    options = LoadOptions(body=BODY, slo_ns=50 * MILLISECOND_NS)
-    with serving(lambda number: answers[number]) as server:
-        result = run_open_loop(f"{server.url}/x", every(30, 2), options)
-    assert result.outcome.tolist() == [Outcome.MET, Outcome.LATE]
-    assert (result.to_run().requests.deadline_ns - result.intended_ns).tolist() == [
-        50 * MILLISECOND_NS
-    ] * 2
+    """The server says late of what came early, or says nothing of what came late."""
+    late = {"X-Headgate-Outcome": "late"}
+    cases: tuple[tuple[int, dict[str, str], int], ...] = (
+        (30 * SECOND_NS, late, Outcome.MET),
+        (MILLISECOND_NS, {}, Outcome.LATE),
+    )
+    for slo_ns, headers, outcome in cases:
+        options = LoadOptions(body=BODY, slo_ns=slo_ns)
+        with serving(lambda _: Answer(headers=headers, after_s=0.01)) as server:  # noqa: B023
+            result = run_open_loop(f"{server.url}/x", every(1, 2), options)
+        assert result.outcome.tolist() == [outcome] * 2
+        deadlines_ns = result.to_run().requests.deadline_ns
+        assert (deadlines_ns - result.intended_ns).tolist() == [slo_ns] * 2
 
 
 def test_patience_ends() -> None:
@@ -121,8 +135,9 @@ def test_nobody_listens() -> None:
 
 def test_what_the_server_tells_of_its_own_time() -> None:
     timing = {"Server-Timing": "queue;dur=1.5, exec;dur=2.25"}
+    options = LoadOptions(body=BODY, connections_max=1)  # one after the other, in their order
     with serving(lambda number: Answer(headers=timing if number else {})) as server:
-        result = run_open_loop(f"{server.url}/x", every(1, 2), LoadOptions(body=BODY))
+        result = run_open_loop(f"{server.url}/x", every(1, 2), options)
     assert result.timings_ns["queue"].tolist() == [NEVER_NS, 1_500_000]
     started_ns = result.to_run().requests.started_ns
     assert started_ns[0] == NEVER_NS
@@ -152,35 +167,45 @@ def test_what_cannot_be_sent() -> None:
 
 
 def test_it_tells_how_it_goes() -> None:
+    """The last request is answered only when the others have been told of."""
     heard: list[Standing] = []
-    with serving(lambda number: Answer(429 if number % 2 else 200)) as server:
-        arrivals = deterministic(200, SECOND_NS // 2)
-        run_open_loop(f"{server.url}/x", arrivals, LoadOptions(body=BODY), on_standing=heard.append)
-    assert heard[-1].sent >= heard[-1].ended > 0
-    assert heard[-1].outcomes[Outcome.MET] > 0 < heard[-1].outcomes[Outcome.REJECTED]
-    assert 0 < heard[-1].p50_ms <= heard[-1].p99_ms
+
+    def decide(number: int) -> Answer:
+        until = None if number < 9 else lambda: any(word.ended == 9 for word in heard)
+        return Answer(429 if number % 2 else 200, until=until)
+
+    with serving(decide) as server:
+        options = LoadOptions(body=BODY)
+        run_open_loop(f"{server.url}/x", every(1, 10), options, on_standing=heard.append)
+    word = next(word for word in heard if word.ended == 9)
+    assert word.sent == 10
+    assert (word.outcomes[Outcome.MET], word.outcomes[Outcome.REJECTED]) == (5, 4)
+    assert 0 < word.p50_ms <= word.p99_ms
 
 
 def test_a_closed_loop_keeps_so_many_under_way() -> None:
-    """Three clients and answers of 20 ms: 150 requests per second at most, after the warm-up."""
-    with serving(lambda _: Answer(after_s=0.02)) as server:
+    """Three clients, and answers that wait for all three to have asked."""
+
+    def decide(number: int) -> Answer:
+        return Answer(after_s=0.01, until=lambda: number > 5 or len(server.bodies) >= 3)
+
+    with serving(decide) as server:
         result = run_closed_loop(
             f"{server.url}/x",
             3,
-            300 * MILLISECOND_NS,
+            SECOND_NS,
             LoadOptions(body=BODY),
             warm_up_ns=50 * MILLISECOND_NS,
         )
         seen = len(server.bodies)
-    assert result.connections == 3
-    assert len(result) < seen, "those of the warm-up are not counted"
-    assert 6 <= len(result) <= 45
+    assert result.connections == server.open_count_max == 3
+    assert 0 < len(result) < seen, "those of the warm-up are not counted"
+    assert (result.status == 200).all()
     assert result.intended_ns.min() >= 0
-    assert 10 < summarise_load(result).run.throughput_rps <= 150
 
 
 def test_a_closed_loop_outlives_a_connection() -> None:
     with serving(lambda number: Answer(hangs_up=number == 2)) as server:
-        result = run_closed_loop(f"{server.url}/x", 1, 200 * MILLISECOND_NS, LoadOptions(body=BODY))
+        result = run_closed_loop(f"{server.url}/x", 1, SECOND_NS, LoadOptions(body=BODY))
     assert result.outcome.tolist().count(Outcome.FAILED) == 1
-    assert len(result) > 5
+    assert result.outcome.tolist().index(Outcome.FAILED) < len(result) - 1

@@ -9,6 +9,7 @@ import click
 from rich.text import Text
 
 from headgate.app import LoadedApp, make_config
+from headgate.app.objectives import unreachable_objectives
 from headgate.cli.application import load_app
 from headgate.cli.chosen import known_policy
 from headgate.cli.fit import check_fit, policies_for
@@ -28,7 +29,10 @@ _DEFAULT_POLICY: Final = "headgate"  # of a file that names none
 @traces_option
 @json_option
 def command(app: str, traces: Path | None, as_json: bool) -> None:
-    """Load APP, and say what it declares or what is wrong with it."""
+    """Load APP, and say what it declares or what is wrong with it.
+
+    An objective that nothing could meet is wrong: a latency below the fastest way through.
+    """
     loaded = load_app(app)
     kind = known_policy(loaded.policy.name, app, "policy")
     make_config(kind.config, loaded.policy.settings, app)
@@ -36,8 +40,15 @@ def command(app: str, traces: Path | None, as_json: bool) -> None:
         check_fit(loaded.app, loaded.policy.name, kind, app)
     if loaded.workload.streams:  # over an instant, because only what they say matters
         choose_workload(loaded, app, WorkloadOptions(duration_ns=1, traces=traces), seed=0)
+    for problem in unreachable_objectives(loaded, app):
+        raise problem
     if as_json:
-        content = {"app": app, "policies": policies_for(loaded.app), "spec": loaded.spec}
+        content = {
+            "app": app,
+            "policies": policies_for(loaded.app),
+            "unmeasured": list(loaded.unmeasured),
+            "spec": loaded.spec,
+        }
         show_json(content)
     else:
         _show(app, loaded)
@@ -46,7 +57,7 @@ def command(app: str, traces: Path | None, as_json: bool) -> None:
 def _show(name: str, loaded: LoadedApp) -> None:
     app = loaded.app
     show(
-        rows_table([_function(variant, app) for variant in app.variants], "Functions"),
+        rows_table([_function(variant, loaded) for variant in app.variants], "Functions"),
         rows_table([_pipeline(pipeline) for pipeline in app.pipelines], "Pipelines"),
         rows_table([_pool(pool) for pool in app.pools], "Pools"),
     )
@@ -57,7 +68,12 @@ def _show(name: str, loaded: LoadedApp) -> None:
     if streams:
         duration = format_duration(loaded.workload.duration_ns)
         show(rows_table(streams, f"Workload of {duration}"))
-    show(Text(_who_takes(app, loaded.policy.name)), Text(f"{name} is in order", "green"))
+    show(Text(_who_takes(app, loaded.policy.name)))
+    if loaded.unmeasured:
+        who = ", ".join(loaded.unmeasured)
+        how = f"headgate serve measures when it starts; headgate profile {name} does now"
+        show(Text(f"not measured: {who}; {how}; simulations need `exec`", "yellow"))
+    show(Text(f"{name} is in order", "green"))
 
 
 def _who_takes(app: App, policy: str) -> str:
@@ -68,16 +84,17 @@ def _who_takes(app: App, policy: str) -> str:
     return text if policy in takers else f"{text}; choose one with --policy"
 
 
-def _function(variant: Variant, app: App) -> dict[str, object]:
+def _function(variant: Variant, loaded: LoadedApp) -> dict[str, object]:
     profile = variant.profile
+    is_known = variant.name not in loaded.unmeasured
     return {
         "function": variant.name,
-        "exec": format_duration(profile.exec_ns[0]),
+        "exec": format_duration(profile.exec_ns[0]) if is_known else "not measured",
         "batch": profile.items_max,
         "start": format_duration(profile.start_ns),
         "load": format_duration(profile.load_ns),
         "memory": format_size(profile.memory_bytes),
-        "pools": ", ".join(app.pools[pool_id].name for pool_id in variant.pool_ids),
+        "pools": ", ".join(loaded.app.pools[pool_id].name for pool_id in variant.pool_ids),
     }
 
 

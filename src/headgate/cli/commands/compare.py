@@ -10,13 +10,19 @@ from rich.text import Text
 
 from headgate.app import LoadedApp
 from headgate.app.names import unknown
-from headgate.cli.application import load_app
+from headgate.cli.application import (
+    assumed_times,
+    load_app,
+    warn_of_objectives,
+    with_known_times,
+)
 from headgate.cli.chosen import Chosen, choose
 from headgate.cli.comparison import Comparison
 from headgate.cli.files import make_directory, writing
 from headgate.cli.fit import policies_for
 from headgate.cli.options import (
     app_argument,
+    assume_exec_option,
     json_option,
     report_option,
     seed_option,
@@ -24,7 +30,7 @@ from headgate.cli.options import (
     workload_options,
 )
 from headgate.cli.runs import Run, run
-from headgate.cli.screen import show, show_json
+from headgate.cli.screen import show, show_assumed, show_json
 from headgate.cli.workload import WorkloadOptions, choose_workload
 from headgate.core.errors import ConfigError
 from headgate.metrics.tables import SheetTable
@@ -34,6 +40,7 @@ from headgate.metrics.tables import SheetTable
 @app_argument
 @click.option("--policies", metavar="A,B,C", help="Which ones. Default: all that can take APP.")
 @workload_options
+@assume_exec_option
 @set_option("A setting of one policy, such as balance.batch_max=4. May be repeated.")
 @seed_option
 @click.option(
@@ -53,6 +60,7 @@ def command(
     duration_ns: int | None,
     sort: bool,
     traces: Path | None,
+    assumed_ns: int | None,
     settings: tuple[tuple[str, object], ...],
     seed: int,
     seeds: int,
@@ -67,7 +75,9 @@ def command(
     headgate compare examples/kaas.yaml
     headgate compare examples/kaas.yaml --policies balance,affinity --seeds 5 --report out
     """
-    loaded = load_app(app)
+    written = load_app(app)
+    loaded = with_known_times(written, app, assumed_ns)
+    warn_of_objectives(loaded, app)
     chosen = _choose_all(loaded, app, policies, settings)
     options = WorkloadOptions(trace, arrivals, duration_ns, sort, traces)
     if report is not None:
@@ -79,7 +89,7 @@ def command(
             title = f"seed {number}," if seeds > 1 else "simulating"
             done, _ = run(loaded, each, workload, seed=number, title=title)
             runs[each.name].append(done)
-    comparison = Comparison(app, seed, seeds, runs)
+    comparison = Comparison(app, seed, seeds, runs, assumed_times(written, assumed_ns))
     if report is not None:
         with writing(report, "--report"):
             page = comparison.write(report)
@@ -87,6 +97,7 @@ def command(
         show_json(comparison.to_json())
         return
     show(Text(f"{comparison.title}\n", "bold"), SheetTable(comparison.sheet()))
+    show_assumed(comparison.assumed)
     if report is not None:
         show(Text(f"report: {page}"))
 

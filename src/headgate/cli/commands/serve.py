@@ -14,7 +14,7 @@ import click
 
 from headgate.app import LoadedApp, from_spec
 from headgate.app.providers import providers_of
-from headgate.cli.application import load_app
+from headgate.cli.application import load_app, warn_of_objectives
 from headgate.cli.chosen import choose
 from headgate.core.errors import ConfigError
 from headgate.live import logs
@@ -88,6 +88,7 @@ def command(
         return _assignment(app, given, policy=policy, slo=slo, workers=workers)
 
     first = prepare()
+    warn_of_objectives(first.load(), app)
     serve = first.load().serve
     if log is None and serve.log is not None:
         log = Path(first.base) / serve.log

@@ -8,7 +8,12 @@ from typing import Final
 import click
 from rich.text import Text
 
-from headgate.cli.application import load_app
+from headgate.cli.application import (
+    assumed_times,
+    load_app,
+    warn_of_objectives,
+    with_known_times,
+)
 from headgate.cli.chosen import choose
 from headgate.cli.files import check_not_read, make_directory, writing
 from headgate.cli.headline import Headline
@@ -16,6 +21,7 @@ from headgate.cli.log_observer import logging_to
 from headgate.cli.options import (
     OutputPath,
     app_argument,
+    assume_exec_option,
     json_option,
     policy_option,
     report_option,
@@ -24,7 +30,7 @@ from headgate.cli.options import (
     workload_options,
 )
 from headgate.cli.runs import Run, run
-from headgate.cli.screen import show, show_json
+from headgate.cli.screen import show, show_assumed, show_json
 from headgate.cli.workload import WorkloadOptions, choose_workload, trace_files
 from headgate.metrics.columns import RunColumns
 from headgate.metrics.report import write_report
@@ -36,6 +42,7 @@ _RESOURCES_MAX: Final = 16  # more are in the JSON and in the report
 @click.command("simulate")
 @app_argument
 @workload_options
+@assume_exec_option
 @policy_option
 @set_option("A setting of the policy, such as batch_max=4. May be repeated.")
 @seed_option
@@ -55,6 +62,7 @@ def command(
     duration_ns: int | None,
     sort: bool,
     traces: Path | None,
+    assumed_ns: int | None,
     policy: str | None,
     settings: tuple[tuple[str, object], ...],
     seed: int,
@@ -70,7 +78,10 @@ def command(
     headgate simulate examples/kaas.yaml --policy affinity --report out
     headgate simulate app.yaml --arrivals poisson:rate=50/s --duration 10min --json
     """
-    loaded = load_app(app)
+    written = load_app(app)
+    loaded = with_known_times(written, app, assumed_ns)
+    assumed = assumed_times(written, assumed_ns)
+    warn_of_objectives(loaded, app)
     chosen = choose(loaded, app, policy, dict(settings))
     options = WorkloadOptions(trace, arrivals, duration_ns, sort, traces)
     workload = choose_workload(loaded, app, options, seed)
@@ -88,16 +99,20 @@ def command(
             observer=observer,
         )
     if report is not None:
-        _write(report, app, done, columns)
+        _write(report, app, done, columns, assumed)
     if as_json:
-        show_json({"app": app, **done.to_json(), "settings": chosen.settings})
+        settings_used = {"settings": chosen.settings, "assumed_exec": assumed}
+        show_json({"app": app, **done.to_json(), **settings_used})
     else:
         _show(app, done)
+        show_assumed(assumed)
         _show_files(report, log, None if observer is None else observer.events)
 
 
-def _write(report: Path, app: str, done: Run, columns: RunColumns) -> None:
-    meta = {"app": app, "policy": done.policy, "seed": done.seed}
+def _write(report: Path, app: str, done: Run, columns: RunColumns, assumed: dict[str, str]) -> None:
+    meta: dict[str, object] = {"app": app, "policy": done.policy, "seed": done.seed}
+    if assumed:
+        meta["assumed_exec"] = assumed
     with writing(report, "--report"):
         title = f"{Path(app).stem} under {done.policy}"
         write_report(report, columns, done.summary, meta, title=title)

@@ -15,6 +15,7 @@ from fake_serving import FakeServing
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.server import HttpServer
 
+PATIENCE_S = 60.0  # machines may be busy with something else
 QUICK = GatewayConfig(sweep_s=0.02, linger_s=0.1)
 
 
@@ -46,16 +47,16 @@ class Client:
 
     async def reply(self, *, is_head: bool = False) -> Reply:
         """The next response. Raises `IncompleteReadError` if the connection ends before it."""
-        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 5)
+        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
         first, *lines = head.decode("latin-1").split("\r\n")[:-2]
         headers = {k.lower(): v for k, v in (line.split(": ", 1) for line in lines)}
         size = 0 if is_head else int(headers.get("content-length", "0"))
-        body = await asyncio.wait_for(self.reader.readexactly(size), 5)
+        body = await asyncio.wait_for(self.reader.readexactly(size), PATIENCE_S)
         return Reply(int(first.split(" ")[1]), headers, body)
 
     async def is_closed(self) -> bool:
         """Whether the server closes the connection, without another word."""
-        return await asyncio.wait_for(self.reader.read(1), 5) == b""
+        return await asyncio.wait_for(self.reader.read(1), PATIENCE_S) == b""
 
 
 @dataclass
@@ -83,11 +84,9 @@ class Rig:
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         """Wait until something is so."""
-        for _ in range(500):
-            if is_so():
-                return
-            await asyncio.sleep(0.005)
-        raise AssertionError("it never came to be")
+        async with asyncio.timeout(PATIENCE_S):
+            while not is_so():
+                await asyncio.sleep(0.005)
 
 
 def request(method: str, path: str, body: bytes = b"", *lines: str) -> bytes:

@@ -37,7 +37,7 @@ class Rig:
         method: str,
         request: Any,
         *,
-        timeout_s: float | None = 5.0,
+        timeout_s: float | None = 60.0,
         metadata: tuple[tuple[str, str], ...] = (),
     ) -> Any:
         """The response. Raises `AioRpcError`."""
@@ -97,7 +97,7 @@ def run(
     """Have a story told on the loop that gateways use."""
 
     async def told() -> None:
-        async with served(config, access) as rig, asyncio.timeout(20):
+        async with served(config, access) as rig, asyncio.timeout(60):
             await story(rig)
 
     uvloop.run(told())

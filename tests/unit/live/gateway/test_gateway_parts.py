@@ -120,7 +120,7 @@ def test_a_tenant_may_have_so_many_in_service() -> None:
     async def story(rig: Rig) -> None:
         rig.serving.mode = "never"
         client = await rig.connect()
-        asked = "X-Request-Timeout-Ms: 100"
+        asked = "X-Request-Timeout-Ms: 1000"
         client.send(request("POST", "/v2/models/echo/infer", ECHO, asked))
         await rig.until(lambda: bool(rig.serving.calls))
         reply = await rig.infer(body())

@@ -54,7 +54,7 @@ def test_any_bytes(streams: list[bytes]) -> None:
             writer.write(data[: len(data) // 2])
             await asyncio.sleep(0)
             writer.write(data[len(data) // 2 :])
-            heard = await asyncio.wait_for(reader.read(), 5)  # until it is closed
+            heard = await asyncio.wait_for(reader.read(), 60)  # until it is closed
         except ConnectionResetError:
             return
         finally:

@@ -95,7 +95,7 @@ def test_a_late_answer_is_an_answer_unless_the_client_gives_up() -> None:
         rig.serving.mode = "late"
         await rig.infer(timeout_s=None)
         assert rig.trailers == {"headgate-outcome": "late"}
-        code, _ = await rig.refused(timeout_s=5)
+        code, _ = await rig.refused(timeout_s=60)
         assert code is StatusCode.DEADLINE_EXCEEDED
 
     run(story)
@@ -124,18 +124,18 @@ def test_what_cannot_be_asked(phase: Phase, model: str, code: StatusCode) -> Non
 def test_the_deadline_of_the_rpc_goes_before_the_parameter() -> None:
     async def story(rig: Rig) -> None:
         request = rig.row()
-        request.parameters["timeout"].int64_param = 2_000_000
+        request.parameters["timeout"].int64_param = 20_000_000
         request.parameters["priority"].uint64_param = 1
         await rig.ask("ModelInfer", request, timeout_s=None)
-        await rig.ask("ModelInfer", request, timeout_s=1)
-        await rig.infer(timeout_s=None, metadata=(("x-request-timeout-ms", "70"),))
+        await rig.ask("ModelInfer", request, timeout_s=30)
+        await rig.infer(timeout_s=None, metadata=(("x-request-timeout-ms", "70000"),))
         await rig.infer(timeout_s=None)
         by_parameter, by_rpc, by_metadata, by_objective = rig.serving.calls
         assert by_parameter.gives_up and by_parameter.priority < 0
-        assert by_parameter.deadline_ns - by_parameter.arrived_ns == 2_000 * MILLISECOND_NS
+        assert by_parameter.deadline_ns - by_parameter.arrived_ns == 20_000 * MILLISECOND_NS
         left_ms = (by_rpc.deadline_ns - by_rpc.arrived_ns) / MILLISECOND_NS
-        assert by_rpc.gives_up and 500 < left_ms < 1_100  # gRPC rounds it on the way
-        assert by_metadata.deadline_ns - by_metadata.arrived_ns == 70 * MILLISECOND_NS
+        assert by_rpc.gives_up and 20_000 < left_ms < 31_000  # gRPC rounds it on the way
+        assert by_metadata.deadline_ns - by_metadata.arrived_ns == 70_000 * MILLISECOND_NS
         assert not by_objective.gives_up and by_objective.deadline_ns == 0
         request.parameters["timeout"].string_param = "soon"
         code, _ = await rig.refused(request, timeout_s=None)
@@ -149,17 +149,18 @@ def test_at_the_deadline_the_client_is_told_and_the_call_left_alone(by_rpc: bool
     """The runtime settles it as expired or late; a cancelled one would count as nobody's miss."""
 
     async def story(rig: Rig) -> None:
+        await rig.infer()  # so that none of the time goes into connecting
         rig.serving.mode = "never"
         request = rig.row()
         if not by_rpc:
-            request.parameters["timeout"].int64_param = 50_000
-        code, _ = await rig.refused(request, timeout_s=0.05 if by_rpc else None)
+            request.parameters["timeout"].int64_param = 500_000
+        code, _ = await rig.refused(request, timeout_s=0.5 if by_rpc else None)
         assert code is StatusCode.DEADLINE_EXCEEDED
         await asyncio.sleep(0.05)
-        assert len(rig.serving.calls) == 1
+        assert len(rig.serving.calls) == 2
         assert not rig.serving.cancelled
         rig.serving.mode = "late"
-        rig.serving.answer(rig.serving.calls[0])  # nobody listens, and nothing breaks
+        rig.serving.answer(rig.serving.calls[1])  # nobody listens, and nothing breaks
 
     run(story)
 

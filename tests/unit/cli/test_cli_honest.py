@@ -1,0 +1,110 @@
+"""What nobody has measured is not made up, and what nothing can meet is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_rig import EXAMPLES, headgate, write
+
+from headgate.core.log import read_log
+
+UNMEASURED = """
+functions:
+  known: {exec: 3ms}
+  new: {model: new.onnx, batch: 4}
+pools: {cpu: {tier: dedicated}}
+policy: balance
+workload: {duration: 1s, arrivals: [{pipeline: new, spec: "deterministic:rate=20/s"}]}
+"""
+IMPOSSIBLE = """
+functions: {a: {exec: 5ms}, b: {exec: 7ms}}
+pipelines: {p: {stages: {b: {function: b, after: [a]}, a: {function: a}}}}
+slo: {latency: 10ms}
+pools: {cpu: {tier: dedicated}}
+workload: {duration: 1s, arrivals: [{pipeline: p, spec: "deterministic:rate=20/s"}]}
+"""
+PROBLEM = (
+    "slo.latency: '10ms': is below the fastest path of pipeline p, 12ms: a 5ms -> b 7ms "
+    "(allowed: 12ms or longer)\n"
+)
+
+
+@pytest.fixture
+def unmeasured(tmp_path: Path) -> str:
+    return write(tmp_path / "app.yaml", UNMEASURED)
+
+
+def test_check_tells_what_nobody_has_measured(unmeasured: str) -> None:
+    ended = headgate("check", unmeasured)
+    assert ended.code == 0
+    row = next(line for line in ended.out.splitlines() if line.startswith("new "))
+    assert "not measured" in row
+    assert "10ms" not in ended.out
+    assert "not measured: new; headgate serve measures when it starts" in ended.out
+    assert headgate("check", unmeasured, "--json").json["unmeasured"] == ["new"]
+    known = headgate("check", EXAMPLES / "kaas.yaml")
+    assert "not measured" not in known.out
+
+
+@pytest.mark.parametrize("command", ["simulate", "compare"])
+def test_what_nobody_has_measured_is_not_simulated(unmeasured: str, command: str) -> None:
+    ended = headgate(command, unmeasured)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == (
+        f"headgate: error: {unmeasured}: functions.new.exec: is not known: nobody has measured it "
+        f"(allowed: exec: 5ms, which headgate profile {unmeasured} finds; or --assume-exec 5ms)\n"
+    )
+
+
+def test_variants_are_named_with_their_function(tmp_path: Path) -> None:
+    text = UNMEASURED.replace(
+        "new: {model: new.onnx, batch: 4}", "new: {variants: {v: {code: m:F}}}"
+    )
+    ended = headgate("simulate", write(tmp_path / "app.yaml", text))
+    assert "functions.new.variants.v.exec: is not known" in ended.err
+
+
+def test_what_the_user_assumes_is_used_and_shown(unmeasured: str, tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    ended = headgate("simulate", unmeasured, "--assume-exec", "30ms", "--log", log)
+    assert ended.code == 0, ended.err
+    assert "assumed, because nobody has measured it: new 30ms" in ended.out
+    header, entries = read_log(log)
+    entries.close()
+    assert isinstance(header.app["functions"], dict)
+    assert header.app["functions"]["new"]["exec"] == ["30ms"] * 4
+    told = headgate("simulate", unmeasured, "--assume-exec", "30ms", "--json").json
+    assert told["assumed_exec"] == {"new": "30ms"}
+    assert told["p50_ms"] >= 30
+    compared = headgate(
+        *("compare", unmeasured, "--policies", "balance", "--assume-exec", "30ms", "--json")
+    )
+    assert compared.json["assumed_exec"] == {"new": "30ms"}
+    assert compared.json["runs"][0]["p50_ms"] == told["p50_ms"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("soon", "is not a number with a unit"), ("0s", "must be longer than zero")],
+)
+def test_an_assumption_is_a_time(unmeasured: str, text: str, said: str) -> None:
+    ended = headgate("simulate", unmeasured, "--assume-exec", text)
+    assert ended.code == 2
+    assert ended.err.startswith(f"headgate: error: --assume-exec: {text!r}: {said}")
+
+
+def test_an_objective_that_nothing_can_meet_is_not_in_order(tmp_path: Path) -> None:
+    app = write(tmp_path / "app.yaml", IMPOSSIBLE)
+    ended = headgate("check", app)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == f"headgate: error: {app}: {PROBLEM}"
+
+
+def test_whoever_simulates_it_all_the_same_is_warned(tmp_path: Path) -> None:
+    app = write(tmp_path / "app.yaml", IMPOSSIBLE)
+    ended = headgate("simulate", app, "--json")
+    assert ended.code == 0
+    assert ended.err == f"headgate: warning: {app}: {PROBLEM}"
+    assert ended.json["slo_attainment"] == 0.0
+    assert headgate("compare", app, "--policies", "headgate").err == ended.err
