@@ -143,12 +143,17 @@ class BatchRefused(Event):
 
 @final
 class BatchLost(Event):
-    """Nobody knows whether a batch ran."""
+    """Nobody knows whether a batch ran.
 
-    __slots__ = ("batch_id",)
+    `node_died` is false where only the answer is missing: then nothing is suspected of having
+    killed the node.
+    """
 
-    def __init__(self, batch_id: int) -> None:
+    __slots__ = ("batch_id", "node_died")
+
+    def __init__(self, batch_id: int, node_died: bool = True) -> None:
         self.batch_id = batch_id
+        self.node_died = node_died
 
 
 @final
@@ -182,6 +187,18 @@ class InstanceStopped(Event):
 
     def __init__(self, instance_id: int, reason: str) -> None:
         self.instance_id = instance_id
+        self.reason = reason
+
+
+@final
+class LoadFailed(Event):
+    """A node says that a variant cannot be loaded, though nobody ordered a start just now."""
+
+    __slots__ = ("node_id", "reason", "variant_id")
+
+    def __init__(self, variant_id: int, node_id: int, reason: str) -> None:
+        self.variant_id = variant_id
+        self.node_id = node_id
         self.reason = reason
 
 
