@@ -46,13 +46,6 @@ class Hooks:
             if node.id in self._view.free_nodes:
                 self.capacity(node)
 
-    def offer_everything(self) -> None:
-        """The same, and every platform that can take a call."""
-        self.offer_nodes()
-        for pool in self._view.app.pools:
-            if self._view.is_pool_open(pool.id):
-                self.pool_open(pool.id)
-
     def pool_open(self, pool_id: int) -> None:
         """A pool that picks its own instances can take a call."""
         try:

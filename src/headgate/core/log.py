@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final, Literal, TextIO, final
 
 from headgate.core.actions import Action
-from headgate.core.errors import ConfigError
+from headgate.core.errors import ConfigError, PolicyError
 from headgate.core.events import Event
 from headgate.core.scheduler import Scheduler
 from headgate.core.wire import Wire, from_wire, is_int, to_wire
@@ -238,13 +238,18 @@ class ReplayResult:
 def replay(entries: Iterable[LogEntry], scheduler: Scheduler) -> ReplayResult:
     """Feed the events of a log to a fresh Scheduler and compare its actions with the logged ones.
 
-    Ends at the first difference: what follows would speak of batches that never were.
+    Ends at the first difference: what follows would speak of batches that never were. A fault of
+    the policy is among the actions, as it is in the log.
     """
     events = actions = 0
     for entry in entries:
         events += 1
         expected = [to_wire(action) for action in entry.actions]
-        got = [to_wire(action) for action in scheduler.handle(entry.now_ns, entry.event)]
+        try:
+            decided: Iterable[object] = scheduler.handle(entry.now_ns, entry.event)
+        except PolicyError as error:
+            decided = error.actions
+        got = [to_wire(action) for action in decided if isinstance(action, Action)]
         if got != expected:
             difference = Difference(entry.seq, entry.now_ns, entry.event, expected, got)
             return ReplayResult(events, actions, difference)

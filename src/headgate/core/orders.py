@@ -32,7 +32,16 @@ _UP: Final = NodeState.UP
 
 # Names of the Scheduler's own timers; a policy's timers must be called something else.
 RESERVED_TIMERS = frozenset(
-    ("deadline", "lost", "unblock", "unblock_pool", "plan", "probe", "recover")
+    (
+        "deadline",
+        "forgotten",
+        "lost",
+        "offer_again",
+        "plan",
+        "probe",
+        "unblock",
+        "unblock_pool",
+    )
 )
 
 

@@ -207,9 +207,7 @@ class Requests:
     def _is_overdue(self, request: Request) -> bool:
         return request.gives_up and self._view.now_ns >= request.deadline_ns
 
-    def settle_early(
-        self, request: Request, outcome: int, reason: str, retry_ns: int = 0
-    ) -> None:
+    def settle_early(self, request: Request, outcome: int, reason: str, retry_ns: int = 0) -> None:
         """Settle a request that still has tasks to go, and tell the policy which it may forget."""
         waiting = [task for task in request.tasks if task.state == TaskState.READY]
         self._ledger.settle(request, outcome, reason, retry_ns=retry_ns)
@@ -229,12 +227,13 @@ class Requests:
         """
         self._ledger.note_fault(hook, error)
         if task is not None:
-            self._fail_if_ready(task)
+            self.fail_if_ready(task)
         if isinstance(error, PolicyError):
             for other in error.tasks:
                 assert isinstance(other, Task)
-                self._fail_if_ready(other)
+                self.fail_if_ready(other)
 
-    def _fail_if_ready(self, task: Task) -> None:
+    def fail_if_ready(self, task: Task) -> None:
+        """Fail a task that the policy may have lost, unless it is out or wanted no longer."""
         if task.state == _READY:
             self.settle_early(task.request, Outcome.FAILED, Failure.POLICY_FAULT)

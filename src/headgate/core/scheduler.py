@@ -31,11 +31,10 @@ outcome), retries, timers, cancellation, legality. What policies differ in is be
 from __future__ import annotations
 
 from random import Random
-from typing import Final, final
+from typing import final
 
 from headgate.core.actions import Action
 from headgate.core.attempts import Attempts
-from headgate.core.clock import MILLISECOND_NS
 from headgate.core.errors import DriverError
 from headgate.core.events import (
     BatchFailed,
@@ -66,13 +65,11 @@ from headgate.core.orders import Orders
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind
 from headgate.core.quarantine import Quarantine
 from headgate.core.reconcile import reconcile
+from headgate.core.recovery import FORGOTTEN, OFFER, Recovery
 from headgate.core.requests import Requests
 from headgate.core.residency import Residents
 from headgate.core.validate import Validator
 from headgate.core.view import View
-
-# After a fault, what is free is offered again: the hook may have had yet to use it.
-RECOVER_NS: Final = 100 * MILLISECOND_NS
 
 
 @final
@@ -113,6 +110,7 @@ class Scheduler:
             spills=_spills(app, kind, self.policy),
         )
         self._fleet = Fleet(self.view, self._residents, self._hooks, self._failures)
+        self._recovery = Recovery(self.view, self._ledger, self._requests, self._hooks)
         self._validator = Validator(self.view) if validate else None
         self._plan_every_ns = self.policy.plan_every_ns
         self._early = self._ledger.actions  # what the policy ordered while it was being made
@@ -151,24 +149,28 @@ class Scheduler:
         return actions
 
     def _think_after(self, now_ns: int, actions: list[Action]) -> None:
-        """What most events do not need: early orders, suspects, a plan, faults, a state to check."""
-        view, ledger, quarantine = self.view, self._ledger, self._quarantine
+        """What most events have no need of. Raises the fault of the event, if there was one."""
+        view, ledger = self.view, self._ledger
         if self._early:
             actions[:0] = self._early
             self._early = []
         if view.load_failures:
             self._failures.review()
-        if not quarantine.is_empty:
-            quarantine.release()
+        if not self._quarantine.is_empty:
+            self._quarantine.release()
         if self._plan_every_ns and ("plan", 0) not in view.timers:
             ledger.set_timer(("plan", 0), now_ns + self._plan_every_ns)
-        fault, ledger.fault = ledger.fault, None
-        if fault is not None and view.requests and ("recover", 0) not in view.timers:
-            ledger.set_timer(("recover", 0), now_ns + RECOVER_NS)
-        is_troubled = bool(view.load_failures) or not quarantine.is_empty
-        ledger.has_afterthoughts = self._is_thoughtful or is_troubled
+        if view.policy_faults:
+            self._recovery.watch(ledger.fault is not None)
+        ledger.has_afterthoughts = (
+            self._is_thoughtful
+            or view.policy_faults > 0
+            or len(view.load_failures) > 0
+            or not self._quarantine.is_empty
+        )
         if self._validator is not None:
             self._validator.check()
+        fault, ledger.fault = ledger.fault, None
         if fault is not None:
             fault.actions = actions
             raise fault
@@ -229,8 +231,10 @@ class Scheduler:
             self._failures.probe(number)
         elif name == "plan":
             self._plan()
-        elif name == "recover":
-            self._hooks.offer_everything()
+        elif name == OFFER:
+            self._recovery.offer_again()
+        elif name == FORGOTTEN:
+            self._recovery.fail_forgotten()
         else:
             self._hooks.timer(name, number)
 

@@ -21,6 +21,7 @@ from headgate.core.actions import (
     Dispatch,
     KeepWarm,
     PlacedAction,
+    ReportFault,
     SetTimer,
     Settle,
 )
@@ -123,9 +124,10 @@ class Driver:
                 self._cancel_timer(action.key)
             elif isinstance(action, KeepWarm):
                 hands.keep_warm(action)
-            else:
-                assert isinstance(action, PlacedAction)
+            elif isinstance(action, PlacedAction):
                 hands.order(action)
+            else:
+                assert isinstance(action, ReportFault)  # for the log; the error has been told
         for settle in settled:
             hands.settle(now_ns, settle)
 

@@ -15,7 +15,7 @@ from headgate.cli.options import json_option
 from headgate.cli.progress import Progress
 from headgate.cli.screen import show, show_json
 from headgate.core.clock import MILLISECOND_NS
-from headgate.core.errors import ConfigError, DriverError, PolicyError
+from headgate.core.errors import ConfigError, DriverError
 from headgate.core.log import LogHeader, LogReader, ReplayResult, read_log, replay
 from headgate.core.rng import stream
 from headgate.core.scheduler import Scheduler
@@ -65,7 +65,7 @@ def _scheduler(header: LogHeader, loaded: LoadedApp, where: str) -> Scheduler:
 def _replay(entries: LogReader, scheduler: Scheduler) -> ReplayResult:
     try:
         return replay(entries, scheduler)
-    except (DriverError, PolicyError) as error:
+    except DriverError as error:
         # No Scheduler of ours wrote this event after those before it: the log is damaged.
         raise ConfigError(f"the Scheduler refuses it: {error}", where=entries.where) from None
 
