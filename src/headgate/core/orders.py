@@ -129,12 +129,8 @@ class Orders:
             items += task.request.items
         if items > len(variant.profile.exec_ns):
             raise _illegal(tasks, f"{items} items exceed the largest batch of {variant.name}")
-        if len(task_ids) > 1 and len(set(task_ids)) < len(task_ids):
-            raise _illegal(tasks, "a task is in a batch twice")
-        if self._view.suspects and len(task_ids) > 1:
-            for task in tasks:
-                if task.must_run_alone:
-                    raise _illegal(tasks, f"task {task.id} must run alone")
+        if len(task_ids) > 1:
+            self._check_company(tasks, task_ids)
         instance = None
         if node is not None:
             instance = node.instances.get(variant.id)
@@ -146,6 +142,15 @@ class Orders:
         if self._watches:
             self._watch(batch, earliest_ns)
         return batch
+
+    def _check_company(self, tasks: list[Task], task_ids: list[int]) -> None:
+        """Raise unless these tasks may go together."""
+        if len(set(task_ids)) < len(task_ids):
+            raise _illegal(tasks, "a task is in a batch twice")
+        if self._view.suspects:
+            for task in tasks:
+                if task.must_run_alone:
+                    raise _illegal(tasks, f"task {task.id} must run alone")
 
     def _check_copy(self, tasks: list[Task], task: Task) -> None:
         """Raise unless one more attempt may run beside those that are out."""
