@@ -67,7 +67,7 @@ class World:
 
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
-    """Up to three functions on up to three nodes, twenty requests, and a crash."""
+    """Up to three functions on up to three nodes, twenty requests, and a fault."""
     exec_ms = draw(st.lists(st.integers(1, 20), min_size=1, max_size=3))
     functions = tuple(_function(i, ms, draw(st.integers(0, 5))) for i, ms in enumerate(exec_ms))
     slo = Slo(draw(st.sampled_from((NEVER_NS, 30 * MS))), gives_up=draw(st.booleans()))
@@ -115,9 +115,15 @@ def _plan(draw: st.DrawFn, app: App) -> FaultPlan:
     if draw(st.booleans()):
         return FaultPlan()
     at_ns = draw(st.integers(0, 80)) * MS
+    until_ns = at_ns + 20 * MS
+    kind = draw(st.sampled_from(("crash", "refuse", "break", "cannot_load", "poison")))
+    if kind == "poison":
+        return FaultPlan((Fault(kind, at_ns, share=0.5),))
+    if kind == "cannot_load":
+        function = draw(st.integers(0, len(app.functions) - 1))
+        return FaultPlan((Fault(kind, at_ns, until_ns=until_ns, function=function),))
     node = draw(st.integers(0, app.pools[0].nodes - 1))
-    kind = draw(st.sampled_from(("crash", "refuse", "break")))
-    return FaultPlan((Fault(kind, at_ns, until_ns=at_ns + 20 * MS, node=node),))
+    return FaultPlan((Fault(kind, at_ns, until_ns=until_ns, node=node),))
 
 
 class Log(Observer):
@@ -230,6 +236,7 @@ _NODE_AT: Mapping[str, int] = {
     "NodeJoined": 1,
     "NodeLost": 1,
     "InstanceStarted": 2,
+    "LoadFailed": 2,
     "StartInstance": 4,
     "StopInstance": 2,
     "LoadWeights": 2,

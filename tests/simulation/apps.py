@@ -23,7 +23,7 @@ from headgate.core.model import (
     Tier,
     Variant,
 )
-from headgate.core.policy import PolicyKind
+from headgate.core.policy import PolicyConfig, PolicyKind
 from headgate.metrics.columns import RunColumns
 from headgate.policies import find_policy
 from headgate.sim.checkers import Checkers, all_checkers
@@ -103,6 +103,7 @@ def run(
     arrivals: Arrivals | None,
     *faults: Fault,
     policy: PolicyKind | None = None,
+    config: PolicyConfig | None = None,
     clients: Sequence[SimClient] = (),
     schedulers: int = 1,
     decision_ns: int = 0,
@@ -112,6 +113,7 @@ def run(
     setup = Setup(
         app,
         find_policy("balance") if policy is None else policy,
+        config,
         schedulers=schedulers,
         decision_ns=decision_ns,
         validate=True,

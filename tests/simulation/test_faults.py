@@ -34,22 +34,23 @@ TWO = (Pool(0, "gpu", nodes=2),)
 
 
 def test_a_crash_loses_what_runs_and_the_node_comes_back_empty() -> None:
-    """The batch that begins at 5 is lost at 10; the node is back, cold, at 30."""
+    """What begins at 5 is lost at 10, and final, because it was alone; the node is back, cold."""
     app = make_app(start_ms=5)
-    columns, seen = run(app, at_ms(0), Fault("crash", 10 * MS, until_ns=30 * MS, node=0))
-    assert waits_ms(columns) == [45.0]  # back at 30, 5 to start, 10 to run
+    columns, seen = run(app, at_ms(0, 20), Fault("crash", 10 * MS, until_ns=30 * MS, node=0))
+    assert columns.requests.outcome.tolist() == [Outcome.FAILED, Outcome.MET]
+    assert waits_ms(columns) == [10.0, 25.0]  # back at 30, 5 to start, 10 to run
     assert (seen.count(BatchLost), seen.count(NodeLost), seen.count(NodeJoined)) == (1, 1, 2)
 
 
 def test_crashes_that_overlap_are_one_crash() -> None:
     columns, seen = run(
         make_app(),
-        at_ms(0, 15),
+        at_ms(0, 15, 25),
         Fault("crash", 20 * MS, until_ns=40 * MS, node=0),
         Fault("crash", 30 * MS, until_ns=60 * MS, node=0),
         Fault("crash", 60 * MS, until_ns=70 * MS, node=0),
     )
-    assert waits_ms(columns) == [10.0, 65.0]
+    assert waits_ms(columns) == [10.0, 5.0, 55.0]  # the second is lost at 20
     assert (seen.count(NodeLost), seen.count(NodeJoined)) == (1, 2)
 
 
@@ -72,7 +73,7 @@ def test_slow_windows_that_overlap_multiply_and_leave_nothing_behind() -> None:
 
 def test_a_lost_completion_is_noticed_by_its_scheduler() -> None:
     """It ends at 10 and nobody hears of it. At 20, twice the profile, it is sent again."""
-    app = make_app(limits=Limits(lost_after=2.0))
+    app = make_app(limits=Limits(lost_after=2.0, lost_floor_ns=0))
     columns, seen = run(app, at_ms(0), Fault("lose", 5 * MS, until_ns=15 * MS, node=0))
     assert columns.requests.outcome.tolist() == [Outcome.MET]
     assert columns.requests.attempts.tolist() == [2]
@@ -102,10 +103,11 @@ def test_a_batch_that_fails_is_repeated_while_attempts_are_left() -> None:
 
 
 def test_an_instance_that_cannot_be_started_is_gone_and_tried_again() -> None:
-    app = make_app(start_ms=5)
-    columns, seen = run(app, at_ms(0), Fault("break_starts", 0, until_ns=8 * MS, node=0))
+    app = make_app(start_ms=5, limits=Limits(start_backoff_ns=20 * MS))
+    columns, seen = run(app, at_ms(0, 30), Fault("break_starts", 0, until_ns=8 * MS, node=0))
     assert (seen.count(InstanceStopped), seen.count(BatchRefused)) == (1, 1)
-    assert waits_ms(columns) == [21.0]  # 5 for nothing, 1 of pause, 5 to start, 10 to run
+    assert columns.requests.outcome.tolist() == [Outcome.FAILED, Outcome.MET]
+    assert waits_ms(columns) == [5.0, 10.0]  # fails at 5, tried again at 25, there at 30
 
 
 def test_a_platform_that_throttles_is_tried_again() -> None:
@@ -154,11 +156,14 @@ def test_a_setup_can_be_run_again() -> None:
             Fault("slow", 0, until_ns=15 * MS, node=0, factor=2.0),
             Fault("wrong_profile", 0, function=0, factor=2.0),
             Fault("crash", 60 * MS, until_ns=70 * MS, node=0),
+            Fault("cannot_load", 60 * MS, until_ns=75 * MS, function=0),
+            Fault("poison", 85 * MS, share=1.0),
         )
     )
     setup = Setup(make_app(), find_policy("balance"), faults=plan.troubles())
-    first, second = (simulate(setup, at_ms(1, 50)) for _ in range(2))
-    assert waits_ms(first) == waits_ms(second) == [40.0, 40.0]
+    first, second = (simulate(setup, at_ms(1, 50, 80)) for _ in range(2))
+    assert waits_ms(first) == waits_ms(second)
+    assert first.requests.outcome.tolist() == second.requests.outcome.tolist()
 
 
 # --- plans as data -----------------------------------------------------------------------------

@@ -191,7 +191,8 @@ class LimitsSpec(Section, frozen=True):
         Meta(
             ge=0,
             le=1_000_000,
-            description="Give a run up after this multiple of its expected time; 0 is never.",
+            description="Give a run up after this multiple of the time that such runs take by "
+            "their profile or took lately, and no sooner than 1s; 0 is never.",
         ),
     ] = 0.0
     open_requests: Annotated[

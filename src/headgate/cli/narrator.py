@@ -10,6 +10,7 @@ from headgate.core.actions import (
     CancelTimer,
     Dispatch,
     LoadWeights,
+    ReportFault,
     SetTimer,
     Settle,
     StartInstance,
@@ -24,6 +25,7 @@ from headgate.core.events import (
     Event,
     InstanceStarted,
     InstanceStopped,
+    LoadFailed,
     NodeJoined,
     NodeLost,
     RequestArrived,
@@ -79,6 +81,9 @@ class Narrator:
                 return f"instance {event.instance_id} started on {self._node(event.node_id)}"
             case InstanceStopped():
                 return f"instance {event.instance_id} stopped: {event.reason}"
+            case LoadFailed():
+                name = _name(self._variants, event.variant_id)
+                return f"{name} cannot be loaded on {self._node(event.node_id)}: {event.reason}"
             case WeightsLoaded():
                 return f"instance {event.instance_id} has its weights on the device"
             case NodeLost():
@@ -112,6 +117,8 @@ class Narrator:
                 reason = f": {action.reason}" if action.reason else ""
                 outcome = _name(OUTCOME_NAMES, action.outcome)
                 return f"settle request {action.request_id}, {outcome}{reason}"
+            case ReportFault():
+                return f"fault of the policy in {action.hook}: {action.error}"
         return _anything(action)
 
     def _place(self, pool_id: int, node_id: int | None) -> str:

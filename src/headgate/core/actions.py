@@ -1,7 +1,8 @@
 """Actions: orders to the world, in the imperative.
 
 Every action with an effect ends in exactly one later event that names it; the driver owes that.
-`Settle` and the timers end nothing: they answer a client or mind the clock.
+`Settle`, `ReportFault` and the timers end nothing: they answer a client, tell people or mind the
+clock.
 """
 
 from __future__ import annotations
@@ -191,6 +192,20 @@ class Settle(Action):
         self.reason = reason
         self.predicted_ns = predicted_ns  # 0: nobody knows
         self.retry_ns = retry_ns  # after so long; 0: nobody knows, or never
+
+
+@final
+class ReportFault(Action):
+    """Tell people that a hook of the policy raised this error. It ends nothing.
+
+    It is an action so that a log holds it and a replay compares it.
+    """
+
+    __slots__ = ("error", "hook")
+
+    def __init__(self, hook: str, error: str) -> None:
+        self.hook = hook
+        self.error = error
 
 
 # Actions that are carried out on a node, or by a pool when `node_id` is None.

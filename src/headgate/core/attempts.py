@@ -5,11 +5,20 @@ from __future__ import annotations
 from typing import Final, final
 
 from headgate.core.errors import DriverError
-from headgate.core.events import REFUSAL_NAMES, BatchFinished, BatchRefused, Refusal
+from headgate.core.events import (
+    REFUSAL_NAMES,
+    BatchFailed,
+    BatchFinished,
+    BatchLost,
+    BatchRefused,
+    Refusal,
+)
+from headgate.core.hooks import Hooks
 from headgate.core.ledger import Ledger
 from headgate.core.lifecycle import BatchState, NodeState, RequestState, TaskState
-from headgate.core.outcome import Failure
+from headgate.core.outcome import Failure, Outcome, Rejection
 from headgate.core.policy import Policy, overrides
+from headgate.core.quarantine import Quarantine
 from headgate.core.records import Batch, Task
 from headgate.core.requests import Requests
 from headgate.core.view import View
@@ -18,17 +27,28 @@ from headgate.core.view import View
 _FINISHED: Final = BatchState.FINISHED
 _RUNNING: Final = TaskState.RUNNING
 _UP: Final = NodeState.UP
+_NO_MORE: Final = 1 << 30  # attempts and refusals of a task that is not to be tried again
 
 
 @final
 class Attempts:
     """Handles the one event that ends each batch."""
 
-    def __init__(self, view: View, ledger: Ledger, policy: Policy, requests: Requests) -> None:
+    def __init__(
+        self,
+        view: View,
+        ledger: Ledger,
+        policy: Policy,
+        requests: Requests,
+        hooks: Hooks,
+        quarantine: Quarantine,
+    ) -> None:
         self._view = view
         self._ledger = ledger
         self._policy = policy
         self._requests = requests
+        self._hooks = hooks
+        self._quarantine = quarantine
         self._limits = view.app.limits
         self._learns = overrides(policy, "on_batch_ended")
 
@@ -38,6 +58,7 @@ class Attempts:
         batch = view.batches.get(event.batch_id)
         if batch is None:
             self._ignore(now_ns, event.batch_id)
+            self._ledger.watchdog.finished_late(event.batch_id, now_ns)
             return
         view.now_ns = now_ns
         self._ledger.take_back(batch, _FINISHED)
@@ -49,9 +70,7 @@ class Attempts:
                 self._requests.task_broke(task)
             else:
                 self._requests.task_done(task, batch, event.unsure)
-        if self._learns:
-            self._policy.on_batch_ended(batch, now_ns - batch.sent_ns)
-        self._offer(batch)
+        self._tell_policy(batch)
 
     def refused(self, now_ns: int, event: BatchRefused) -> None:
         """It never ran, so its tasks may be tried again; the place is left alone for a moment."""
@@ -71,16 +90,51 @@ class Attempts:
             self._retry_or_fail(task, task.refusals < self._limits.refusals_max, reason)
         self._tell_policy(batch)
 
-    def broke(self, now_ns: int, batch_id: int, state: int, reason: str) -> None:
-        """It ran and failed, or nobody knows: its tasks are repeated only if that is safe."""
-        batch = self._view.batches.get(batch_id)
+    def failed(self, now_ns: int, event: BatchFailed) -> None:
+        """It ran and failed: its tasks are repeated only if that is safe."""
+        batch = self._view.batches.get(event.batch_id)
         if batch is None:
-            self._ignore(now_ns, batch_id)
+            self._ignore(now_ns, event.batch_id)
             return
         self._view.now_ns = now_ns
-        self._ledger.take_back(batch, state)
-        if state == BatchState.LOST:
-            self._back_off(batch, Refusal.BUSY)
+        self._ledger.take_back(batch, BatchState.FAILED)
+        self._repeat(batch, event.reason)
+
+    def lost(self, now_ns: int, event: BatchLost) -> None:
+        """Nobody knows whether it ran. Where its node died, its tasks are suspected of that."""
+        batch = self._view.batches.get(event.batch_id)
+        if batch is None:
+            self._ignore(now_ns, event.batch_id)
+            return
+        self._view.now_ns = now_ns
+        quarantine = self._quarantine
+        is_suspect = event.node_died and quarantine.was_running(batch)
+        self._ledger.take_back(batch, BatchState.LOST)
+        self._back_off(batch, Refusal.BUSY)
+        if not is_suspect:
+            self._repeat(batch, Failure.LOST)
+            return
+        was_alone = quarantine.was_alone(batch)
+        for task in batch.tasks:
+            if was_alone or task.must_run_alone:
+                task.attempts_made = task.refusals = _NO_MORE  # a copy that is out is the last
+                self._retry_or_fail(task, False, f"{task.function.name}: {Failure.KILLED_WORKER}")
+            else:
+                task.must_run_alone = True
+                may_repeat = self._may_repeat(task)
+                self._retry_or_fail(task, may_repeat, f"{task.function.name}: {Failure.LOST}")
+        self._tell_policy(batch)
+
+    def given_up(self, batch_id: int) -> None:
+        """No answer came in time. It may come yet, but nobody waits for it any more."""
+        batch = self._view.batches[batch_id]
+        self._ledger.take_back(batch, BatchState.LOST)
+        self._ledger.watchdog.gave_up(batch)
+        self._back_off(batch, Refusal.BUSY)
+        self._repeat(batch, "no answer in time")
+
+    def _repeat(self, batch: Batch, reason: str) -> None:
+        """What may have run is tried again where that is safe."""
         for task in batch.tasks:
             self._retry_or_fail(task, self._may_repeat(task), f"{task.function.name}: {reason}")
         self._tell_policy(batch)
@@ -93,18 +147,21 @@ class Attempts:
         self._view.events_ignored += 1
 
     def _tell_policy(self, batch: Batch) -> None:
+        """The batch has ended, and its place can take another."""
         if self._learns:
-            self._policy.on_batch_ended(batch, self._view.now_ns - batch.sent_ns)
-        self._offer(batch)
-
-    def _offer(self, batch: Batch) -> None:
-        """Its place can take another."""
+            try:
+                self._policy.on_batch_ended(batch, self._view.now_ns - batch.sent_ns)
+            except Exception as error:
+                self._requests.fault("on_batch_ended", error)
         node = batch.node
         if node is not None:
             if node.state == _UP:
-                self._policy.on_capacity(node)
+                try:
+                    self._policy.on_capacity(node)
+                except Exception as error:
+                    self._requests.fault("on_capacity", error)
         elif self._view.is_pool_open(batch.pool.id):
-            self._policy.on_pool_open(batch.pool.id)
+            self._hooks.pool_open(batch.pool.id)
 
     def _back_off(self, batch: Batch, reason: int) -> None:
         """Leave alone, for a moment, the place that refused."""
@@ -139,6 +196,15 @@ class Attempts:
             return
         task.state = TaskState.BLOCKED  # nobody's, while it is seen whether it is wanted
         self._requests.give_up_if_overdue(task.request)
-        if task.request.state == RequestState.OPEN:
-            task.state = TaskState.READY
-            self._policy.on_task_returned(task)
+        request = task.request
+        if request.state != RequestState.OPEN:
+            return
+        if task.function.id in self._view.unloadable:
+            retry_ns = self._view.load_retry_ns(request.pipeline)
+            self._requests.settle_early(request, Outcome.FAILED, Rejection.LOAD_FAILED, retry_ns)
+            return
+        if task.must_run_alone and self._view.suspects.get(task.function.id) is not task:
+            self._quarantine.hold(task)
+            return
+        task.state = TaskState.READY
+        self._hooks.task_returned(task)

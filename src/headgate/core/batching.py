@@ -15,11 +15,11 @@ def take_batch(queue: deque[Task], node: Node, items_max: int) -> list[Task]:
     """Take tasks of one function from the head of the queue: one, or as many as fit a batch.
 
     Items are counted, not requests. The head must be READY and something the node can run; tasks
-    behind it that are wanted no longer are thrown away as they are met.
+    behind it that are wanted no longer are thrown away as they are met. A suspect goes alone.
     """
     first = queue.popleft()
     batch = [first]
-    if items_max == 1 or not queue:
+    if items_max == 1 or not queue or first.must_run_alone:
         return batch
     variant = node.variants[first.function.id]
     if variant is not None:
@@ -29,7 +29,11 @@ def take_batch(queue: deque[Task], node: Node, items_max: int) -> list[Task]:
         following = queue[0]
         if following.state == _READY:
             items += following.request.items
-            if following.function is not first.function or items > items_max:
+            if (
+                following.function is not first.function
+                or items > items_max
+                or following.must_run_alone
+            ):
                 break
             batch.append(following)
         queue.popleft()

@@ -44,12 +44,14 @@ class ConfigError(HeadgateError):
 
 
 class PolicyError(HeadgateError):
-    """A policy gave an order that is not legal now. The order changed nothing.
+    """A hook of a policy gave an order that is not legal, or raised something else (the cause).
 
-    Orders that it gave before, in the same event, stand; `actions` are what they led to.
+    The order changed nothing, and the event has been handled to its end all the same: `actions`
+    are everything it led to. `tasks` are those that an illegal order was about.
     """
 
     actions: Sequence[object] = ()
+    tasks: Sequence[object] = ()
 
 
 class DriverError(HeadgateError):

@@ -143,12 +143,17 @@ class BatchRefused(Event):
 
 @final
 class BatchLost(Event):
-    """Nobody knows whether a batch ran."""
+    """Nobody knows whether a batch ran.
 
-    __slots__ = ("batch_id",)
+    `node_died` is false where only the answer is missing: then nothing is suspected of having
+    killed the node.
+    """
 
-    def __init__(self, batch_id: int) -> None:
+    __slots__ = ("batch_id", "node_died")
+
+    def __init__(self, batch_id: int, node_died: bool = True) -> None:
         self.batch_id = batch_id
+        self.node_died = node_died
 
 
 @final

@@ -14,8 +14,9 @@ from headgate.core.events import (
     WeightsEvicted,
     WeightsLoaded,
 )
+from headgate.core.hooks import Hooks
 from headgate.core.lifecycle import InstanceState, NodeState, Residency
-from headgate.core.policy import Policy
+from headgate.core.load_failures import LoadFailures
 from headgate.core.records import Instance, Node
 from headgate.core.residency import Residents
 from headgate.core.view import View
@@ -25,10 +26,13 @@ from headgate.core.view import View
 class Fleet:
     """Handles what happens to the places where work is done."""
 
-    def __init__(self, view: View, residents: Residents, policy: Policy) -> None:
+    def __init__(
+        self, view: View, residents: Residents, hooks: Hooks, failures: LoadFailures
+    ) -> None:
         self._view = view
         self._residents = residents
-        self._policy = policy
+        self._hooks = hooks
+        self._failures = failures
 
     # --- nodes ---------------------------------------------------------------------------------
 
@@ -49,8 +53,8 @@ class Fleet:
             view.nodes[node.id] = node
         node.state = NodeState.UP
         self._residents.offer_node(node)
-        self._policy.on_node_joined(node)
-        self._policy.on_capacity(node)
+        self._hooks.node_joined(node)
+        self._hooks.capacity(node)
 
     def node_lost(self, now_ns: int, event: NodeLost) -> None:
         """A node is gone with all that was on it; its batches end in events of their own."""
@@ -59,9 +63,12 @@ class Fleet:
         if node.state != NodeState.UP:
             self._view.events_ignored += 1
             return
-        for instance in self._residents.lose_node(node):
-            self._policy.on_instance_gone(instance)
-        self._policy.on_node_lost(node)
+        gone = self._residents.lose_node(node)
+        for instance in gone:
+            self._failures.gone(instance, True, "its node died")
+        for instance in gone:
+            self._hooks.instance_gone(instance)
+        self._hooks.node_lost(node)
 
     def _known_node(self, node_id: int) -> Node:
         node = self._view.nodes.get(node_id)
@@ -86,8 +93,9 @@ class Fleet:
             self._view.events_ignored += 1
             return
         self._residents.instance_started(instance, node)
-        self._policy.on_instance_started(instance)
-        self._policy.on_capacity(node)
+        self._failures.started(instance.variant)
+        self._hooks.instance_started(instance)
+        self._hooks.capacity(node)
 
     def _check_grant(self, instance: Instance, node: Node) -> None:
         if instance.variant.id in node.instances:
@@ -111,8 +119,9 @@ class Fleet:
             return
         variant = self._view.app.variants[event.variant_id]
         instance = self._residents.adopt_instance(event.instance_id, variant, node)
-        self._policy.on_instance_started(instance)
-        self._policy.on_capacity(node)
+        self._failures.started(variant)
+        self._hooks.instance_started(instance)
+        self._hooks.capacity(node)
 
     def instance_stopped(self, now_ns: int, event: InstanceStopped) -> None:
         """An instance is gone, whatever the reason."""
@@ -120,10 +129,13 @@ class Fleet:
         self._view.now_ns = now_ns
         if instance is None:
             return
+        was_starting = instance.state == InstanceState.STARTING
         self._residents.instance_gone(instance)
-        self._policy.on_instance_gone(instance)
+        self._failures.gone(instance, was_starting, event.reason)
+        self._hooks.instance_gone(instance)
+        self._failures.review()
         if instance.node is not None:
-            self._policy.on_capacity(instance.node)
+            self._hooks.capacity(instance.node)
 
     def _known_instance(self, instance_id: int) -> Instance | None:
         """The instance an event speaks of; None if it is gone already."""
@@ -147,7 +159,7 @@ class Fleet:
         if instance.residency == Residency.HOST:
             self._residents.keep_weights(instance, instance.node)
         self._residents.end_preparing(instance)
-        self._policy.on_capacity(instance.node)
+        self._hooks.capacity(instance.node)
 
     def weights_evicted(self, now_ns: int, event: WeightsEvicted) -> None:
         """Weights are in host memory, as we have taken for granted since we ordered it."""

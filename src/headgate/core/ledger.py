@@ -15,15 +15,18 @@ from headgate.core.actions import (
     CancelTimer,
     Dispatch,
     KeepWarm,
+    ReportFault,
     SetTimer,
     Settle,
 )
+from headgate.core.errors import PolicyError
 from headgate.core.events import TimerKey
 from headgate.core.lifecycle import InstanceState, RequestState, TaskState
 from headgate.core.model import Pool, Variant
 from headgate.core.records import Batch, Instance, Node, Request, Task
 from headgate.core.spillway import Spillway
 from headgate.core.view import View
+from headgate.core.watchdog import Watchdog
 
 # Interpreted, a name of the module is read many times faster than one of a class.
 _BUSY: Final = InstanceState.BUSY
@@ -41,10 +44,13 @@ class Ledger:
         self.view = view
         self.actions: list[Action] = []
         self.work = 0  # what the policy reports to have computed, in its own units
+        self.has_afterthoughts = False  # something is to be looked after at the end of each event
+        self.fault: PolicyError | None = None  # the first of the event being handled
         # Schedulers that share a pool draw from interleaved ids, so that a Backend can tell
         # whose batch is whose.
         self._ids_step = ids_step
-        self._watches = view.app.limits.lost_after > 0
+        self.watchdog = Watchdog(view.app)
+        self._watches = self.watchdog.is_needed
         self._next_id = ids_start
 
     # --- batches -------------------------------------------------------------------------------
@@ -123,6 +129,7 @@ class Ledger:
         batch.state = state
         if self._watches:
             self.cancel_timer(("lost", batch.id))
+            self.watchdog.ended(batch, view.now_ns)
         instance = batch.instance
         node = batch.node
         if node is None:
@@ -210,7 +217,7 @@ class Ledger:
     def _drop_tasks(self, request: Request) -> None:
         for task in request.tasks:
             was = task.state
-            if was == TaskState.BLOCKED or was == TaskState.READY:
+            if was == TaskState.BLOCKED or was == TaskState.READY or was == TaskState.HELD:
                 task.state = TaskState.DROPPED
                 self.release_reservation(task)
             elif was == TaskState.RUNNING:
@@ -222,6 +229,25 @@ class Ledger:
         reservation = self.view.reservations.pop(task.id, None)
         if reservation is not None:
             del self.view.nodes[reservation.node_id].reservations[task.id]
+
+    # --- faults --------------------------------------------------------------------------------
+
+    def note_fault(self, hook: str, error: Exception) -> None:
+        """A hook of the policy has raised an exception.
+
+        The report is the same in every replay, so it names an error that is not ours by its class
+        alone: the text may hold addresses.
+        """
+        self.view.policy_faults += 1
+        self.has_afterthoughts = True
+        is_ours = isinstance(error, PolicyError)
+        self.actions.append(ReportFault(hook, str(error) if is_ours else type(error).__name__))
+        if self.fault is None:
+            if isinstance(error, PolicyError):
+                self.fault = error
+            else:
+                self.fault = PolicyError(f"{hook} raised {type(error).__name__}: {error}")
+                self.fault.__cause__ = error
 
     # --- timers --------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ class TaskState:
     DONE: Final = 3
     SKIPPED: Final = 4  # a cascade ended before it
     DROPPED: Final = 5  # its request was settled without it; an attempt may still be out
+    HELD: Final = 6  # lost with its worker: in quarantine until it is its turn to run alone
 
 
 class InstanceState:
@@ -75,7 +76,8 @@ REQUEST_TABLE: Final[Table] = {
 TASK_TABLE: Final[Table] = {
     TaskState.BLOCKED: (TaskState.READY, TaskState.SKIPPED, TaskState.DROPPED),
     TaskState.READY: (TaskState.RUNNING, TaskState.DROPPED),
-    TaskState.RUNNING: (TaskState.READY, TaskState.DONE, TaskState.DROPPED),
+    TaskState.RUNNING: (TaskState.READY, TaskState.HELD, TaskState.DONE, TaskState.DROPPED),
+    TaskState.HELD: (TaskState.READY, TaskState.DROPPED),
     TaskState.DONE: (),
     TaskState.SKIPPED: (),
     TaskState.DROPPED: (),

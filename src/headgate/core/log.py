@@ -357,7 +357,8 @@ class ReplayResult:
 def replay(entries: Iterable[LogEntry], scheduler: Scheduler) -> ReplayResult:
     """Feed the events of a log to a fresh Scheduler and compare its actions with the logged ones.
 
-    Ends at the first difference: what follows would speak of batches that never were.
+    Ends at the first difference: what follows would speak of batches that never were. A fault of
+    the policy is among the actions, as it is in the log.
     """
     events = actions = 0
     for entry in entries:

@@ -237,8 +237,11 @@ class Limits:
     attempts_max: int = 3  # runs of one task, failed and lost ones counted
     refusals_max: int = 64  # times one task may be turned away before it fails
     backoff_ns: int = 1_000_000  # how long a place that refused is left alone
-    lost_after: float = 0.0  # give an attempt up after this multiple of its profile; 0 is never
+    lost_after: float = 0.0  # give a batch up after this multiple of what such take; 0 is never
     open_requests_max: int = 10_000_000
+    lost_floor_ns: int = 1_000_000_000  # a batch is given up no sooner than this
+    start_backoff_ns: int = 1_000_000_000  # until a variant whose start failed is tried again
+    start_backoff_max_ns: int = 60_000_000_000  # it doubles with each failure, up to this
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,18 @@ _READY: Final = TaskState.READY
 _UP: Final = NodeState.UP
 
 # Names of the Scheduler's own timers; a policy's timers must be called something else.
-RESERVED_TIMERS = frozenset(("deadline", "lost", "unblock", "unblock_pool", "plan"))
+RESERVED_TIMERS = frozenset(
+    (
+        "deadline",
+        "forgotten",
+        "lost",
+        "offer_again",
+        "plan",
+        "probe",
+        "unblock",
+        "unblock_pool",
+    )
+)
 
 
 @final
@@ -42,7 +53,7 @@ class Orders:
         self._view = view
         self._ledger = ledger
         self._residents = residents
-        self._lost_after = view.app.limits.lost_after
+        self._watches = ledger.watchdog.is_needed
 
     # --- running work --------------------------------------------------------------------------
 
@@ -66,11 +77,11 @@ class Orders:
         if variant is None:
             variant = node.variants[first.function.id]
             if variant is None:
-                raise PolicyError(f"{node.name} cannot run {first.function.name}")
+                raise _illegal(tasks, f"{node.name} cannot run {first.function.name}")
         elif node.pool.id not in variant.pool_ids:
-            raise PolicyError(f"{variant.name} does not run on pool {node.pool.name}")
+            raise _illegal(tasks, f"{variant.name} does not run on pool {node.pool.name}")
         if node.state != _UP:
-            raise PolicyError(f"{node.name} is down")
+            raise _illegal(tasks, f"{node.name} is down")
         return self._send(tasks, variant, node, node.pool, earliest_ns, latest_ns)
 
     def dispatch_to_pool(
@@ -85,15 +96,15 @@ class Orders:
             raise PolicyError("a batch of no tasks")
         first = tasks[0]
         if pool.serverless is None:
-            raise PolicyError(f"pool {pool.name} does not pick its own instances")
+            raise _illegal(tasks, f"pool {pool.name} does not pick its own instances")
         if variant is None:
             variant = self._view.variants_by_pool[pool.id][first.function.id]
             if variant is None:
-                raise PolicyError(f"pool {pool.name} cannot run {first.function.name}")
+                raise _illegal(tasks, f"pool {pool.name} cannot run {first.function.name}")
         elif pool.id not in variant.pool_ids:
-            raise PolicyError(f"{variant.name} does not run on pool {pool.name}")
+            raise _illegal(tasks, f"{variant.name} does not run on pool {pool.name}")
         if not self._view.is_pool_open(pool.id):
-            raise PolicyError(f"pool {pool.name} is closed: its breaker or its budget")
+            raise _illegal(tasks, f"pool {pool.name} is closed: its breaker or its budget")
         return self._send(tasks, variant, None, pool, 0, latest_ns)
 
     def _send(
@@ -111,50 +122,62 @@ class Orders:
         items = 0
         for task in tasks:
             if task.state != _READY:
-                self._check_copy(task)
+                self._check_copy(tasks, task)
             if task.function.id != function_id:
-                raise PolicyError(f"task {task.id} is not of the function of {variant.name}")
+                raise _illegal(tasks, f"task {task.id} is not of the function of {variant.name}")
             task_ids.append(task.id)
             items += task.request.items
         if items > len(variant.profile.exec_ns):
-            raise PolicyError(f"{items} items exceed the largest batch of {variant.name}")
-        if len(task_ids) > 1 and len(set(task_ids)) < len(task_ids):
-            raise PolicyError("a task is in a batch twice")
+            raise _illegal(tasks, f"{items} items exceed the largest batch of {variant.name}")
+        if len(task_ids) > 1:
+            self._check_company(tasks, task_ids)
         instance = None
         if node is not None:
             instance = node.instances.get(variant.id)
             if instance is None or instance.residency == _HOST:
-                instance = self._make_resident(variant, node, instance)
+                instance = self._make_resident(tasks, variant, node, instance)
         batch = self._ledger.send(
             tasks, task_ids, items, variant, instance, node, pool, earliest_ns, latest_ns
         )
-        if self._lost_after:
+        if self._watches:
             self._watch(batch, earliest_ns)
         return batch
 
-    def _check_copy(self, task: Task) -> None:
+    def _check_company(self, tasks: list[Task], task_ids: list[int]) -> None:
+        """Raise unless these tasks may go together."""
+        if len(set(task_ids)) < len(task_ids):
+            raise _illegal(tasks, "a task is in a batch twice")
+        if self._view.suspects:
+            for task in tasks:
+                if task.must_run_alone:
+                    raise _illegal(tasks, f"task {task.id} must run alone")
+
+    def _check_copy(self, tasks: list[Task], task: Task) -> None:
         """Raise unless one more attempt may run beside those that are out."""
         if task.state != TaskState.RUNNING:
-            raise PolicyError(f"task {task.id} is not ready")
+            raise _illegal(tasks, f"task {task.id} is not ready")
         if not task.function.is_idempotent:
-            raise PolicyError(f"task {task.id} is running and may not be run twice")
+            raise _illegal(tasks, f"task {task.id} is running and may not be run twice")
         if task.attempts_made >= self._view.app.limits.attempts_max:
-            raise PolicyError(f"task {task.id} has no attempts left")
+            raise _illegal(tasks, f"task {task.id} has no attempts left")
+        if task.must_run_alone:
+            raise _illegal(tasks, f"task {task.id} is a suspect and out already")
 
-    def _make_resident(self, variant: Variant, node: Node, instance: Instance | None) -> Instance:
+    def _make_resident(
+        self, tasks: list[Task], variant: Variant, node: Node, instance: Instance | None
+    ) -> Instance:
         if not self._view.can_make_room(node, variant):
-            raise PolicyError(f"{node.name} has no memory for {variant.name}")
+            raise _illegal(tasks, f"{node.name} has no memory for {variant.name}")
         if instance is None:
+            if variant.id in self._view.load_failures:
+                raise _illegal(tasks, f"{variant.name} cannot be loaded: it is being backed off")
             return self._residents.start_instance(variant, node.pool, node)
         self._residents.load_weights(instance, node)
         return instance
 
     def _watch(self, batch: Batch, earliest_ns: int) -> None:
         """Give the batch up when it has not been heard of for far longer than expected."""
-        profile = batch.variant.profile
-        exec_ns = profile.time_ns(batch.items, batch.pool.slots)
-        expected_ns = profile.start_ns + profile.load_ns + exec_ns
-        at_ns = max(batch.sent_ns, earliest_ns) + int(expected_ns * self._lost_after)
+        at_ns = max(batch.sent_ns, earliest_ns) + self._ledger.watchdog.limit_ns(batch)
         self._ledger.set_timer(("lost", batch.id), at_ns)
 
     # --- requests ------------------------------------------------------------------------------
@@ -194,14 +217,20 @@ class Orders:
             raise PolicyError(f"{node.name} holds {variant.name} already")
         if node.pool.id not in variant.pool_ids:
             raise PolicyError(f"{variant.name} does not run on pool {node.pool.name}")
+        self._check_may_start(variant)
         if not self._view.can_make_room(node, variant):
             raise PolicyError(f"{node.name} has no memory for {variant.name}")
         return self._residents.start_instance(variant, node.pool, node)
+
+    def _check_may_start(self, variant: Variant) -> None:
+        if variant.id in self._view.load_failures:
+            raise PolicyError(f"{variant.name} cannot be loaded: it is being backed off")
 
     def start_anywhere(self, variant: Variant, pool: Pool) -> Instance:
         """Start an instance on whichever node the pool's Broker grants."""
         if pool.id not in variant.pool_ids:
             raise PolicyError(f"{variant.name} does not run on pool {pool.name}")
+        self._check_may_start(variant)
         return self._residents.start_instance(variant, pool, None)
 
     def stop(self, instance: Instance) -> None:
@@ -284,3 +313,10 @@ class Orders:
         Policies read no clock, so a search with a time limit is one with a limit on this.
         """
         self._ledger.work += units
+
+
+def _illegal(tasks: list[Task], problem: str) -> PolicyError:
+    """An order to send tasks out that is not legal; they may be in no queue of the policy's now."""
+    error = PolicyError(problem)
+    error.tasks = tasks
+    return error

@@ -24,13 +24,16 @@ class Rejection:
     INFEASIBLE: Final = "infeasible"  # it would be late even alone: more capacity will not help
     UNAVAILABLE: Final = "unavailable"  # nothing that could run it is there just now
     FULL: Final = "too_many_open"  # a bound of the Scheduler's
+    LOAD_FAILED: Final = "load_failed"  # a function that it needs cannot be loaded just now
 
 
 class Failure:
     """Why what was admitted could not be run: words in the reason of a FAILED request."""
 
     LOST: Final = "lost"  # nobody knows whether it ran, and it may not be repeated
+    KILLED_WORKER: Final = "its worker died while running it alone"
     REFUSED: Final = "refused too often"
+    POLICY_FAULT: Final = "policy fault"  # a hook of the policy raised an exception over it
 
 
 OUTCOME_NAMES: Final = ("met", "late", "rejected", "expired", "failed", "cancelled")

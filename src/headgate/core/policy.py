@@ -65,7 +65,10 @@ class Policy:
     Fast hooks are called per event and act through `self.orders`; the slow `plan` is called every
     `plan_every_ns` and only says what it wants. A task that left a policy's queue without being
     dispatched (cancelled, expired) is no longer READY: check that when taking it out, or drop it
-    in `on_task_withdrawn`.
+    in `on_task_withdrawn`; see `headgate.core.withdrawals`. One that `must_run_alone` is never put
+    into a batch with others.
+
+    A hook that raises is a fault: what it was about fails, and everything else goes on.
     """
 
     plan_every_ns: int = 0  # 0: `plan` is never called
@@ -78,8 +81,15 @@ class Policy:
     def on_arrival(self, request: Request) -> None:
         """A request is at the door: `reject` it now, or its tasks will become ready."""
 
+    def spills(self, function_id: int) -> bool:
+        """Whether this policy also sends a function to platforms, where it runs on any."""
+        return True
+
     def on_announced(self, request_id: int, pipeline_id: int, arrival_ns: int) -> None:
         """A request will arrive then (only for policies that take clairvoyance)."""
+
+    def on_turned_away(self, request_id: int, pipeline_id: int) -> None:
+        """A request was turned away before it came to the policy (which may have expected it)."""
 
     def on_task_ready(self, task: Task) -> None:
         """A task may be dispatched: do so, or keep it."""
@@ -90,7 +100,7 @@ class Policy:
         self.on_task_ready(task)
 
     def on_task_withdrawn(self, task: Task) -> None:
-        """A ready task is wanted no longer."""
+        """A ready task is wanted no longer. Queues must not keep such tasks for ever."""
 
     def on_capacity(self, node: Node) -> None:
         """A node may have become able to take more."""

@@ -33,7 +33,8 @@ def _start(view: View, orders: Orders, target: Target, count: int) -> None:
         if count == 0:
             return
         is_candidate = node.pool.id == target.pool_id and variant.id not in node.instances
-        if is_candidate and view.can_make_room(node, variant):
+        may_start = not view.is_barred(node, variant) and view.can_make_room(node, variant)
+        if is_candidate and may_start:
             orders.start(variant, node)
             count -= 1
 

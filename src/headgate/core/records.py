@@ -87,6 +87,7 @@ class Task:
         "copies_out",
         "function",
         "id",
+        "must_run_alone",
         "node_id",
         "pool_id",
         "refusals",
@@ -106,6 +107,7 @@ class Task:
         self.copies_out = 0  # attempts that are out beside the first, while it is RUNNING
         self.attempts_made = 0
         self.refusals = 0
+        self.must_run_alone = False  # it may have killed a worker: never in a batch with others
         # Where its result lies once it is done: what its successors read is there. A platform
         # that picks its own instances names no node.
         self.pool_id: int | None = None
@@ -240,6 +242,20 @@ class Batch:
         self.pool = pool
         self.sent_ns = sent_ns
         self.state: int = _OUT
+
+
+@final
+class LoadFailure:
+    """A variant that could not be started on a node, and when that is tried again."""
+
+    __slots__ = ("failures", "node_id", "probe_id", "reason", "retry_at_ns")
+
+    def __init__(self, reason: str, node_id: int) -> None:
+        self.reason = reason
+        self.node_id = node_id  # where it was tried last
+        self.failures = 0  # in a row
+        self.retry_at_ns = 0  # when it is tried again, or when what comes of that should be known
+        self.probe_id: int | None = None  # the instance by which it is being tried just now
 
 
 @final

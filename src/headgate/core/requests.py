@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from headgate.core.errors import DriverError
+from headgate.core.errors import DriverError, PolicyError
 from headgate.core.events import RequestAnnounced, RequestArrived, RequestCancelled
 from headgate.core.ledger import Ledger
 from headgate.core.lifecycle import RequestState, TaskState
-from headgate.core.outcome import Outcome, Rejection
+from headgate.core.outcome import Failure, Outcome, Rejection
 from headgate.core.policy import Policy, overrides
 from headgate.core.records import STAGES_MAX, Batch, Request, Task
 from headgate.core.view import View
@@ -68,10 +68,20 @@ class Requests:
         )
         view.requests[request_id] = request
         if len(view.requests) > self._open_max:
-            self._ledger.settle(request, Outcome.REJECTED, Rejection.FULL)
+            self._turn_away(request, Rejection.FULL, 0)
             return
+        if view.unloadable:
+            retry_ns = view.load_retry_ns(pipeline)
+            if retry_ns:
+                self._turn_away(request, Rejection.LOAD_FAILED, retry_ns)
+                return
         if self._asks_at_arrival:
-            self._policy.on_arrival(request)
+            try:
+                self._policy.on_arrival(request)
+            except Exception as error:
+                self.fault("on_arrival", error)
+                if request.state == _OPEN:
+                    self.settle_early(request, Outcome.FAILED, Failure.POLICY_FAULT)
             if request.state != _OPEN:
                 return
         if event.gives_up or slo.gives_up:
@@ -80,7 +90,18 @@ class Requests:
         for task in request.tasks:
             if task.waits_for == 0 and task.state == _BLOCKED:
                 task.state = _READY
-                self._policy.on_task_ready(task)
+                try:
+                    self._policy.on_task_ready(task)
+                except Exception as error:
+                    self.fault("on_task_ready", error, task)
+
+    def _turn_away(self, request: Request, reason: str, retry_ns: int) -> None:
+        """The policy is not asked, but one that was told of the request waits for it no longer."""
+        self._ledger.settle(request, Outcome.REJECTED, reason, retry_ns=retry_ns)
+        try:
+            self._policy.on_turned_away(request.id, request.pipeline.id)
+        except Exception as error:
+            self.fault("on_turned_away", error)
 
     def announced(self, now_ns: int, event: RequestAnnounced) -> None:
         """A clairvoyant policy is told what is to come."""
@@ -89,7 +110,10 @@ class Requests:
         if event.request_id <= self._last_id or event.arrival_ns < now_ns:
             raise DriverError(f"request {event.request_id} is announced after it has arrived")
         self._view.now_ns = now_ns
-        self._policy.on_announced(event.request_id, event.pipeline, event.arrival_ns)
+        try:
+            self._policy.on_announced(event.request_id, event.pipeline, event.arrival_ns)
+        except Exception as error:
+            self.fault("on_announced", error)
 
     def cancelled(self, now_ns: int, event: RequestCancelled) -> None:
         """A request is settled at once; what is out of it comes back to nobody."""
@@ -133,7 +157,10 @@ class Requests:
                 self._skip(successor)
             elif successor.waits_for == 0 and not is_overdue:
                 successor.state = TaskState.READY
-                self._policy.on_task_ready(successor)
+                try:
+                    self._policy.on_task_ready(successor)
+                except Exception as error:
+                    self.fault("on_task_ready", error, successor)
             if request.state != RequestState.OPEN:
                 return
 
@@ -180,9 +207,33 @@ class Requests:
     def _is_overdue(self, request: Request) -> bool:
         return request.gives_up and self._view.now_ns >= request.deadline_ns
 
-    def settle_early(self, request: Request, outcome: int, reason: str) -> None:
+    def settle_early(self, request: Request, outcome: int, reason: str, retry_ns: int = 0) -> None:
         """Settle a request that still has tasks to go, and tell the policy which it may forget."""
         waiting = [task for task in request.tasks if task.state == TaskState.READY]
-        self._ledger.settle(request, outcome, reason)
+        self._ledger.settle(request, outcome, reason, retry_ns=retry_ns)
         for task in waiting:
-            self._policy.on_task_withdrawn(task)
+            try:
+                self._policy.on_task_withdrawn(task)
+            except Exception as error:
+                self.fault("on_task_withdrawn", error)
+
+    # --- what policies do wrong ----------------------------------------------------------------
+
+    def fault(self, hook: str, error: Exception, task: Task | None = None) -> None:
+        """A hook has raised an exception. The event goes on; `Scheduler.handle` raises at its end.
+
+        The task that the hook was about, and those of an illegal order, may be in no queue of the
+        policy now. Unless they have been sent out all the same, their requests fail.
+        """
+        self._ledger.note_fault(hook, error)
+        if task is not None:
+            self.fail_if_ready(task)
+        if isinstance(error, PolicyError):
+            for other in error.tasks:
+                assert isinstance(other, Task)
+                self.fail_if_ready(other)
+
+    def fail_if_ready(self, task: Task) -> None:
+        """Fail a task that the policy may have lost, unless it is out or wanted no longer."""
+        if task.state == _READY:
+            self.settle_early(task.request, Outcome.FAILED, Failure.POLICY_FAULT)

@@ -21,7 +21,11 @@ outcome), retries, timers, cancellation, legality. What policies differ in is be
   is ignored and counted (`View.events_ignored`). An event about something that never was is the
   driver's error.
 - A place that has just refused is left alone for a moment (`Limits.backoff_ns`), or a policy that
-  knows no better would offer it the same batch for ever at the same instant.
+  knows no better would offer it the same batch for ever at the same instant. A variant that cannot
+  be started is left alone for longer: see `load_failures`.
+- Who may have killed a worker is not tried again in company: see `quarantine`.
+- A hook that raises is a fault of the policy, and nobody else's: the event is handled to its end,
+  whatever the hook was about fails, and only then `handle` raises.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from typing import final
 
 from headgate.core.actions import Action
 from headgate.core.attempts import Attempts
-from headgate.core.errors import DriverError, PolicyError
+from headgate.core.errors import DriverError
 from headgate.core.events import (
     BatchFailed,
     BatchFinished,
@@ -41,6 +45,7 @@ from headgate.core.events import (
     InstanceAppeared,
     InstanceStarted,
     InstanceStopped,
+    LoadFailed,
     NodeJoined,
     NodeLost,
     RequestAnnounced,
@@ -52,13 +57,15 @@ from headgate.core.events import (
     WeightsLoaded,
 )
 from headgate.core.fleet import Fleet
+from headgate.core.hooks import Hooks
 from headgate.core.ledger import Ledger
-from headgate.core.lifecycle import BatchState, NodeState
+from headgate.core.load_failures import PROBE, LoadFailures
 from headgate.core.model import App
 from headgate.core.orders import Orders
-from headgate.core.outcome import Failure
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind
+from headgate.core.quarantine import Quarantine
 from headgate.core.reconcile import reconcile
+from headgate.core.recovery import FORGOTTEN, OFFER, Recovery
 from headgate.core.requests import Requests
 from headgate.core.residency import Residents
 from headgate.core.validate import Validator
@@ -88,12 +95,27 @@ class Scheduler:
         context = Context(self.view, self._orders, rng if rng is not None else Random(0))
         self.policy: Policy = kind.build(context, config if config is not None else kind.config())
         self._requests = Requests(self.view, self._ledger, self.policy)
-        self._attempts = Attempts(self.view, self._ledger, self.policy, self._requests)
-        self._fleet = Fleet(self.view, self._residents, self.policy)
+        self._hooks = Hooks(self.view, self.policy, self._requests)
+        self._quarantine = Quarantine(self.view, self._ledger, self._requests, self._hooks)
+        self._attempts = Attempts(
+            self.view, self._ledger, self.policy, self._requests, self._hooks, self._quarantine
+        )
+        self._failures = LoadFailures(
+            self.view,
+            self._ledger,
+            self._residents,
+            self._requests,
+            self._hooks,
+            picks_nodes=not kind.takes.many_schedulers,
+            spills=_spills(app, kind, self.policy),
+        )
+        self._fleet = Fleet(self.view, self._residents, self._hooks, self._failures)
+        self._recovery = Recovery(self.view, self._ledger, self._requests, self._hooks)
         self._validator = Validator(self.view) if validate else None
         self._plan_every_ns = self.policy.plan_every_ns
         self._early = self._ledger.actions  # what the policy ordered while it was being made
-        self._has_afterthoughts = validate or self._plan_every_ns > 0 or bool(self._early)
+        self._is_thoughtful = validate or self._plan_every_ns > 0
+        self._ledger.has_afterthoughts = self._is_thoughtful or bool(self._early)
 
     @property
     def work(self) -> int:
@@ -109,47 +131,62 @@ class Scheduler:
         """Take one event into account and return what is to be done about it.
 
         `now_ns` never decreases. Raises `DriverError` for an event that cannot have happened; it
-        has changed nothing. Raises `PolicyError` for an order that is not legal; that order has
-        changed nothing, those before it stand, and the error carries their actions.
+        has changed nothing. Raises `PolicyError`, once the event has been handled to its end, if
+        a hook of the policy raised anything; the error carries all actions of the event, which
+        are to be carried out like any others.
         """
         if now_ns < self.view.now_ns:
             raise DriverError(f"time went back from {self.view.now_ns} to {now_ns}")
         actions: list[Action] = []
-        self._ledger.actions = actions
-        try:
-            # Most frequent first: a compiled build makes this a chain of pointer comparisons.
-            if isinstance(event, BatchFinished):
-                self._attempts.finished(now_ns, event)
-            elif isinstance(event, RequestArrived):
-                self._requests.arrived(now_ns, event)
-            elif isinstance(event, TimerFired):
-                self._timer_fired(now_ns, event.key)
-            else:
-                self._handle_rare(now_ns, event)
-        except PolicyError as error:
-            error.actions = actions
-            raise
-        if self._has_afterthoughts:
+        ledger = self._ledger
+        ledger.actions = actions
+        # Most frequent first: a compiled build makes this a chain of pointer comparisons.
+        if isinstance(event, BatchFinished):
+            self._attempts.finished(now_ns, event)
+        elif isinstance(event, RequestArrived):
+            self._requests.arrived(now_ns, event)
+        elif isinstance(event, TimerFired):
+            self._timer_fired(now_ns, event.key)
+        else:
+            self._handle_rare(now_ns, event)
+        if ledger.has_afterthoughts:
             self._think_after(now_ns, actions)
         return actions
 
     def _think_after(self, now_ns: int, actions: list[Action]) -> None:
-        """What most Schedulers do not have: early orders, a plan to ask for, a state to check."""
+        """What most events have no need of. Raises the fault of the event, if there was one."""
+        view, ledger = self.view, self._ledger
         if self._early:
             actions[:0] = self._early
             self._early = []
-        if self._plan_every_ns and ("plan", 0) not in self.view.timers:
-            self._ledger.set_timer(("plan", 0), now_ns + self._plan_every_ns)
+        if view.load_failures:
+            self._failures.review()
+        if not self._quarantine.is_empty:
+            self._quarantine.release()
+        if self._plan_every_ns and ("plan", 0) not in view.timers:
+            ledger.set_timer(("plan", 0), now_ns + self._plan_every_ns)
+        if view.policy_faults:
+            self._recovery.watch(ledger.fault is not None)
+        ledger.has_afterthoughts = (
+            self._is_thoughtful
+            or view.policy_faults > 0
+            or len(view.load_failures) > 0
+            or not self._quarantine.is_empty
+        )
         if self._validator is not None:
             self._validator.check()
+        fault, ledger.fault = ledger.fault, None
+        if fault is not None:
+            fault.actions = actions
+            raise fault
 
     def _handle_rare(self, now_ns: int, event: Event) -> None:
         if isinstance(event, BatchRefused):
             self._attempts.refused(now_ns, event)
         elif isinstance(event, BatchFailed):
-            self._attempts.broke(now_ns, event.batch_id, BatchState.FAILED, event.reason)
+            self._attempts.failed(now_ns, event)
         elif isinstance(event, BatchLost):
-            self._attempts.broke(now_ns, event.batch_id, BatchState.LOST, Failure.LOST)
+            self._attempts.lost(now_ns, event)
         elif isinstance(event, RequestCancelled):
             self._requests.cancelled(now_ns, event)
         elif isinstance(event, RequestAnnounced):
@@ -160,6 +197,8 @@ class Scheduler:
             self._fleet.instance_stopped(now_ns, event)
         elif isinstance(event, InstanceAppeared):
             self._fleet.instance_appeared(now_ns, event)
+        elif isinstance(event, LoadFailed):
+            self._failures.reported(now_ns, event)
         elif isinstance(event, WeightsLoaded):
             self._fleet.weights_loaded(now_ns, event)
         elif isinstance(event, WeightsEvicted):
@@ -185,16 +224,38 @@ class Scheduler:
         elif name == "unblock":
             node = view.nodes[number]
             self._residents.offer_node(node)
-            if node.state == NodeState.UP:
-                self.policy.on_capacity(node)
+            self._hooks.capacity(node)
         elif name == "unblock_pool":
             spillway = view.spillways[number]
             assert spillway is not None
             spillway.rested(now_ns)
-            self.policy.on_pool_open(number)
+            self._hooks.pool_open(number)
         elif name == "lost":
-            self._attempts.broke(now_ns, number, BatchState.LOST, "no answer in time")
+            self._attempts.given_up(number)
+        elif name == PROBE:
+            self._failures.probe(number)
         elif name == "plan":
-            reconcile(view, self._orders, self.policy.plan())
+            self._plan()
+        elif name == OFFER:
+            self._recovery.offer_again()
+        elif name == FORGOTTEN:
+            self._recovery.fail_forgotten()
         else:
-            self.policy.on_timer(name, number)
+            self._hooks.timer(name, number)
+
+    def _plan(self) -> None:
+        try:
+            reconcile(self.view, self._orders, self.policy.plan())
+        except Exception as error:
+            self._requests.fault("plan", error)
+
+
+def _spills(app: App, kind: PolicyKind, policy: Policy) -> list[bool]:
+    """By function id: whether the policy sends it to a platform that it runs on."""
+    platforms = {pool.id for pool in app.pools if pool.serverless is not None}
+    return [
+        kind.takes.serverless
+        and any(platforms.intersection(variant.pool_ids) for variant in function.variants)
+        and policy.spills(function.id)
+        for function in app.functions
+    ]

@@ -44,6 +44,7 @@ class Validator:
         for node in self._view.nodes.values():
             self._check_node(node)
         self._check_batches()
+        self._check_failures()
         self._check_changes()
 
     def _check_request(self, request: Request) -> None:
@@ -57,6 +58,12 @@ class Validator:
             _require(
                 out == expected, f"task {task.id} in state {task.state} has {out} attempts out"
             )
+            if task.state != TaskState.RUNNING:
+                is_vain = task.function.id in self._view.unloadable
+                _require(not is_vain, f"task {task.id} waits for what cannot be loaded")
+            if task.state == TaskState.HELD:
+                has_turn = task.function.id in self._view.suspects
+                _require(has_turn, f"task {task.id} is held back for nobody")
 
     def _check_node(self, node: Node) -> None:
         view = self._view
@@ -98,6 +105,15 @@ class Validator:
             _require(instance.running == expected, f"instance {instance.id} miscounts its batches")
             if instance.state == InstanceState.IDLE:
                 _require(instance.running == 0, f"instance {instance.id} is idle but runs")
+
+    def _check_failures(self) -> None:
+        """What cannot be loaded will be tried again: a timer is set, or a probe is under way."""
+        view = self._view
+        for variant_id, failure in view.load_failures.items():
+            is_timed = ("probe", variant_id) in view.timers
+            probe = None if failure.probe_id is None else view.instances.get(failure.probe_id)
+            is_tried = probe is not None and probe.state == InstanceState.STARTING
+            _require(is_timed != is_tried, f"variant {variant_id} is never tried again, or twice")
 
     def _check_changes(self) -> None:
         tasks = {t.id: t.state for r in self._view.requests.values() for t in r.tasks}

@@ -10,11 +10,22 @@ from typing import Final, final
 
 from headgate.core.events import TimerKey
 from headgate.core.lifecycle import InstanceState, NodeState, Residency, TaskState
-from headgate.core.model import App, Variant
-from headgate.core.records import Batch, Datum, Instance, Node, Request, Reservation, Task
+from headgate.core.model import App, Pipeline, Variant
+from headgate.core.records import (
+    Batch,
+    Datum,
+    Instance,
+    LoadFailure,
+    Node,
+    Request,
+    Reservation,
+    Task,
+)
 from headgate.core.spillway import Spillway
 
-_HOST: Final = Residency.HOST  # interpreted, a name of the module is read much faster
+# Interpreted, a name of the module is read much faster.
+_HOST: Final = Residency.HOST
+_STARTING: Final = InstanceState.STARTING
 
 
 @final
@@ -38,12 +49,18 @@ class View:
         self.kept_warm: dict[tuple[int, int], tuple[int, bool]] = {}  # by (pool, variant) id
         self.arrivals_seen = [0] * len(app.pipelines)  # offered, whether admitted or not
         self.events_ignored = 0  # late duplicates of events that had already been handled
+        self.load_failures: dict[int, LoadFailure] = {}  # by variant id: no order may start these
+        self.unloadable: set[int] = set()  # functions of which nothing is up nor may be started
+        self.suspects: dict[int, Task] = {}  # by function id: the one that runs alone just now
+        self.policy_faults = 0  # exceptions that hooks of the policy have raised
         self.variants_by_pool = [app.variants_on(pool.id) for pool in app.pools]
+
+    # --- places --------------------------------------------------------------------------------
 
     def can_take(self, node: Node, function_id: int) -> bool:
         """Whether a free node could begin a batch of this function now: compute and memory."""
         variant = node.variants[function_id]
-        if variant is None:
+        if variant is None or (self.load_failures and self.is_barred(node, variant)):
             return False
         instance = node.instances.get(variant.id)
         if instance is None or instance.residency == _HOST:
@@ -53,12 +70,32 @@ class View:
             return False
         return not node.limits_compute or self._has_compute(node, variant)
 
+    def is_barred(self, node: Node, variant: Variant) -> bool:
+        """Whether the node has yet to start the variant, which failed to start of late."""
+        if variant.id not in self.load_failures:
+            return False
+        instance = node.instances.get(variant.id)
+        return instance is None or instance.state == _STARTING
+
     def _has_compute(self, node: Node, variant: Variant) -> bool:
         shape = variant.shape
         return (
             node.cpu_milli_used + shape.cpu_milli <= node.pool.cpu_milli
             and node.gpu_sevenths_used + shape.gpu_sevenths <= node.pool.gpu_sevenths
         )
+
+    def load_retry_ns(self, pipeline: Pipeline) -> int:
+        """How long until all that a pipeline needs has been tried again; 0: all can be loaded."""
+        longest_ns = 0
+        for stage in pipeline.stages:
+            if stage.function.id in self.unloadable:
+                soonest_ns = min(
+                    self.load_failures[variant.id].retry_at_ns
+                    for variant in stage.function.variants
+                    if variant.id in self.load_failures
+                )
+                longest_ns = max(longest_ns, soonest_ns - self.now_ns, 1)
+        return longest_ns
 
     def can_make_room(self, node: Node, variant: Variant) -> bool:
         """Whether evicting idle instances could free the device memory this variant needs."""

@@ -124,6 +124,7 @@ _STRICT: Final[Mapping[str, str]] = {
     "gives_up": "bool",
     "is_provisioned": "bool",
     "key": "TimerKey",
+    "node_died": "bool",
     "task_ids": "list[int]",
     "unsure": "tuple[int, ...]",
 }

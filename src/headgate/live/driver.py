@@ -29,6 +29,7 @@ from headgate.core.actions import (
     Dispatch,
     KeepWarm,
     PlacedAction,
+    ReportFault,
     SetTimer,
     Settle,
     StartInstance,
@@ -195,9 +196,10 @@ class Driver:
                     self._cancel_timer(action.key)
                 elif isinstance(action, KeepWarm):
                     hands.keep_warm(action)
-                else:
-                    assert isinstance(action, PlacedAction)
+                elif isinstance(action, PlacedAction):
                     hands.order(action)
+                else:
+                    assert isinstance(action, ReportFault)  # for the log; the error has been told
             except Exception:
                 self._action_broke(action)
         for settle in settled:

@@ -14,6 +14,7 @@ from headgate.core.lifecycle import InstanceState, Residency, TaskState
 from headgate.core.model import Variant
 from headgate.core.policy import Context, Plan, Policy, PolicyConfig, Target
 from headgate.core.records import Batch, Instance, Node, Task
+from headgate.core.withdrawals import Withdrawals, sweep
 from headgate.planning.concurrency import Thresholds
 from headgate.planning.scaling import present, surplus
 from headgate.planning.spread import has_room
@@ -51,6 +52,7 @@ class Hybrid(Policy):
         self._thresholds = thresholds
         self._packs = packs
         self._queues: list[deque[Task]] = [deque() for _ in app.functions]
+        self._withdrawals = [Withdrawals() for _ in app.functions]
         # By (variant, pool) id: how many instances there are to be on nodes that are rented.
         self.wanted: dict[tuple[int, int], int] = {}
         for function in app.functions:
@@ -110,6 +112,12 @@ class Hybrid(Policy):
         queue = self._queues[task.function.id]
         queue.appendleft(task)  # it has waited once already
         self._serve(queue)
+
+    def on_task_withdrawn(self, task: Task) -> None:
+        """Forget it, in time."""
+        queue = self._queues[task.function.id]
+        if self._withdrawals[task.function.id].add(len(queue)):
+            sweep(queue)
 
     def on_capacity(self, node: Node) -> None:
         """Serve whoever waits."""
@@ -218,7 +226,7 @@ class Hybrid(Policy):
             variant = node.variants[task.function.id]
             if variant is None or node.pool.is_elastic or node.running:
                 continue
-            if has_room(node, variant) and self._thresholds.of(variant, node.pool):
+            if has_room(self.view, node, variant) and self._thresholds.of(variant, node.pool):
                 self.orders.start(variant, node)
                 return
 
@@ -232,7 +240,7 @@ class Hybrid(Policy):
                 continue
             key = (variant.id, node.pool.id)
             count = self.wanted.get(key, 0) if node.pool.is_elastic else function.warm
-            if len(present(self.view, key)) < count and has_room(node, variant):
+            if len(present(self.view, key)) < count and has_room(self.view, node, variant):
                 self.orders.start(variant, node)
 
     def plan(self) -> Plan:

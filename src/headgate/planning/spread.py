@@ -14,10 +14,14 @@ from headgate.planning.demand import OfferedLoad
 _ERLANGS_MIN: Final = 0.05
 
 
-def has_room(node: Node, variant: Variant) -> bool:
-    """Whether a node could hold a variant beside what it holds."""
+def has_room(view: View, node: Node, variant: Variant) -> bool:
+    """Whether a node could start a variant beside what it holds."""
     free_bytes = node.pool.memory_bytes - node.memory_used_bytes
-    return variant.id not in node.instances and variant.profile.memory_bytes <= free_bytes
+    return (
+        variant.id not in node.instances
+        and variant.profile.memory_bytes <= free_bytes
+        and not view.is_barred(node, variant)
+    )
 
 
 def next_start(view: View, loads: Sequence[OfferedLoad]) -> tuple[Variant, Node] | None:
@@ -42,7 +46,7 @@ def next_start(view: View, loads: Sequence[OfferedLoad]) -> tuple[Variant, Node]
             continue
         for node in idle:
             variant = node.variants[function.id]
-            if variant is not None and has_room(node, variant):
+            if variant is not None and has_room(view, node, variant):
                 best, best_load = (variant, node), load / max(1, homes)
                 break
     return best

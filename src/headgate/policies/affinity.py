@@ -27,6 +27,7 @@ from headgate.core.errors import ConfigError
 from headgate.core.lifecycle import TaskState
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind, Takes
 from headgate.core.records import Node, Task
+from headgate.core.withdrawals import Withdrawals, sweep
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,11 @@ class Config(PolicyConfig):
 class _Flow:
     """The tasks of one client for one function, and how much it has had."""
 
-    __slots__ = ("queue", "served_last", "virtual_ns")
+    __slots__ = ("queue", "served_last", "virtual_ns", "withdrawals")
 
     def __init__(self) -> None:
         self.queue: deque[Task] = deque()
+        self.withdrawals = Withdrawals()
         self.virtual_ns = 0.0
         self.served_last = 0
 
@@ -75,6 +77,11 @@ class Affinity(Policy):
     def on_task_returned(self, task: Task) -> None:
         self._join(task).queue.appendleft(task)
         self._serve()
+
+    def on_task_withdrawn(self, task: Task) -> None:
+        flow = self._flows[task.request.client, task.function.id]
+        if flow.withdrawals.add(len(flow.queue)):
+            sweep(flow.queue)
 
     def on_capacity(self, node: Node) -> None:
         self._serve()

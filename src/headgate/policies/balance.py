@@ -24,6 +24,7 @@ from headgate.core.errors import ConfigError
 from headgate.core.lifecycle import TaskState
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind, Takes
 from headgate.core.records import Node, Task
+from headgate.core.withdrawals import Withdrawals, sweep
 
 _READY: Final = TaskState.READY  # interpreted, a name of the module is read much faster
 
@@ -47,6 +48,7 @@ class Balance(Policy):
         super().__init__(context, config)
         self._batch_max = config.batch_max
         self._queue: deque[Task] = deque()
+        self._withdrawals = Withdrawals()
 
     def on_task_ready(self, task: Task) -> None:
         self._queue.append(task)
@@ -56,6 +58,10 @@ class Balance(Policy):
     def on_task_returned(self, task: Task) -> None:
         self._queue.appendleft(task)  # it has waited once already
         self._serve()
+
+    def on_task_withdrawn(self, task: Task) -> None:
+        if self._withdrawals.add(len(self._queue)):
+            sweep(self._queue)
 
     def on_capacity(self, node: Node) -> None:
         if self._queue:

@@ -28,6 +28,7 @@ from headgate.core.errors import ConfigError
 from headgate.core.lifecycle import TaskState
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind
 from headgate.core.records import Node, Task
+from headgate.core.withdrawals import Withdrawals, sweep
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,13 @@ class Config(PolicyConfig):
 class _Share:
     """A function's queue, its nodes, and the work it brought since the last sharing-out."""
 
-    __slots__ = ("exec_ns", "function_id", "node_ids", "queue", "work_ns")
+    __slots__ = ("exec_ns", "function_id", "node_ids", "queue", "withdrawals", "work_ns")
 
     def __init__(self, function_id: int, exec_ns: int) -> None:
         self.function_id = function_id
         self.exec_ns = exec_ns
         self.queue: deque[Task] = deque()
+        self.withdrawals = Withdrawals()
         self.node_ids: list[int] = []
         self.work_ns = 0
 
@@ -101,6 +103,11 @@ class Exclusive(Policy):
         share = self._shares[task.function.id]
         share.queue.appendleft(task)
         self._serve(share)
+
+    def on_task_withdrawn(self, task: Task) -> None:
+        share = self._shares[task.function.id]
+        if share.withdrawals.add(len(share.queue)):
+            sweep(share.queue)
 
     def on_capacity(self, node: Node) -> None:
         owner = self._owner.get(node.id)

@@ -33,7 +33,7 @@ True
 from __future__ import annotations
 
 from dataclasses import dataclass
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import final
 
 from headgate.core.clock import NEVER_NS, SECOND_NS
@@ -43,6 +43,7 @@ from headgate.core.model import Variant
 from headgate.core.outcome import Rejection
 from headgate.core.policy import Context, Plan, Policy, PolicyConfig, PolicyKind, Takes
 from headgate.core.records import Batch, Instance, Node, Request, Task
+from headgate.core.withdrawals import Withdrawals
 from headgate.planning.demand import OfferedLoad
 from headgate.planning.prediction import Predictor
 from headgate.planning.renting import Renting
@@ -93,6 +94,7 @@ class Headgate(Policy):
         app = self.view.app
         self._config = config
         self._queues: list[list[Entry]] = [[] for _ in app.functions]
+        self._withdrawals = [Withdrawals() for _ in app.functions]
         self._ready_ns: dict[int, int] = {}  # by task id: since when it waits
         self._probe_ns: dict[int, int] = {}  # by pipeline: when the impossible is tried again
         self._client_items = [0 for _ in app.clients]
@@ -153,6 +155,9 @@ class Headgate(Policy):
         waiting = self._client_items[request.client]
         return share < 1 and waiting > share * self._predictor.items_waiting
 
+    def spills(self, function_id: int) -> bool:
+        return self._spilling.outlets[function_id] is not None
+
     # --- the queues ----------------------------------------------------------------------------
 
     def on_task_ready(self, task: Task) -> None:
@@ -177,6 +182,10 @@ class Headgate(Policy):
         return int(self._config.stretch * task.function.exec_ns)
 
     def on_task_withdrawn(self, task: Task) -> None:
+        queue = self._queues[task.function.id]
+        if self._withdrawals[task.function.id].add(len(queue)):
+            queue[:] = [entry for entry in queue if entry[3].state == TaskState.READY]
+            heapify(queue)
         self._leave(task)
 
     def _leave(self, task: Task) -> None:
@@ -218,7 +227,7 @@ class Headgate(Policy):
             if function.warm == 0 or variant is None:
                 continue
             homes = sum(1 for i in self.view.instances.values() if i.variant.id == variant.id)
-            if homes < function.warm and has_room(node, variant):
+            if homes < function.warm and has_room(self.view, node, variant):
                 self.orders.start(variant, node)
 
     def on_node_lost(self, node: Node) -> None:
@@ -308,11 +317,13 @@ class Headgate(Policy):
         while self._clean(queue):
             task = queue[0][3]
             items += task.request.items
-            if batch and items > items_max:
+            if batch and (items > items_max or task.must_run_alone):
                 break
             heappop(queue)
             self._leave(task)
             batch.append(task)
+            if task.must_run_alone:
+                break
         return batch
 
     def _place(self, task: Task, deadline_ns: int) -> Node | None:
@@ -335,7 +346,7 @@ class Headgate(Policy):
             return stranger
         variant = stranger.variants[function_id]
         assert variant is not None
-        if not self._is_wanted(stranger) and has_room(stranger, variant):
+        if not self._is_wanted(stranger) and has_room(view, stranger, variant):
             self.orders.start(variant, stranger)  # for those behind it: it is served sooner at home
         return None
 
@@ -360,7 +371,7 @@ class Headgate(Policy):
         if task.request.deadline_ns < NEVER_NS and view.now_ns + home_ns > deadline_ns:
             return True
         start_ns = variant.profile.start_ns
-        if start_ns <= home_ns and not self._is_wanted(node) and has_room(node, variant):
+        if start_ns <= home_ns and not self._is_wanted(node) and has_room(view, node, variant):
             return True
         until_ns = self._ready_ns[task.id] + int(self._config.start_patience * start_ns)
         if until_ns > view.now_ns:

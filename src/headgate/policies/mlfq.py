@@ -27,6 +27,7 @@ from headgate.core.lifecycle import TaskState
 from headgate.core.model import Function
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind, Takes
 from headgate.core.records import STAGES_MAX, Node, Task
+from headgate.core.withdrawals import Withdrawals
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Mlfq(Policy):
         self._ratio = config.bucket_ratio
         self._heeds_future = config.clairvoyant
         self._buckets: dict[int, deque[int]] = {}
+        self._withdrawals = Withdrawals()
         self._ready: dict[int, Task] = {}
         self._expected: set[int] = set()
         self._drawn: int | None = None
@@ -77,8 +79,17 @@ class Mlfq(Policy):
         self._bucket_of(task.function).appendleft(task.id)
         self._serve()
 
+    def on_turned_away(self, request_id: int, pipeline_id: int) -> None:
+        for index in range(len(self.view.app.pipelines[pipeline_id].stages)):
+            self._expected.discard(request_id * STAGES_MAX + index)
+        self._serve()
+
     def on_task_withdrawn(self, task: Task) -> None:
         self._ready.pop(task.id, None)  # `_serve` may have met it already
+        if self._withdrawals.add(sum(map(len, self._buckets.values()))):
+            for key, bucket in self._buckets.items():
+                known = (id for id in bucket if id in self._ready or id in self._expected)
+                self._buckets[key] = deque(known)
         self._serve()
 
     def on_capacity(self, node: Node) -> None:

@@ -3,7 +3,8 @@
 The *round robin* policy of "Making the Most of Serverless Accelerators" (Berkeley thesis, 2022,
 chapter 6). The head of the queue waits for exactly the node whose turn it is, even while others
 are idle: head-of-line blocking in its purest form, and the baseline that every other policy should
-beat. A node that is down loses its turn. Cost per decision: O(1).
+beat. A node that is down loses its turn, and so does one that cannot load the function just now.
+Cost per decision: O(1).
 
 >>> from headgate.policies import find_policy
 >>> find_policy("round_robin").takes.batches
@@ -18,6 +19,7 @@ from typing import final
 from headgate.core.lifecycle import TaskState
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind, Takes
 from headgate.core.records import Node, Task
+from headgate.core.withdrawals import Withdrawals, sweep
 
 
 @final
@@ -27,6 +29,7 @@ class RoundRobin(Policy):
     def __init__(self, context: Context, config: PolicyConfig) -> None:
         super().__init__(context, config)
         self._queue: deque[Task] = deque()
+        self._withdrawals = Withdrawals()
         self._ring: list[Node] = []  # nodes that are up, in order of id
         self._turn = 0
 
@@ -51,6 +54,10 @@ class RoundRobin(Policy):
         self._queue.appendleft(task)
         self._serve()
 
+    def on_task_withdrawn(self, task: Task) -> None:
+        if self._withdrawals.add(len(self._queue)):
+            sweep(self._queue)
+
     def on_capacity(self, node: Node) -> None:
         self._serve()
 
@@ -61,7 +68,7 @@ class RoundRobin(Policy):
             if task.state != TaskState.READY:
                 queue.popleft()
                 continue
-            turn = self._turn % len(self._ring)
+            turn = self._next_turn(task)
             node = self._ring[turn]
             if node.id not in self.view.free_nodes or not self.view.can_take(
                 node, task.function.id
@@ -70,6 +77,18 @@ class RoundRobin(Policy):
             queue.popleft()
             self._turn = turn + 1
             self.orders.dispatch([task], node)
+
+    def _next_turn(self, task: Task) -> int:
+        """Whose turn it is: the first that may load the function, if any may."""
+        ring, function_id = self._ring, task.function.id
+        turn = self._turn % len(ring)
+        if self.view.load_failures:
+            for step in range(len(ring)):
+                place = (turn + step) % len(ring)
+                variant = ring[place].variants[function_id]
+                if variant is not None and not self.view.is_barred(ring[place], variant):
+                    return place
+        return turn
 
 
 POLICY = PolicyKind(RoundRobin, takes=Takes())

@@ -18,12 +18,13 @@ False
 from __future__ import annotations
 
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import final
 
 from headgate.core.lifecycle import TaskState
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind, Takes
 from headgate.core.records import STAGES_MAX, Node, Task
+from headgate.core.withdrawals import Withdrawals
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Srtf(Policy):
         self._heap: list[tuple[int, int, int]] = []  # (expected ns, arrival ns, task id)
         self._ready: dict[int, Task] = {}  # arrived and waiting, by task id
         self._expected: set[int] = set()  # announced, not yet arrived, by task id
+        self._withdrawals = Withdrawals()
 
     def on_announced(self, request_id: int, pipeline_id: int, arrival_ns: int) -> None:
         if not self._heeds_future:
@@ -62,8 +64,17 @@ class Srtf(Policy):
             heappush(self._heap, (task.function.exec_ns, task.request.arrival_ns, task.id))
         self._serve()
 
+    def on_turned_away(self, request_id: int, pipeline_id: int) -> None:
+        for index in range(len(self.view.app.pipelines[pipeline_id].stages)):
+            self._expected.discard(request_id * STAGES_MAX + index)
+        self._serve()
+
     def on_task_withdrawn(self, task: Task) -> None:
         self._ready.pop(task.id, None)  # `_serve` may have met it already
+        if self._withdrawals.add(len(self._heap)):
+            known = self._ready.keys() | self._expected
+            self._heap[:] = [entry for entry in self._heap if entry[2] in known]
+            heapify(self._heap)
         self._serve()
 
     def on_capacity(self, node: Node) -> None:

@@ -19,13 +19,14 @@ from headgate.core.actions import (
     Dispatch,
     KeepWarm,
     PlacedAction,
+    ReportFault,
     SetTimer,
     Settle,
     StartInstance,
     StopInstance,
 )
 from headgate.core.clock import NEVER_NS
-from headgate.core.errors import DriverError
+from headgate.core.errors import DriverError, PolicyError
 from headgate.core.events import (
     BatchFailed,
     BatchFinished,
@@ -35,6 +36,7 @@ from headgate.core.events import (
     InstanceAppeared,
     InstanceStarted,
     InstanceStopped,
+    LoadFailed,
     NodeJoined,
     NodeLost,
     Rank,
@@ -47,6 +49,7 @@ from headgate.core.events import (
     WeightsLoaded,
 )
 from headgate.core.model import App
+from headgate.core.records import STAGES_MAX
 from headgate.core.scheduler import Scheduler
 from headgate.sim.agenda import Agenda, Happening
 from headgate.sim.feed import Feed
@@ -61,7 +64,7 @@ from headgate.sim.happenings import (
     TroubleDue,
 )
 from headgate.sim.hooks import Client, Observer, Trouble
-from headgate.sim.node import Job, Report, SimNode, Wake
+from headgate.sim.node import RESTART_NS, Job, Report, Restart, SimNode, Wake
 from headgate.sim.platform import Awakening, Invocation, Platform
 from headgate.sim.recorder import Recorder
 from headgate.sim.shared_pools import SharedPools
@@ -88,6 +91,7 @@ class Engine:
         decision_ns: int = 0,
         work_unit_ns: int = 0,
         limit_ns: int = NEVER_NS,
+        survives_faults: bool = False,
     ) -> None:
         self.app = app
         self.schedulers = schedulers
@@ -96,6 +100,7 @@ class Engine:
         self.agenda = agenda
         self.recorder = recorder
         self.truth = truth  # faults may change it
+        self.killers: set[int] = set()  # requests whose tasks end the node that runs them
         self.now_ns = 0
         self._feed = feed
         self._clients = clients
@@ -109,6 +114,7 @@ class Engine:
         self._free_at_ns = [0] * self._peers
         self._inboxes: list[deque[Event]] = [deque() for _ in schedulers]
         self._limit_ns = limit_ns
+        self._survives_faults = survives_faults  # of policies, as a live gateway does
         self._timers: list[dict[TimerKey, int]] = [{} for _ in schedulers]
         self._token = 0
         self._expected = 0  # submissions and clients on the agenda
@@ -168,6 +174,9 @@ class Engine:
 
     def _happen(self, now_ns: int, what: Happening) -> None:
         if isinstance(what, Job):
+            if self.killers and what.ends_ns == now_ns and self._kills(what.order):
+                self._die(now_ns, what.node)
+                return
             event = what.node.end_job(now_ns, what)
             if self._is_direct and isinstance(event, BatchFinished):
                 self.tell(now_ns, 0, event)
@@ -213,6 +222,8 @@ class Engine:
             what.platform.awaken(now_ns, what)
         elif isinstance(what, TroubleDue):
             what.trouble.strike(self, now_ns)
+        elif isinstance(what, Restart):
+            self.join(now_ns, what.node)
         else:
             raise DriverError(f"nothing is known about {type(what).__name__}")
 
@@ -250,7 +261,10 @@ class Engine:
         if self._thinking_takes_time:
             self._tell_a_thinker(now_ns, index, event)
             return
-        actions = self.schedulers[index].handle(now_ns, event)
+        try:
+            actions = self.schedulers[index].handle(now_ns, event)
+        except PolicyError as error:
+            actions = self._actions_of(error)
         if self._observer is not None:
             self._observer.saw(now_ns, index, event, actions)
         for action in actions:
@@ -262,6 +276,12 @@ class Engine:
                 self.nodes[action.node_id].take_batch(now_ns, action)
             else:
                 self._perform(now_ns, index, action)
+
+    def _actions_of(self, error: PolicyError) -> list[Action]:
+        """What is to be done after a fault of a policy, if the run is to go on after one."""
+        if not self._survives_faults:
+            raise error
+        return [action for action in error.actions if isinstance(action, Action)]
 
     def _tell_a_thinker(self, now_ns: int, index: int, event: Event) -> None:
         """Events wait in line: none overtakes another, even at the instant the thinking ends."""
@@ -277,7 +297,10 @@ class Engine:
     def _think(self, now_ns: int, index: int, event: Event) -> None:
         scheduler = self.schedulers[index]
         work = scheduler.work
-        actions = scheduler.handle(now_ns, event)
+        try:
+            actions = scheduler.handle(now_ns, event)
+        except PolicyError as error:
+            actions = self._actions_of(error)
         if self._observer is not None:
             self._observer.saw(now_ns, index, event, actions)
         cost_ns = self._decision_ns + (scheduler.work - work) * self._work_unit_ns
@@ -312,7 +335,7 @@ class Engine:
             self._answer(now_ns, action)
         elif isinstance(action, KeepWarm):
             self.platforms[action.pool_id].keep_warm(now_ns, action)
-        else:
+        elif not isinstance(action, ReportFault):  # that is for people
             self._perform_on_node(now_ns, index, action)
 
     def _perform_on_node(self, now_ns: int, index: int, action: Action) -> None:
@@ -372,6 +395,16 @@ class Engine:
         """Have a fault begin or end then."""
         self.agenda.push(at_ns, Rank.TIMER, TroubleDue(trouble))
 
+    def _kills(self, order: Action) -> bool:
+        return isinstance(order, Dispatch) and any(
+            task_id // STAGES_MAX in self.killers for task_id in order.task_ids
+        )
+
+    def _die(self, now_ns: int, node: SimNode) -> None:
+        """A node is killed by what it runs; something starts it again."""
+        self.crash(now_ns, node)
+        self.agenda.push(now_ns + RESTART_NS, Rank.TIMER, Restart(node))
+
     def crash(self, now_ns: int, node: SimNode) -> None:
         """A node goes down and takes everything on it with it."""
         if not node.is_up:
@@ -393,3 +426,7 @@ class Engine:
         for index in range(self._peers):
             self.tell(now_ns, index, NodeJoined(node.id, node.pool.id, node.name))
         self._shared.node_joined(now_ns, node)
+        for variant in self.app.variants_on(node.pool.id) if self.truth.unloadable else ():
+            if variant is not None and variant.function_id in self.truth.unloadable:
+                for index in range(self._peers):  # it has tried before it joined
+                    self.tell(now_ns, index, LoadFailed(variant.id, node.id, "cannot be loaded"))

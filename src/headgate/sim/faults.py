@@ -18,7 +18,7 @@ from headgate.core.errors import ConfigError
 from headgate.core.model import App
 from headgate.core.rng import stream
 from headgate.sim.hooks import Trouble
-from headgate.sim.trouble import Burst, Cancellations, Condition, WrongProfile
+from headgate.sim.trouble import Burst, Cancellations, Condition, Poison, WrongProfile
 
 # What each kind must be told beside its beginning. Those with an end are windows.
 KINDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -30,7 +30,9 @@ KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     "break": ("until_ns", "node"),  # what it finishes has failed
     "break_starts": ("until_ns", "node"),  # no instance can be started
     "throttle": ("until_ns", "pool"),  # a serverless pool takes nothing
+    "cannot_load": ("until_ns", "function"),  # no instance of it can be started, anywhere
     "cancel": ("share",),  # so many of the open requests are withdrawn
+    "poison": ("share",),  # so many of the open requests end whatever node runs them
     "burst": ("pipeline", "count"),  # so many more requests arrive at once
     "wrong_profile": ("function", "factor"),  # from now on it takes `factor` times as long
 }
@@ -114,6 +116,8 @@ class FaultPlan:
         windows: dict[tuple[str, int], list[Fault]] = {}
         for fault in self.faults:
             target = fault.pool if fault.node is None else fault.node
+            if fault.until_ns is not None and target is None:
+                target = fault.function
             if target is None:
                 found.append((fault.at_ns, _blow(fault)))
             else:
@@ -222,6 +226,7 @@ class _Dice:
             + [self.platform] * (2 if self._platforms else 0)
             + [self.requests] * (2 if self._app.pipelines else 0)
             + [self.profile] * (1 if self._app.functions else 0)
+            + [self.function] * (1 if self._app.functions and self._nodes else 0)
         )
 
     def node(self) -> list[Fault]:
@@ -247,11 +252,12 @@ class _Dice:
         return [Fault("throttle", at_ns, until_ns=until_ns, pool=self._rng.choice(self._platforms))]
 
     def requests(self) -> list[Fault]:
-        """Clients give up, or more of them come."""
+        """Clients give up, more of them come, or some ask for what ends the node that does it."""
         rng = self._rng
         at_ns = rng.randrange(self._duration_ns)
-        if rng.random() < 0.5:
-            return [Fault("cancel", at_ns, share=rng.choice((0.2, 0.5, 1.0)))]
+        kind = rng.choice(("cancel", "poison", "burst"))
+        if kind != "burst":
+            return [Fault(kind, at_ns, share=rng.choice((0.2, 0.5, 1.0)))]
         pipeline = rng.randrange(len(self._app.pipelines))
         return [Fault("burst", at_ns, pipeline=pipeline, count=rng.randint(1, 10))]
 
@@ -262,6 +268,20 @@ class _Dice:
         factor = rng.choice((0.3, 2.0, 10.0))
         at_ns = rng.randrange(self._duration_ns)
         return [Fault("wrong_profile", at_ns, function=function, factor=factor)]
+
+    def function(self) -> list[Fault]:
+        """A function cannot be loaded, for a while; a node that comes back finds that out."""
+        rng = self._rng
+        at_ns, until_ns = self._window()
+        function = rng.randrange(len(self._app.functions))
+        faults = [Fault("cannot_load", at_ns, until_ns=until_ns, function=function)]
+        if rng.random() < 0.5:
+            back_ns = rng.randint(at_ns, until_ns - 1)
+            if back_ns > 0:
+                node = rng.randrange(self._nodes)
+                crash_ns = rng.randrange(back_ns)
+                faults.append(Fault("crash", crash_ns, until_ns=back_ns, node=node))
+        return faults
 
     def _window(self) -> tuple[int, int]:
         at_ns = self._rng.randrange(self._duration_ns - 1)
@@ -280,7 +300,8 @@ _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
 def _blow(fault: Fault) -> Trouble:
     """What a fault without a target does, in its instant."""
     if fault.share is not None:
-        return Cancellations(fault.share)
+        is_poison = fault.kind == "poison"
+        return Poison(fault.share) if is_poison else Cancellations(fault.share)
     if fault.pipeline is not None:
         return Burst(fault.pipeline, fault.count or 0)
     return WrongProfile(fault.function or 0, fault.factor or 1.0)

@@ -68,10 +68,12 @@ def fuzz(policy: str, seed: int) -> FuzzReport:
     return fuzz_kind(policy, find_policy(policy), seed)
 
 
-def fuzz_kind(name: str, kind: PolicyKind, seed: int) -> FuzzReport:
-    """Do the same to a policy that need not be one of the package's."""
+def fuzz_kind(
+    name: str, kind: PolicyKind, seed: int, *, survives_faults: bool = False
+) -> FuzzReport:
+    """Do the same to a policy that need not be one of the package's, nor free of faults."""
     case = random_case(kind.takes, seed)
-    setup = _setup(case, kind, seed)
+    setup = replace(_setup(case, kind, seed), survives_faults=survives_faults)
     first = _Log(case.schedulers)
     checkers = all_checkers(
         case.app,

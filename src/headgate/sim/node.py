@@ -20,7 +20,7 @@ from headgate.core.actions import (
     StopInstance,
 )
 from headgate.core.backend import Backend, Verdict
-from headgate.core.clock import NEVER_NS
+from headgate.core.clock import MILLISECOND_NS, NEVER_NS
 from headgate.core.events import (
     BatchFailed,
     BatchFinished,
@@ -41,6 +41,8 @@ from headgate.sim.cascade import has_cascades, unsure_tasks
 from headgate.sim.recorder import Recorder
 from headgate.sim.rent import Rent
 from headgate.sim.truth import Truth
+
+RESTART_NS: Final = 20 * MILLISECOND_NS  # until a node that was killed is there again
 
 # Interpreted, a name of the module is read many times faster than one of a class.
 _BEGIN: Final = Verdict.BEGIN
@@ -81,6 +83,16 @@ class Wake(Happening):
     def __init__(self, node: SimNode, instance_id: int | None = None) -> None:
         self.node = node
         self.instance_id = instance_id
+
+
+@final
+class Restart(Happening):
+    """A node that was killed is there again."""
+
+    __slots__ = ("node",)
+
+    def __init__(self, node: SimNode) -> None:
+        self.node = node
 
 
 @final
@@ -286,7 +298,8 @@ class SimNode:
         instance_id = _instance_id(order)
         if not isinstance(order, StartInstance):
             return WeightsLoaded(instance_id)
-        if not self.breaks_starts:
+        function_id = self.backend.residents[instance_id].variant.function_id
+        if not self.breaks_starts and function_id not in self._truth.unloadable:
             return InstanceStarted(instance_id, self.id)
         for batch in self.backend.start_failed(instance_id):
             self.report(now_ns, BatchRefused(batch.batch_id, Refusal.GONE))

@@ -60,13 +60,11 @@ def random_case(takes: Takes, seed: int) -> Case:
     schedulers = rng.randint(1, 3) if takes.many_schedulers else 1
     app = _Draft(takes, schedulers, rng).app()
     duration_ns = rng.randint(50, 500) * MILLISECOND_NS
-    # Requests are announced by the id they will have, so nobody else may send any; and those
-    # who wait for them wait for ever if the Scheduler turns them away at the door.
+    # Requests are announced by the id they will have, so nobody else may send any.
     announces = takes.clairvoyance and rng.random() < 0.5
     plan = random_plan(app, duration_ns, seed, intensity=rng.choice((0.0, 0.5, 1.5)))
     if announces:
         plan = FaultPlan(tuple(fault for fault in plan.faults if fault.kind != "burst"))
-        app = replace(app, limits=replace(app.limits, open_requests_max=1_000))
     return Case(
         app=app,
         arrivals=_arrivals(app, duration_ns, rng),
@@ -215,6 +213,9 @@ class _Draft:
             backoff_ns=rng.choice((0, 1, 1, 5)) * MILLISECOND_NS,
             lost_after=rng.choice((0.0, 2.0, 10.0)),
             open_requests_max=rng.choice((10, 1_000, 1_000)),
+            lost_floor_ns=rng.choice((0, 50)) * MILLISECOND_NS,
+            start_backoff_ns=rng.choice((1, 20)) * MILLISECOND_NS,
+            start_backoff_max_ns=rng.choice((20, 200)) * MILLISECOND_NS,
         )
 
 

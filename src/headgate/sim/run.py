@@ -43,6 +43,7 @@ class Setup:
     records_spans: bool = False
     faults: tuple[tuple[int, Trouble], ...] = field(default=())
     limit_ns: int = NEVER_NS  # stop here even if requests are still open
+    survives_faults: bool = False  # go on after a fault of the policy, as a live gateway does
 
 
 def simulate(
@@ -91,6 +92,7 @@ def simulate(
         decision_ns=setup.decision_ns,
         work_unit_ns=setup.work_unit_ns,
         limit_ns=setup.limit_ns,
+        survives_faults=setup.survives_faults,
     )
     for at_ns, trouble in setup.faults:
         engine.expect_trouble(at_ns, trouble)

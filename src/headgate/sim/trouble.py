@@ -24,7 +24,7 @@ COUNTERS: Final[Mapping[str, str]] = {
 
 @final
 class Condition(Trouble):
-    """From now on so many faults of one kind are in force on one node or platform.
+    """From now on so many faults of one kind are in force on one node, platform or function.
 
     It sets what is wrong rather than adding to it and taking away again, so that overlapping
     windows leave nothing behind: not even the rounding of a factor and its inverse.
@@ -42,6 +42,10 @@ class Condition(Trouble):
         """Let it happen."""
         if self._kind == "throttle":
             engine.platforms[self._target].throttles = self._in_force
+            return
+        if self._kind == "cannot_load":
+            unloadable = engine.truth.unloadable
+            (unloadable.add if self._in_force else unloadable.discard)(self._target)
             return
         node = engine.nodes[self._target]
         if self._kind == "slow":
@@ -69,6 +73,23 @@ class Cancellations(Trouble):
         for request_id in engine.recorder.open_rows():
             if rng.random() < self._share:
                 engine.cancel(now_ns, request_id)
+
+
+@final
+class Poison(Trouble):
+    """A share of the requests that are open end whatever node runs them from now on."""
+
+    __slots__ = ("_share",)
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+
+    def strike(self, engine: Engine, now_ns: int) -> None:
+        """Let it happen."""
+        rng = stream(now_ns, "poison")
+        for request_id in engine.recorder.open_rows():
+            if rng.random() < self._share:
+                engine.killers.add(request_id)
 
 
 @final

@@ -1,4 +1,4 @@
-"""The truth behind the profile: how long things really take.
+"""The truth behind the profile: how long things really take, and whether they can be started.
 
 Policies see the `Profile`; the simulator draws from this. The two agree on the mean unless the
 truth is scaled, which is how an error in a profile is studied.
@@ -53,6 +53,7 @@ class Truth:
         self._rng = np.random.default_rng([seed, 0x7472757468])  # its own stream: "truth"
         self._factors: list[float] = []  # drawn and not used yet; the next is the last
         self.scale = list(config.scale)
+        self.unloadable: set[int] = set()  # functions that cannot be started just now, anywhere
 
     def exec_ns(self, variant: Variant, items: int) -> int:
         """True time of a batch that has its node to itself. At least a nanosecond."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import is_dataclass
 from random import Random
 
@@ -25,7 +26,7 @@ def _freeze(value: object, seen: dict[int, int]) -> object:
         return value.getstate()
     if isinstance(value, dict):
         return [(key, _freeze(item, seen)) for key, item in value.items()]
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, list | tuple | set | frozenset | deque):
         return [_freeze(item, seen) for item in value]
     kind = type(value)  # native classes of a compiled build have their fields listed as well
     names = getattr(kind, "__mypyc_attrs__", None) or getattr(kind, "__slots__", None)

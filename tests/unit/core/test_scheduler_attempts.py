@@ -114,7 +114,7 @@ def test_a_lost_task_is_repeated_where_nothing_was_lost(make_rig: type[Rig]) -> 
     rig = make_rig(make_app(limits=BACKOFF), nodes=2)
     rig.at(0, RequestArrived(0, 0))
     rig.at(0, InstanceStarted(0, 0))
-    assert rig.at(1, BatchLost(0)) == wires(
+    assert rig.at(1, BatchLost(0, node_died=False)) == wires(
         SetTimer(("unblock", 0), 51), StartInstance(1, 0, 0, 1), Dispatch(1, 0, [0], 1, 0, 1, 1)
     )
 
@@ -207,7 +207,8 @@ def test_all_copies_of_a_cancelled_request_are_called_back(make_rig: type[Rig]) 
 
 def test_an_attempt_without_an_answer_is_given_up_by_timer(make_rig: type[Rig]) -> None:
     """The answer comes after all: it is ignored, and the repeat goes on."""
-    app = make_app(make_function(start_ns=90), limits=Limits(lost_after=2.0, backoff_ns=50))
+    limits = Limits(lost_after=2.0, lost_floor_ns=0, backoff_ns=50)
+    app = make_app(make_function(start_ns=90), limits=limits)
     rig = make_rig(app, nodes=2)
     assert rig.at(0, RequestArrived(0, 0))[-1:] == wires(SetTimer(("lost", 0), 200))
     rig.at(100, InstanceStarted(0, 0))
@@ -226,7 +227,8 @@ def test_a_batch_that_is_to_begin_later_is_given_up_later(make_rig: type[Rig]) -
     """The expected time is that of a node whose two slots are both taken."""
     function = make_function(exec_ns=(10,), slowdown=(1.0, 1.5))
     pools = [Pool(0, "gpu", slots=2)]
-    rig = make_rig(make_app(function, pools=pools, limits=Limits(lost_after=2.0)), Puppet, nodes=1)
+    limits = Limits(lost_after=2.0, lost_floor_ns=0)
+    rig = make_rig(make_app(function, pools=pools, limits=limits), Puppet, nodes=1)
     rig.at(0, RequestArrived(0, 0))
     assert rig.order(5, lambda p: p.orders.dispatch([p.task(0)], p.view.nodes[0], earliest_ns=100))[
         -1:

@@ -37,7 +37,7 @@ def test_a_lost_node_takes_everything_and_comes_back_empty(make_rig: type[Rig]) 
     rig.at(1, InstanceStarted(0, 0))
     assert rig.at(5, NodeLost(0)) == []
     assert (rig.view.instances, rig.view.free_nodes) == ({}, {})
-    assert rig.at(6, BatchLost(0)) == []
+    assert rig.at(6, BatchLost(0, node_died=False)) == []
     assert rig.at(9, NodeJoined(0, 0, "n0")) == wires(
         StartInstance(1, 0, 0, 0), Dispatch(1, 0, [0], 1, 0, 0, 1)
     )

@@ -25,6 +25,7 @@ from headgate.core.events import (
     InstanceAppeared,
     InstanceStarted,
     InstanceStopped,
+    LoadFailed,
     NodeJoined,
     NodeLost,
     Rank,
@@ -56,6 +57,7 @@ COMPLETIONS = [
     InstanceStarted(0, 0),
     InstanceAppeared(0, 0, 0),
     InstanceStopped(0, ""),
+    LoadFailed(0, 0, ""),
     WeightsLoaded(0),
     WeightsEvicted(0),
     NodeJoined(0, 0, ""),
@@ -131,7 +133,7 @@ class World:
             *[finished] * 9,
             BatchFailed(batch.batch_id, "broke"),
             BatchRefused(batch.batch_id, rng.randrange(5)),
-            BatchLost(batch.batch_id),
+            BatchLost(batch.batch_id, node_died=rng.random() < 0.5),
         ]
         return rng.choices(ends, k=rng.choice((1, 1, 1, 2)))  # some messages come twice
 
@@ -153,7 +155,15 @@ def rough_rig() -> Rig:
         stages=stages,
         slo=Slo(latency_ns=250, gives_up=True),
         pools=[Pool(0, "gpu", slots=2, memory_bytes=130, host_memory_bytes=60)],
-        limits=Limits(backoff_ns=3, refusals_max=3, lost_after=3.0, open_requests_max=12),
+        limits=Limits(
+            backoff_ns=3,
+            refusals_max=3,
+            lost_after=3.0,
+            open_requests_max=12,
+            lost_floor_ns=0,
+            start_backoff_ns=10,
+            start_backoff_max_ns=40,
+        ),
     )
     return Rig(app, nodes=3)
 

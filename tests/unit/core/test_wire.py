@@ -26,9 +26,9 @@ def made_up(cls: type) -> list[object]:
             wire.append(["timer", place])
         elif name in ("broken", "task_ids", "unsure"):
             wire.append([100, place])
-        elif name in ("gives_up", "is_provisioned"):
+        elif name in ("gives_up", "is_provisioned", "node_died"):
             wire.append(True)
-        elif name == "name" or (name == "reason" and cls is not BatchRefused):
+        elif name in ("error", "hook", "name") or (name == "reason" and cls is not BatchRefused):
             wire.append(f"text {place}")
         else:
             wire.append(100 + place)
@@ -125,15 +125,15 @@ def test_where_there_are_no_annotations_the_constructor_decides(
     for cls in CLASSES:
         assert to_wire(from_wire(made_up(cls))) == made_up(cls)
     if not IS_COMPILED:
-        assert to_wire(from_wire(["BatchLost", None])) == ["BatchLost", None]
-    for wrong in (["TimerFired", 7], ["BatchFinished", 1, [None], []], ["BatchLost", 2**63]):
+        assert to_wire(from_wire(["WeightsLoaded", None])) == ["WeightsLoaded", None]
+    for wrong in (["TimerFired", 7], ["BatchFinished", 1, [None], []], ["WeightsLoaded", 2**63]):
         with pytest.raises(ConfigError, match="a wrong type"):
             from_wire(wrong)
 
 
 def test_the_vocabulary_is_everything_in_both_modules_and_no_name_is_used_twice() -> None:
     names = [cls.__name__ for cls in CLASSES]
-    assert len(names) == len(set(names)) == 15 + 10
+    assert len(names) == len(set(names)) == 16 + 11
     public = {name for module in (events, actions) for name in vars(module)}
     assert set(names) <= public
 
@@ -163,8 +163,8 @@ def test_a_wire_shares_nothing_with_its_action() -> None:
         ("BatchLost", "neither an event nor an action"),
         ([["BatchLost"], 1], "neither an event nor an action"),
         (["Event"], "neither an event nor an action"),
-        (["BatchLost"], r"too few or too many fields \(allowed: batch_id\)"),
-        (["BatchLost", 1, 2], "too few or too many fields"),
+        (["BatchLost"], r"too few or too many fields \(allowed: batch_id, node_died\)"),
+        (["BatchLost", 1, True, 2], "too few or too many fields"),
         (["TimerFired", 7], "a wrong type"),
     ],
 )

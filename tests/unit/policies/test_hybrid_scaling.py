@@ -239,4 +239,4 @@ def test_spandana_forwards_what_has_waited_too_long_already() -> None:
     assert rig.ask(1) == [0]
     rig.wait(1_700_000_000)
     rig.tell(NodeLost(0))
-    assert [a.node_id for a in rig.tell(BatchLost(0)) if isinstance(a, Dispatch)] == [None]
+    assert [a.node_id for a in rig.tell(BatchLost(0, False)) if isinstance(a, Dispatch)] == [None]

@@ -27,6 +27,7 @@ _REJECTIONS: Final[Mapping[str, str]] = {
     Rejection.INFEASIBLE: "the deadline cannot be met, not even by an idle server",
     Rejection.UNAVAILABLE: "nothing that could run it is there just now",
     Rejection.FULL: "too many requests are open",
+    Rejection.LOAD_FAILED: "a function that it needs cannot be loaded; it is tried again",
 }
 
 
@@ -34,6 +35,7 @@ _REJECTIONS: Final[Mapping[str, str]] = {
 _REJECTION_STATUSES: Final[Mapping[str, int]] = {
     Rejection.INFEASIBLE: 422,
     Rejection.UNAVAILABLE: 503,
+    Rejection.LOAD_FAILED: 503,
 }
 
 
@@ -98,7 +100,8 @@ def verdict(call: Call, overload_status: int) -> Refused | None:
         return None
     if outcome == Outcome.LATE or outcome == Outcome.EXPIRED:
         return expired(call)
-    if outcome == Outcome.REJECTED:
+    # What was admitted before a function broke is told the same as what comes after.
+    if outcome == Outcome.REJECTED or call.reason == Rejection.LOAD_FAILED:
         return _rejected(call, overload_status)
     if outcome == Outcome.FAILED and call.error:
         reason = "function_refused" if call.status < 500 else "function_failed"
@@ -161,8 +164,10 @@ def _rejected(call: Call, overload_status: int) -> Refused:
 
 def _failure(said: str) -> str:
     """The word for what the Scheduler says of a failure in a sentence."""
-    if said.endswith(f": {Failure.LOST}"):
+    if said.endswith((f": {Failure.LOST}", f": {Failure.KILLED_WORKER}")):
         return "worker_lost"
+    if said == Failure.POLICY_FAULT:
+        return "policy_fault"
     return "refused" if said.startswith(Failure.REFUSED) else "failed"
 
 

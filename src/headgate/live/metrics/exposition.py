@@ -32,6 +32,7 @@ _REASONS: Final = (
     Rejection.INFEASIBLE,
     Rejection.UNAVAILABLE,
     Rejection.FULL,
+    Rejection.LOAD_FAILED,
 )
 
 _HISTOGRAMS: Final[tuple[tuple[str, str, int, Callable[[ModelMetrics], Histogram]], ...]] = (

@@ -150,7 +150,7 @@ class Outpost:
         else:
             self.ended["lost"] += 1
             self.complain(fate.words)
-            listener.reported(BatchLost(errand.batch_id))
+            listener.reported(BatchLost(errand.batch_id, node_died=False))
 
     def _done(self, errand: Errand, fate: Done, away_ns: int) -> None:
         self.ended["finished"] += 1

@@ -3,6 +3,7 @@
 from headgate.core.model import App
 from headgate.sim.checkers.batches import Attempts, BatchLimits, Causes, Windows
 from headgate.sim.checkers.checker import EVENTS_MAX, Checker, Checkers, Clock
+from headgate.sim.checkers.failures import Starts, Suspects
 from headgate.sim.checkers.nodes import Exclusivity, Memory, Presence
 from headgate.sim.checkers.requests import Conservation, Deadlines, GivingUp, Stages, Starvation
 
@@ -20,7 +21,9 @@ __all__ = [
     "Memory",
     "Presence",
     "Stages",
+    "Starts",
     "Starvation",
+    "Suspects",
     "Windows",
     "all_checkers",
 ]
@@ -55,6 +58,8 @@ def all_checkers(
         Presence(),
         Exclusivity(app),
         Memory(app),
+        Starts(app),
+        Suspects(app),
     ]
     if not thinks:
         checkers.append(GivingUp(app))

@@ -1,0 +1,175 @@
+"""Under every policy: functions that cannot be loaded, and requests that kill their workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from headgate.core.actions import Action, Dispatch, Settle, StartInstance
+from headgate.core.clock import SECOND_NS
+from headgate.core.events import BatchLost, Event, InstanceStarted, NodeLost
+from headgate.core.model import App, Limits, Pool, Profile
+from headgate.core.outcome import Failure, Outcome, Rejection
+from headgate.core.policy import PolicyConfig
+from headgate.core.records import STAGES_MAX
+from headgate.policies import find_policy, policy_names
+from headgate.sim.engine import Engine
+from headgate.sim.faults import Fault
+from headgate.sim.hooks import Client, Trouble
+from headgate.workload import Arrivals
+
+from .apps import MS, make_app, run
+
+TWO = (Pool(0, "gpu", nodes=2),)
+every_policy = pytest.mark.parametrize("policy", policy_names())
+
+
+def arrivals(rows: Sequence[tuple[int, int]], app: App) -> Arrivals:
+    """Requests of one client: (time in ms, pipeline)."""
+    times_ms, pipelines = zip(*sorted(rows), strict=True)
+    return Arrivals(
+        np.array(times_ms, dtype=np.int64) * MS,
+        60 * SECOND_NS,
+        np.array(pipelines, dtype=np.int32),
+        np.zeros(len(rows), dtype=np.int32),
+        tuple(pipeline.name for pipeline in app.pipelines),
+        ("c0",),
+    )
+
+
+# --- functions that cannot be loaded -----------------------------------------------------------
+
+
+def starts_of(actions: Sequence[Action], variant_id: int) -> int:
+    return sum(isinstance(a, StartInstance) and a.variant_id == variant_id for a in actions)
+
+
+@every_policy
+def test_a_function_that_cannot_be_loaded_costs_a_start_per_back_off(policy: str) -> None:
+    """30 seconds, 10 requests a second to it and 40 to another on the same two nodes.
+
+    Tried after 0, 1, 3, 7, 15 and 31 seconds; at first on both nodes, perhaps.
+    """
+    app = make_app(exec_ms=(5, 5), start_ms=5, pools=TWO, latency_ms=200)
+    rows = [(ms, 0) for ms in range(0, 30_000, 100)] + [(ms, 1) for ms in range(0, 30_000, 25)]
+    columns, seen = run(
+        app,
+        arrivals(rows, app),
+        Fault("cannot_load", 0, until_ns=40 * SECOND_NS, function=0),
+        policy=find_policy(policy),
+    )
+    assert 5 <= starts_of(seen.actions, 0) <= 5 + 2
+    outcomes = columns.requests.outcome
+    healthy = outcomes[columns.requests.pipeline == 1]
+    assert (healthy == Outcome.MET).mean() >= 0.99
+    broken = Counter(outcomes[columns.requests.pipeline == 0].tolist())
+    assert set(broken) <= {Outcome.REJECTED, Outcome.FAILED}
+    assert broken[Outcome.FAILED] <= 3  # those that were there when it was found out
+    reasons = Counter(a.reason for a in seen.actions if isinstance(a, Settle) and a.reason)
+    assert set(reasons) <= {Rejection.LOAD_FAILED, "refused too often, at last: gone"}
+
+
+@every_policy
+def test_a_function_that_can_be_loaded_again_recovers_without_traffic(policy: str) -> None:
+    """Broken until 2 s, probed at 1 and 3 s: who comes at 4 s finds it there."""
+    app = make_app(start_ms=5, pools=TWO, latency_ms=200)
+    columns, seen = run(
+        app,
+        arrivals([(0, 0), (4_000, 0)], app),
+        Fault("cannot_load", 0, until_ns=2 * SECOND_NS, function=0),
+        policy=find_policy(policy),
+    )
+    assert columns.requests.outcome.tolist() == [Outcome.FAILED, Outcome.MET]
+    assert any(isinstance(e, InstanceStarted) and ns < 4 * SECOND_NS for ns, e in seen.events)
+
+
+@every_policy
+def test_where_a_function_is_up_it_goes_on_being_served(policy: str) -> None:
+    """One node cannot start anything. The other does all the work, of both functions."""
+    app = make_app(exec_ms=(5, 5), start_ms=5, pools=TWO)
+    rows = [(ms, ms // 20 % 2) for ms in range(0, 4_000, 20)]
+    columns, seen = run(
+        app,
+        arrivals(rows, app),
+        Fault("break_starts", 0, until_ns=10 * SECOND_NS, node=1),
+        policy=find_policy(policy),
+    )
+    outcomes = Counter(columns.requests.outcome[60:].tolist())  # after the first probe
+    assert outcomes == {Outcome.MET: 140}
+    sent_to = {a.node_id for a in seen.actions if isinstance(a, Dispatch)}
+    assert 0 in sent_to
+    assert starts_of(seen.actions, 0) + starts_of(seen.actions, 1) <= 12
+
+
+# --- requests that kill their workers ----------------------------------------------------------
+
+
+class Killers(Trouble):
+    """These requests end whatever node runs them."""
+
+    def __init__(self, *request_ids: int) -> None:
+        self._request_ids = request_ids
+
+    def strike(self, engine: Engine, now_ns: int) -> None:
+        engine.killers.update(self._request_ids)
+
+
+class Arming(Client):
+    """Arms the killers before anything happens."""
+
+    def __init__(self, *request_ids: int) -> None:
+        self._trouble = Killers(*request_ids)
+
+    def begin(self, engine: Engine) -> None:
+        self._trouble.strike(engine, 0)
+
+
+def batching(policy: str) -> PolicyConfig:
+    """Settings under which the policy makes batches, if it can."""
+    kind = find_policy(policy).config
+    if "batch_max" in {field.name for field in fields(kind)}:
+        return kind(batch_max=8)  # type: ignore[call-arg]
+    return kind()
+
+
+def in_batches(app: App) -> App:
+    """The same application, whose functions take up to eight at once."""
+    (function,) = app.functions
+    (variant,) = function.variants
+    profile = Profile(tuple((10 + i) * MS for i in range(8)))
+    functions = (replace(function, variants=(replace(variant, profile=profile),)),)
+    (pipeline,) = app.pipelines
+    stages = tuple(replace(stage, function=functions[0]) for stage in pipeline.stages)
+    return App(functions, (replace(pipeline, stages=stages),), app.pools, limits=app.limits)
+
+
+@every_policy
+def test_five_killers_among_innocents(policy: str) -> None:
+    """Each kills two nodes at most, once in company and once alone; all others are answered."""
+    killers = (10, 17, 30, 31, 52)
+    app = in_batches(make_app(pools=TWO, limits=Limits(attempts_max=8)))
+    columns, seen = run(
+        app,
+        arrivals([(2 * ms, 0) for ms in range(80)], app),
+        policy=find_policy(policy),
+        config=batching(policy),
+        clients=[Arming(*killers)],
+    )
+    assert seen.count(NodeLost) <= 2 * len(killers)
+    outcomes = columns.requests.outcome.tolist()
+    assert [id for id, outcome in enumerate(outcomes) if outcome != Outcome.MET] == list(killers)
+    reasons = {a.request_id: a.reason for a in seen.actions if isinstance(a, Settle) and a.reason}
+    assert reasons == dict.fromkeys(killers, f"f0: {Failure.KILLED_WORKER}")
+    assert kills(seen.events, seen.actions, killers) <= 2
+
+
+def kills(events: list[tuple[int, Event]], actions: list[Action], killers: tuple[int, ...]) -> int:
+    """The most nodes that one of the killers was on when they died."""
+    sent = {a.batch_id: a.task_ids for a in actions if isinstance(a, Dispatch)}
+    lost = [sent[e.batch_id] for _, e in events if isinstance(e, BatchLost)]
+    deaths = Counter(id // STAGES_MAX for task_ids in lost for id in task_ids)
+    return max(deaths[killer] for killer in killers)

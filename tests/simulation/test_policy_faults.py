@@ -1,0 +1,117 @@
+"""Policies whose hooks raise: each request has one outcome, nothing leaks, and the log replays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from headgate.core.actions import Action, ReportFault
+from headgate.core.errors import PolicyError
+from headgate.core.events import Event
+from headgate.core.log import LogEntry, replay
+from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind
+from headgate.policies import find_policy, policy_names
+from headgate.sim.faults import Fault, FaultPlan
+from headgate.sim.fuzz import fuzz_kind
+from headgate.sim.hooks import Observer
+from headgate.sim.run import Setup, build_schedulers, simulate
+
+from .apps import MS, at_ms, make_app
+from .policies import SPILL
+
+HOOKS = sorted(name for name in vars(Policy) if name.startswith("on_") or name == "plan")
+
+
+class Slip(Exception):
+    """What a faulty hook raises."""
+
+
+def faulty(kind: PolicyKind, hooks: list[str], probability: float) -> PolicyKind:
+    """The same policy, whose hooks raise now and then: before their work, or after it."""
+
+    def __init__(self: Any, context: Context, config: PolicyConfig) -> None:
+        kind.make.__init__(self, context, config)
+        self.dice = Random(7)
+
+    def slipping(name: str) -> Callable[..., object]:
+        hook = getattr(kind.make, name)
+
+        def slip(self: Any, *arguments: object) -> object:
+            roll = self.dice.random()
+            if roll < probability:
+                raise Slip(name)
+            done = hook(self, *arguments)
+            if roll > 1 - probability:
+                raise PolicyError(f"{name} slips") if roll > 1 - probability / 2 else Slip(self)
+            return done
+
+        return slip
+
+    body = {"__init__": __init__} | {name: slipping(name) for name in hooks}
+    return PolicyKind(type("Faulty", (kind.make,), body), kind.config, kind.takes)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("policy", policy_names())
+def test_whatever_raises_every_request_has_one_outcome(policy: str, seed: int) -> None:
+    """In random worlds, under all checkers and in `validate` mode; twice alike, and replayed."""
+    kind = faulty(find_policy(policy), HOOKS, 0.1)
+    report = fuzz_kind(policy, kind, 100 * seed, survives_faults=True)
+    assert report.is_ok, str(report)
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_any_one_hook_may_raise_always(hook: str) -> None:
+    for seed in range(8):
+        report = fuzz_kind(hook, faulty(SPILL, [hook], 1.0), seed, survives_faults=True)
+        assert report.is_ok, str(report)
+
+
+class Log(Observer):
+    """What a live gateway writes down."""
+
+    def __init__(self) -> None:
+        self.entries: list[LogEntry] = []
+
+    def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+        self.entries.append(LogEntry(len(self.entries), now_ns, event, actions))
+
+
+def logged(probability: float) -> tuple[Setup, Log]:
+    app = make_app(exec_ms=(10,))
+    plan = FaultPlan((Fault("crash", 40 * MS, until_ns=50 * MS, node=0),))
+    kind = faulty(find_policy("balance"), HOOKS, probability)
+    setup = Setup(app, kind, faults=plan.troubles(), survives_faults=True)
+    log = Log()
+    simulate(setup, at_ms(*range(0, 100, 4)), observer=log)
+    return setup, log
+
+
+def test_a_fault_is_in_the_log_and_part_of_what_is_compared() -> None:
+    setup, log = logged(0.2)
+    (scheduler,) = build_schedulers(setup)
+    faults = [a for entry in log.entries for a in entry.actions if isinstance(a, ReportFault)]
+    assert {fault.hook for fault in faults} >= {"on_task_ready", "on_capacity"}
+    assert {fault.error for fault in faults} >= {"Slip", "on_capacity slips"}
+    result = replay(log.entries, scheduler)
+    assert (result.events, result.first_difference) == (len(log.entries), None)
+    assert scheduler.view.policy_faults == len(faults)
+
+
+def test_a_log_of_faults_differs_from_a_policy_without_them() -> None:
+    setup, log = logged(0.2)
+    (scheduler,) = build_schedulers(Setup(setup.app, find_policy("balance")))
+    first = next(e.seq for e in log.entries if any(isinstance(a, ReportFault) for a in e.actions))
+    difference = replay(log.entries, scheduler).first_difference
+    assert difference is not None
+    assert difference.seq == first
+
+
+def test_a_run_that_is_not_to_survive_faults_ends_at_the_first() -> None:
+    kind = faulty(find_policy("balance"), ["on_capacity"], 1.0)
+    with pytest.raises(PolicyError, match="on_capacity raised Slip") as caught:
+        simulate(Setup(make_app(), kind), at_ms(0))
+    assert isinstance(caught.value.__cause__, Slip)

@@ -1,0 +1,69 @@
+"""No policy keeps what was withdrawn while nothing could be served."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import is_dataclass
+
+import pytest
+
+from headgate.core.clock import MILLISECOND_NS
+from headgate.core.events import NodeJoined, RequestArrived, RequestCancelled
+from headgate.core.model import App, Function, Pipeline, Pool, Profile, Stage, Variant
+from headgate.core.outcome import Outcome
+from headgate.core.rng import stream
+from headgate.core.scheduler import Scheduler
+from headgate.policies import find_policy, policy_names
+
+MS = MILLISECOND_NS
+
+
+def make_scheduler(policy: str) -> Scheduler:
+    """One function, which nothing can run: there is no node."""
+    profile = Profile((10 * MS,))
+    function = Function(0, "f0", (Variant(0, "v0", 0, (0,), profile),))
+    app = App((function,), (Pipeline(0, "p0", (Stage(function),)),), (Pool(0, "gpu", nodes=1),))
+    return Scheduler(app, find_policy(policy), rng=stream(7, "policy/0"))
+
+
+def held(thing: object, seen: set[int]) -> int:
+    """How many things can be reached: what a policy's memory grows with."""
+    if id(thing) in seen or is_dataclass(thing) or callable(thing):
+        return 0
+    if isinstance(thing, int | float | str | None):
+        return 1
+    seen.add(id(thing))
+    if isinstance(thing, dict):
+        return sum(held(key, seen) + held(value, seen) for key, value in thing.items())
+    if isinstance(thing, list | tuple | set | deque):
+        return 1 + sum(held(item, seen) for item in thing)
+    names = {n for cls in type(thing).__mro__ for n in getattr(cls, "__slots__", ())}
+    names |= vars(thing).keys() if hasattr(thing, "__dict__") else set()
+    return 1 + sum(held(getattr(thing, name), seen) for name in names if hasattr(thing, name))
+
+
+@pytest.mark.parametrize("policy", policy_names())
+def test_cancelled_tasks_are_not_kept(policy: str) -> None:
+    """100,000 come and are cancelled, while one waits at the head and ten behind it."""
+    scheduler = make_scheduler(policy)
+    for request_id in range(11):
+        scheduler.handle(0, RequestArrived(request_id, 0))
+    before = held(scheduler.policy, set())
+    for request_id in range(11, 100_011):
+        scheduler.handle(request_id, RequestArrived(request_id, 0))
+        scheduler.handle(request_id, RequestCancelled(request_id))
+    assert len(scheduler.view.requests) == 11
+    assert held(scheduler.policy, set()) < 4 * before + 1_000
+
+
+@pytest.mark.parametrize("policy", policy_names())
+def test_those_that_still_wait_are_served_in_their_order(policy: str) -> None:
+    """Every second one is withdrawn; the first of the others has the node when there is one."""
+    scheduler = make_scheduler(policy)
+    for request_id in range(100):
+        scheduler.handle(request_id, RequestArrived(request_id, 0))
+    for request_id in range(0, 100, 2):
+        (settle,) = scheduler.handle(200, RequestCancelled(request_id))
+        assert getattr(settle, "outcome", None) == Outcome.CANCELLED
+    actions = scheduler.handle(300, NodeJoined(0, 0, "gpu1"))
+    assert [a.task_ids for a in actions if hasattr(a, "task_ids")] == [[256]]
