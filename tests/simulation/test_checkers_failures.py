@@ -57,7 +57,7 @@ def test_a_probe_is_one_start() -> None:
     assert barred(starts(0, 1), fails(0, 5), starts(1, 105), starts(2, 106))
     assert barred(starts(0, 1), fails(0, 5), starts(1, 105), fails(1, 110), starts(2, 111))
     assert not barred(starts(0, 1), fails(0, 5), starts(1, 105), started(1, 110), starts(2, 111))
-    died = (110, NodeLost(0), [])
+    died: Entry = (110, NodeLost(0), [])
     assert barred(starts(0, 1), fails(0, 5), starts(1, 105), died, starts(2, 111))
 
 
@@ -67,7 +67,7 @@ def test_what_is_no_failure() -> None:
     assert not barred(starts(0, 1), called_off, fails(0, 5), starts(1, 6))
     assert not barred(starts(0, 1, node_id=None), fails(0, 5), starts(1, 6))
     assert not barred(starts(0, 1), (4, NodeLost(0), []), fails(0, 5), starts(1, 6))
-    late = (5, LoadFailed(0, 0, "late"), [])
+    late: Entry = (5, LoadFailed(0, 0, "late"), [])
     assert not barred(starts(0, 1), started(0), late, starts(1, 6))
     everywhere: Entry = (105, TimerFired(("probe", 0)), [])
     assert not barred(starts(0, 1), fails(0, 5), everywhere, starts(1, 106))
