@@ -22,7 +22,7 @@ from headgate.sim.faults import Fault
 from headgate.sim.hooks import Client, Trouble
 from headgate.workload import Arrivals
 
-from .apps import MS, make_app, run
+from .apps import CLOUD, MS, make_app, run
 
 TWO = (Pool(0, "gpu", nodes=2),)
 every_policy = pytest.mark.parametrize("policy", policy_names())
@@ -103,6 +103,28 @@ def test_where_a_function_is_up_it_goes_on_being_served(policy: str) -> None:
     sent_to = {a.node_id for a in seen.actions if isinstance(a, Dispatch)}
     assert 0 in sent_to
     assert starts_of(seen.actions, 0) + starts_of(seen.actions, 1) <= 12
+
+
+SPILLING = [name for name in policy_names() if find_policy(name).takes.serverless]
+
+
+@pytest.mark.parametrize("policy", SPILLING)
+def test_a_platform_takes_over_where_the_policy_uses_it(policy: str) -> None:
+    """Broken on the node, and fine on the platform: all is answered, or refused at once."""
+    app = make_app(exec_ms=(5,), start_ms=5, pools=(Pool(0, "gpu"), CLOUD), latency_ms=200)
+    columns, seen = run(
+        app,
+        arrivals([(ms, 0) for ms in range(0, 3_000, 100)], app),
+        Fault("cannot_load", 0, until_ns=10 * SECOND_NS, function=0),
+        policy=find_policy(policy),
+    )
+    outcomes = Counter(columns.requests.outcome.tolist())
+    if policy in ("autoscale", "dedicated_only"):  # they use it for what runs nowhere else
+        assert outcomes[Outcome.MET] == 0
+        assert outcomes[Outcome.REJECTED] + outcomes[Outcome.FAILED] == 30
+    else:
+        assert outcomes[Outcome.MET] >= 29
+    assert starts_of(seen.actions, 0) <= 4
 
 
 # --- requests that kill their workers ----------------------------------------------------------

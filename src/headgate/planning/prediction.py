@@ -128,9 +128,10 @@ class Predictor:
 
     def backlog_ns(self, function_id: int) -> float:
         """How long until all that waits of a function is done; infinite if no node can run it."""
-        if not self._homes[function_id]:
+        homes = self._usable(function_id)
+        if not homes:
             return inf
-        lanes = sum(self._lanes_of(node, function_id) for node in self._homes[function_id])
+        lanes = sum(self._lanes_of(node, function_id) for node in homes)
         rivals_ns = sum(self._backlog_ns(rival) for rival in self._rivals[function_id])
         busy_ns = (self._backlog_ns(function_id) + rivals_ns) / lanes
         own_ns = self.expected_ns(self.reference(function_id), 1)
@@ -138,7 +139,19 @@ class Predictor:
 
     def lanes(self, function_id: int) -> int:
         """How many of a function its nodes run at once."""
-        return sum(self._lanes_of(node, function_id) for node in self._homes[function_id])
+        return sum(self._lanes_of(node, function_id) for node in self._usable(function_id))
+
+    def _usable(self, function_id: int) -> list[Node]:
+        """The nodes that can run a function; not those that cannot load it just now."""
+        homes, view = self._homes[function_id], self._view
+        if not view.load_failures:
+            return homes
+        return [
+            node
+            for node in homes
+            if (variant := node.variants[function_id]) is not None
+            and not view.is_barred(node, variant)
+        ]
 
     def _lanes_of(self, node: Node, function_id: int) -> int:
         variant = node.variants[function_id]
@@ -150,7 +163,7 @@ class Predictor:
 
     def can_run(self, pipeline: Pipeline) -> bool:
         """Whether there is a node for each of its stages."""
-        return all(self._homes[stage.function.id] for stage in pipeline.stages)
+        return all(self._usable(stage.function.id) for stage in pipeline.stages)
 
     def alone_ns(self, pipeline: Pipeline, items: int) -> int:
         """How long a request takes with nobody else about, as the profiles have it."""
@@ -197,7 +210,7 @@ class Predictor:
         """The same, for one function."""
         view = self._view
         best_ns: float | None = None
-        for node in self._homes[function_id]:
+        for node in self._usable(function_id):
             if node.id in view.free_nodes and node.running < self._lanes_of(node, function_id):
                 return 0.0
             free_ns = self._free_at_ns.get(node.id, 0.0)
