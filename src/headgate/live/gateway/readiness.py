@@ -19,9 +19,8 @@ def server_problem(serving: Serving) -> str:
     return f"not ready: {', '.join(broken)}" if broken else ""
 
 
-def model_problem(serving: Serving, model: Model, *, in_full: bool = False) -> str:
+def model_problem(serving: Serving, model: Model) -> str:
     """Why a model cannot be asked just now; nothing if it is ready."""
     if serving.phase is not Phase.READY:
         return f"the server is {serving.phase.value}"
-    problem = serving.problem(model)
-    return problem if in_full else without_details(problem)
+    return without_details(serving.problem(model))
