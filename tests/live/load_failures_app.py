@@ -41,7 +41,7 @@ class Healthy(Model):
 
 class Raises(Healthy):
     def break_down(self):
-        raise OSError("there is no /home/ann/weights")
+        raise OSError("there is no secret/weights")
 
 
 class Exits(Healthy):

@@ -105,7 +105,7 @@ def test_a_first_start_at_which_nothing_can_be_loaded_says_why_and_ends(tmp_path
     assert done.returncode == 2
     assert done.stdout == ""
     for line in (
-        "raises: cannot be loaded: OSError: there is no /home/ann/weights",
+        "raises: cannot be loaded: OSError: there is no secret/weights",
         "exits: cannot be loaded: SystemExit: enough",
         "crashes: cannot be loaded: ProcessDied: signal 11, SIGSEGV while it was loaded",
     ):

@@ -37,7 +37,7 @@ class Model:
 def without_details(problem: str) -> str:
     """Return a problem as anybody may see it: of an exception, its type and not what it says.
 
-    >>> without_details("cannot be loaded: OSError: there is no /home/ann/weights")
+    >>> without_details("cannot be loaded: OSError: there is no secret/weights")
     'cannot be loaded: OSError'
     """
     before, found, reason = problem.partition(CANNOT_LOAD)

@@ -155,7 +155,7 @@ def test_metadata() -> None:
         assert about["inputs"][1] == {"name": "b", "datatype": "FP32", "shape": [-1, 3]}
         reply = await rig.ask(request("GET", "/v2/models/two/ready"))
         assert (reply.status, reply.json) == (200, {"name": "two", "ready": True})
-        rig.serving.problems["two"] = "cannot be loaded: OSError: no /home/ann/weights"
+        rig.serving.problems["two"] = "cannot be loaded: OSError: no secret/weights"
         reply = await rig.ask(request("GET", "/v2/models/two/versions/1/ready"))
         told = {"name": "two", "ready": False, "reason": "cannot be loaded: OSError"}
         assert (reply.status, reply.json) == (503, told)
@@ -170,7 +170,7 @@ def test_readiness_names_the_models_that_are_not_and_no_details() -> None:
     """These paths are open to anybody: what an exception says stays in the log."""
 
     async def story(rig: Rig) -> None:
-        rig.serving.problems["two"] = "cannot be loaded: OSError: no /home/ann/weights"
+        rig.serving.problems["two"] = "cannot be loaded: OSError: no secret/weights"
         for path in ("/readyz", "/v2/health/ready"):
             reply = await rig.ask(request("GET", path))
             assert reply.status == 503

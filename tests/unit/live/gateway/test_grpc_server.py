@@ -38,7 +38,7 @@ def test_health_of_the_protocol() -> None:
             return live.live, ready.ready, model.ready
 
         assert await is_ready() == (True, True, True)
-        rig.serving.problems["echo"] = "cannot be loaded: OSError: no /home/ann/weights"
+        rig.serving.problems["echo"] = "cannot be loaded: OSError: no secret/weights"
         assert await is_ready() == (True, False, False)
         rig.serving.problems.clear()
         rig.serving.phase = Phase.LEAVING
