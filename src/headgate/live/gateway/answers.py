@@ -115,14 +115,17 @@ def verdict(call: Call, config: GatewayConfig, request_id: bytes) -> Refused | N
     if outcome == Outcome.FAILED and call.error:
         if call.status < 500:
             return Refused(call.status, call.error, reason="function_refused")
-        shown = request_id.decode("latin-1")
-        _LOG.warning("the function failed: %s", call.error, extra={"request_id": shown})
+        _LOG.warning("the function failed: %s", call.error, extra=_about(request_id))
         message = call.error if config.expose_errors else FUNCTION_FAILED
         return Refused(call.status, message, reason="function_failed")
     if call.reason == INTERNAL:
         return Refused(500, "the gateway made a mistake", reason=INTERNAL)
-    message = f"it could not be run to its end ({call.reason or 'nobody knows why'})"
-    return Refused(503, message, reason=_failure(call.reason), retry_ns=call.retry_ns)
+    word = _failure(call.reason)
+    if word == "failed":  # what else is said of it may be the text of an exception
+        _LOG.warning("could not be run to its end: %s", call.reason, extra=_about(request_id))
+    shown = call.reason if config.expose_errors else word
+    message = f"it could not be run to its end ({shown or 'nobody knows why'})"
+    return Refused(503, message, reason=word, retry_ns=call.retry_ns)
 
 
 def expired(call: Call) -> Refused:
@@ -182,6 +185,11 @@ def _failure(said: str) -> str:
     if said == Failure.POLICY_FAULT:
         return "policy_fault"
     return "refused" if said.startswith(Failure.REFUSED) else "failed"
+
+
+def _about(request_id: bytes) -> dict[str, str]:
+    """What a message about a request says beside itself."""
+    return {"request_id": request_id.decode("latin-1")}
 
 
 def _allowed_ns(call: Call) -> int:
