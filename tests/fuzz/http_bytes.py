@@ -126,7 +126,7 @@ class Play:
     def __init__(self) -> None:
         self.loop = Loop()
         self.runtime = Runtime()
-        self.server = HttpServer(self.runtime, LIMITS, lambda: b"up 1\n")
+        self.server = HttpServer(self.runtime, LIMITS, lambda accept: (b"up 1\n", "text/plain"))
         self.server.loop = cast(asyncio.AbstractEventLoop, self.loop)
         self.server._sweep()
         self.transport = Transport()

@@ -74,7 +74,10 @@ def test_an_exception_fails_its_own_request_and_no_other(misbehaving: Path) -> N
         before = served.workers()
         assert served.ask("raises", [666.0])[0] == 500
         assert served.ask("raises", [1.0, 2.0])[0] == 200
-        assert "ArithmeticError: of all numbers, this one" in str(served.ask("raises", [666.0])[1])
+        answer = served.ask("raises", [666.0], {"X-Request-Id": "guilty"})[1]
+        assert (answer["error"], answer["request_id"]) == ("the function failed", "guilty")
+        said = "the function failed: ArithmeticError: of all numbers, this one (request guilty)"
+        assert until(lambda: said in served.errors())
         assert served.workers() == before
 
 

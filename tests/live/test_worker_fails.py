@@ -256,7 +256,7 @@ def test_told_to_end_it_finishes_what_runs(tmp_path: Path) -> None:
         gateway.run(row(2), batch_id=2)
         gateway.run(row(2), batch_id=3)
         assert gateway.event(BatchRefused).reason == Refusal.BUSY  # so it knows of the others
-        process.process.send_signal(signal.SIGTERM)
+        process.process.send_signal(signal.SIGUSR1)
         refused = gateway.event(BatchRefused)
         assert (refused.batch_id, refused.reason) == (2, Refusal.GONE)
         assert gateway.ran().batch_id == 1

@@ -264,7 +264,7 @@ class WorkerProcess:
         return True
 
     def end(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
+        self.process.send_signal(signal.SIGUSR1)
         return self.process.wait(60)
 
 

@@ -82,6 +82,7 @@ class ServeChoice:
     log_level: Literal["debug", "info", "warning", "error"]
     log_format: Literal["text", "json"]
     access_log: bool
+    expose_errors: bool
 
 
 @dataclass(frozen=True, slots=True)

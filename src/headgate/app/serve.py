@@ -53,6 +53,7 @@ def choose_serve(spec: ServeSpec, where: str) -> ServeChoice:
         log_level=spec.log_level,
         log_format=spec.log_format,
         access_log=spec.access_log,
+        expose_errors=spec.expose_errors,
     )
 
 

@@ -311,6 +311,9 @@ class ServeSpec(Section, frozen=True):
         Literal["text", "json"], Meta(description="How: for people, or an object per line.")
     ] = "text"
     access_log: Annotated[bool, Meta(description="Say there, too, how each request ended.")] = False
+    expose_errors: Annotated[
+        bool, Meta(description="Tell clients the text of a function's exception.")
+    ] = False
 
 
 class AppSpec(Section, frozen=True):

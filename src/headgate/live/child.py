@@ -95,10 +95,14 @@ class Child:
             return False
         return True
 
+    def kill(self) -> None:
+        """End it and whatever it has started, now."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
     def close(self) -> None:
         """End it for good."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)  # and whatever it has started
+        self.kill()
         self._process.wait()
         os.close(self._read_fd)
 

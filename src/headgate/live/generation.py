@@ -190,7 +190,7 @@ class Generation:
     def _restart_due(self) -> None:
         for name in [name for name, due_s in self._due_s.items() if due_s <= monotonic()]:
             del self._due_s[name]
-            if name == self.gateway.name:
+            if name == self.gateway.name and not self.is_leaving:
                 self.gateway.close()
                 self.gateway = self._start_gateway()
             for node_id, worker in list(self._workers.items()):
@@ -213,11 +213,16 @@ class Generation:
         """Whether the gateway has finished."""
         return self.is_leaving and self.gateway.ended() is not None
 
+    def kill(self) -> None:
+        """End everything, now; `close` has still to be called."""
+        for child in (self.gateway, *self._workers.values()):
+            child.kill()
+
     def close(self) -> None:
         """End whatever is left: workers have nothing to do without their gateway."""
         self.gateway.close()
         for worker in self._workers.values():
-            worker.tell(signal.SIGTERM)
+            worker.tell(signal.SIGUSR1)  # SIGTERM may come from anybody, and is ignored
         for worker in self._workers.values():
             worker.wait(2.0)
             worker.close()

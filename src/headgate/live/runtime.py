@@ -102,6 +102,7 @@ class Runtime:
         self._base = assignment.base
         self._local_nodes = len(assignment.nodes)
         self._links: dict[int, Link] = {}  # by node id
+        self._worker_ids: dict[int, int] = {}  # process ids, by node id
         self._outposts: Outposts | None = None  # there once everything is known
         self._driver: Driver | None = None
         self._calls: dict[int, Call] = {}  # by request id: open
@@ -189,6 +190,10 @@ class Runtime:
         """What is true just now, for whoever scrapes."""
         view = None if self._driver is None else self._driver.scheduler.view
         return self._accounts.readings(view, list(self._calls.values()), self._outposts)
+
+    def worker_ids(self) -> list[int]:
+        """Process ids of the workers, the last one of each node."""
+        return list(self._worker_ids.values())
 
     def breakers(self) -> Mapping[str, str]:
         """The state of each breaker, by pool that is paid by the call."""
@@ -363,6 +368,7 @@ class Runtime:
     def joined(self, link: Link) -> None:
         """A worker is there, or there again."""
         self._links[link.place.id] = link
+        self._worker_ids[link.place.id] = link.hello.pid
         if self._driver is not None:
             self._join(link)
         self._know(link.hello.facts)

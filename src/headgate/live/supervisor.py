@@ -56,6 +56,7 @@ class Supervisor:
         self._started = 0
         self._is_greeted = False
         self._wants_change = False
+        self._is_told_to_end = False
 
     def run(self) -> int:
         """Serve; return the exit status."""
@@ -110,8 +111,14 @@ class Supervisor:
         if number is signal.SIGHUP:
             self._change()
             return False
-        if all(generation.is_leaving for generation in self._generations):
+        if self._is_told_to_end:
+            for generation in self._generations:
+                generation.kill()
             return True
+        self._is_told_to_end = True
+        # Gateways have the socket too, and close it when they have finished. Whoever connects after
+        # that is refused rather than left waiting for somebody to accept.
+        self._listener.close()
         for generation in self._generations:
             generation.leave(number)
         return False
@@ -122,7 +129,7 @@ class Supervisor:
         While one is on its way, it is only noted.
         """
         self._wants_change = len(self._generations) > 1
-        if self._wants_change or self._generations[-1].is_leaving:
+        if self._wants_change or self._is_told_to_end:
             return
         try:
             self._generations.append(self._new_generation())

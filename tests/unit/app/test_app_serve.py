@@ -82,6 +82,7 @@ def test_what_is_served_is_parsed() -> None:
         log_level="info",
         log_format="text",
         access_log=False,
+        expose_errors=False,
     )
 
 

@@ -84,4 +84,7 @@ def full_metrics() -> Metrics:
     metrics.settled(ended_call(Outcome.EXPIRED, priority=-3), "resnet", "ann")
     metrics.settled(ended_call(Outcome.CANCELLED), "echo", "bob")
     metrics.cold_started("resnet", 700 * MILLISECOND_NS)
+    metrics.responses.count("http", 429, "rate_limited")
+    metrics.responses.count("grpc", "OK", "")
+    metrics.fault("policy")
     return metrics

@@ -108,3 +108,44 @@ def test_hostile_names_do_not_break_the_text() -> None:
     name = "headgate_admission_rejections_total"
     assert value(scraped(metrics), name, model="resnet", reason=reason) == 1
     assert value(scraped(metrics, OPEN_METRICS), name, model="resnet", reason=reason) == 1
+
+
+@pytest.mark.parametrize("accept", ["", OPEN_METRICS])
+def test_every_answer_is_counted_by_protocol_status_and_reason(accept: str) -> None:
+    metrics = full_metrics()
+    for _ in range(2):
+        metrics.responses.count("http", 413, "")  # a refusal that gives no reason has one
+    for number in range(100):  # whoever makes reasons up makes no time series
+        metrics.responses.count("http", 500, f"made up {number}")
+        metrics.fault(f"kind {number}")
+    got = scraped(metrics, accept)
+
+    def answers(protocol: str, code: str, reason: str) -> float:
+        labels = {"protocol": protocol, "code": code, "reason": reason}
+        return value(got, "headgate_responses_total", **labels)
+
+    assert answers("http", "429", "rate_limited") == 1
+    assert answers("http", "413", "too_large") == 2
+    assert answers("http", "500", "other") == 100
+    assert answers("http", "200", "") == 0
+    assert answers("grpc", "OK", "") == 1
+    kinds = [labels for name, labels in got if name == "headgate_internal_errors_total"]
+    assert len(kinds) == 65 and value(got, "headgate_internal_errors_total", kind="policy") == 1
+    assert value(got, "headgate_internal_errors_total", kind="other") == 37
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "application/openmetrics-text; version=\x00\xff",
+        "application/openmetrics-text;q=many",
+        ",;=,application/openmetrics-text;q=-1;;",
+        "text/plain;q=nan" * 100,
+    ],
+)
+def test_a_nonsensical_accept_header_is_no_reason_to_fail(accept: str) -> None:
+    text, media_type = Exposition(Metrics(small_app())).text(accept)
+    assert text and media_type in (
+        "text/plain; version=0.0.4; charset=utf-8",
+        "application/openmetrics-text; version=1.0.0; charset=utf-8",
+    )

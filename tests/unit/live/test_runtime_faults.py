@@ -22,6 +22,7 @@ from headgate.live.assignment import Assignment, Place
 from headgate.live.call import INTERNAL, Call
 from headgate.live.framing import frame
 from headgate.live.gateway.answers import verdict
+from headgate.live.gateway.config import GatewayConfig
 from headgate.live.link import Link
 from headgate.live.messages import FunctionFacts, Hello, Ran, Report, Result, Run, Work
 from headgate.live.runtime import Runtime
@@ -137,7 +138,7 @@ def test_a_front_end_that_breaks_does_not_stop_the_others(tmp_path: Path) -> Non
         await rig.until(lambda: len(seen) == 2)
         assert [call.outcome for call in rig.answered] == [Outcome.MET] * 10
         assert seen == [Outcome.MET, Outcome.FAILED]  # and then it was told to answer with 500
-        refused = verdict(broken, 429)
+        refused = verdict(broken, GatewayConfig(), b"")
         assert refused is not None
         assert (refused.status, refused.reason) == (500, INTERNAL)
         await rig.runtime.stop()
@@ -198,7 +199,7 @@ def test_a_gateway_that_cannot_go_on_answers_what_is_open(tmp_path: Path) -> Non
         rig.runtime.failed(RuntimeError("enough"))
         assert rig.answered == calls
         for call in calls:
-            refused = verdict(call, 429)
+            refused = verdict(call, GatewayConfig(), b"")
             assert refused is not None
             assert (refused.status, refused.retry_ns > 0) == (503, True)
         await asyncio.sleep(0.05)  # what was on its way comes to nobody

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from http import HTTPStatus
 from math import ceil
@@ -13,6 +14,7 @@ from msgspec.json import Encoder
 from headgate.core.clock import SECOND_NS
 from headgate.core.outcome import OUTCOME_NAMES, Failure, Outcome, Rejection
 from headgate.live.call import INTERNAL, Call
+from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.refusal import Refused
 
 JSON: Final = b"Content-Type: application/json\r\n"
@@ -20,6 +22,9 @@ STATUS_LINES: Final[Mapping[int, bytes]] = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
 }
 CONTINUE: Final = STATUS_LINES[100] + b"\r\n"
+FUNCTION_FAILED: Final = "the function failed"
+
+_LOG: Final = logging.getLogger(__name__)
 
 _REJECTIONS: Final[Mapping[str, str]] = {
     Rejection.OVERLOADED: "it would be late behind what is being served already",
@@ -93,8 +98,12 @@ def error_json(refused: Refused, request_id: bytes) -> bytes:
     )
 
 
-def verdict(call: Call, overload_status: int) -> Refused | None:
-    """Why a call has no answer; None if it has one."""
+def verdict(call: Call, config: GatewayConfig, request_id: bytes) -> Refused | None:
+    """Why a call has no answer; None if it has one.
+
+    What a function says when it breaks is for whoever runs it: the client gets the id of its
+    request, and the log has the text under that id.
+    """
     outcome = call.outcome
     if outcome == Outcome.MET or (outcome == Outcome.LATE and not call.gives_up):
         return None
@@ -102,14 +111,21 @@ def verdict(call: Call, overload_status: int) -> Refused | None:
         return expired(call)
     # What was admitted before a function broke is told the same as what comes after.
     if outcome == Outcome.REJECTED or call.reason == Rejection.LOAD_FAILED:
-        return _rejected(call, overload_status)
+        return _rejected(call, config.overload_status)
     if outcome == Outcome.FAILED and call.error:
-        reason = "function_refused" if call.status < 500 else "function_failed"
-        return Refused(call.status, call.error, reason=reason)
+        if call.status < 500:
+            return Refused(call.status, call.error, reason="function_refused")
+        _LOG.warning("the function failed: %s", call.error, extra=_about(request_id))
+        message = call.error if config.expose_errors else FUNCTION_FAILED
+        return Refused(call.status, message, reason="function_failed")
     if call.reason == INTERNAL:
         return Refused(500, "the gateway made a mistake", reason=INTERNAL)
-    message = f"it could not be run to its end ({call.reason or 'nobody knows why'})"
-    return Refused(503, message, reason=_failure(call.reason), retry_ns=call.retry_ns)
+    word = _failure(call.reason)
+    if word == "failed":  # what else is said of it may be the text of an exception
+        _LOG.warning("could not be run to its end: %s", call.reason, extra=_about(request_id))
+    shown = call.reason if config.expose_errors else word
+    message = f"it could not be run to its end ({shown or 'nobody knows why'})"
+    return Refused(503, message, reason=word, retry_ns=call.retry_ns)
 
 
 def expired(call: Call) -> Refused:
@@ -169,6 +185,11 @@ def _failure(said: str) -> str:
     if said == Failure.POLICY_FAULT:
         return "policy_fault"
     return "refused" if said.startswith(Failure.REFUSED) else "failed"
+
+
+def _about(request_id: bytes) -> dict[str, str]:
+    """What a message about a request says beside itself."""
+    return {"request_id": request_id.decode("latin-1")}
 
 
 def _allowed_ns(call: Call) -> int:

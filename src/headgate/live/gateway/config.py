@@ -34,6 +34,9 @@ class GatewayConfig:
     # of the largest of each there always is.
     bodies_bytes_max: int = 512 << 20
     json_bytes_max: int = 16 << 20  # reading text takes time, which everybody waits for
+    # Of tensors in types over gRPC: their elements are read one by one, and everybody waits.
+    typed_bytes_max: int = 2 << 20
+    typed_elements_max: int = 1 << 19
     header_bytes_max: int = 16 << 10
     headers_max: int = 100
     inputs_max: int = 64
@@ -55,6 +58,7 @@ class GatewayConfig:
     overload_status: Literal[429, 503] = 429
     retry_after_s: float = 1.0  # while it is starting or leaving
     server_name: str = "headgate"
+    expose_errors: bool = False  # clients get the text of a function's exception
     # Who may ask; nobody is asked for a key where there are none.
     keys: tuple[ApiKey, ...] = ()
     tenants: tuple[TenantLimit, ...] = ()

@@ -18,6 +18,7 @@ def gateway_config(loaded: LoadedApp) -> GatewayConfig:
         connections_max=serve.connections,
         timeout_max_s=serve.timeout_ns / 1e9,
         overload_status=serve.overload_status,
+        expose_errors=serve.expose_errors,
         keys=tuple(
             ApiKey(tenant.key_sha256, tenant.client_id)
             for tenant in loaded.tenants

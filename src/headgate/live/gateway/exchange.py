@@ -22,6 +22,7 @@ from headgate.live.gateway.answers import (
 from headgate.live.gateway.keys import Tenant
 from headgate.live.gateway.refusal import Refused
 from headgate.live.gateway.traceparent import traceparent
+from headgate.live.metrics.responses import HTTP
 
 if TYPE_CHECKING:
     from headgate.live.gateway.access import Asked
@@ -118,7 +119,7 @@ class Exchange:
             self.release()  # at its deadline the call was answered, not over
             return
         try:
-            refused = verdict(call, self.server.config.overload_status)
+            refused = verdict(call, self.server.config, self.request_id)
             if refused is not None:
                 self.refuse(refused)
                 return
@@ -157,7 +158,7 @@ class Exchange:
         call = self.call
         self._let_go()
         server = self.server
-        server.answers[status] += 1
+        server.responses.count(HTTP, status, reason)
         if self.trace:
             lines += b"traceparent: %b\r\n" % self.trace
         if self.closes or server.is_leaving:
@@ -186,6 +187,7 @@ class Exchange:
             self._is_done = True
             if self.call is not None:
                 self.server.serving.cancel(self.call)
+                self.server.responses.count(HTTP, 499, "client_gone")
             self._let_go()
 
     def give_up(self, refused: Refused) -> None:

@@ -4,50 +4,58 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, Final, final
+from typing import Final, final
 
-import grpc
-from grpc.aio import ServicerContext
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from grpc_health.v1.health_pb2_grpc import HealthServicer
 
+from headgate.live.gateway.grpc_guard import Guard, Rpc
 from headgate.live.gateway.grpc_messages import SERVICE
+from headgate.live.gateway.grpc_status import printable
 from headgate.live.gateway.readiness import server_problem
+from headgate.live.gateway.refusal import Refused
 from headgate.live.serving import Serving
 
 HEALTH: Final = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 WATCH_S: Final = 0.2  # how often a change is looked for
 
-Context = ServicerContext[HealthCheckRequest, HealthCheckResponse]
-
 
 @final
-class Health(HealthServicer):
+class Health:
     """Serving while the gateway says that it is ready, as a whole and for the one service."""
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: Serving, guard: Guard) -> None:
+        self.is_over = False  # no more changes will come
         self._serving = serving
+        self._guard = guard
+        guard.add(f"/{HEALTH}/Check", self._check, is_public=True)
+        guard.add_stream(f"/{HEALTH}/Watch", self._watch)
 
-    async def Check(self, request: HealthCheckRequest, context: Context) -> HealthCheckResponse:
-        """How it is now."""
-        status = self._status(request.service)
+    async def _check(self, rpc: Rpc) -> bytes:
+        status = self._status(await self._service(rpc))
         if status == HealthCheckResponse.SERVICE_UNKNOWN:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service")
-        tell_reason(context, server_problem(self._serving))
-        return HealthCheckResponse(status=status)
+            raise Refused(404, "there is no such service", reason="unknown_path")
+        tell_reason(rpc, server_problem(self._serving))
+        return HealthCheckResponse(status=status).SerializeToString()
 
-    async def Watch(
-        self, request: HealthCheckRequest, context: Context
-    ) -> AsyncIterator[HealthCheckResponse]:
+    async def _watch(self, rpc: Rpc) -> AsyncIterator[bytes]:
         """How it is, now and whenever that changes."""
+        service = await self._service(rpc)
         told: int | None = None
-        while True:
-            status = self._status(request.service)
+        while not self.is_over:
+            status = self._status(service)
             if status != told:
                 told = status
-                yield HealthCheckResponse(status=status)
+                yield HealthCheckResponse(status=status).SerializeToString()
             await asyncio.sleep(WATCH_S)
+
+    async def _service(self, rpc: Rpc) -> str:
+        try:
+            message = await self._guard.read_public(rpc) or b""
+            return HealthCheckRequest.FromString(message).service
+        except DecodeError:
+            raise Refused(400, "the message is not a HealthCheckRequest") from None
 
     def _status(self, service: str) -> int:
         if service not in ("", SERVICE):
@@ -57,8 +65,7 @@ class Health(HealthServicer):
         return HealthCheckResponse.SERVING
 
 
-def tell_reason(context: ServicerContext[Any, Any], problem: str) -> None:
+def tell_reason(rpc: Rpc, problem: str) -> None:
     """Say why something is not ready, in metadata: the messages have no field for it."""
     if problem:
-        text = problem.encode("ascii", "replace").decode()
-        context.set_trailing_metadata((("headgate-reason", text),))
+        rpc.context.set_trailing_metadata((("headgate-reason", printable(problem)),))

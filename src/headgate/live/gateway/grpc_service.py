@@ -2,108 +2,61 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable, Mapping
-from contextvars import ContextVar
-from time import monotonic_ns
-from typing import Any, Final, NoReturn, cast, final
+from collections.abc import Mapping
+from typing import Any, Final, cast, final
 
-import grpc
 from google.protobuf.message import DecodeError
-from grpc.aio import ServicerContext
 
 from headgate import __version__
 from headgate.core.outcome import Outcome
 from headgate.functions.tensor import Tensor, TensorSpec
 from headgate.live.call import Call
-from headgate.live.gateway.access import AccessLog, Asked
 from headgate.live.gateway.answers import verdict
-from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.deadline import timeout_ns
+from headgate.live.gateway.elements import memoryview_of
+from headgate.live.gateway.grpc_guard import LOOKAHEAD_BYTES, Guard, Rpc
 from headgate.live.gateway.grpc_health import tell_reason
 from headgate.live.gateway.grpc_messages import SERVICE, Messages
 from headgate.live.gateway.grpc_pending import Pending
-from headgate.live.gateway.grpc_status import detail_of, status_of, trailers_of
-from headgate.live.gateway.grpc_tensors import check_size, fill, tensors
+from headgate.live.gateway.grpc_tensors import encoded, take_apart, tensors
 from headgate.live.gateway.intake import check_open, check_outputs, find_model, make_call
-from headgate.live.gateway.keys import KeyRing
 from headgate.live.gateway.oip import VERSION
 from headgate.live.gateway.priority import priority_of
 from headgate.live.gateway.readiness import model_problem, server_problem
 from headgate.live.gateway.refusal import Refused
+from headgate.live.gateway.server import HttpServer
 from headgate.live.gateway.traceparent import traceparent
-from headgate.live.serving import Serving
-
-Context = ServicerContext[bytes, bytes]
-Handler = Callable[[bytes, Context], Awaitable[bytes]]
 
 EXTENSIONS: Final = ("parameters", "schedule_policy")
-
-# The call that the RPC of this task has led to, for the access log.
-_CALL: Final[ContextVar[Call | None]] = ContextVar("call", default=None)
-
-_LOG: Final = logging.getLogger(__name__)
 
 
 @final
 class InferenceService:
     """The six methods. Messages are parsed here, so that a broken one is the client's mistake."""
 
-    def __init__(
-        self,
-        serving: Serving,
-        config: GatewayConfig,
-        keys: KeyRing,
-        retry_ns: Callable[[int], int],
-        messages: Messages,
-        access: AccessLog | None = None,
-    ) -> None:
-        self._serving = serving
-        self._config = config
-        self._keys = keys
-        self._retry_ns = retry_ns
+    def __init__(self, http: HttpServer, guard: Guard, messages: Messages) -> None:
+        self._serving = http.serving
+        self._config = http.config
+        self._guard = guard
         self._messages = messages
-        self._access = access
+        guard.add(f"/{SERVICE}/ServerLive", self._server_live, is_public=True)
+        guard.add(f"/{SERVICE}/ServerReady", self._server_ready, is_public=True)
+        guard.add(f"/{SERVICE}/ServerMetadata", self._server_metadata, is_public=True)
+        guard.add(f"/{SERVICE}/ModelReady", self._model_ready)
+        guard.add(f"/{SERVICE}/ModelMetadata", self._model_metadata)
+        guard.add(f"/{SERVICE}/ModelInfer", self._model_infer)
 
-    def handlers(self) -> grpc.GenericRpcHandler:
-        """For a server to be given."""
-        methods: dict[str, Handler] = {
-            "ServerLive": self._server_live,
-            "ServerReady": self._server_ready,
-            "ModelReady": self._model_ready,
-            "ServerMetadata": self._server_metadata,
-            "ModelMetadata": self._model_metadata,
-            "ModelInfer": self._model_infer,
-        }
-        return grpc.method_handlers_generic_handler(
-            SERVICE,
-            {
-                name: grpc.unary_unary_rpc_method_handler(self._guarded(name, method))
-                for name, method in methods.items()
-            },
-        )
+    # The messages of the first three say nothing, and are not read.
 
-    async def _server_live(self, message: bytes, context: Context) -> bytes:
-        self._parsed("ServerLiveRequest", message)
+    async def _server_live(self, rpc: Rpc) -> bytes:
         return self._encoded("ServerLiveResponse", live=True)
 
-    async def _server_ready(self, message: bytes, context: Context) -> bytes:
-        self._parsed("ServerReadyRequest", message)
+    async def _server_ready(self, rpc: Rpc) -> bytes:
         problem = server_problem(self._serving)
-        tell_reason(context, problem)
+        tell_reason(rpc, problem)
         return self._encoded("ServerReadyResponse", ready=not problem)
 
-    async def _model_ready(self, message: bytes, context: Context) -> bytes:
-        self._keys.tenant(_headers(context))
-        request = self._parsed("ModelReadyRequest", message)
-        serving = self._serving
-        model = find_model(serving, request.name, request.version)
-        problem = model_problem(serving, model)
-        tell_reason(context, problem)
-        return self._encoded("ModelReadyResponse", ready=not problem)
-
-    async def _server_metadata(self, message: bytes, context: Context) -> bytes:
-        self._parsed("ServerMetadataRequest", message)
+    async def _server_metadata(self, rpc: Rpc) -> bytes:
         return self._encoded(
             "ServerMetadataResponse",
             name=self._config.server_name,
@@ -111,9 +64,15 @@ class InferenceService:
             extensions=EXTENSIONS,
         )
 
-    async def _model_metadata(self, message: bytes, context: Context) -> bytes:
-        self._keys.tenant(_headers(context))
-        request = self._parsed("ModelMetadataRequest", message)
+    async def _model_ready(self, rpc: Rpc) -> bytes:
+        request = self._parsed("ModelReadyRequest", await self._read_small(rpc))
+        model = find_model(self._serving, request.name, request.version)
+        problem = model_problem(self._serving, model)
+        tell_reason(rpc, problem)
+        return self._encoded("ModelReadyResponse", ready=not problem)
+
+    async def _model_metadata(self, rpc: Rpc) -> bytes:
+        request = self._parsed("ModelMetadataRequest", await self._read_small(rpc))
         model = find_model(self._serving, request.name, request.version)
         return self._encoded(
             "ModelMetadataResponse",
@@ -124,62 +83,84 @@ class InferenceService:
             outputs=[_spec(each) for each in model.outputs],
         )
 
-    async def _model_infer(self, message: bytes, context: Context) -> bytes:
-        headers = _headers(context)
-        tenant = self._keys.tenant(headers)
-        serving = self._serving
+    async def _model_infer(self, rpc: Rpc) -> bytes:
+        serving, tenant = self._serving, rpc.tenant
         check_open(serving)
-        check_size(message, self._config)
-        request = self._parsed("ModelInferRequest", message)
+        tenant.enter(serving.now_ns())
+        try:
+            call, pending = self._call(rpc, await self._guard.read(rpc))
+            rpc.pending = pending
+            serving.submit(call)
+            response = await pending.wait(serving, call)
+        except Refused:
+            if rpc.pending is not None and rpc.pending.is_expired and rpc.hold is not None:
+                rpc.pending.leave(rpc.hold)  # the runtime has the inputs still
+                rpc.hold = None
+            raise
+        finally:
+            rpc.pending = None
+            tenant.leave()
+        if call.outcome == Outcome.LATE:
+            rpc.context.set_trailing_metadata((("headgate-outcome", "late"),))
+        return response
+
+    def _call(self, rpc: Rpc, message: bytes) -> tuple[Call, Pending]:
+        """What a message asks for. Its inputs are held. Raises `Refused`."""
+        serving, headers = self._serving, rpc.headers
+        check_open(serving)  # that may have changed while the message came
+        rest, raw = take_apart(message, self._config)
+        request = self._parsed("ModelInferRequest", rest)
         model = find_model(serving, request.model_name, request.model_version)
-        check_outputs(model, [wanted.name for wanted in request.outputs])
+        names = [wanted.name for wanted in request.outputs]
+        check_outputs(model, names)
         parameters = _parameters(request.parameters)
-        pending = Pending(lambda call: self._response(request, call))
+        answer = self._messages["ModelInferResponse"](
+            model_name=request.model_name, model_version=VERSION, id=request.id
+        )
+        request_id, is_raw = rpc.request_id, bool(raw)
+
+        # Which keeps neither the RPC nor the message: the RPC knows the call, and the call this.
+        def respond(call: Call) -> bytes:
+            refused = verdict(call, self._config, request_id)
+            if refused is not None:
+                raise refused
+            chosen = _chosen(call.outputs, names)
+            return encoded(answer, chosen, self._config, is_raw=is_raw)
+
+        pending = Pending(respond)
+        inputs = tensors(request, raw, self._config)
+        assert rpc.hold is not None
+        held = len(message) if raw else sum(memoryview_of(tensor).nbytes for tensor in inputs)
+        if not rpc.hold.resize(LOOKAHEAD_BYTES + held):
+            raise Refused(503, "too much is held for clients already", reason="memory")
         call = make_call(
             model,
-            tensors(request, self._config),
+            inputs,
             pending.answered,
             now_ns=serving.now_ns(),
-            timeout_ns=self._timeout_ns(context, headers, parameters.get("timeout")),
-            client_id=tenant.client_id,
+            timeout_ns=self._timeout_ns(rpc, parameters.get("timeout")),
+            client_id=rpc.tenant.client_id,
             priority=priority_of(headers, parameters.get("priority")),
         )
         call.trace = traceparent(headers.get(b"traceparent", b"")) or None
-        call.client_request_id = headers.get(b"x-request-id", b"")
-        if self._access is not None:
-            _CALL.set(call)
-        tenant.enter(call.arrived_ns)
-        try:
-            serving.submit(call)
-            response = await pending.wait(serving, call)
-        finally:
-            tenant.leave()
-        if call.outcome == Outcome.LATE:
-            context.set_trailing_metadata((("headgate-outcome", "late"),))
-        return response
+        call.client_request_id = rpc.request_id
+        rpc.call = call
+        return call, pending
 
-    def _timeout_ns(
-        self, context: Context, headers: Mapping[bytes, bytes], parameter: object
-    ) -> int:
+    def _timeout_ns(self, rpc: Rpc, parameter: object) -> int:
         """The deadline of the RPC goes before whatever else the client says."""
         max_ns = int(self._config.timeout_max_s * 1e9)
-        left_s = cast("float | None", context.time_remaining())
+        left_s = cast("float | None", rpc.context.time_remaining())
         if left_s is None:
-            return timeout_ns(headers, parameter, max_ns)
+            return timeout_ns(rpc.headers, parameter, max_ns)
         return min(max(1, int(left_s * 1e9)), max_ns)
 
-    def _response(self, request: Any, call: Call) -> bytes:
-        """What the client gets: typed if it asked in types, else raw."""
-        refused = verdict(call, self._config.overload_status)
-        if refused is not None:
-            raise refused
-        response = self._messages["ModelInferResponse"](
-            model_name=request.model_name, model_version=VERSION, id=request.id
-        )
-        outputs = _chosen(call.outputs, [wanted.name for wanted in request.outputs])
-        fill(response, outputs, is_raw=bool(request.raw_input_contents))
-        encoded: bytes = response.SerializeToString()
-        return encoded
+    async def _read_small(self, rpc: Rpc) -> bytes:
+        message = await self._guard.read(rpc)
+        if len(message) > self._config.header_bytes_max:
+            problem = f"the message is larger than {self._config.header_bytes_max} bytes"
+            raise Refused(413, problem, reason="too_large")
+        return message
 
     def _parsed(self, name: str, message: bytes) -> Any:
         try:
@@ -190,63 +171,6 @@ class InferenceService:
     def _encoded(self, message: str, /, **fields: object) -> bytes:
         encoded: bytes = self._messages[message](**fields).SerializeToString()
         return encoded
-
-    def _guarded(self, name: str, method: Handler) -> Handler:
-        async def handle(message: bytes, context: Context) -> bytes:
-            began_ns = monotonic_ns()
-            refused = None
-            try:
-                answer = await method(message, context)
-            except Refused as error:
-                refused = error
-            except Exception:
-                _LOG.exception("a request broke the gateway", extra=_about(context))
-                refused = Refused(500, "the gateway made a mistake", reason="internal")
-            if self._access is not None:
-                asked = Asked("gRPC", f"/{SERVICE}/{name}", began_ns)
-                self._answered(asked, context, refused, len(message), 0 if refused else len(answer))
-            if refused is not None:
-                await self._refuse(context, refused)
-            return answer
-
-        return handle
-
-    def _answered(
-        self, asked: Asked, context: Context, refused: Refused | None, in_bytes: int, out_bytes: int
-    ) -> None:
-        """Tell the access log."""
-        assert self._access is not None
-        call = _CALL.get()
-        self._access.answered(
-            asked,
-            "OK" if refused is None else status_of(refused).name,
-            "" if refused is None else refused.reason,
-            request_id=_about(context)["request_id"],
-            client_id=None if call is None else call.client_id,
-            call=call,
-            in_bytes=in_bytes,
-            out_bytes=out_bytes,
-        )
-
-    async def _refuse(self, context: Context, refused: Refused) -> NoReturn:
-        if refused.retry_ns or refused.status == 503:
-            refused.retry_ns = self._retry_ns(refused.retry_ns)
-        await context.abort(status_of(refused), detail_of(refused), trailers_of(refused))
-
-
-def _headers(context: Context) -> dict[bytes, bytes]:
-    """The metadata as the HTTP front end has its headers."""
-    metadata = context.invocation_metadata() or ()
-    return {
-        name.encode(): value if isinstance(value, bytes) else value.encode()
-        for name, value in metadata
-    }
-
-
-def _about(context: Context) -> dict[str, str]:
-    """What a message about an RPC says beside itself."""
-    shown = _headers(context).get(b"x-request-id", b"-")[:128]
-    return {"request_id": shown.decode("latin-1")}
 
 
 def _parameters(given: Mapping[str, Any]) -> dict[str, object]:

@@ -18,6 +18,7 @@ _CODES: Final[Mapping[int, StatusCode]] = {
     401: StatusCode.UNAUTHENTICATED,
     403: StatusCode.PERMISSION_DENIED,
     404: StatusCode.NOT_FOUND,
+    408: StatusCode.DEADLINE_EXCEEDED,
     413: StatusCode.INVALID_ARGUMENT,
     422: StatusCode.FAILED_PRECONDITION,
     429: StatusCode.RESOURCE_EXHAUSTED,
@@ -46,7 +47,7 @@ def trailers_of(refused: Refused) -> tuple[tuple[str, str], ...]:
     """
     made = []
     if refused.reason:
-        made.append(("headgate-reason", _printable(refused.reason)))
+        made.append(("headgate-reason", printable(refused.reason)))
     if refused.retry_ns:
         retry_ms = str(ceil(refused.retry_ns / 1_000_000))
         # The second is what gRPC's own retries listen to.
@@ -60,6 +61,6 @@ def trailers_of(refused: Refused) -> tuple[tuple[str, str], ...]:
     return tuple(made)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Metadata is printable ASCII, and gRPC breaks the call over anything else."""
     return "".join(c if " " <= c <= "~" else "?" for c in text[:200]).strip()

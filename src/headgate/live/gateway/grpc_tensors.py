@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import Any, Final
 
 from headgate.functions.tensor import ITEM_BYTES, Tensor
@@ -36,47 +37,77 @@ _CONTENTS: Final[Mapping[str, tuple[str, str]]] = {
     "BYTES": ("bytes_contents", ""),
 }
 _INPUTS, _OUTPUTS, _RAW_INPUTS = 5, 6, 7  # numbers of the fields of a request
+_RAW_OUTPUT: Final = bytes((6 << 3 | 2,))  # what each of them begins with in a response
+FIELDS_MAX: Final = 4096  # of a request, parameters among them
 
 assert sys.byteorder == "little", "elements are little-endian, as `array` has them here"
 
 
-def check_size(message: bytes, limits: GatewayConfig) -> None:
-    """See that a request does not name more tensors than allowed, before it is parsed.
+def take_apart(message: bytes, limits: GatewayConfig) -> tuple[bytes, list[memoryview]]:
+    """A request without its raw contents, for the parser; and those, which stay where they are.
 
-    An empty input takes two bytes on the wire and some hundred in memory, so that a message of
-    legal size could otherwise fill the machine. Raises `Refused`.
+    The parser would copy them twice. What it is left with is small: an empty input takes two bytes
+    on the wire and some hundred in memory, and elements in types are read one by one. Raises
+    `Refused` for more than that, before anything is parsed.
     """
     counts = {_INPUTS: 0, _OUTPUTS: 0, _RAW_INPUTS: 0}
-    for number in _fields(message):
+    raw: list[memoryview] = []
+    view = memoryview(message)
+    kept: list[memoryview] = []
+    kept_to = 0
+    for fields, (number, start, data, end) in enumerate(_fields(message), 1):
         if number in counts:
             counts[number] += 1
             if counts[number] > limits.inputs_max:
                 raise Refused(400, f"more than {limits.inputs_max} inputs or outputs")
+        if fields > FIELDS_MAX:
+            raise Refused(400, f"more than {FIELDS_MAX} fields")
+        if number == _RAW_INPUTS and data and end <= len(message):
+            raw.append(view[data:end])
+            kept.append(view[kept_to:start])
+            kept_to = end
+    rest = b"".join((*kept, view[kept_to:])) if raw else message
+    if len(rest) > limits.typed_bytes_max:
+        raise _too_much_typed(f"more than {limits.typed_bytes_max} bytes beside raw contents")
+    return rest, raw
 
 
-def tensors(request: Any, limits: GatewayConfig) -> list[Tensor]:
-    """The inputs of a request. Raises `Refused` (400) for whatever is wrong with them."""
-    raw = request.raw_input_contents
+def tensors(request: Any, raw: Sequence[memoryview], limits: GatewayConfig) -> list[Tensor]:
+    """The inputs of a request. Raises `Refused` (400, 413) for whatever is wrong with them."""
     given = request.inputs
+    counts = [_count(each, limits) for each in given]
     if not raw:
-        return [_typed(each, _count(each, limits)) for each in given]
+        if sum(counts) > limits.typed_elements_max:
+            raise _too_much_typed(f"more than {limits.typed_elements_max} elements in types")
+        return [_typed(each, count) for each, count in zip(given, counts, strict=True)]
     if len(raw) != len(given):
         raise Refused(400, f"there are {len(given)} inputs and {len(raw)} raw contents")
-    return [_raw(each, data, _count(each, limits)) for each, data in zip(given, raw, strict=True)]
+    return [_raw(each, data, count) for each, data, count in zip(given, raw, counts, strict=True)]
 
 
-def fill(response: Any, outputs: Sequence[Tensor], *, is_raw: bool) -> None:
-    """Put the outputs into a response: typed only if all of them can be."""
-    is_raw = is_raw or any(tensor.datatype not in _CONTENTS for tensor in outputs)
-    for tensor in outputs:
+def encoded(
+    response: Any, outputs: Sequence[Tensor], limits: GatewayConfig, *, is_raw: bool
+) -> bytes:
+    """A response with its outputs: in types only if all of them can be, and soon enough."""
+    views = [memoryview_of(tensor) for tensor in outputs]
+    is_raw = (
+        is_raw
+        or any(tensor.datatype not in _CONTENTS for tensor in outputs)
+        or sum(prod(tensor.shape) for tensor in outputs) > limits.typed_elements_max
+    )
+    for tensor, data in zip(outputs, views, strict=True):
         made = response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        data = memoryview_of(tensor)
-        if is_raw:
-            response.raw_output_contents.append(bytes(data))
-            continue
-        field, code = _CONTENTS[tensor.datatype]
-        elements = _elements(code, data) if code else map(bytes, split(data))
-        getattr(made.contents, field).extend(elements)
+        if not is_raw:
+            field, code = _CONTENTS[tensor.datatype]
+            elements = _elements(code, data) if code else map(bytes, split(data))
+            getattr(made.contents, field).extend(elements)
+    head: bytes = response.SerializeToString()
+    if not is_raw:
+        return head
+    parts: list[bytes | memoryview] = [head]
+    for data in views:  # the serializer would copy them twice
+        parts += (_RAW_OUTPUT, _as_varint(data.nbytes), data)
+    return b"".join(parts)
 
 
 def _count(given: Any, limits: GatewayConfig) -> int:
@@ -88,12 +119,11 @@ def _count(given: Any, limits: GatewayConfig) -> int:
     return count_of(given.shape, name[:80], limits.dims_max, limits.elements_max)
 
 
-def _raw(given: Any, data: bytes, count: int) -> Tensor:
+def _raw(given: Any, data: memoryview, count: int) -> Tensor:
     if given.contents.ListFields():
         raise Refused(400, f"{given.name[:80]!r} has typed contents, beside raw ones")
-    view = memoryview(data)
-    check_bytes(view, given.name[:80], given.datatype, count)
-    return Tensor(given.name, given.datatype, tuple(given.shape), view)
+    check_bytes(data, given.name[:80], given.datatype, count)
+    return Tensor(given.name, given.datatype, tuple(given.shape), data)
 
 
 def _typed(given: Any, count: int) -> Tensor:
@@ -123,27 +153,50 @@ def _elements(code: str, data: memoryview) -> array[float]:
     return elements
 
 
-def _fields(message: bytes) -> Iterator[int]:
-    """The numbers of the fields of a message, from the outside; it ends where it is broken.
+def _too_much_typed(problem: str) -> Refused:
+    return Refused(413, f"{problem}; send tensors in raw_input_contents", reason="too_large")
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int, int, int]]:
+    """The fields of a message, from the outside: number, where it starts, its bytes, where it ends.
+
+    Of a field that is no string of bytes, these start at 0. It ends where the message is broken; a
+    field may claim to end beyond it.
 
     >>> list(_fields(bytes.fromhex("0a0161" "2a00" "1005")))
-    [1, 5, 2]
+    [(1, 0, 2, 3), (5, 3, 5, 5), (2, 5, 0, 7)]
     """
     at = 0
     end = len(message)
     while at < end:
+        start = at
         tag, at = _varint(message, at)
-        yield tag >> 3
+        data = 0
         wire_type = tag & 7
         if wire_type == 0:
             _, at = _varint(message, at)
         elif wire_type == 2:
-            length, at = _varint(message, at)
-            at += length
+            length, data = _varint(message, at)
+            at = data + length
         elif wire_type in (1, 5):
             at += 8 if wire_type == 1 else 4
         else:
             return  # groups are not of this protocol, and the rest is not of any
+        yield tag >> 3, start, data, at
+
+
+def _as_varint(value: int) -> bytes:
+    r"""A number as messages have it.
+
+    >>> _as_varint(300)
+    b'\xac\x02'
+    """
+    made = bytearray()
+    while value > 0x7F:
+        made.append(value & 0x7F | 0x80)
+        value >>= 7
+    made.append(value)
+    return bytes(made)
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:

@@ -18,7 +18,6 @@ from headgate.live.gateway.readiness import model_problem, problems, server_prob
 from headgate.live.gateway.routes import Rule
 from headgate.live.serving import Model
 
-METRICS: Final = b"Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
 EXTENSIONS: Final = ("binary_tensor_data", "schedule_policy", "parameters")
 _ENCODER: Final = Encoder()
 
@@ -121,8 +120,10 @@ def model_ready(exchange: Exchange) -> None:
 
 
 def metrics(exchange: Exchange) -> None:
-    """For Prometheus."""
-    exchange.respond(200, METRICS, exchange.server.render_metrics())
+    """For Prometheus, in the format that it asks for."""
+    accept = exchange.headers.get(b"accept", b"").decode("latin-1")
+    text, media_type = exchange.server.render_metrics(accept)
+    exchange.respond(200, b"Content-Type: %b\r\n" % media_type.encode(), text)
 
 
 def _model(exchange: Exchange) -> Model:

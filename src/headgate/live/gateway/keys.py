@@ -88,6 +88,7 @@ class KeyRing:
             for key in config.keys
         }
         self.anyone = self._tenants[0]
+        self.client_ids = frozenset(self._tenants)
 
     def tenant(self, headers: Mapping[bytes, bytes]) -> Tenant:
         """Whose request this is. Raises `Refused` (401)."""

@@ -10,7 +10,8 @@ import socket
 from asyncio import FIRST_COMPLETED
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, NoReturn, final
 
 from headgate.core.errors import ConfigError
 from headgate.live import assignment as assignments
@@ -22,6 +23,7 @@ from headgate.live.gateway.greeting import greeting
 from headgate.live.gateway.readiness import problems
 from headgate.live.gateway.server import HttpServer
 from headgate.live.metrics import Exposition, Metrics, Readings
+from headgate.live.orphan import end_without_trace, signal_on_orphaned, watch_supervisor
 from headgate.live.runtime import Runtime
 from headgate.live.serving import Phase
 from headgate.live.tracing import make_tracer
@@ -29,8 +31,11 @@ from headgate.live.tracing import make_tracer
 if TYPE_CHECKING:
     from headgate.live.gateway.grpc_server import GrpcServer
 
-POLL_S: Final = 0.005  # while it is starting
+POLL_S: Final = 0.005  # while it is starting, or about to end
 BEAT_S: Final = 0.5
+SETTLE_S: Final = 0.2  # for those who have just connected to ask, and be told that it is too late
+LINGER_S: Final = 0.5  # for what crosses our last word on a connection
+ORPHANED_S: Final = 3.0  # in which it can answer what is open
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -52,6 +57,7 @@ class GatewayProcess:
         assignment = assignments.read(run_dir)
         loaded = assignment.load()
         self._loaded = loaded
+        self._run_dir = run_dir
         self._base = Path(assignment.base)
         self._http_fd = http_fd
         self._listens_when_ready = listens_when_ready
@@ -76,6 +82,8 @@ class GatewayProcess:
         self._url = ""
         self._grpc_address = ""
         self._grpc: GrpcServer | None = None
+        self._listener: socket.socket | None = None
+        self._orphaned = asyncio.Event()
         self._signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
 
     async def run(self) -> int:
@@ -83,28 +91,46 @@ class GatewayProcess:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             loop.add_signal_handler(number, self._signals.put_nowait, number)
-        server = HttpServer(
-            self._runtime, gateway_config(self._loaded), lambda: self._exposition.text()[0]
+        signal_on_orphaned(signal.SIGCONT)  # one that is stopped is to go on, and end
+        watch_supervisor(
+            self._pipe_fd,
+            lambda: _tell(loop, self._orphaned),
+            self._end_orphaned,
+            ORPHANED_S,
         )
+        config = gateway_config(self._loaded)
+        server = HttpServer(self._runtime, config, self._exposition.text, self._metrics.responses)
         if self._loaded.serve.access_log:
             server.access = AccessLog(self._models, self._tenants)
         self._runtime.start()
         life = asyncio.create_task(self._live(server))
         told = asyncio.create_task(self._signals.get())
+        orphaned = asyncio.create_task(self._orphaned.wait())
+        leaves: asyncio.Task[None] | None = None
         try:
-            ends: set[asyncio.Future[Any]] = {life, told, self._runtime.failure}
+            ends: set[asyncio.Future[Any]] = {life, told, orphaned, self._runtime.failure}
             await asyncio.wait(ends, return_when=FIRST_COMPLETED)
             for broken in (life, self._runtime.failure):
                 if broken.done():
-                    await _finish_sending(server)
+                    await self._finish(server, monotonic())
                     broken.result()  # raises: neither ends in any other way
-            await self._leave(server, told.result())
+            if told.done():
+                leaves = asyncio.create_task(self._leave(server, told.result()))
+                await asyncio.wait({leaves, orphaned}, return_when=FIRST_COMPLETED)
+            if self._orphaned.is_set():
+                _LOG.error("the supervisor is gone: what is open is refused, and the gateway ends")
+                self._runtime.phase = Phase.DRAINING
+                await self._finish(server, monotonic())
+            elif leaves is not None:
+                leaves.result()
         finally:
-            life.cancel()
-            told.cancel()
+            for task in (life, told, orphaned):
+                task.cancel()
             server.close()
             await self._runtime.stop()
             self._tracer.close()
+        if self._orphaned.is_set():
+            self._end_orphaned()
         return 0
 
     # --- life ----------------------------------------------------------------------------------
@@ -126,22 +152,16 @@ class GatewayProcess:
             problems(self._runtime),
         )
         os.write(self._pipe_fd, said)
-        supervisor = os.getppid()
-        while os.getppid() == supervisor:
+        while True:
             await asyncio.sleep(BEAT_S)
-            try:
+            # Nobody may have read for a long time, or there is nobody: that is noticed elsewhere.
+            with suppress(BlockingIOError, BrokenPipeError):
                 os.write(self._pipe_fd, b".")
-            except BlockingIOError:
-                continue  # nobody has read for a long time
-            except BrokenPipeError:
-                break
-        # Without a supervisor nobody restarts workers.
-        self._signals.put_nowait(signal.SIGINT)
-        await asyncio.Event().wait()
 
     async def _listen(self, server: HttpServer) -> None:
         serve = self._loaded.serve
         listener = socket.socket(fileno=self._http_fd)
+        self._listener = listener.dup()  # for whoever is in line when we stop to listen
         scheme = "https" if serve.tls_certificate else "http"
         self._url = f"{scheme}://{_shown(serve.host)}:{listener.getsockname()[1]}"
         await server.listen(sock=listener, ssl=tls_context(serve, self._base))
@@ -156,7 +176,7 @@ class GatewayProcess:
         except ImportError as error:
             problem = f"needs the extra `grpc`: pip install 'headgate[grpc]' ({error})"
             raise ConfigError(problem, key="serve.grpc_port") from None
-        server = GrpcServer(self._runtime, http.config, http.keys, http.retry_ns, http.access)
+        server = GrpcServer(http)
         certificate, key = (
             None if name is None else self._base / name
             for name in (serve.tls_certificate, serve.tls_key)
@@ -175,39 +195,88 @@ class GatewayProcess:
         return self._runtime.readings()
 
     async def _leave(self, server: HttpServer, number: signal.Signals) -> None:
-        """Say that it is not ready, go on for a while, take no more, finish.
+        """Say that it is not ready, go on for a while, refuse what is new, finish what is open.
 
         SIGINT leaves out the going on. SIGUSR1 means that a successor is there for whoever connects
-        from now on: connections that there are end with their next answer.
+        from now on: connections that there are end with their next answer. Else connections are
+        accepted until nothing is open any more: whoever asks is told that it is leaving.
         """
         serve = self._loaded.serve
-        lame_duck_s = serve.lame_duck_ns / 1e9
         drain_s = serve.drain_ns / 1e9
+        replaced: asyncio.Task[None] | None = None
         if number is signal.SIGUSR1:
             server.stop_accepting()
+            self._close_listener()
             if self._grpc is not None:
-                await self._grpc.stop(lame_duck_s)
+                grace_s = serve.lame_duck_ns / 1e9 + drain_s
+                replaced = asyncio.create_task(self._grpc.stop(grace_s))
         if number is not signal.SIGINT and self._runtime.phase is Phase.READY:
             self._runtime.phase = Phase.LEAVING
-            with suppress(TimeoutError):  # a second signal means that somebody is in a hurry
-                await asyncio.wait_for(self._signals.get(), lame_duck_s)
-        server.stop_accepting()
-        if self._grpc is not None:
-            await self._grpc.stop(drain_s)
+            await self._hurried(serve.lame_duck_ns / 1e9)
+        end_s = monotonic() + drain_s
         left = await self._runtime.drain(drain_s)
         if left:
             _LOG.warning("%d requests were not finished in time", left)
-            server.abandon_all()
-        await _finish_sending(server)
+        await self._stop_listening(server)
+        await self._finish(server, end_s)
+        if replaced is not None:
+            await replaced
+
+    async def _hurried(self, limit_s: float) -> None:
+        """Wait for so long, or until SIGINT says not to.
+
+        SIGTERM is no news: it comes from the supervisor and from whoever has sent it to all
+        processes of the service.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while await self._signals.get() is not signal.SIGINT:
+                    pass
+
+    async def _stop_listening(self, server: HttpServer) -> None:
+        """Accept whoever has connected by now, then nobody. Their requests are refused."""
+        server.stop_accepting()
+        accepted = []
+        if self._listener is not None:
+            with suppress(OSError):
+                while True:
+                    accepted.append(self._listener.accept()[0])
+        self._close_listener()
+        await asyncio.gather(*(server.adopt(sock) for sock in accepted), return_exceptions=True)
+        if server.connections:
+            await asyncio.sleep(SETTLE_S)
+
+    async def _finish(self, server: HttpServer, end_s: float) -> None:
+        """Answer what is still open, and let go of all connections, of both protocols at once."""
+        stops: asyncio.Task[None] | None = None
+        if self._grpc is not None:
+            self._grpc.abandon_all()
+            stops = asyncio.create_task(self._grpc.stop(max(SETTLE_S, end_s - monotonic())))
+        server.abandon_all()
+        linger_s = monotonic() + LINGER_S
+        while server.connections and monotonic() < max(end_s, linger_s):
+            if monotonic() > linger_s and not server.is_sending:
+                break
+            await asyncio.sleep(POLL_S)
+        if stops is not None:
+            await stops
+
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    # --- without a supervisor ------------------------------------------------------------------
+
+    def _end_orphaned(self) -> NoReturn:
+        """Nobody will start a worker again, nor clean up after us."""
+        end_without_trace(self._run_dir, self._runtime.worker_ids())
 
 
-async def _finish_sending(server: HttpServer) -> None:
-    """Let answers that are still being sent reach whoever waits for them, for a second."""
-    server.close_idle()
-    for _ in range(100):
-        if not server.connections:
-            break
-        await asyncio.sleep(0.01)
+def _tell(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    """Set an event of a loop from another thread."""
+    with suppress(RuntimeError):  # the loop has ended
+        loop.call_soon_threadsafe(event.set)
 
 
 def _shown(host: str) -> str:

@@ -63,6 +63,11 @@ class Connection(asyncio.Protocol):
         """Whether nothing is under way in either direction."""
         return self._current is None and self._incoming.reading == Reading.NOTHING
 
+    @property
+    def is_sending(self) -> bool:
+        """Whether something was written that has not left yet."""
+        return self._transport.get_write_buffer_size() > 0
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin, unless there are too many already."""
         self._transport = cast("asyncio.Transport", transport)
@@ -147,9 +152,15 @@ class Connection(asyncio.Protocol):
         self._transport.close()
 
     def give_up(self, refused: Refused) -> None:
-        """Answer whatever is under way with a refusal, and close."""
+        """Answer whatever is under way with a refusal, and close.
+
+        Where nothing is, a request may be on its way all the same. The client gets the end of the
+        stream, and not a reset, which could also take the answer before from it.
+        """
         if self.is_idle:
-            self.close()
+            self._is_cut = True
+            self._since_s = self._server.clock_s
+            self._end()
         elif self._current is None:
             self._fail(refused)
         else:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections import Counter
+import socket
+import ssl
 from collections.abc import Callable
 from email.utils import formatdate
 from random import Random
@@ -13,6 +14,7 @@ from typing import Final, final
 
 from headgate.core.clock import SECOND_NS
 from headgate.live.gateway.access import AccessLog
+from headgate.live.gateway.budget import Budget
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.health import health_rules
 from headgate.live.gateway.infer import infer_rules
@@ -22,6 +24,7 @@ from headgate.live.gateway.protocol import Connection
 from headgate.live.gateway.refusal import Refused
 from headgate.live.gateway.routes import Router
 from headgate.live.gateway.sagemaker import sagemaker_rules
+from headgate.live.metrics.responses import Responses
 from headgate.live.serving import Phase, Serving
 
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
@@ -32,17 +35,22 @@ class HttpServer:
     """Makes connections for listening sockets, counts them, and watches the clock for them.
 
     `await loop.create_server(server.protocol, ...)` serves; `start` begins the sweep; to leave,
-    stop accepting, `close_idle`, and wait for `connections` to be empty; `abandon_all` ends those
-    for which that takes too long.
+    stop accepting, `abandon_all`, and wait for `connections` to be empty.
     """
 
     def __init__(
-        self, serving: Serving, config: GatewayConfig, render_metrics: Callable[[], bytes]
+        self,
+        serving: Serving,
+        config: GatewayConfig,
+        render_metrics: Callable[[str], tuple[bytes, str]],
+        responses: Responses | None = None,
     ) -> None:
+        """`render_metrics` is given what a scraper accepts, and returns text and media type."""
         self.serving = serving
         self.config = config
         self.render_metrics = render_metrics
         self.access: AccessLog | None = None
+        self.responses = responses or Responses()
         self.timeout_max_ns = int(config.timeout_max_s * SECOND_NS)
         self.keys = KeyRing(config)
         self.router = Router(
@@ -53,12 +61,17 @@ class HttpServer:
         self.loop: asyncio.AbstractEventLoop
         self.clock_s = 0.0  # the loop's, as of the last sweep
         self.common_lines = b""
-        self.answers: Counter[int] = Counter()  # sent, by status
         self.bodies_bytes = 0  # of bodies that are not answered, and of answers that are not read
         # One request can always be served.
         self._bodies_bytes_max = max(config.bodies_bytes_max, 2 * config.body_bytes_max)
+        self.budget = Budget(
+            self._bodies_bytes_max,
+            self.keys.client_ids,
+            largest=config.body_bytes_max,
+        )
         self._timer: asyncio.TimerHandle | None = None
         self._listeners: list[asyncio.Server] = []
+        self._ssl: ssl.SSLContext | None = None
         self._rng = Random(secrets.randbits(64))
         self._id_prefix = secrets.token_hex(6).encode()
         self._ids = 0
@@ -74,11 +87,12 @@ class HttpServer:
         self.loop = asyncio.get_running_loop()
         self._sweep()
 
-    async def listen(self, **where: object) -> asyncio.Server:
+    async def listen(self, *, ssl: ssl.SSLContext | None = None, **where: object) -> asyncio.Server:
         """Accept connections: `sock=`, or `host=` and `port=`. Starts the server."""
         if self._timer is None:
             self.start()
-        listener = await self.loop.create_server(self.protocol, **where)  # type: ignore[call-overload]
+        self._ssl = ssl
+        listener = await self.loop.create_server(self.protocol, ssl=ssl, **where)  # type: ignore[call-overload]
         self._listeners.append(listener)
         return listener  # type: ignore[no-any-return]
 
@@ -86,20 +100,23 @@ class HttpServer:
         """A connection, for a socket that was accepted."""
         return Connection(self)
 
+    async def adopt(self, sock: socket.socket) -> None:
+        """Serve a connection that somebody else has accepted."""
+        await self.loop.connect_accepted_socket(self.protocol, sock, ssl=self._ssl)
+
     def stop_accepting(self) -> None:
         """Accept no more connections; those that there are stay."""
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
 
-    def close_idle(self) -> None:
-        """Close the connections on which nothing is under way."""
-        for connection in list(self.connections):
-            if connection.is_idle:
-                connection.close()
+    @property
+    def is_sending(self) -> bool:
+        """Whether there is an answer that a client has not read yet."""
+        return any(connection.is_sending for connection in self.connections)
 
     def abandon_all(self, message: str = "the server has ended before it was done") -> None:
-        """Answer every request that is open with 503 (`draining`), and close its connection."""
+        """Answer every request that is open with 503 (`draining`), and close all connections."""
         for connection in list(self.connections):
             connection.give_up(Refused(503, message, reason="draining", closes=True))
 

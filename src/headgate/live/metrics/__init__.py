@@ -3,5 +3,6 @@
 from headgate.live.metrics.exposition import Exposition
 from headgate.live.metrics.readings import Readings
 from headgate.live.metrics.recorder import Metrics
+from headgate.live.metrics.responses import Responses
 
-__all__ = ["Exposition", "Metrics", "Readings"]
+__all__ = ["Exposition", "Metrics", "Readings", "Responses"]

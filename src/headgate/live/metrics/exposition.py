@@ -15,7 +15,8 @@ from prometheus_client.core import (
     InfoMetricFamily,
     Metric,
 )
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 
@@ -25,6 +26,9 @@ from headgate.core.outcome import OUTCOME_NAMES, Outcome, Rejection
 from headgate.live.metrics.histogram import Histogram
 from headgate.live.metrics.readings import Spill
 from headgate.live.metrics.recorder import CLASS_NAMES, Metrics, ModelMetrics
+
+TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
+OPEN_METRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 _REASONS: Final = (
     Rejection.OVERLOADED,
@@ -79,9 +83,43 @@ class Exposition:
         ProcessCollector(registry=self._registry)
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
-        """The whole of it and its media type: OpenMetrics where the scraper takes that."""
-        encode, media_type = choose_encoder(accept)
-        return encode(self._registry), media_type
+        """The whole of it and its media type: OpenMetrics where the scraper asks for that."""
+        if wants_open_metrics(accept):
+            text: bytes = openmetrics.generate_latest(self._registry)  # type: ignore[no-untyped-call]
+            return text, OPEN_METRICS
+        return generate_latest(self._registry), TEXT
+
+
+def wants_open_metrics(accept: str) -> bool:
+    """Whether a header `Accept` names OpenMetrics, and not as second to plain text.
+
+    >>> wants_open_metrics("application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.3")
+    True
+    >>> wants_open_metrics("text/plain, application/openmetrics-text;q=0.1")
+    False
+    >>> wants_open_metrics("*/*")
+    False
+    """
+    weights = {"application/openmetrics-text": 0.0, "text/plain": 0.0}
+    for part in accept.split(","):
+        media_type, *parameters = (piece.strip().lower() for piece in part.split(";"))
+        if media_type in weights:
+            weights[media_type] = max(weights[media_type], _weight(parameters))
+    return weights["application/openmetrics-text"] > 0 and (
+        weights["application/openmetrics-text"] >= weights["text/plain"]
+    )
+
+
+def _weight(parameters: list[str]) -> float:
+    """The `q` of a media type, which a client may have written wrong."""
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "q":
+            try:
+                return float(value)
+            except ValueError:
+                return 0.0
+    return 1.0
 
 
 @final
@@ -100,7 +138,9 @@ class _Families(Collector):
             {"version": __version__, "python": python_version()},
         )
         yield self._requests()
+        yield self._responses()
         yield self._rejections()
+        yield self._faults()
         yield from self._objectives()
         yield from self._histograms()
         yield from self._cold_starts()
@@ -120,6 +160,22 @@ class _Families(Collector):
         for count, model, _, _, priority_class, outcome in self._metrics.counted():
             counts[model.name, model.tier, priority_class, OUTCOME_NAMES[outcome]] += count
         return _filled(family, counts.items())
+
+    def _responses(self) -> Metric:
+        family = CounterMetricFamily(
+            "headgate_responses",
+            "Answers of the front ends, by protocol, status and reason; 499: the client has gone.",
+            labels=("protocol", "code", "reason"),
+        )
+        return _filled(family, self._metrics.responses.counted())
+
+    def _faults(self) -> Metric:
+        family = CounterMetricFamily(
+            "headgate_internal_errors",
+            "Defects of the server or of a policy that serving has survived, by kind.",
+            labels=("kind",),
+        )
+        return _filled(family, (((kind,), count) for kind, count in self._metrics.faults.items()))
 
     def _rejections(self) -> Metric:
         family = CounterMetricFamily(

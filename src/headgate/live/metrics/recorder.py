@@ -26,6 +26,7 @@ from headgate.live.metrics.histogram import (
     slack_bounds_ns,
 )
 from headgate.live.metrics.readings import Readings
+from headgate.live.metrics.responses import Responses
 
 CLASS_NAMES: Final = ("urgent", "usual", "background")  # priority below, at and above 0
 ROWS_MAX: Final = 2048  # adding up that many takes a fraction of a millisecond
@@ -101,6 +102,7 @@ class Metrics:
         self._tenants: list[str] = []
         self._reasons: list[str] = [""]
         self.starts: dict[str, Histogram] = {}  # cold starts, by function
+        self.responses = Responses()
         self.faults: dict[str, int] = {}  # by kind
         # By model, tenant, reason, class and outcome, in one integer: see `fold`.
         self._tally: dict[int, int] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Final
 
 from headgate.live import logs
 from headgate.live.assignment import Place, read, socket_path
+from headgate.live.orphan import signal_on_orphaned
 from headgate.live.worker.ending import end
 
 # How many threads the libraries behind NumPy and its friends start. They look when imported.
@@ -24,6 +26,10 @@ _THREADS: Final = (
 
 def main() -> int:
     """Become the worker of a node. Returns the exit status."""
+    signal_on_orphaned(signal.SIGKILL)
+    # Whoever ends a service sends this to all of its processes. The gateway has requests for us
+    # still; the supervisor says when it has not. No SIG_IGN: our children would inherit it.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
     options = _options()
     run_dir = Path(options.run_dir)
     assignment = read(run_dir)

@@ -106,7 +106,7 @@ class Server:
 
     def serve(self) -> int:
         """Look at the functions, then serve. Returns the exit status of the process."""
-        signal.signal(signal.SIGTERM, lambda number, frame: self._tell_to_leave())
+        signal.signal(signal.SIGUSR1, lambda number, frame: self._tell_to_leave())
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; not our business
         # A signal that comes just before we wait would else be noticed only after that.
         signal.set_wakeup_fd(self._wake_fd, warn_on_full_buffer=False)

@@ -82,6 +82,14 @@ class Rig:
     async def infer(self, body: object, *lines: str, model: str = "echo") -> Reply:
         return await self.ask(infer(body, *lines, model=model))
 
+    def responses(self, code: str, reason: str | None = None) -> int:
+        """How many requests were answered so, for any reason or for one."""
+        return sum(
+            count
+            for (_, status, why), count in self.server.responses.counted()
+            if status == code and reason in (None, why)
+        )
+
     async def until(self, is_so: Callable[[], bool]) -> None:
         """Wait until something is so."""
         async with asyncio.timeout(PATIENCE_S):
@@ -121,7 +129,7 @@ async def rig(
 ) -> AsyncIterator[Rig]:
     """A server that runs, and is shut afterwards with all its connections."""
     serving = serving or FakeServing()
-    server = HttpServer(serving, config, lambda: b"up 1\n")
+    server = HttpServer(serving, config, lambda accept: (b"up 1\n", "text/plain"))
     listener = await server.listen(host="127.0.0.1", port=0)
     made = Rig(serving, server, listener.sockets[0].getsockname()[1])
     try:

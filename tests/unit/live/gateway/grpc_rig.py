@@ -16,7 +16,7 @@ from headgate.live.gateway.access import AccessLog
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.grpc_messages import SERVICE, Messages
 from headgate.live.gateway.grpc_server import GrpcServer
-from headgate.live.gateway.keys import KeyRing
+from headgate.live.gateway.server import HttpServer
 
 DEFAULTS = GatewayConfig()
 Trailers = dict[str, str | bytes]
@@ -25,7 +25,16 @@ Trailers = dict[str, str | bytes]
 class Rig:
     """The fake runtime, the channel to the server before it, and messages."""
 
-    def __init__(self, serving: FakeServing, channel: Channel, port: int) -> None:
+    def __init__(
+        self,
+        serving: FakeServing,
+        channel: Channel,
+        port: int,
+        http: HttpServer,
+        server: GrpcServer,
+    ) -> None:
+        self.http = http
+        self.server = server
         self.serving = serving
         self.channel = channel
         self.port = port
@@ -73,18 +82,28 @@ class Rig:
         tensor.contents.fp32_contents.extend((1, 2))
         return request
 
+    def responses(self, code: str, reason: str = "") -> int:
+        """How many RPCs were answered so."""
+        return dict(self.http.responses.counted()).get(("grpc", code, reason), 0)
+
+
+def http_of(serving: FakeServing, config: GatewayConfig = DEFAULTS) -> HttpServer:
+    """What a gRPC front end shares with HTTP, which nobody listens for."""
+    return HttpServer(serving, config, lambda accept: (b"", ""))
+
 
 @asynccontextmanager
 async def served(
     config: GatewayConfig = DEFAULTS, access: AccessLog | None = None
 ) -> AsyncIterator[Rig]:
     serving = FakeServing()
-    keys = KeyRing(config)
-    server = GrpcServer(serving, config, keys, lambda ns: ns or 1_000_000_000, access)
+    http = http_of(serving, config)
+    http.access = access
+    server = GrpcServer(http)
     port = await server.start("127.0.0.1", 0)
     try:
         async with insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield Rig(serving, channel, port)
+            yield Rig(serving, channel, port, http, server)
     finally:
         await server.stop()
 

@@ -7,6 +7,7 @@ import pytest
 from headgate.core.outcome import Failure, Outcome, Rejection
 from headgate.live.call import Call
 from headgate.live.gateway.answers import verdict
+from headgate.live.gateway.config import GatewayConfig
 
 
 def settled(outcome: int, reason: str, retry_ns: int = 0) -> Call:
@@ -17,7 +18,7 @@ def settled(outcome: int, reason: str, retry_ns: int = 0) -> Call:
 
 @pytest.mark.parametrize("outcome", [Outcome.REJECTED, Outcome.FAILED])
 def test_a_function_that_cannot_be_loaded_is_503_before_and_after_admission(outcome: int) -> None:
-    refused = verdict(settled(outcome, Rejection.LOAD_FAILED, 1_500_000_000), 429)
+    refused = verdict(settled(outcome, Rejection.LOAD_FAILED, 1_500_000_000), GatewayConfig(), b"")
     assert refused is not None
     assert (refused.status, refused.reason) == (503, "load_failed")
     assert refused.retry_ns == 1_500_000_000
@@ -33,6 +34,6 @@ def test_a_function_that_cannot_be_loaded_is_503_before_and_after_admission(outc
     ],
 )
 def test_what_failed_has_one_word_for_programs(said: str, word: str) -> None:
-    refused = verdict(settled(Outcome.FAILED, said), 429)
+    refused = verdict(settled(Outcome.FAILED, said), GatewayConfig(), b"")
     assert refused is not None
     assert (refused.status, refused.reason) == (503, word)

@@ -340,23 +340,51 @@ def test_connections_are_bounded() -> None:
 
 
 def test_leaving() -> None:
-    """Idle connections are closed; a busy one is answered, and told that this was all."""
+    """What is open is answered, what is new is refused and told why, and probes are answered."""
 
     async def story(rig: Rig) -> None:
         rig.serving.mode = "never"
-        busy, idle = await rig.connect(), await rig.connect()
+        busy, kept, idle = await rig.connect(), await rig.connect(), await rig.connect()
         busy.send(infer(body()))
         await rig.until(lambda: bool(rig.serving.calls))
         rig.serving.phase = Phase.DRAINING
-        rig.server.stop_accepting()
-        rig.server.close_idle()
-        assert await idle.is_closed()
+        for new in (kept, await rig.connect()):
+            new.send(infer(body()))
+            reply = await new.reply()
+            assert (reply.status, reply.json["reason"]) == (503, "draining")
+            assert reply.headers["connection"] == "close" and "retry-after" in reply.headers
+        assert (await rig.ask(request("GET", "/livez"))).status == 200
+        assert (await rig.ask(request("GET", "/readyz"))).status == 503
         rig.serving.mode = "echo"
         rig.serving.answer(rig.serving.calls[0])
         assert (await busy.reply()).headers["connection"] == "close"
         assert await busy.is_closed()
+        rig.server.stop_accepting()
+        rig.server.abandon_all()
+        idle.send(infer(body()))  # it crosses our last word, and is no reason for a reset
+        assert await idle.is_closed()
         with pytest.raises(OSError):
             await rig.connect()
+
+    run(story)
+
+
+def test_who_is_not_done_in_time_is_told_so() -> None:
+    """One waits for its answer, one is still sending; neither is just cut off."""
+
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = "never"
+        waiting, sending = await rig.connect(), await rig.connect()
+        waiting.send(infer(body()))
+        sending.send(infer(body())[:-10])
+        await rig.until(lambda: bool(rig.serving.calls))
+        await asyncio.sleep(0.05)
+        rig.server.abandon_all()
+        for client in (waiting, sending):
+            reply = await client.reply()
+            assert (reply.status, reply.json["reason"]) == (503, "draining")
+            assert await client.is_closed()
+        assert rig.serving.cancelled == rig.serving.calls
 
     run(story)
 
@@ -378,6 +406,6 @@ def test_an_explicit_deadline_is_kept_by_the_front_end() -> None:
         rig.serving.answer(call)  # which nobody wants any more
         client.send(infer(body(id="2"), "X-Request-Timeout-Ms: 5000"))
         assert (await client.reply()).json["id"] == "2"
-        assert rig.server.answers == {504: 1, 200: 1}
+        assert (rig.responses("504", "deadline_exceeded"), rig.responses("200")) == (1, 1)
 
     run(story)

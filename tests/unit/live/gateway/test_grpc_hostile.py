@@ -18,7 +18,7 @@ from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.elements import STRINGS_MAX
 from headgate.live.gateway.grpc_messages import Messages
 from headgate.live.gateway.grpc_status import trailers_of
-from headgate.live.gateway.grpc_tensors import check_size, fill, tensors
+from headgate.live.gateway.grpc_tensors import FIELDS_MAX, encoded, take_apart, tensors
 from headgate.live.gateway.refusal import Refused
 
 MESSAGES = Messages()
@@ -29,6 +29,18 @@ def one_input(datatype: str, shape: tuple[int, ...], **contents: list[Any]) -> A
     request = MESSAGES["ModelInferRequest"](model_name="free")
     request.inputs.add(name="x", datatype=datatype, shape=shape, contents=contents or None)
     return request
+
+
+def read(request: Any, limits: GatewayConfig = LIMITS) -> list[Tensor]:
+    """The inputs of a request, the way that a message goes."""
+    rest, raw_ones = take_apart(request.SerializeToString(), limits)
+    return tensors(MESSAGES["ModelInferRequest"].FromString(rest), raw_ones, limits)
+
+
+def answered(tensors_: list[Tensor], limits: GatewayConfig = LIMITS) -> Any:
+    """A response with these outputs, in types if that can be, read back."""
+    message = encoded(MESSAGES["ModelInferResponse"](), tensors_, limits, is_raw=False)
+    return MESSAGES["ModelInferResponse"].FromString(message)
 
 
 def both() -> Any:
@@ -64,7 +76,7 @@ def raw(data: bytes, datatype: str = "FP32", copies: int = 1) -> Any:
 )
 def test_bad_tensors_are_refused(make: Callable[[], Any], says: str) -> None:
     with pytest.raises(Refused, match=says) as refusal:
-        tensors(make(), LIMITS)
+        read(make())
     assert refusal.value.status == 400
 
 
@@ -88,22 +100,20 @@ def test_bad_tensors_are_refused(make: Callable[[], Any], says: str) -> None:
 def test_typed_contents_survive_the_way_there_and_back(
     datatype: str, field: str, elements: list[Any]
 ) -> None:
-    (tensor,) = tensors(one_input(datatype, (2,), **{field: elements}), LIMITS)
+    (tensor,) = read(one_input(datatype, (2,), **{field: elements}))
     assert isinstance(tensor.data, memoryview)
     if datatype != "BYTES":
         assert len(tensor.data) == 2 * ITEM_BYTES[datatype]
-    response = MESSAGES["ModelInferResponse"]()
-    fill(response, [tensor], is_raw=False)
+    response = answered([tensor])
     assert list(getattr(response.outputs[0].contents, field)) == elements
 
 
 def test_an_answer_with_one_16_bit_float_is_raw_throughout() -> None:
-    response = MESSAGES["ModelInferResponse"]()
     both_kinds = [
         Tensor("a", "FP32", (1,), memoryview(bytes(4))),
         Tensor("b", "BF16", (1,), memoryview(b"ab")),
     ]
-    fill(response, both_kinds, is_raw=False)
+    response = answered(both_kinds)
     assert list(response.raw_output_contents) == [bytes(4), b"ab"]
     assert not any(output.HasField("contents") for output in response.outputs)
 
@@ -111,28 +121,60 @@ def test_an_answer_with_one_16_bit_float_is_raw_throughout() -> None:
 def test_a_million_empty_strings_are_refused() -> None:
     """Each becomes an object of its own on the way to the function."""
     many = STRINGS_MAX + 1
-    limits = GatewayConfig()
+    limits = GatewayConfig(typed_bytes_max=1 << 30, typed_elements_max=1 << 30)
     raw_ones = raw(bytes(4 * many), "BYTES")
     raw_ones.inputs[0].shape[0] = many
     for request in (raw_ones, one_input("BYTES", (many,), bytes_contents=[b""] * many)):
         with pytest.raises(Refused, match="strings"):
-            tensors(request, limits)
+            read(request, limits)
 
 
 def test_a_million_empty_inputs_are_never_parsed() -> None:
     """Two bytes each on the wire; parsed they would take a hundred times that."""
     with pytest.raises(Refused, match="more than 4"):
-        check_size(b"\x2a\x00" * 1_000_000, LIMITS)
-    check_size(b"\x2a\x00" * 4, LIMITS)
+        take_apart(b"\x2a\x00" * 1_000_000, LIMITS)
+    assert take_apart(b"\x2a\x00" * 4, LIMITS) == (b"\x2a\x00" * 4, [])
+
+
+def test_a_million_fields_of_any_kind_are_never_looked_at() -> None:
+    """Each costs the one event loop as much as a small request."""
+    with pytest.raises(Refused, match=f"more than {FIELDS_MAX} fields"):
+        take_apart(b"\x78\x01" * 1_000_000, LIMITS)
+
+
+def test_raw_contents_are_not_copied() -> None:
+    message = raw(bytes(4)).SerializeToString()
+    rest, (view,) = take_apart(message, LIMITS)
+    assert view.obj is message
+    assert b"".join((rest, b"\x3a\x04", view)) == message
+
+
+def test_elements_in_types_are_bounded_and_raw_ones_are_not() -> None:
+    """They are read one by one, while everybody waits: a few hundred thousand take milliseconds."""
+    limits = GatewayConfig(typed_elements_max=10, typed_bytes_max=100)
+    for request, says in (
+        (one_input("BOOL", (11,), bool_contents=[True] * 11), "10 elements in types"),
+        (one_input("FP32", (40,), fp32_contents=[1.0] * 40), "100 bytes beside raw contents"),
+    ):
+        with pytest.raises(Refused, match=f"{says}; send tensors in raw_input_contents") as caught:
+            read(request, limits)
+        assert caught.value.status == 413
+    many = raw(bytes(160))
+    many.inputs[0].shape[0] = 40
+    (tensor,) = read(many, limits)
+    response = answered([tensor], limits)
+    assert list(response.raw_output_contents) == [bytes(160)]
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_break_the_look_ahead(message: bytes) -> None:
     """It ends, and what it lets pass the parser decides."""
     try:
-        check_size(message, LIMITS)
+        rest, raws = take_apart(message, LIMITS)
     except Refused as refused:
         assert refused.status == 400
+    else:
+        assert len(rest) + sum(map(len, raws)) <= len(message)
 
 
 @given(st.data())
@@ -146,8 +188,11 @@ def test_a_mutated_request_is_served_or_refused(data: st.DataObject) -> None:
         assert type(error).__name__ == "DecodeError"
         return
     try:
-        check_size(bytes(message), LIMITS)
-        tensors(request, LIMITS)
+        rest, raws = take_apart(bytes(message), LIMITS)
+        again = MESSAGES["ModelInferRequest"].FromString(rest)
+        assert [bytes(view) for view in raws] == list(request.raw_input_contents)
+        assert again.inputs == request.inputs
+        tensors(again, raws, LIMITS)
     except Refused as refused:
         assert refused.status == 400
 
@@ -177,6 +222,6 @@ def test_whatever_a_client_or_a_policy_says_fits_into_an_answer() -> None:
         code, text = await asking
         assert code is StatusCode["INTERNAL"] and text.startswith("é\n")
 
-    run(story)
+    run(story, GatewayConfig(expose_errors=True))
     trailers = trailers_of(Refused(429, "", reason="zu spät\n\x00"))
     assert trailers == (("headgate-reason", "zu sp?t??"),)

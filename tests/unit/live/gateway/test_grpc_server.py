@@ -20,12 +20,11 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
-from grpc_rig import DEFAULTS, Rig, run
+from grpc_rig import Rig, http_of, run
 
 from headgate.core.errors import ConfigError
 from headgate.live.gateway.grpc_messages import MESSAGES, Messages
 from headgate.live.gateway.grpc_server import GrpcServer
-from headgate.live.gateway.keys import KeyRing
 from headgate.live.serving import Phase
 
 
@@ -103,7 +102,7 @@ def test_a_port_that_somebody_keeps_can_be_used() -> None:
     """The supervisor binds it first, to know the number and to have it still after a restart."""
 
     async def story(_: Rig) -> None:
-        server = GrpcServer(FakeServing(), DEFAULTS, KeyRing(DEFAULTS), lambda ns: ns)
+        server = GrpcServer(http_of(FakeServing()))
         with socket.socket() as kept:
             kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             kept.bind(("127.0.0.1", 0))
@@ -116,7 +115,7 @@ def test_a_port_that_somebody_keeps_can_be_used() -> None:
 
 def test_a_port_that_is_taken_is_said_to_be() -> None:
     async def story(_: Rig) -> None:
-        server = GrpcServer(FakeServing(), DEFAULTS, KeyRing(DEFAULTS), lambda ns: ns)
+        server = GrpcServer(http_of(FakeServing()))
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
@@ -141,14 +140,14 @@ def test_a_certificate_makes_it_speak_tls(tmp_path: Path) -> None:
     certificate = tmp_path / "certificate.pem"
 
     async def story(plain: Rig) -> None:
-        server = GrpcServer(plain.serving, DEFAULTS, KeyRing(DEFAULTS), lambda ns: ns)
+        server = GrpcServer(http_of(plain.serving))
         port = await server.start("127.0.0.1", 0, certificate, tmp_path / "key.pem")
         trusting = grpc.ssl_channel_credentials(certificate.read_bytes())
         async with secure_channel(f"127.0.0.1:{port}", trusting) as channel:
-            rig = Rig(plain.serving, channel, port)
+            rig = Rig(plain.serving, channel, port, plain.http, server)
             assert (await rig.infer()).outputs[0].name == "x"
         await server.stop()
-        unreadable = GrpcServer(plain.serving, DEFAULTS, KeyRing(DEFAULTS), lambda ns: ns)
+        unreadable = GrpcServer(http_of(plain.serving))
         with pytest.raises(ConfigError, match="No such file"):
             await unreadable.start("127.0.0.1", 0, tmp_path / "none.pem")
         await unreadable.stop()

@@ -1,0 +1,167 @@
+"""Every answer is counted, whatever it is an answer to; and what is said of broken functions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from dataclasses import replace
+from hashlib import sha256
+
+import pytest
+from gateway_rig import QUICK, Rig, body, infer, request, run, tensor
+
+from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit
+from headgate.live.serving import Phase
+
+Row = tuple[str, str]
+LIMITED = replace(
+    QUICK,
+    body_bytes_max=2000,
+    header_timeout_s=0.1,
+    keys=(ApiKey(sha256(b"a").hexdigest(), 0), ApiKey(sha256(b"b").hexdigest(), 1)),
+    tenants=(TenantLimit(1, rate_per_s=0.001),),
+)
+KEY = "X-API-Key: a"
+
+
+def counted(rig: Rig) -> dict[Row, int]:
+    """What there is, but for the usual answer."""
+    return {
+        (code, reason): count
+        for (protocol, code, reason), count in rig.server.responses.counted()
+        if protocol == "http" and code != "200"
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked", "row"),
+    [
+        (b"nonsense\r\n\r\n", ("400", "malformed")),
+        (request("GET", "/livez").replace(b"Host: test\r\n", b""), ("400", "invalid")),
+        (infer(b"{", KEY), ("400", "invalid")),
+        (infer(body()), ("401", "unauthenticated")),
+        (request("GET", "/nothing"), ("404", "unknown_path")),
+        (infer(body(), KEY, model="nobody"), ("404", "unknown_model")),
+        (request("DELETE", "/livez"), ("405", "method_not_allowed")),
+        (b"GET /livez HTTP/1.1\r\nHo", ("408", "slow")),
+        (infer(bytes(3000), KEY), ("413", "too_large")),
+        (b"GET /" + b"x" * 20_000, ("414", "too_large")),
+        (infer(body(), KEY, "Content-Encoding: gzip"), ("415", "unsupported")),
+        (request("POST", "/invocations", b"x", KEY, "Expect: much"), ("417", "unsupported")),
+        (
+            b"GET /livez HTTP/1.1\r\n" + b"".join(b"A%d: b\r\n" % n for n in range(200)),
+            ("431", "too_large"),
+        ),
+    ],
+    ids=lambda value: value[0] + value[1] if isinstance(value, tuple) else "",
+)
+def test_refusals_before_anybody_serves_them(asked: bytes, row: Row) -> None:
+    async def story(rig: Rig) -> None:
+        reply = await rig.ask(asked)
+        assert (str(reply.status), counted(rig)) == (row[0], {row: 1})
+
+    run(story, LIMITED)
+
+
+def test_a_limit_of_a_tenant() -> None:
+    async def story(rig: Rig) -> None:
+        await rig.infer(body(), "X-API-Key: b")
+        assert (await rig.infer(body(), "X-API-Key: b")).status == 429
+        assert counted(rig) == {("429", "rate_limited"): 1}
+
+    run(story, LIMITED)
+
+
+@pytest.mark.parametrize(
+    ("mode", "row"),
+    [
+        ("overloaded", ("429", "overloaded")),
+        ("infeasible", ("422", "infeasible")),
+        ("refuse", ("400", "function_refused")),
+        ("fail", ("500", "function_failed")),
+        ("raise", ("500", "internal")),
+        ("lost", ("503", "worker_lost")),
+        ("expire", ("504", "deadline_exceeded")),
+    ],
+)
+def test_how_calls_end(mode: str, row: Row) -> None:
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = mode
+        await rig.infer(body())
+        assert counted(rig) == {row: 1}
+
+    run(story)
+
+
+def test_one_connection_too_many_and_a_client_that_does_not_wait() -> None:
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = "never"
+        client = await rig.connect()
+        client.send(infer(body()))
+        await rig.until(lambda: bool(rig.serving.calls))
+        assert (await (await rig.connect()).reply()).status == 503
+        assert counted(rig) == {("503", "connections"): 1}
+        client.writer.close()
+        await rig.until(lambda: counted(rig).get(("499", "client_gone")) == 1)
+
+    run(story, replace(QUICK, connections_max=1))
+
+
+def test_probes_of_one_that_is_leaving() -> None:
+    async def story(rig: Rig) -> None:
+        rig.serving.phase = Phase.DRAINING
+        await rig.ask(request("GET", "/readyz"))
+        await rig.infer(body())
+        assert counted(rig) == {("503", "not_ready"): 1, ("503", "draining"): 1}
+
+    run(story)
+
+
+@pytest.mark.parametrize("exposes", [False, True])
+def test_what_a_function_says_when_it_breaks_is_for_the_log(
+    exposes: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = "division by zero" if exposes else "the function failed"
+
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = "fail"
+        reply = await rig.infer(body(), "X-Request-Id: mine")
+        assert (reply.status, reply.json["error"], reply.json["reason"]) == (
+            500,
+            said,
+            "function_failed",
+        )
+        assert reply.json["request_id"] == "mine"
+        given = json.dumps({"inputs": [tensor()]}).encode()
+        for path in ("/invocations", "/endpoints/echo/invocations"):
+            target = "X-Amzn-SageMaker-Target-Model: echo"
+            reply = await rig.ask(
+                request("POST", path, given, "Content-Type: application/json", target)
+            )
+            shown = reply.json.get("OriginalMessage", reply.body.decode())
+            assert said in shown and exposes == ("division by zero" in reply.body.decode())
+        rig.serving.mode = "refuse"
+        assert (await rig.infer(body())).json["error"] == "x must be positive"
+
+    with caplog.at_level(logging.WARNING):
+        run(story, replace(QUICK, expose_errors=exposes))
+    texts = [r.getMessage() for r in caplog.records if getattr(r, "request_id", "") == "mine"]
+    assert texts == ["the function failed: division by zero"]
+
+
+def test_metrics_are_in_the_format_that_is_asked_for() -> None:
+    async def story(rig: Rig) -> None:
+        seen: list[str] = []
+
+        def render(accept: str) -> tuple[bytes, str]:
+            seen.append(accept)
+            return b"# EOF\n", "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+        rig.server.render_metrics = render
+        reply = await rig.ask(request("GET", "/metrics", b"", "Accept: some/thing"))
+        assert reply.headers["content-type"].startswith("application/openmetrics-text")
+        assert seen == ["some/thing"]
+        await asyncio.sleep(0)
+
+    run(story, GatewayConfig())
