@@ -82,6 +82,8 @@ class ServeChoice:
     log_level: Literal["debug", "info", "warning", "error"]
     log_format: Literal["text", "json"]
     access_log: bool
+    answer_bytes: int
+    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -311,6 +311,14 @@ class ServeSpec(Section, frozen=True):
         Literal["text", "json"], Meta(description="How: for people, or an object per line.")
     ] = "text"
     access_log: Annotated[bool, Meta(description="Say there, too, how each request ended.")] = False
+    answer: Annotated[Size, Meta(description="The largest answer.")] = "64MiB"
+    memory: Annotated[
+        Size,
+        Meta(
+            description="For bodies, tensors and answers that the gateway holds for all clients "
+            "together; at least twice `body`. Each client has a share of its own."
+        ),
+    ] = "512MiB"
 
 
 class AppSpec(Section, frozen=True):

@@ -57,6 +57,11 @@ class Tenant:
         """End a call."""
         self.open -= 1
 
+    def turn_away(self) -> None:
+        """End a call that was not even looked at: what it took of the rate is given back."""
+        self.open -= 1
+        self._tokens = min(self._tokens + 1.0, self._burst)
+
     def _take(self, now_ns: int) -> None:
         # The first call finds the bucket full, however long it has been.
         if self._filled_ns:
@@ -88,6 +93,7 @@ class KeyRing:
             for key in config.keys
         }
         self.anyone = self._tenants[0]
+        self.client_ids = frozenset(self._tenants)
 
     def tenant(self, headers: Mapping[bytes, bytes]) -> Tenant:
         """Whose request this is. Raises `Refused` (401)."""
