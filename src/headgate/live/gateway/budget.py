@@ -7,22 +7,8 @@ guaranteed to anybody goes to whoever comes first, up to a most that leaves the 
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Collection
-from typing import Final, final
-
-_LARGE_BYTES: Final = 1 << 20
-
-
-def room_for(size: int) -> memoryview:
-    """Memory to read so many bytes into.
-
-    A large piece comes straight from the kernel, and costs nothing before it is written to: a
-    `bytearray` is filled with zeros first, and everybody waits.
-    """
-    if size < _LARGE_BYTES:
-        return memoryview(bytearray(size))
-    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+from typing import final
 
 
 @final

@@ -22,7 +22,8 @@ from typing import Final, final
 
 import msgspec
 
-from headgate.live.gateway.budget import Hold, room_for
+from headgate.live.arena import room_for
+from headgate.live.gateway.budget import Hold
 from headgate.live.gateway.codec import (
     LENGTH_BYTES,
     REPLIES,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from headgate.live.gateway.budget import room_for
+from headgate.live.arena import room_for
 from headgate.live.gateway.exchange import Exchange, no_memory
 from headgate.live.gateway.keys import Tenant
 from headgate.live.gateway.oip import too_much_text
