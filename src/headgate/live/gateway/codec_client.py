@@ -26,6 +26,7 @@ from headgate.live.arena import room_for
 from headgate.live.gateway.budget import Hold
 from headgate.live.gateway.codec import (
     LENGTH_BYTES,
+    NO_MEMORY,
     REPLIES,
     AnyReply,
     Asked,
@@ -296,7 +297,11 @@ class Lane:
             self._broken()
             return
         if is_whole:
-            self._done(self._reply.result())
+            result = self._reply.result()
+            if isinstance(result, Refused) and result.reason == NO_MEMORY:
+                self._end(result)  # it ends after that
+            else:
+                self._done(result)
 
     def _broken(self) -> None:
         """The process has ended by itself."""

@@ -195,6 +195,25 @@ def test_whoever_waits_too_long_is_told_so() -> None:
     run(story, replace(EVERYTHING, codec_timeout_s=0.3, codec_queue_max=2))
 
 
+def test_a_text_that_takes_too_much_memory_is_refused_and_the_next_one_is_not() -> None:
+    """A million lists of one string: as objects they are more than the process may have."""
+
+    async def story(rig: Rig) -> None:
+        text = b'{"inputs":[{"name":"x","shape":[1,1],"datatype":"BYTES","data":['
+        bomb = text + b'["ab"],' * 1_400_000 + b'[""]]}]}'
+        first, second = await rig.connect(), await rig.connect()
+        for client in (first, second):
+            client.send(infer(bomb, model="free"))
+        for client in (first, second):
+            reply = await client.reply()
+            assert (reply.status, reply.json["reason"]) == (413, "text_too_large")
+        assert (await rig.infer(body())).status == 200
+        assert not rig.server.budget.used
+
+    limits = replace(QUICK, json_bytes_max=10_000_000, answer_bytes_max=1000, inline_bytes_max=1000)
+    run(story, limits)
+
+
 def test_closing_refuses_what_waits_and_leaves_no_process() -> None:
     pids: list[int] = []
 
