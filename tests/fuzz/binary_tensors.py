@@ -8,9 +8,10 @@ from __future__ import annotations
 from fuzzing import fuzz
 from json_tensors import LIMITS, REFUSALS, check
 
-from headgate.live.gateway import binary, oip
+from headgate.live.gateway import binary
 from headgate.live.gateway.infer import OipForm
 from headgate.live.gateway.refusal import Refused
+from headgate.live.gateway.text import ReadText, read_text
 
 
 def seed(text: bytes, raw: bytes) -> bytes:
@@ -41,9 +42,9 @@ def target(data: bytes) -> None:
     length, _, body = data.partition(b"\n")
     try:
         at = binary.json_bytes(length, len(body))
-        request = oip.decode(memoryview(body)[:at], LIMITS)
-        tensors = binary.tensors(request, memoryview(body)[at:], LIMITS)
-        OipForm("m", request)
+        read = read_text(ReadText("oip", "m"), memoryview(body)[:at], LIMITS)
+        tensors = binary.tensors(read, LIMITS, memoryview(body)[at:])
+        OipForm("m", read.request)
     except Refused as refused:
         assert refused.status in REFUSALS, refused.message
         return

@@ -119,6 +119,12 @@ class Transport:
     def resume_reading(self) -> None:
         pass
 
+    def get_extra_info(self, _: str) -> Transport:
+        return self
+
+    def getsockopt(self, *_: int) -> bytes:
+        return bytes((1 if not self.is_gone else 7,))
+
 
 class Play:
     """One connection, and what the script does to it."""
@@ -134,9 +140,10 @@ class Play:
         self.connection.connection_made(cast(asyncio.Transport, self.transport))
         self.is_lost = False
         self.is_slow = False
+        self.has_closed = False
 
     def send(self, data: bytes) -> None:
-        if data and not self.transport.is_gone:
+        if data and not self.has_closed and not self.transport.is_gone:
             self.connection.data_received(data)
 
     def answer(self, _: bytes) -> None:
@@ -153,6 +160,12 @@ class Play:
         if not self.is_lost:
             self.is_lost = self.transport.is_gone = True
             self.connection.connection_lost(None)
+
+    def half_close(self, _: bytes) -> None:
+        if not self.is_lost and not self.transport.is_gone and not self.has_closed:
+            self.has_closed = True
+            if not self.connection.eof_received():
+                self.transport.close()
 
     def end(self) -> None:
         """Let everything come to its end."""
@@ -172,6 +185,7 @@ STEPS: Mapping[bytes, Callable[[Play, bytes], None]] = {
     b"@": Play.wait,
     b"%": Play.stall,
     b"#": Play.lose,
+    b"$": Play.half_close,
 }
 
 
@@ -189,6 +203,7 @@ TEXT = (
 SEEDS = [
     b">GET /livez HTTP/1.1~Host: x~~GET /v2/models/two HTTP/1.1~Host: x~~\n",
     post(b"/v2/models/echo/infer", ROW) + b"!\n@\n",
+    post(b"/v2/models/echo/infer", ROW) * 2 + b"$\n@\n!\n!\n",
     post(b"/v2/models/echo/infer", ROW, b"X-Request-Timeout-Ms: 10") * 3 + b"!\n@xxx\n!\n#\n",
     post(b"/invocations", b"1,2", b"Content-Type: text/csv", b"X-Amzn-SageMaker-Target-Model: echo")
     + b"!\n",
@@ -238,7 +253,7 @@ def target(data: bytes) -> None:
                 play.lose()
     play.end()
     server = play.server
-    assert not server.connections and not server.bodies_bytes and not server.keys.anyone.open
+    assert not server.connections and not server.budget.used and not server.keys.anyone.open
     check_written(bytes(play.transport.written))
 
 

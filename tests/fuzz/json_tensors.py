@@ -6,10 +6,11 @@ from fuzzing import fuzz
 
 from headgate.functions.arrays import to_array
 from headgate.functions.tensor import Tensor
-from headgate.live.gateway import oip
+from headgate.live.gateway import binary, oip
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.oip import InferResponse
 from headgate.live.gateway.refusal import Refused
+from headgate.live.gateway.text import ReadText, read_text
 
 LIMITS = GatewayConfig(elements_max=1 << 16)
 REFUSALS = (400, 413)
@@ -42,7 +43,7 @@ def check(tensors: list[Tensor]) -> None:
 def target(data: bytes) -> None:
     """Read a request."""
     try:
-        tensors = oip.tensors(oip.decode(data, LIMITS), LIMITS)
+        tensors = binary.tensors(read_text(ReadText("oip", "m"), data, LIMITS), LIMITS)
     except Refused as refused:
         assert refused.status in REFUSALS, refused.message
         return

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -13,6 +15,8 @@ from pathlib import Path
 
 import pytest
 from served import Served, ask_on, until, value
+
+NO_LINGER = struct.pack("ii", 1, 0)  # a socket that is closed resets its connection
 
 
 def executions(directory: Path) -> Counter[str]:
@@ -101,6 +105,8 @@ def test_clients_that_vanish_leave_nothing_behind(misbehaving: Path) -> None:
             connection.putheader("Content-Length", str(len(body)))
             connection.endheaders(body)
             time.sleep(0.01)
+            # With a reset: one that only closes its side may still be listening.
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
             connection.close()
         gone = 'headgate_requests_total{class="usual",model="slow",outcome="cancelled"'
         assert until(

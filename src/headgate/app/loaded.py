@@ -83,6 +83,8 @@ class ServeChoice:
     log_format: Literal["text", "json"]
     access_log: bool
     expose_errors: bool
+    answer_bytes: int
+    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

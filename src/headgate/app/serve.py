@@ -16,6 +16,7 @@ SHARED_BYTES_MIN: Final = 64 << 10
 SHARED_BYTES_MAX: Final = 64 << 30
 LOG_BYTES_MIN: Final = 64 << 10  # each segment has the whole header
 LOG_BYTES_MAX: Final = 1 << 40
+MEMORY_BYTES_MAX: Final = 1 << 40
 
 
 def choose_serve(spec: ServeSpec, where: str) -> ServeChoice:
@@ -54,6 +55,8 @@ def choose_serve(spec: ServeSpec, where: str) -> ServeChoice:
         log_format=spec.log_format,
         access_log=spec.access_log,
         expose_errors=spec.expose_errors,
+        answer_bytes=_bounded_bytes(entry, "answer", 1, BODY_BYTES_MAX),
+        memory_bytes=_bounded_bytes(entry, "memory", 1, MEMORY_BYTES_MAX),
     )
 
 

@@ -314,6 +314,14 @@ class ServeSpec(Section, frozen=True):
     expose_errors: Annotated[
         bool, Meta(description="Tell clients the text of a function's exception.")
     ] = False
+    answer: Annotated[Size, Meta(description="The largest answer.")] = "64MiB"
+    memory: Annotated[
+        Size,
+        Meta(
+            description="For bodies, tensors and answers that the gateway holds for all clients "
+            "together; at least twice `body`. Each client has a share of its own."
+        ),
+    ] = "512MiB"
 
 
 class AppSpec(Section, frozen=True):

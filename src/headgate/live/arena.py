@@ -18,6 +18,18 @@ from headgate.functions.tensor import Block
 
 # Smaller tensors travel in the message itself: that is quicker up to here.
 INLINE_BYTES_MAX: Final = 16 * 1024
+_LARGE_BYTES: Final = 1 << 20
+
+
+def room_for(size: int) -> memoryview:
+    """Memory to read so many bytes into.
+
+    A large piece comes straight from the kernel, and costs nothing before it is written to: a
+    `bytearray` is filled with zeros first, and everybody waits.
+    """
+    if size < _LARGE_BYTES:
+        return memoryview(bytearray(size))
+    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 @final
@@ -91,6 +103,16 @@ class Arena:
             self._used[offset] = room
             self._view[offset : offset + size] = data
         return Block(offset, size)
+
+    def reserve(self, size: int) -> tuple[Block, memoryview] | None:
+        """Take room for bytes that are put there later, piece by piece; None if there is none."""
+        room = -(-size // _GRAIN) * _GRAIN or _GRAIN
+        with self._lock:
+            offset = self._take(room)
+            if offset is None:
+                return None
+            self._used[offset] = room
+            return Block(offset, size), self._view[offset : offset + size]
 
     def free(self, offset: int) -> None:
         """Take a block back. Raises `ValueError` if there is none."""

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from typing import Final, Protocol, cast, final
 
 from headgate.core.errors import ConfigError
 from headgate.core.events import BatchLost, BatchRefused, Event
 from headgate.core.wire import Wire, from_wire
 from headgate.functions.tensor import Block, Tensor
-from headgate.live.arena import INLINE_BYTES_MAX, Arena
+from headgate.live.arena import INLINE_BYTES_MAX, Arena, room_for
 from headgate.live.assignment import Place
 from headgate.live.driver import Fault, no_fault
 from headgate.live.framing import Frames, frame
 from headgate.live.messages import (
     MESSAGE_BYTES_MAX,
+    AnyMessage,
     FunctionFacts,
     Hello,
     Learned,
@@ -34,6 +36,10 @@ from headgate.live.messages import (
 )
 
 _LOG: Final = logging.getLogger(__name__)
+
+PIECE_BYTES: Final = 2 << 20  # that are copied at a time: requests of others come in between
+Copies = deque[tuple[memoryview, memoryview]]  # where to, and from where
+_NO_COPIES: Final[Copies] = deque()
 
 
 class Listener(Protocol):
@@ -73,8 +79,12 @@ class Link(asyncio.Protocol):
         self._theirs = theirs
         self._fault = fault
         self._frames = Frames()
+        self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._batch_ids: set[int] = set()  # that are out
+        self._unsent: deque[tuple[Copies, bytes]] = deque()  # orders, and what to copy before each
+        self._unread: deque[AnyMessage] = deque()  # behind one whose outputs are being copied
+        self._copies: Copies | None = None  # of those outputs
 
     # --- orders --------------------------------------------------------------------------------
 
@@ -85,10 +95,11 @@ class Link(asyncio.Protocol):
         Raises only if nothing of it has been sent: `ValueError` if it is too large.
         """
         offsets: list[int] = []
+        copies: Copies = deque()
         try:
             inline_bytes = 0
             for work in message.works:
-                inline_bytes += self._share(work, offsets)
+                inline_bytes += self._share(work, offsets, copies)
                 if inline_bytes > MESSAGE_BYTES_MAX:  # do not even begin to copy it
                     raise ValueError(
                         f"a batch of {inline_bytes} bytes; at most {MESSAGE_BYTES_MAX}"
@@ -98,7 +109,7 @@ class Link(asyncio.Protocol):
             self._free(offsets)
             raise
         self._batch_ids.add(message.batch_id)
-        self._write(data)
+        self._write(data, copies)
 
     def order(self, wire: Wire) -> None:
         """Send any other order."""
@@ -109,14 +120,22 @@ class Link(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    def _share(self, work: Work, offsets: list[int]) -> int:
-        """Put what is large into shared memory; return how many large bytes did not fit."""
+    def _share(self, work: Work, offsets: list[int], copies: Copies) -> int:
+        """Put what is large into shared memory, or, where that takes long, say what is to be put
+        there; return how many large bytes did not fit.
+        """
         left_bytes = 0
         for place, tensor in enumerate(work.inputs):
             data = tensor.data
             if isinstance(data, Block) or data.nbytes < INLINE_BYTES_MAX:
                 continue
-            block = self._own.allocate(data)
+            if data.nbytes <= PIECE_BYTES:
+                block = self._own.allocate(data)
+            else:
+                reserved = self._own.reserve(data.nbytes)
+                block = None if reserved is None else reserved[0]
+                if reserved is not None:
+                    copies.append((reserved[1], data))
             if block is None:  # it is full, and the tensor goes the slow way
                 left_bytes += data.nbytes
                 continue
@@ -128,8 +147,16 @@ class Link(asyncio.Protocol):
     def _send(self, message: Message) -> None:
         self._write(frame(message))
 
-    def _write(self, data: bytes) -> None:
-        """Send bytes. Nobody knows how many went out if that fails: then the connection ends."""
+    def _write(self, data: bytes, copies: Copies = _NO_COPIES) -> None:
+        """Send bytes when what they speak of has been copied, and after all that was sent before.
+
+        Nobody knows how many went out if that fails: then the connection ends.
+        """
+        if copies or self._unsent:
+            self._unsent.append((copies, data))
+            if len(self._unsent) == 1:
+                self._loop.call_soon(self._copy_unsent)
+            return
         if self._transport is None:
             return
         try:
@@ -138,6 +165,18 @@ class Link(asyncio.Protocol):
             _LOG.exception("worker %s cannot be written to, and is left", self.place.name)
             self._fault("worker_connection")
             self._transport.abort()
+
+    def _copy_unsent(self) -> None:
+        """Copy a piece of what is to be sent, and send what needs no more."""
+        if not self._unsent:
+            return  # the connection has ended
+        _copy_piece(self._unsent[0][0])
+        unsent, self._unsent = self._unsent, deque()
+        while unsent and not unsent[0][0]:
+            self._write(unsent.popleft()[1])
+        self._unsent = unsent
+        if unsent:
+            self._loop.call_soon(self._copy_unsent)
 
     # --- reports -------------------------------------------------------------------------------
 
@@ -148,16 +187,33 @@ class Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Read whatever messages are complete."""
         try:
-            for message in self._frames.feed(data):
-                self._received(message)
-        except (ValueError, ConfigError) as error:  # nothing a worker of ours would say
-            _LOG.error("worker %s makes no sense, and is left: %s", self.place.name, error)
-            self._fault("worker_message")
-            self.close()
+            self._unread.extend(self._frames.feed(data))
+        except ValueError as error:
+            self._makes_no_sense(error)
+        else:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Deal with messages in their order, up to one that takes longer."""
+        try:
+            while self._unread and self._copies is None:
+                self._received(self._unread.popleft())
+        except (ValueError, ConfigError) as error:
+            self._makes_no_sense(error)
+
+    def _makes_no_sense(self, error: Exception) -> None:
+        """A worker of ours would not say that."""
+        _LOG.error("worker %s makes no sense, and is left: %s", self.place.name, error)
+        self._fault("worker_message")
+        self._unread.clear()
+        self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
         """End, and say what was lost."""
         self._transport = None
+        self._unsent.clear()
+        self._unread.clear()
+        self._copies = None
         if not self.closed.done():
             self.closed.set_result(None)
         lost, self._batch_ids = sorted(self._batch_ids), set()
@@ -171,13 +227,8 @@ class Link(asyncio.Protocol):
 
     def _received(self, message: Message) -> None:
         if isinstance(message, Ran):
-            self._batch_ids.discard(message.batch_id)
             self._free(message.released)
             self._take_outputs(message)
-            try:
-                self._listener.ran(self, message)
-            except Exception:
-                self._listener_broke(message.batch_id)
         elif isinstance(message, Report):
             event = from_wire(message.wire)
             if not isinstance(event, Event):
@@ -209,16 +260,59 @@ class Link(asyncio.Protocol):
                 _LOG.exception("batch %d of worker %s is not reported", batch_id, self.place.name)
 
     def _take_outputs(self, message: Ran) -> None:
-        """Copy what is in the worker's memory, so that it can have it back at once."""
+        """Copy what is in the worker's memory, so that it can have it back; then they have come."""
         offsets: list[int] = []
+        copies: Copies = deque()
         for result in message.results:
             for tensor in result.outputs:
                 if isinstance(tensor.data, Block):
                     offsets.append(tensor.data.offset)
-                    tensor.data = memoryview(bytes(self._theirs.view(tensor.data)))
+                    view = self._theirs.view(tensor.data)
+                    if len(view) <= PIECE_BYTES:
+                        tensor.data = memoryview(bytes(view))
+                        continue
+                    room = room_for(len(view))
+                    copies.append((room, view))
+                    tensor.data = room.toreadonly()
+        if copies:
+            self._copies = copies
+            self._loop.call_soon(self._copy_outputs, message, offsets)
+        else:
+            self._ran(message, offsets)
+
+    def _copy_outputs(self, message: Ran, offsets: list[int]) -> None:
+        """Copy a piece of the outputs of a batch. What the worker says meanwhile waits."""
+        if self._copies is None:
+            return  # the connection has ended, and the batch is lost
+        _copy_piece(self._copies)
+        if self._copies:
+            self._loop.call_soon(self._copy_outputs, message, offsets)
+            return
+        self._copies = None
+        self._ran(message, offsets)
+        self._read_on()
+
+    def _ran(self, message: Ran, offsets: list[int]) -> None:
+        self._batch_ids.discard(message.batch_id)
         if offsets:
             self._send(Release(offsets))
+        try:
+            self._listener.ran(self, message)
+        except Exception:
+            self._listener_broke(message.batch_id)
 
     def _free(self, offsets: list[int]) -> None:
         for offset in offsets:
             self._own.free(offset)
+
+
+def _copy_piece(copies: Copies) -> None:
+    """Copy as much as may be copied at a time; what is left stays."""
+    left = PIECE_BYTES
+    while copies and left > 0:
+        to, source = copies.popleft()
+        size = min(left, len(source))
+        to[:size] = source[:size]
+        left -= size
+        if size < len(source):
+            copies.appendleft((to[size:], source[size:]))

@@ -39,6 +39,8 @@ def loaded(**sections: object) -> LoadedApp:
         ("hang", "99ms", "'99ms': is too short (allowed: 100ms or longer)"),
         ("body", "0B", "'0B': is too small (allowed: 1B to 1GiB)"),
         ("body", "2GB", "'2GB': is too large (allowed: 1B to 1GiB)"),
+        ("answer", "2GB", "'2GB': is too large (allowed: 1B to 1GiB)"),
+        ("memory", "0B", "'0B': is too small (allowed: 1B to 1TiB)"),
         ("shared_memory", "0B", "'0B': is too small (allowed: 64KiB to 64GiB)"),
         ("shared_memory", "65GiB", "'65GiB': is too large (allowed: 64KiB to 64GiB)"),
         ("shared_memory", "9000000000GB", "'9000000000GB': is too large (allowed: up to 1000000TB"),
@@ -83,6 +85,8 @@ def test_what_is_served_is_parsed() -> None:
         log_format="text",
         access_log=False,
         expose_errors=False,
+        answer_bytes=64 << 20,
+        memory_bytes=512 << 20,
     )
 
 

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -19,13 +19,12 @@ from headgate.cli.chosen import choose
 from headgate.core.errors import ConfigError
 from headgate.live import logs
 from headgate.live.assignment import Assignment
+from headgate.live.gateway.config import BACKLOG
 from headgate.live.output import keep_descriptors
 from headgate.live.places import places
 from headgate.live.remote.outposts import check_providers
 from headgate.live.remote.signatures import elsewhere
 from headgate.live.supervisor import Supervisor
-
-BACKLOG: Final = 4_096
 
 
 @click.command("serve")

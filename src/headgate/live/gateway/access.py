@@ -48,7 +48,7 @@ class AccessLog:
         """Say how a request over HTTP ended."""
         route, tenant = exchange.route, exchange.tenant
         # What is open to everybody is asked by nobody in particular.
-        is_known = tenant is not None and route is not None and not route.is_open
+        is_known = tenant is not None and route is not None and not route.rule.is_open
         self.answered(
             exchange.asked or Asked("-", "-", monotonic_ns()),  # none of it was understood
             status,
@@ -56,7 +56,7 @@ class AccessLog:
             request_id=exchange.request_id.decode("latin-1"),
             client_id=tenant.client_id if tenant is not None and is_known else None,
             call=call,
-            in_bytes=len(exchange.body),
+            in_bytes=exchange.body_bytes,
             out_bytes=out_bytes,
         )
 

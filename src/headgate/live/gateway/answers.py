@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from math import ceil
 from typing import Final, Protocol, final
@@ -16,6 +16,7 @@ from headgate.core.outcome import OUTCOME_NAMES, Failure, Outcome, Rejection
 from headgate.live.call import INTERNAL, Call
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.refusal import Refused
+from headgate.live.gateway.text import WriteText
 
 JSON: Final = b"Content-Type: application/json\r\n"
 STATUS_LINES: Final[Mapping[int, bytes]] = {
@@ -44,11 +45,26 @@ _REJECTION_STATUSES: Final[Mapping[str, int]] = {
 }
 
 
+def json_lines(text_bytes: int) -> bytes:
+    """Header lines of an answer that is JSON and nothing else."""
+    return JSON
+
+
+@final
+class Answer(Struct, gc=False):
+    """What a call that went well is answered with: text, or what to write there; then raw bytes."""
+
+    text: bytes | WriteText
+    data: Sequence[memoryview] = ()  # elements of the outputs that are to be in the text
+    raw: Sequence[memoryview] = ()  # follow the text
+    lines: Callable[[int], bytes] = json_lines  # header lines, given how long the text is
+
+
 class Form(Protocol):
     """How answers of one kind of request look."""
 
-    def answer(self, call: Call) -> tuple[bytes, bytes]:
-        """Header lines and body for a call that went well. May raise `Refused`."""
+    def answer(self, call: Call) -> Answer:
+        """The answer to a call that went well. May raise `Refused`."""
 
     def refusal(self, refused: Refused, request_id: bytes) -> tuple[int, bytes, bytes]:
         """Status, header lines and body for one that did not."""
@@ -74,13 +90,16 @@ _ENCODER: Final = Encoder()
 class PlainForm:
     """The form of whatever has no call: only refusals come from it."""
 
-    def answer(self, call: Call) -> tuple[bytes, bytes]:
+    def answer(self, call: Call) -> Answer:
         """Nothing that is asked this way has one."""
         raise NotImplementedError
 
     def refusal(self, refused: Refused, request_id: bytes) -> tuple[int, bytes, bytes]:
         """As the Open Inference Protocol has it."""
         return refused.status, JSON, error_json(refused, request_id)
+
+
+PLAIN: Final = PlainForm()
 
 
 def error_json(refused: Refused, request_id: bytes) -> bytes:

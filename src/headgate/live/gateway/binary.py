@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import prod
 from typing import Final
-
-from msgspec import UNSET
 
 from headgate.functions.tensor import Tensor
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.elements import check_bytes, count_of, memoryview_of
-from headgate.live.gateway.oip import InferRequest, InputJson, OutputJson, OutputWanted, tensor
+from headgate.live.gateway.elements import check_bytes, check_strings, count_of
+from headgate.live.gateway.oip import OutputWanted
 from headgate.live.gateway.refusal import Refused
+from headgate.live.gateway.text import Understood
 
 LENGTH_HEADER: Final = b"inference-header-content-length"
 _DIGITS: Final = re.compile(rb"[0-9]{1,12}")
+_NOTHING: Final = memoryview(b"")
 
 
 def json_bytes(text: bytes, body_bytes: int) -> int:
@@ -33,25 +34,32 @@ def json_bytes(text: bytes, body_bytes: int) -> int:
     return int(text)
 
 
-def tensors(request: InferRequest, rest: memoryview, limits: GatewayConfig) -> list[Tensor]:
-    """The inputs of a request, `rest` being what follows its JSON. Raises `Refused` (400)."""
-    if len(request.inputs) > limits.inputs_max:
-        raise Refused(400, f"more than {limits.inputs_max} inputs")
+def tensors(read: Understood, limits: GatewayConfig, rest: memoryview = _NOTHING) -> list[Tensor]:
+    """The inputs of a request, `rest` being what follows its text. Raises `Refused` (400)."""
     made = []
-    at = 0
-    for given in request.inputs:
+    at = strings = 0
+    for given, data in zip(read.request.inputs, read.data, strict=True):
         size = given.parameters.get("binary_data_size") if given.parameters else None
         if size is None:
-            made.append(tensor(given, limits))
-            continue
-        if type(size) is not int or not 0 <= size <= len(rest) - at:
+            if data is None:
+                raise Refused(400, f"input {given.name!r} has no data")
+        elif data is not None:
+            raise Refused(400, f"input {given.name!r} has both data and binary_data_size")
+        elif type(size) is not int or not 0 <= size <= len(rest) - at:
             raise Refused(
                 400,
                 f"input {given.name!r}: binary_data_size is {str(size)[:40]}; "
                 f"{len(rest) - at} bytes are left",
             )
-        made.append(_raw(given, rest[at : at + size], limits))
-        at += size
+        else:
+            data = rest[at : at + size]
+            at += size
+            count = count_of(given.shape, given.name, limits.dims_max, limits.elements_max)
+            check_bytes(data, given.name, given.datatype, count)
+        if given.datatype == "BYTES":
+            strings += prod(given.shape)
+            check_strings(strings)
+        made.append(Tensor(given.name, given.datatype, given.shape, data))
     if at != len(rest):
         raise Refused(400, f"{len(rest) - at} bytes follow the inputs and belong to none")
     return made
@@ -73,20 +81,3 @@ def truth(parameters: Mapping[str, object] | None, name: str, by_default: bool) 
     if not isinstance(value, bool):
         raise Refused(400, f"{name} must be true or false")
     return value
-
-
-def output(given: Tensor) -> tuple[OutputJson, memoryview]:
-    """An output for the JSON, and the bytes that are to follow."""
-    data = memoryview_of(given)
-    return (
-        OutputJson(given.name, given.datatype, given.shape, {"binary_data_size": data.nbytes}),
-        data,
-    )
-
-
-def _raw(given: InputJson, data: memoryview, limits: GatewayConfig) -> Tensor:
-    if given.data is not UNSET:
-        raise Refused(400, f"input {given.name!r} has both data and binary_data_size")
-    count = count_of(given.shape, given.name, limits.dims_max, limits.elements_max)
-    check_bytes(data, given.name, given.datatype, count)
-    return Tensor(given.name, given.datatype, given.shape, data)

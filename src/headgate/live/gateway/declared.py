@@ -15,6 +15,8 @@ def gateway_config(loaded: LoadedApp) -> GatewayConfig:
     serve = loaded.serve
     return GatewayConfig(
         body_bytes_max=serve.body_bytes,
+        answer_bytes_max=serve.answer_bytes,
+        bodies_bytes_max=serve.memory_bytes,
         connections_max=serve.connections,
         timeout_max_s=serve.timeout_ns / 1e9,
         overload_status=serve.overload_status,

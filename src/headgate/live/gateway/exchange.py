@@ -1,26 +1,36 @@
-"""An exchange: one request of a connection and its answer, of which there is exactly one."""
+"""An exchange: one request of a connection and its answer, of which there is exactly one.
+
+What a request needs (a place among those of its tenant, memory for its body, its tensors and its
+answer) is taken as soon as its headers are known, and is given back once, whichever way it ends.
+"""
 
 from __future__ import annotations
 
 import logging
 from asyncio import TimerHandle
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, final
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, cast, final
 
 from headgate.core.outcome import Outcome
 from headgate.live.call import Call
 from headgate.live.gateway.answers import (
+    PLAIN,
     STATUS_LINES,
+    Answer,
     Form,
-    PlainForm,
     expired,
     outcome_line,
     retry_lines,
     timing_line,
     verdict,
 )
+from headgate.live.gateway.budget import Hold
+from headgate.live.gateway.codec_client import Job, Part, Result
+from headgate.live.gateway.elements import check_answer, elements_in, least_text_bytes
 from headgate.live.gateway.keys import Tenant
+from headgate.live.gateway.oip import too_much_text
 from headgate.live.gateway.refusal import Refused
+from headgate.live.gateway.text import ReadText, Understood, WriteText, write_text
 from headgate.live.gateway.traceparent import traceparent
 from headgate.live.metrics.responses import HTTP
 
@@ -31,7 +41,7 @@ if TYPE_CHECKING:
     from headgate.live.gateway.server import HttpServer
 
 _LOG: Final = logging.getLogger(__name__)
-_PLAIN: Final = PlainForm()
+_SHORT_BYTES: Final = 4096
 
 
 @final
@@ -40,22 +50,27 @@ class Exchange:
 
     __slots__ = (
         "_connection",
+        "_hold",
         "_is_done",
         "_is_head",
+        "_is_in_service",
+        "_job",
         "_timer",
         "asked",
         "body",
+        "body_bytes",
+        "body_bytes_max",
         "call",
         "closes",
         "form",
         "headers",
-        "held_bytes",
         "refused",
         "request_id",
         "route",
         "server",
         "tenant",
         "trace",
+        "wants_body",
     )
 
     def __init__(
@@ -73,62 +88,131 @@ class Exchange:
         self.tenant = tenant
         self.headers = headers
         self._is_head = is_head
-        self.body: bytes | bytearray = b""
-        self.held_bytes = 0  # of the body, as the server counts them
+        self.body: bytes | bytearray | memoryview = b""
+        self.body_bytes = 0  # that have come, whether or not they were kept
+        self.body_bytes_max = server.config.body_bytes_max
+        self.wants_body = False  # else it is read and thrown away
         self.closes = False  # the connection ends with this answer
         self.refused: Refused | None = None  # known before the body came
-        self.form: Form = _PLAIN
+        self.form: Form = PLAIN
         self.call: Call | None = None
         self.asked: Asked | None = None  # for the access log, where there is one
         self.request_id = server.request_id(headers.get(b"x-request-id"))
         self.trace = traceparent(headers[b"traceparent"]) if b"traceparent" in headers else b""
+        self._hold: Hold | None = None  # of the memory budget
+        self._is_in_service = False  # its tenant has one request less to spare
+        self._job: Job | None = None  # text of it that is being read or written elsewhere
         self._timer: TimerHandle | None = None
         self._is_done = False
 
+    # --- before the body -----------------------------------------------------------------------
+
+    def admit(self, body_bytes: int) -> None:
+        """Take what a request of this tenant takes, before its body is read.
+
+        `body_bytes` are those that are announced; they are taken whole. Raises `Refused` where the
+        text is too long, the tenant is at a limit, or there is no memory.
+        """
+        assert self.route is not None and self.tenant is not None
+        server, rule = self.server, self.route.rule
+        if rule.is_text is None:
+            return
+        self.form = rule.form
+        text_max = server.config.json_bytes_max
+        if (body_bytes > text_max or not body_bytes) and rule.is_text(self.headers):
+            self.body_bytes_max = min(self.body_bytes_max, text_max)
+            if body_bytes > text_max:
+                raise too_much_text(server.config)
+        tenant = self.tenant
+        tenant.enter(server.serving.now_ns())
+        self._hold = hold = Hold(server.budget, tenant.client_id)
+        if not hold.grow(body_bytes):
+            tenant.turn_away()
+            raise no_memory()
+        self._is_in_service = True
+        self.wants_body = True
+
+    def hold_more(self, size: int) -> bool:
+        """Take room for more of the body. False: there is none."""
+        return self._hold is not None and self._hold.grow(size)
+
+    def turn_down(self, refused: Refused) -> None:
+        """Refuse it while its body is coming; the rest of that is thrown away."""
+        self.refused = refused
+        self.wants_body = False
+        self.body = b""
+        if self._hold is not None:
+            self._hold.release()
+
+    # --- a call --------------------------------------------------------------------------------
+
     def handle(self) -> None:
         """Have it answered, now or later. Never raises."""
+        if self.refused is not None:
+            self.refuse(self.refused)
+            return
         try:
-            if self.refused is not None:
-                raise self.refused
             assert self.route is not None
-            self.route.handler(self)
+            self.route.rule.handler(self)
         except Refused as refused:
             self.refuse(refused)
         except Exception:
             self._break()
 
-    def submit(self, call: Call) -> None:
+    def read_elsewhere(
+        self, message: ReadText, text: Part, deadline_ns: int, then: Callable[[Understood], None]
+    ) -> None:
+        """Have long text read in another process; `then` goes on, and may raise `Refused`.
+
+        `deadline_ns` is 0 where headers give none. Raises `Refused` where too many wait.
+        """
+        if deadline_ns:
+            self._expire_at(deadline_ns)
+
+        def read(result: Understood | memoryview) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            then(cast("Understood", result))
+
+        self._have_done(message, [text], read)
+
+    def submit(self, call: Call, held_bytes: int) -> None:
         """Hand a call to the runtime, and wait for its answer in this exchange's form.
 
-        Raises `Refused` where the tenant is at a limit.
+        `held_bytes` is what its tensors take; whatever else was held is not needed any more. Raises
+        `Refused` where there is no memory.
         """
-        assert self.tenant is not None
-        self.tenant.enter(call.arrived_ns)
+        hold = self._hold
+        assert hold is not None
+        # Short texts are left as they were counted, which is not less than what they became.
+        if not held_bytes <= hold.size <= _SHORT_BYTES and not hold.resize(held_bytes):
+            raise no_memory()
+        self.body = b""
         self.call = call
         call.client_request_id = self.request_id
         if self.trace:
             call.trace = self.trace
         if call.gives_up:
-            wait_s = (call.deadline_ns - call.arrived_ns) * 1e-9
-            self._timer = self.server.loop.call_later(wait_s, self._expire)
+            self._expire_at(call.deadline_ns)
         self.server.serving.submit(call)
 
     def answered(self, call: Call) -> None:
         """What the runtime calls when it is done with the call."""
         if self._is_done:
-            self.release()  # at its deadline the call was answered, not over
+            if self._hold is not None:
+                self._hold.release()  # at its deadline the call was answered, not over
             return
         try:
             refused = verdict(call, self.server.config, self.request_id)
             if refused is not None:
                 self.refuse(refused)
                 return
-            lines, body = self.form.answer(call)
-            if call.outcome == Outcome.LATE:
-                lines += outcome_line(call)
-            lines += timing_line(call, self.server.serving.now_ns())
-            self.server.check_room(len(body))
-            self.respond(200, lines, body)
+            answer = self.form.answer(call)
+            if answer.raw or not isinstance(answer.text, bytes):
+                self._write(call, answer)
+            else:
+                self._send(call, answer, answer.text)
         except Refused as refused:
             self.refuse(refused)
         except Exception:
@@ -152,12 +236,28 @@ class Exchange:
             lines += timing_line(self.call, self.server.serving.now_ns())
         self.respond(status, lines, body, refused.reason)
 
-    def respond(self, status: int, lines: bytes, body: bytes, reason: str = "") -> None:
-        """Send the answer: the connection goes on to its next request."""
+    def respond(
+        self,
+        status: int,
+        lines: bytes,
+        body: bytes | memoryview,
+        reason: str = "",
+        *,
+        raw: Sequence[memoryview] = (),
+    ) -> None:
+        """Send the answer, `raw` behind its body: the connection goes on to its next request."""
+        server = self.server
+        size = len(body) + sum(map(len, raw)) if raw else len(body)
+        hold: Hold | None = None
+        if size > server.config.write_high_water:  # less waits in the socket's own buffer
+            hold = self._hold or Hold(server.budget, self.tenant.client_id if self.tenant else 0)
+            if not hold.resize(size):  # whatever else it held is not needed any more
+                self.refuse(Refused(503, "too many answers are not read yet", reason="answers"))
+                return
+            self._hold = None
         self._is_done = True
         call = self.call
         self._let_go()
-        server = self.server
         server.responses.count(HTTP, status, reason)
         if self.trace:
             lines += b"traceparent: %b\r\n" % self.trace
@@ -166,20 +266,26 @@ class Exchange:
             lines += b"Connection: close\r\n"
         elif b"connection" in self.headers:
             lines += b"Connection: keep-alive\r\n"
-        self._connection.send(
-            b"%b%b%bX-Request-Id: %b\r\nContent-Length: %d\r\n\r\n%b"
-            % (
-                STATUS_LINES[status],
-                server.common_lines,
-                lines,
-                self.request_id,
-                len(body),
-                b"" if self._is_head else body,
-            ),
-            self,
+        parts: Sequence[bytes | memoryview] = ()
+        if self._is_head:
+            body = b""
+        elif hold is not None:
+            parts, body = (body, *raw), b""
+        elif raw or not isinstance(body, bytes):
+            body = b"".join((body, *raw))
+        head = b"%b%b%bX-Request-Id: %b\r\nContent-Length: %d\r\n\r\n%b" % (
+            STATUS_LINES[status],
+            server.common_lines,
+            lines,
+            self.request_id,
+            size,
+            body,
         )
+        self._connection.send(head, parts, self, hold)
         if server.access is not None:
-            server.access.answered_http(self, call, status, reason, len(body))
+            server.access.answered_http(self, call, status, reason, size)
+
+    # --- other ends ----------------------------------------------------------------------------
 
     def abandon(self) -> None:
         """The client has gone: nobody wants the answer."""
@@ -191,42 +297,134 @@ class Exchange:
             self._let_go()
 
     def give_up(self, refused: Refused) -> None:
-        """Answer now, for the call will not be."""
+        """Answer now, for the call will not be; unless its answer is being written already."""
         call = self.call
+        if call is not None and self._job is not None:
+            self.closes = True
+            return
         if call is not None:
             call.outcome = Outcome.CANCELLED
             self.server.serving.cancel(call)
         self.refuse(refused)
 
-    def release(self) -> None:
-        """Let others have the room that the body took."""
-        self.server.bodies_bytes -= self.held_bytes
-        self.held_bytes = 0
+    def _expire_at(self, deadline_ns: int) -> None:
+        wait_s = (deadline_ns - self.server.serving.now_ns()) * 1e-9
+        self._timer = self.server.loop.call_later(max(0.0, wait_s), self._expire)
 
     def _expire(self) -> None:
         self._timer = None
-        if not self._is_done and self.call is not None:
-            # The call has the body until the runtime is done with it: see `answered`.
-            held_bytes, self.held_bytes = self.held_bytes, 0
-            self.refuse(expired(self.call))
-            self.held_bytes = held_bytes
+        if self._is_done:
+            return
+        if self.call is None:  # its text is still being read
+            self.refuse(Refused(504, "the deadline has passed", reason="deadline_exceeded"))
+            return
+        # The call has its tensors until the runtime is done with it: see `answered`.
+        hold = None
+        if self._job is None:
+            hold, self._hold = self._hold, None
+        self.refuse(expired(self.call))
+        self._hold = hold
 
     def _break(self) -> None:
         """A defect of ours: say so once, here and to the client, and go on."""
         about = {"request_id": self.request_id.decode("latin-1")}
         _LOG.exception("a request broke the gateway", extra=about)
         if not self._is_done:
-            self.form = _PLAIN
+            self.form = PLAIN
             self.refuse(Refused(500, "the gateway made a mistake", reason="internal"))
 
+    # --- writing the answer --------------------------------------------------------------------
+
+    def _write(self, call: Call, answer: Answer) -> None:
+        """Make the text of an answer and send it, or have the text made elsewhere first."""
+        limits, text = self.server.config, answer.text
+        check_answer(sum(map(len, answer.raw)), limits.answer_bytes_max, is_text=False)
+        if isinstance(text, bytes):
+            self._send(call, answer, text)
+            return
+        size = sum(map(len, answer.data))
+        most = limits.inline_elements_max
+        if size <= most or _sum(elements_in, text, answer.data) <= most:
+            self._send(call, answer, write_text(text, answer.data, limits))
+            return
+        check_answer(_sum(least_text_bytes, text, answer.data), limits.answer_bytes_max)
+        # From here on it is the outputs that are held. They are here already, whatever is said.
+        if self._hold is not None and not self._hold.resize(size + sum(map(len, answer.raw))):
+            raise no_memory()
+        self._have_done(
+            text,
+            answer.data,
+            lambda made: self._send(call, answer, cast("memoryview", made)),
+        )
+
+    def _send(self, call: Call, answer: Answer, text: bytes | memoryview) -> None:
+        size = whole = len(text)
+        if answer.raw:
+            whole += sum(map(len, answer.raw))
+        if whole > self.server.config.answer_bytes_max:
+            check_answer(whole, self.server.config.answer_bytes_max, is_text=size > whole // 2)
+        lines = answer.lines(size)
+        if call.outcome == Outcome.LATE:
+            lines += outcome_line(call)
+        lines += timing_line(call, self.server.serving.now_ns())
+        self.respond(200, lines, text, raw=answer.raw)
+
+    def _have_done(
+        self,
+        message: ReadText | WriteText,
+        parts: Sequence[Part],
+        then: Callable[[Understood | memoryview], None],
+    ) -> None:
+        """Have text read or written in another process, and go on with what came of it."""
+        assert self._hold is not None and self.tenant is not None
+
+        def done(result: Result) -> None:
+            self._job = None
+            if isinstance(result, Refused):
+                self.refuse(result)
+                return
+            try:
+                then(result)
+            except Refused as refused:
+                self.refuse(refused)
+            except Exception:
+                self._break()
+
+        self._job = Job(message, parts, self._hold, self.tenant.client_id, done)
+        try:
+            self.server.codec.submit(self._job)
+        except Refused:
+            self._job = None
+            raise
+
     def _let_go(self) -> None:
-        if self.held_bytes:
-            self.release()
+        """Give back what was taken; but what is used elsewhere, only when that has ended."""
+        job, self._job = self._job, None
+        hold, self._hold = self._hold, None
+        if job is not None:
+            job.cancel()
+        elif hold is not None:
+            hold.release()
+        self.body = b""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self.call is not None:
-            # The call knows its exchange: let go of it, or both wait for the garbage collector.
-            self.call = None
-            if self.tenant is not None:
-                self.tenant.leave()
+        # The call knows its exchange: let go of it, or both wait for the garbage collector.
+        self.call = None
+        if self._is_in_service:
+            self._is_in_service = False
+            assert self.tenant is not None
+            self.tenant.leave()
+
+
+def _sum(measure: Callable[[str, int], int], text: WriteText, data: Sequence[memoryview]) -> int:
+    """Something about all outputs that are in a text."""
+    outputs = [output for output in text.outputs if output.raw_bytes < 0]
+    return sum(
+        measure(output.datatype, len(part)) for output, part in zip(outputs, data, strict=True)
+    )
+
+
+def no_memory() -> Refused:
+    """What is said where the budget has no room."""
+    return Refused(503, "there is no memory for it just now", reason="memory")

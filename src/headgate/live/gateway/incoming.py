@@ -4,8 +4,9 @@ llhttp (through `httptools`) reads the bytes and is strict about what smuggles r
 proxies: lengths that contradict each other, folded headers, odd chunks. What it leaves open is
 closed here: how much there may be of everything, before it is kept.
 
-A request that is refused before its body has come (an unknown path, no key) has its body read and
-thrown away. One after which nothing can be understood is the last: `Refused` with `closes`.
+A request that is refused before its body has come (an unknown path, no key, a limit of its tenant,
+no memory) has its body read and thrown away. One after which nothing can be understood is the last:
+`Refused` with `closes`.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ from typing import TYPE_CHECKING, Final, final
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from headgate.live.gateway.exchange import Exchange
+from headgate.live.arena import room_for
+from headgate.live.gateway.exchange import Exchange, no_memory
 from headgate.live.gateway.keys import Tenant
+from headgate.live.gateway.oip import too_much_text
 from headgate.live.gateway.refusal import Refused
 from headgate.live.gateway.routes import Route
 
 if TYPE_CHECKING:
     from headgate.live.gateway.protocol import Connection
     from headgate.live.gateway.server import HttpServer
+
+_LARGE_BYTES: Final = 1 << 20  # of a body
 
 
 class Reading:
@@ -38,6 +43,7 @@ class Incoming:
     """The reading half of a connection. The parser calls the methods that begin with `on_`."""
 
     __slots__ = (
+        "_announced_bytes",
         "_body",
         "_body_bytes",
         "_connection",
@@ -65,8 +71,9 @@ class Incoming:
         self._headers: dict[bytes, bytes] = {}
         self._head_bytes = 0
         self._exchange: Exchange | None = None  # whose body is being read
-        self._body: bytes | bytearray = b""
-        self._body_bytes = 0
+        self._announced_bytes = 0  # of the body
+        self._body: bytes | bytearray | memoryview = b""
+        self._body_bytes = 0  # that have come
         self._plain_left = 0  # bytes of a body that the parser does not see
         self._unended_bytes = 0  # read since anything came of it; -1: something has just begun
 
@@ -85,21 +92,30 @@ class Incoming:
         if self.reading == Reading.HEAD or self.reading == Reading.BODY:
             self._count_unended(len(data))
 
+    def body_seconds_max(self) -> float:
+        """How long the body may take, which depends on how much of it has come.
+
+        Whoever has announced a body has memory put aside for it, and must send it.
+        """
+        limits = self._limits
+        earned_s = self._body_bytes / limits.body_bytes_per_s_min
+        return min(limits.body_timeout_s, limits.header_timeout_s + earned_s)
+
     def last(self, refused: Refused) -> Exchange:
         """The exchange to end with: the one that was coming in, or one for what was none."""
         self.reading = Reading.NO_MORE
-        exchange = self._exchange
+        exchange, self._exchange = self._exchange, None
         self.let_go()
         if exchange is None:
             exchange = Exchange(self._connection, self._server, None, None, {}, False)
-        exchange.refused = refused
+        exchange.turn_down(refused)
         exchange.closes = True
         return exchange
 
     def let_go(self) -> None:
         """Keep nothing of what is unfinished."""
         if self._exchange is not None:
-            self._exchange.release()
+            self._exchange.abandon()
             self._exchange = None
         self._body_bytes = self._plain_left = 0
         self._body = b""
@@ -151,16 +167,24 @@ class Incoming:
             raise Refused(400, "there is no Host", closes=True)
         try:
             route = server.router.find(method, target)
-            tenant = server.keys.anyone if route.is_open else server.keys.tenant(headers)
+            is_open = route.rule.is_open
+            tenant = server.keys.anyone if is_open else server.keys.tenant(headers)
         except Refused as error:
-            refused = error
+            refused = error.with_traceback(None)  # which knows this frame, and that knows it
         exchange = Exchange(self._connection, server, route, tenant, headers, method == b"HEAD")
-        exchange.refused = refused
         if server.access is not None:
             exchange.asked = server.access.asked(method, target)
         self._exchange = exchange
+        size = 0
         if b"content-length" in headers or b"transfer-encoding" in headers:
-            self._check_framing(headers)
+            size = self._announced(headers)
+        self._announced_bytes = size
+        if refused is None:
+            try:
+                exchange.admit(size)
+            except Refused as error:
+                refused = error.with_traceback(None)
+        exchange.refused = refused
         if b"expect" in headers:
             self._expect(headers[b"expect"], refused)
 
@@ -172,16 +196,31 @@ class Incoming:
         self._body_bytes += len(chunk)
         if self._body_bytes > self._limits.body_bytes_max:
             raise self._too_large()
-        if exchange is None or exchange.refused is not None:
+        if exchange is None or not exchange.wants_body:
             return
-        if not self._server.hold(len(chunk)):
-            raise Refused(503, "too many bodies are here already", reason="bodies", closes=True)
-        exchange.held_bytes += len(chunk)
+        if self._body_bytes > exchange.body_bytes_max:
+            self._turn_down(exchange, too_much_text(self._limits))
+            return
+        if self._body_bytes > self._announced_bytes and not exchange.hold_more(len(chunk)):
+            self._turn_down(exchange, no_memory())
+            return
+        self._keep(chunk)
+
+    def _keep(self, chunk: bytes) -> None:
+        """Put a piece of the body behind those that were before it.
+
+        They are one buffer rather than a list: a million tiny chunks would cost far more than what
+        they carry. Where it is known to become large it is made at once, for to move one that grows
+        takes longer than anything else here.
+        """
         if not self._body:
-            self._body = chunk
+            if not len(chunk) < self._announced_bytes >= _LARGE_BYTES:
+                self._body = chunk
+                return
+            self._body = room_for(self._announced_bytes)
+        if isinstance(self._body, memoryview):
+            self._body[self._body_bytes - len(chunk) : self._body_bytes] = chunk
             return
-        # One growing buffer rather than a list: a million tiny chunks would cost far more than
-        # what they carry.
         if not isinstance(self._body, bytearray):
             self._body = bytearray(self._body)
         self._body += chunk
@@ -197,8 +236,13 @@ class Incoming:
         if not self._plain_left:
             self._complete(exchange, closes=not self._parser.should_keep_alive())
 
+    def _turn_down(self, exchange: Exchange, refused: Refused) -> None:
+        exchange.turn_down(refused)
+        self._body = b""
+
     def _complete(self, exchange: Exchange, *, closes: bool) -> None:
         exchange.body = self._body
+        exchange.body_bytes = self._body_bytes
         exchange.closes = closes
         self.reading = Reading.NO_MORE if closes else Reading.NOTHING
         if self._body_bytes:
@@ -225,16 +269,22 @@ class Incoming:
             self._complete(self._exchange, closes=False)
         return data[len(piece) :]
 
-    def _check_framing(self, headers: dict[bytes, bytes]) -> None:
-        """What the parser lets pass and proxies could see otherwise; and the size, beforehand."""
+    def _announced(self, headers: dict[bytes, bytes]) -> int:
+        """How large the body will be; 0: it comes in chunks.
+
+        Looks at what the parser lets pass and proxies could see otherwise.
+        """
         coding = headers.get(b"transfer-encoding")
         if coding is not None:
             if coding.lower() != b"chunked" or b"content-length" in headers:
                 raise Refused(400, "the length of the body is ambiguous", closes=True)
             if self._parser.get_http_version() != "1.1":
                 raise Refused(400, "chunks are not part of HTTP/1.0", closes=True)
-        elif int(headers[b"content-length"]) > self._limits.body_bytes_max:
+            return 0
+        size = int(headers[b"content-length"])
+        if size > self._limits.body_bytes_max:
             raise self._too_large()
+        return size
 
     def _expect(self, expected: bytes, refused: Refused | None) -> None:
         if expected.lower() != b"100-continue":

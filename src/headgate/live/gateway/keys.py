@@ -57,6 +57,11 @@ class Tenant:
         """End a call."""
         self.open -= 1
 
+    def turn_away(self) -> None:
+        """End a call that was not even looked at: what it took of the rate is given back."""
+        self.open -= 1
+        self._tokens = min(self._tokens + 1.0, self._burst)
+
     def _take(self, now_ns: int) -> None:
         # The first call finds the bucket full, however long it has been.
         if self._filled_ns:

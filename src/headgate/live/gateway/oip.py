@@ -14,7 +14,15 @@ from msgspec.json import Decoder, Encoder
 
 from headgate.functions.tensor import Tensor
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.elements import count_of, from_json, to_json
+from headgate.live.gateway.elements import (
+    PIECE,
+    count_of,
+    elements_in,
+    from_json,
+    memoryview_of,
+    to_json,
+    to_json_text,
+)
 from headgate.live.gateway.refusal import Refused
 
 Datatype = Literal[
@@ -34,7 +42,8 @@ Datatype = Literal[
     "BYTES",
 ]
 Dimension = Annotated[int, Meta(ge=0, lt=1 << 62)]
-Parameters = dict[str, object]
+# As the protocol has it; lists of lists of nothing would take more time than anything else.
+Parameters = dict[str, bool | int | float | str | None]
 VERSION: Final = "1"  # models are not versioned; clients want to see one
 
 
@@ -75,7 +84,7 @@ class OutputJson(Struct, gc=False, omit_defaults=True):
     datatype: str
     shape: tuple[int, ...]
     parameters: dict[str, int] | None = None
-    data: Sequence[object] | UnsetType = UNSET
+    data: Sequence[object] | Raw | UnsetType = UNSET
 
 
 @final
@@ -97,30 +106,30 @@ def decode(text: bytes | bytearray | memoryview, limits: GatewayConfig) -> Infer
     if len(text) > limits.json_bytes_max:
         raise too_much_text(limits)
     try:
-        return _DECODER.decode(text)
+        request = _DECODER.decode(text)
     except RecursionError:
         raise Refused(400, "the request is too deeply nested") from None
     except ValueError as problem:  # of msgspec, or text that is not UTF-8
         raise Refused(400, f"the request is not understood: {problem}") from None
+    most = limits.inputs_max
+    if len(request.inputs) > most or (request.outputs and len(request.outputs) > most):
+        raise Refused(400, f"more than {most} inputs or outputs")
+    return request
 
 
 def too_much_text(limits: GatewayConfig) -> Refused:
     """What is said of text that would take too long to read."""
     return Refused(
-        413, f"more than {limits.json_bytes_max} bytes of text; send tensors as binary data"
+        413,
+        f"more than {limits.json_bytes_max} bytes of text; send tensors as binary data "
+        "(Inference-Header-Content-Length, and binary_data_size of each input)",
+        reason="too_large",
     )
 
 
 def encode(response: InferResponse) -> bytes:
     """A response as JSON."""
     return _ENCODER.encode(response)
-
-
-def tensors(request: InferRequest, limits: GatewayConfig) -> list[Tensor]:
-    """The inputs of a request that has all of them in JSON. Raises `Refused` (400)."""
-    if len(request.inputs) > limits.inputs_max:
-        raise Refused(400, f"more than {limits.inputs_max} inputs")
-    return [tensor(given, limits) for given in request.inputs]
 
 
 def tensor(given: InputJson, limits: GatewayConfig) -> Tensor:
@@ -137,6 +146,11 @@ def tensor(given: InputJson, limits: GatewayConfig) -> Tensor:
     )
 
 
-def output(given: Tensor) -> OutputJson:
-    """An output with its elements in the JSON. Raises `Refused` (406) if JSON cannot have them."""
-    return OutputJson(given.name, given.datatype, given.shape, data=to_json(given))
+def output(given: Tensor, text_max: int = 1 << 30) -> OutputJson:
+    """An output with its elements in the JSON.
+
+    Raises `Refused` if JSON cannot have them (406), or in more than `text_max` bytes (500).
+    """
+    is_short = elements_in(given.datatype, len(memoryview_of(given))) <= PIECE
+    data = to_json(given) if is_short else to_json_text(given, text_max)
+    return OutputJson(given.name, given.datatype, given.shape, data=data)

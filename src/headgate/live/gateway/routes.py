@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Final, final
 from urllib.parse import unquote_to_bytes
 
+from headgate.live.gateway.answers import PLAIN, Form
 from headgate.live.gateway.exchange import Exchange
 from headgate.live.gateway.refusal import Refused
 
 Handler = Callable[[Exchange], None]
+Headers = Mapping[bytes, bytes]
 Methods = Mapping[bytes, "Route"]
 
 # Targets come from clients, and there is no end of them.
@@ -24,19 +26,24 @@ KNOWN_BYTES_MAX: Final = 256  # of one
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a path does for one method. `is_open`: without an API key."""
+    """What a path does for one method. `is_open`: without an API key.
+
+    `is_text` is there where the path takes a body, which it has a model look at: it says, of a
+    request's headers, whether all of its body is text. Bodies of other requests are thrown away.
+    """
 
     method: bytes
     handler: Handler
     is_open: bool = False
+    is_text: Callable[[Headers], bool] | None = None
+    form: Form = PLAIN  # of refusals before the body has come
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
     """Who handles a request, and the names that its path held."""
 
-    handler: Handler
-    is_open: bool
+    rule: Rule
     name: str = ""
     version: str = ""
 
@@ -72,7 +79,7 @@ class Router:
         if not path.startswith(b"/"):  # a proxy's form, or nonsense
             path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
         rule = self._fixed.get(path)
-        route = Route(rule.handler, rule.is_open) if rule is not None else None
+        route = Route(rule) if rule is not None else None
         if rule is None or route is None:
             rule, route = self._match(path.split(b"/"))
         if rule is None or route is None:
@@ -98,7 +105,7 @@ class Router:
                     break
             else:
                 name, version = names.get(b"{name}", ""), names.get(b"{version}", "")
-                return rule, Route(rule.handler, rule.is_open, name, version)
+                return rule, Route(rule, name, version)
         return None, None
 
 

@@ -12,15 +12,16 @@ from typing import Final, final
 from msgspec.json import encode
 
 from headgate.live.call import Call
-from headgate.live.gateway.answers import JSON, error_json
+from headgate.live.gateway.answers import JSON, Answer, error_json
 from headgate.live.gateway.exchange import Exchange
-from headgate.live.gateway.infer import check_coding, submit
+from headgate.live.gateway.infer import check_coding, read_then, submit
 from headgate.live.gateway.intake import check_open, find_model
-from headgate.live.gateway.oip import InferRequest
+from headgate.live.gateway.oip import Parameters
 from headgate.live.gateway.readiness import problems
 from headgate.live.gateway.refusal import Refused
 from headgate.live.gateway.routes import Rule
-from headgate.live.gateway.sagemaker_bodies import Answer, understand
+from headgate.live.gateway.sagemaker_bodies import BodyForm, is_text, opaque, parts_of
+from headgate.live.gateway.text import Understood
 from headgate.live.gateway.traceparent import traceparent
 from headgate.live.serving import Phase
 
@@ -33,8 +34,10 @@ def sagemaker_rules() -> dict[str, Rule]:
     """The paths of SageMaker."""
     return {
         "/ping": Rule(b"GET", ping, is_open=True),
-        "/invocations": Rule(b"POST", invocations),
-        "/endpoints/{name}/invocations": Rule(b"POST", endpoint_invocations),
+        "/invocations": Rule(b"POST", invocations, is_text=is_text),
+        "/endpoints/{name}/invocations": Rule(
+            b"POST", endpoint_invocations, is_text=is_text, form=SageMakerForm(is_endpoint=True)
+        ),
     }
 
 
@@ -42,17 +45,19 @@ def sagemaker_rules() -> dict[str, Rule]:
 class SageMakerForm:
     """Answers in the form the body came in; errors as the client's interface has them."""
 
-    __slots__ = ("_is_endpoint", "answer_form")
+    __slots__ = ("_is_endpoint", "body_form")
 
     def __init__(self, *, is_endpoint: bool) -> None:
         self._is_endpoint = is_endpoint
-        self.answer_form: Answer | None = None
+        self.body_form: BodyForm | None = None  # once the body is understood
 
-    def answer(self, call: Call) -> tuple[bytes, bytes]:
+    def answer(self, call: Call) -> Answer:
         """Whatever the kind of body is answered with."""
-        assert self.answer_form is not None
-        lines, body = self.answer_form(call)
-        return lines + VARIANT, body
+        assert self.body_form is not None
+        answer = self.body_form.answer(call)
+        lines = answer.lines
+        answer.lines = lambda text_bytes: lines(text_bytes) + VARIANT
+        return answer
 
     def refusal(self, refused: Refused, request_id: bytes) -> tuple[int, bytes, bytes]:
         """A container's error, or the service's."""
@@ -98,23 +103,34 @@ def endpoint_invocations(exchange: Exchange) -> None:
 
 
 def _invoke(exchange: Exchange, name: str) -> None:
-    server, form = exchange.server, exchange.form
+    serving, form = exchange.server.serving, exchange.form
     assert isinstance(form, SageMakerForm)
-    check_open(server.serving)
-    model = find_model(server.serving, name)
+    arrived_ns = serving.now_ns()
+    check_open(serving)
+    model = find_model(serving, name)
     check_coding(exchange.headers)
+    attributes = _heed_attributes(exchange) if ATTRIBUTES in exchange.headers else {}
     media_type = exchange.headers.get(b"content-type", b"")
-    understood = understand(media_type, exchange.body, model, server.config)
-    form.answer_form = understood.answer
-    if ATTRIBUTES in exchange.headers:
-        _heed_attributes(exchange, understood.request)
-    submit(exchange, model, understood.request, understood.inputs, understood.outputs)
+    body = memoryview(exchange.body)
+    parts = parts_of(media_type, body, model)
+
+    def go_on(read: Understood) -> None:
+        form.body_form = BodyForm(model, read, media_type)
+        if attributes:
+            read.request.parameters = attributes | (read.request.parameters or {})
+        rest = body[:0] if parts is None else parts.rest
+        submit(exchange, model, arrived_ns, read, rest, form.body_form.names)
+
+    if parts is None:
+        go_on(opaque(body, model))
+    else:
+        read_then(exchange, parts.message, parts.text, arrived_ns, go_on)
 
 
-def _heed_attributes(exchange: Exchange, request: InferRequest) -> None:
+def _heed_attributes(exchange: Exchange) -> Parameters:
     """Put what custom attributes say where it is looked for; what is said there already stays."""
     headers = dict(exchange.headers)
-    parameters = dict(request.parameters or {})
+    parameters: Parameters = {}
     for attribute in headers[ATTRIBUTES].replace(b",", b";").split(b";"):
         key, _, value = attribute.strip().partition(b"=")
         if key == b"timeout_ms":
@@ -126,7 +142,7 @@ def _heed_attributes(exchange: Exchange, request: InferRequest) -> None:
         elif key == b"traceparent":
             exchange.trace = exchange.trace or traceparent(value)
     exchange.headers = headers
-    request.parameters = parameters
+    return parameters
 
 
 def _service_error(refused: Refused) -> tuple[int, str]:

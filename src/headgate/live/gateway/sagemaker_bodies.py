@@ -8,196 +8,111 @@ is one opaque string of bytes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from math import prod
-from typing import Final, cast, final
+from collections.abc import Mapping
+from typing import Final, final
 
-import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import Struct
 
-from headgate.functions.tensor import Tensor, TensorSpec
+from headgate.functions.tensor import TensorSpec
 from headgate.live.call import Call
-from headgate.live.gateway import binary, oip
-from headgate.live.gateway.answers import JSON
-from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.elements import (
-    count_of,
-    from_json,
-    joined,
-    memoryview_of,
-    split,
-    to_json,
-)
+from headgate.live.gateway import binary
+from headgate.live.gateway.answers import Answer, json_lines
+from headgate.live.gateway.elements import joined, memoryview_of
 from headgate.live.gateway.infer import OipForm
-from headgate.live.gateway.oip import InferRequest
+from headgate.live.gateway.oip import InferRequest, InputJson
 from headgate.live.gateway.refusal import Refused
+from headgate.live.gateway.text import OutputText, ReadText, Understood, WriteText
 from headgate.live.serving import Model
 
 TRITON: Final = "application/vnd.sagemaker-triton.binary+json"
 _TRITON_SIZE: Final = re.compile(rb";\s*json-header-size=(\d+)\s*$")
-# Header lines and body of an answer.
-Answer = Callable[[Call], tuple[bytes, bytes]]
+_TEXTS: Final = {"application/json": "json", "text/csv": "csv"}
 
 
 @final
-class Understood(Struct, gc=False):
-    """A body: the request it amounts to, its tensors, and how to answer it."""
+class Parts(Struct, gc=False):
+    """A body in parts: the text that is to be read, and what follows it."""
 
-    request: InferRequest
-    inputs: list[Tensor]
-    answer: Answer
-    outputs: list[str] = []
-
-
-@final
-class _Envelope(Struct, gc=False):
-    instances: Raw | UnsetType = UNSET
+    text: memoryview
+    rest: memoryview
+    message: ReadText
 
 
-def understand(
-    media_type: bytes, body: bytes | bytearray, model: Model, limits: GatewayConfig
-) -> Understood:
-    """What a body means. Raises `Refused`."""
-    kind = media_type.partition(b";")[0].strip().lower().decode("latin-1")
+def is_text(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether all of a body is text, going by its media type."""
+    return _kind(headers.get(b"content-type", b"")) in _TEXTS
+
+
+def parts_of(media_type: bytes, body: memoryview, model: Model) -> Parts | None:
+    """What is text in a body; None: it is one opaque string of bytes. Raises `Refused`."""
+    kind = _kind(media_type)
     if kind == TRITON:
-        return _triton(media_type, body, model, limits)
-    is_text = kind in ("application/json", "text/csv")
-    if is_text and len(body) > limits.json_bytes_max:
-        raise oip.too_much_text(limits)
-    if kind == "application/json":
-        return _json(body, model, limits)
-    if kind == "text/csv":
-        return _rows(_csv(body), model, limits, _csv_answer)
-    return _opaque(body, model)
+        size = _TRITON_SIZE.search(media_type)
+        if size is None:
+            raise Refused(400, f"{TRITON} needs json-header-size=N")
+        at = binary.json_bytes(size[1], len(body))
+        return Parts(body[:at], body[at:], ReadText("oip", model.name))
+    if kind not in _TEXTS:
+        return None
+    spec = model.inputs[0] if len(model.inputs) == 1 else None
+    return Parts(body, body[:0], ReadText(_TEXTS[kind], model.name, spec))
 
 
-def _triton(
-    media_type: bytes, body: bytes | bytearray, model: Model, limits: GatewayConfig
-) -> Understood:
-    size = _TRITON_SIZE.search(media_type)
-    if size is None:
-        raise Refused(400, f"{TRITON} needs json-header-size=N")
-    view = memoryview(body)
-    at = binary.json_bytes(size[1], len(view))
-    request = oip.decode(view[:at], limits)
-    form = OipForm(model.name, request)
-
-    def answer(call: Call) -> tuple[bytes, bytes]:
-        text, raw = form.parts(call)
-        line = f"Content-Type: {TRITON};json-header-size={len(text)}\r\n".encode()
-        return line, b"".join((text, *raw))
-
-    return Understood(request, binary.tensors(request, view[at:], limits), answer, form.names)
+def opaque(body: memoryview, model: Model) -> Understood:
+    """A body of which nothing is understood, as one string for the model."""
+    spec = model.inputs[0] if len(model.inputs) == 1 else TensorSpec("body", "BYTES", (1,))
+    described = InputJson(spec.name, (1,) * len(spec.shape), "BYTES")
+    return Understood("opaque", InferRequest([described]), [memoryview(joined([body]))])
 
 
-def _json(body: bytes | bytearray, model: Model, limits: GatewayConfig) -> Understood:
-    if body[:64].lstrip()[:1] == b"[":
-        return _rows(bytes(body), model, limits, _bare_answer)
-    try:
-        envelope = msgspec.json.decode(body, type=_Envelope)
-    except (ValueError, RecursionError) as problem:
-        raise Refused(400, f"the body is not understood: {problem}") from None
-    if envelope.instances is not UNSET:
-        return _rows(bytes(memoryview(envelope.instances)), model, limits, _predictions_answer)
-    request = oip.decode(body, limits)
-    form = OipForm(model.name, request)
-    return Understood(request, oip.tensors(request, limits), form.answer, form.names)
+@final
+class BodyForm:
+    """How a body of one kind is answered."""
+
+    def __init__(self, model: Model, read: Understood, media_type: bytes) -> None:
+        self._model = model
+        self._form = read.form
+        self._is_triton = _kind(media_type) == TRITON
+        self._oip = OipForm(model.name, read.request)
+        self.names = self._oip.names
+
+    def answer(self, call: Call) -> Answer:
+        """In the form in which was asked."""
+        if self._form == "opaque":
+            string = _only_string(call)
+            if string is not None:
+                return Answer(b"", (), [string], _opaque_lines)
+        elif self._form != "oip":
+            outputs = [OutputText(t.name, t.datatype, t.shape) for t in call.outputs]
+            text = WriteText(self._form, self._model.name, "", outputs)
+            data = [memoryview_of(tensor) for tensor in call.outputs]
+            return Answer(text, data, (), _csv_lines if self._form == "csv" else json_lines)
+        answer = self._oip.answer(call)
+        if self._is_triton:
+            answer.lines = _triton_lines
+        return answer
 
 
-def _rows(text: bytes, model: Model, limits: GatewayConfig, answer: Answer) -> Understood:
-    """Rows, as JSON, for the only input that the model has."""
-    if len(model.inputs) != 1:
-        raise Refused(400, f"rows are for models of one input; {model.name!r} has other")
-    spec = model.inputs[0]
-    given = _shape(text, limits.dims_max)
-    shape = _fitted(given, spec)
-    count = count_of(shape, spec.name, limits.dims_max, limits.elements_max)
-    data = from_json(text, spec.name, spec.datatype, given, count)
-    return Understood(InferRequest([]), [Tensor(spec.name, spec.datatype, shape, data)], answer)
+def _kind(media_type: bytes) -> str:
+    return media_type.partition(b";")[0].strip().lower().decode("latin-1")
 
 
-def _shape(text: bytes, dims_max: int) -> tuple[int, ...]:
-    """The shape that nested lists have, going by their first elements."""
-    try:
-        level: object = msgspec.json.decode(text)
-    except (ValueError, RecursionError) as problem:
-        raise Refused(400, f"the rows are not understood: {problem}") from None
-    shape = []
-    while isinstance(level, list):
-        shape.append(len(level))
-        if len(shape) > dims_max:
-            raise Refused(400, f"the rows are nested more than {dims_max} deep")
-        level = level[0] if level else None
-    if not shape:
-        raise Refused(400, "rows must be a list")
-    return tuple(shape)
+def _only_string(call: Call) -> memoryview | None:
+    """The string that is all of an answer, if it is one."""
+    if len(call.outputs) != 1 or call.outputs[0].datatype != "BYTES":
+        return None
+    data = memoryview_of(call.outputs[0])
+    size = int.from_bytes(data[:4], "little")
+    return data[4:] if len(data) >= 4 and len(data) == 4 + size else None
 
 
-def _fitted(shape: tuple[int, ...], spec: TensorSpec) -> tuple[int, ...]:
-    """Where one dimension is missing: rows of one number each, or one row alone."""
-    if len(shape) + 1 != len(spec.shape):
-        return shape
-    return (*shape, 1) if spec.shape[-1] == 1 else (1, *shape)
+def _csv_lines(text_bytes: int) -> bytes:
+    return b"Content-Type: text/csv; charset=utf-8\r\n"
 
 
-def _csv(body: bytes | bytearray) -> bytes:
-    """Rows of numbers as JSON, which is then checked as such."""
-    if b"[" in body:
-        raise Refused(400, "CSV must have numbers and commas alone")
-    lines = [line for line in bytes(body).split(b"\n") if line.strip()]
-    return b"[%b]" % b",".join(b"[%b]" % line.strip() for line in lines)
+def _opaque_lines(text_bytes: int) -> bytes:
+    return b"Content-Type: application/octet-stream\r\n"
 
 
-def _opaque(body: bytes | bytearray, model: Model) -> Understood:
-    rank = len(model.inputs[0].shape) if len(model.inputs) == 1 else 1
-    name = model.inputs[0].name if len(model.inputs) == 1 else "body"
-    tensor = Tensor(name, "BYTES", (1,) * rank, memoryview(joined([memoryview(body)])))
-    form = OipForm(model.name, InferRequest([]))
-
-    def answer(call: Call) -> tuple[bytes, bytes]:
-        outputs = call.outputs
-        if len(outputs) == 1 and outputs[0].datatype == "BYTES":
-            parts = split(memoryview_of(outputs[0]))
-            if len(parts) == 1:
-                return b"Content-Type: application/octet-stream\r\n", bytes(parts[0])
-        return form.answer(call)
-
-    return Understood(InferRequest([]), [tensor], answer)
-
-
-def _predictions_answer(call: Call) -> tuple[bytes, bytes]:
-    return JSON, msgspec.json.encode({"predictions": _predictions(call)})
-
-
-def _bare_answer(call: Call) -> tuple[bytes, bytes]:
-    return JSON, msgspec.json.encode(_predictions(call))
-
-
-def _predictions(call: Call) -> object:
-    """The only output, row by row; of several, each row's by name."""
-    if len(call.outputs) == 1:
-        return _nested(call.outputs[0])
-    columns = {tensor.name: _nested(tensor) for tensor in call.outputs}
-    if not all(isinstance(column, list) for column in columns.values()):
-        return columns
-    rows = zip(*(cast("list[object]", column) for column in columns.values()), strict=False)
-    return [dict(zip(columns, row, strict=True)) for row in rows]
-
-
-def _csv_answer(call: Call) -> tuple[bytes, bytes]:
-    if len(call.outputs) != 1:
-        raise Refused(406, "CSV is for one output; ask in JSON")
-    tensor = call.outputs[0]
-    width = prod(tensor.shape[1:])
-    values = [str(value) for value in to_json(tensor)]
-    lines = (",".join(values[at : at + width]) for at in range(0, len(values), width or 1))
-    return b"Content-Type: text/csv; charset=utf-8\r\n", "\n".join((*lines, "")).encode()
-
-
-def _nested(tensor: Tensor) -> object:
-    level: list[object] = list(to_json(tensor))
-    if not tensor.shape:
-        return level[0]
-    for size in reversed(tensor.shape[1:]):
-        level = [level[at : at + size] for at in range(0, len(level), size or 1)]
-    return level
+def _triton_lines(text_bytes: int) -> bytes:
+    return f"Content-Type: {TRITON};json-header-size={text_bytes}\r\n".encode()

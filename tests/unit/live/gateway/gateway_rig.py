@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -53,6 +55,12 @@ class Client:
         size = 0 if is_head else int(headers.get("content-length", "0"))
         body = await asyncio.wait_for(self.reader.readexactly(size), PATIENCE_S)
         return Reply(int(first.split(" ")[1]), headers, body)
+
+    def reset(self) -> None:
+        """Go away at once, and have the server told so."""
+        connection = self.writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
 
     async def is_closed(self) -> bool:
         """Whether the server closes the connection, without another word."""
@@ -123,6 +131,21 @@ def body(*inputs: dict[str, object], **more: object) -> dict[str, object]:
     return {"inputs": inputs or (tensor(),), **more}
 
 
+def raw(size: int, *lines: str, model: str = "free", **more: object) -> bytes:
+    """A request whose body is so many bytes, nearly all of them one binary tensor."""
+
+    def text(elements: int) -> bytes:
+        described = {"name": "x", "shape": [1, elements], "datatype": "UINT8"}
+        parameters = {"binary_data_size": elements}
+        return json.dumps({"inputs": [described | {"parameters": parameters}], **more}).encode()
+
+    elements = size - len(text(size))
+    elements += size - elements - len(text(elements))  # its number may be a digit shorter
+    said = text(elements)
+    length = f"Inference-Header-Content-Length: {len(said)}"
+    return infer(said + bytes(elements), length, *lines, model=model)
+
+
 @asynccontextmanager
 async def rig(
     config: GatewayConfig = QUICK, serving: FakeServing | None = None
@@ -131,6 +154,7 @@ async def rig(
     serving = serving or FakeServing()
     server = HttpServer(serving, config, lambda accept: (b"up 1\n", "text/plain"))
     listener = await server.listen(host="127.0.0.1", port=0)
+    assert listener is not None
     made = Rig(serving, server, listener.sockets[0].getsockname()[1])
     try:
         yield made

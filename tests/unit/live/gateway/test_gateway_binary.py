@@ -17,8 +17,10 @@ from headgate.live.gateway import binary, oip
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.elements import joined, split, to_json
 from headgate.live.gateway.refusal import Refused
+from headgate.live.gateway.text import ReadText, read_text
 
 LIMITS = GatewayConfig(elements_max=10_000)
+OIP = ReadText("oip", "m")
 FLOATS = struct.pack("<2f", 1.0, 2.5)
 NUMPY = {
     "BOOL": np.bool_,
@@ -93,7 +95,7 @@ def test_raw_out(more: dict[str, object]) -> None:
         ({"inputs": [described(4)]}, FLOATS[:4], None, "ask for 8"),
         ({"inputs": [described(4)]}, FLOATS, None, "ask for 8"),
         ({"inputs": [described()]}, FLOATS + b"x", None, "belong to none"),
-        ({"inputs": [described(data=[1])]}, FLOATS, None, "both"),
+        ({"inputs": [described(data=[1, 2])]}, FLOATS, None, "both"),
         ({"inputs": [described()]}, FLOATS, 10**6, "length of the JSON"),
         ({"inputs": [described()]}, FLOATS, -1, "length of the JSON"),
         ({"inputs": [described()]}, FLOATS, "1e3", "length of the JSON"),
@@ -128,12 +130,12 @@ def test_json_and_raw_mean_the_same(data: st.DataObject) -> None:
     raw = array.tobytes()
     for listed in (array.tolist(), array.ravel().tolist()):
         text = {"inputs": [{"name": "x", "shape": shape, "datatype": datatype, "data": listed}]}
-        (tensor,) = oip.tensors(oip.decode(json.dumps(text).encode(), LIMITS), LIMITS)
+        (tensor,) = binary.tensors(read_text(OIP, json.dumps(text).encode(), LIMITS), LIMITS)
         assert bytes(tensor.data) == raw  # type: ignore[arg-type]
     size = {"binary_data_size": len(raw)}
     text = {"inputs": [{"name": "x", "shape": shape, "datatype": datatype, "parameters": size}]}
-    request = oip.decode(json.dumps(text).encode(), LIMITS)
-    (tensor,) = binary.tensors(request, memoryview(raw), LIMITS)
+    read = read_text(OIP, json.dumps(text).encode(), LIMITS)
+    (tensor,) = binary.tensors(read, LIMITS, memoryview(raw))
     assert list(to_json(tensor)) == array.ravel().tolist()
 
 
@@ -182,16 +184,13 @@ NEARLY = st.fixed_dictionaries(
 def test_decoders_make_whole_tensors_or_refuse(text: object, raw: bytes) -> None:
     """Whatever comes: `Refused` with a 400, or tensors whose bytes agree with their shapes."""
     try:
-        request = oip.decode(json.dumps(text).encode(), LIMITS)
+        read = read_text(OIP, json.dumps(text).encode(), LIMITS)
     except Refused as refused:
         assert refused.status == 400
         return
-    for rest in (None, memoryview(raw)):
+    for rest in (memoryview(b""), memoryview(raw)):
         try:
-            if rest is None:
-                made = oip.tensors(request, LIMITS)
-            else:
-                made = binary.tensors(request, rest, LIMITS)
+            made = binary.tensors(read, LIMITS, rest)
         except Refused as refused:
             assert refused.status == 400
             assert "\n" not in refused.message

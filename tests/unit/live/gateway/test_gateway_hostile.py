@@ -10,7 +10,7 @@ from dataclasses import replace
 from hashlib import sha256
 
 import pytest
-from gateway_rig import QUICK, Rig, body, infer, request, run, tensor
+from gateway_rig import QUICK, Rig, body, infer, raw, request, run
 
 from headgate.core.outcome import Outcome
 from headgate.live.call import Call
@@ -19,8 +19,11 @@ from headgate.live.gateway.config import ApiKey, GatewayConfig
 from headgate.live.gateway.routes import KNOWN_MAX
 from headgate.live.serving import Phase
 
+BINARY = {"binary_data_output": True}
 ROW = infer(body()).partition(b"\r\n\r\n")[2]
-MEMORY = replace(QUICK, bodies_bytes_max=1_000_000, body_bytes_max=400_000)
+MEMORY = replace(
+    QUICK, bodies_bytes_max=1_000_000, body_bytes_max=400_000, answer_bytes_max=400_000
+)
 
 
 @contextmanager
@@ -32,11 +35,6 @@ def deaf_client(port: int) -> Iterator[socket.socket]:
         yield client
 
 
-def echo_text(size: int) -> bytes:
-    """A request whose answer is as large as it is itself."""
-    return infer(body(tensor(["y" * size], (1, 1), "BYTES")), model="bytes")
-
-
 # --- memory --------------------------------------------------------------------------------------
 
 
@@ -45,16 +43,17 @@ def test_bodies_are_counted_until_their_calls_are_answered() -> None:
         rig.serving.mode = "never"
         for _ in range(2):
             client = await rig.connect()
-            client.send(infer(ROW.ljust(400_000)))
+            client.send(raw(400_000))
         await rig.until(lambda: len(rig.serving.calls) == 2)
-        reply = await rig.infer(ROW.ljust(300_000))
-        assert (reply.status, reply.json["reason"]) == (503, "bodies")
+        assert rig.server.budget.used == 800_000
+        reply = await rig.ask(raw(300_000))
+        assert (reply.status, reply.json["reason"]) == (503, "memory")
         assert "retry-after" in reply.headers
         rig.serving.mode = "echo"
         assert (await rig.infer(ROW)).status == 200
         rig.serving.answer(rig.serving.calls[0])
-        assert (await rig.clients[0].reply()).status == 200
-        assert (await rig.infer(ROW.ljust(300_000))).status == 200
+        assert (await rig.clients[0].reply()).status == 500  # 400,000 zeros are longer in JSON
+        assert (await rig.ask(raw(300_000, parameters=BINARY))).status == 200
 
     run(story, MEMORY)
 
@@ -70,16 +69,16 @@ def test_what_was_counted_is_given_back(how: str) -> None:
         times = {"gone_waiting": 2, "crowd": 6}.get(how, 1)
         client.send(infer(body(), *timeout) * times)
         await rig.until(lambda: bool(rig.serving.calls))
-        assert rig.server.bodies_bytes >= len(ROW)
+        assert rig.server.budget.used >= len(ROW)
         if how == "expired":  # the body is in use as long as the call is, and that is not over
             assert (await client.reply()).status == 504
-            assert rig.server.bodies_bytes == len(ROW)
+            assert rig.server.budget.used == len(ROW)
         if how.startswith("gone"):
-            client.writer.close()
+            client.reset()
         else:
             rig.serving.mode = "echo"
             rig.serving.answer(rig.serving.calls[0])
-        await rig.until(lambda: not rig.server.bodies_bytes)
+        await rig.until(lambda: not rig.server.budget.used)
 
     run(story, replace(QUICK, pipelined_max=2))
 
@@ -91,15 +90,15 @@ def test_answers_that_nobody_reads_are_counted() -> None:
         with deaf_client(rig.port) as client:
             loop = asyncio.get_running_loop()
             for _ in range(40):  # the kernel's buffers take some
-                await loop.sock_sendall(client, echo_text(390_000))
+                await loop.sock_sendall(client, raw(390_000, parameters=BINARY))
                 await asyncio.sleep(0.01)
-                if rig.server.bodies_bytes:
+                if any(connection._unread for connection in rig.server.connections):
                     break
-            assert rig.server.bodies_bytes >= 390_000
-            for _ in range(2):
-                (await rig.connect()).send(infer(ROW.ljust(350_000))[:-1])
+            assert rig.server.budget.used >= 389_000
+            (await rig.connect()).send(raw(350_000)[:-1])
+            (await rig.connect()).send(raw(350_000))
             await rig.until(lambda: rig.responses("503") == 1)
-            await rig.until(lambda: not rig.server.bodies_bytes)
+            await rig.until(lambda: not rig.server.budget.used)
 
     run(story, replace(MEMORY, write_timeout_s=2.0, body_timeout_s=2.0))
 
@@ -108,17 +107,15 @@ def test_an_answer_for_which_there_is_no_room_is_not_kept() -> None:
     """Small requests, large answers: what is full by then is told only to whoever is next."""
 
     async def story(rig: Rig) -> None:
-        rig.server.bodies_bytes = 950_000
-        try:
-            client = await rig.connect()
-            client.send(infer(body()))
-            assert (await client.reply()).status == 200
-            rig.serving.mode = "large"
-            client.send(infer(body()))
-            reply = await client.reply()
-            assert (reply.status, reply.json["reason"]) == (503, "answers")
-        finally:
-            assert rig.server.bodies_bytes == 950_000
+        assert rig.server.budget.take(0, 950_000)
+        client = await rig.connect()
+        client.send(infer(body()))
+        assert (await client.reply()).status == 200
+        rig.serving.mode = "large"
+        client.send(infer(body(parameters=BINARY)))
+        reply = await client.reply()
+        assert (reply.status, reply.json["reason"]) == (503, "answers")
+        assert rig.server.budget.used == 950_000
 
     run(story, MEMORY)
 
@@ -255,7 +252,7 @@ def test_leaving_before_the_answers() -> None:
         assert await idle.is_closed()
         assert rig.serving.cancelled == rig.serving.calls
         await rig.until(lambda: not rig.server.connections)
-        assert not rig.server.bodies_bytes
+        assert not rig.server.budget.used
 
     run(story)
 

@@ -90,7 +90,7 @@ def test_nested_data_is_flattened_in_order() -> None:
         (body(tensor([1.0, "2"])), "Expected `float`"),
         (body(tensor([1.0, 1e300])), "out of the range of FP32"),
         (body(tensor([[1.0], [2.0]])), "not nested as its shape"),
-        (body(tensor([[1.0, [2.0]]])), "Expected `float`"),
+        (body(tensor([[1.0, [2.0]]])), "not nested as its shape"),
         (body(tensor([[1.0], [2.0, 3.0, 4.0]], (2, 2))), "not nested as its shape"),
         (body(tensor("12")), "Expected `array`"),
         (body({"name": "x", "shape": [1, 2], "datatype": "FP32"}), "no data"),

@@ -132,7 +132,7 @@ def test_a_tenant_may_have_so_many_in_service() -> None:
         rig.serving.mode = "never"
         client.send(request("POST", "/v2/models/echo/infer", ECHO))
         await rig.until(lambda: len(rig.serving.calls) == 2)
-        client.writer.close()
+        client.reset()
         await rig.until(lambda: bool(rig.serving.cancelled))
         rig.serving.mode = "overloaded"
         assert (await rig.infer(body())).json["reason"] == "overloaded"

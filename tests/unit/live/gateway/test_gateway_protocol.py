@@ -7,7 +7,7 @@ import socket
 from dataclasses import replace
 
 import pytest
-from gateway_rig import QUICK, Client, Rig, body, infer, request, run, tensor
+from gateway_rig import QUICK, Client, Rig, body, infer, raw, request, run, tensor
 
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.serving import Phase
@@ -130,6 +130,29 @@ def test_chunks() -> None:
     run(story)
 
 
+@pytest.mark.parametrize("size", [900_000, 3_000_000])
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_a_large_body_in_pieces_is_put_together(size: int, is_chunked: bool) -> None:
+    async def story(rig: Rig) -> None:
+        head, _, data = raw(size, parameters={"binary_data_output": True}).partition(b"\r\n\r\n")
+        data = data[:1000] + bytes(n % 251 for n in range(size - 1000))
+        if is_chunked:
+            head = head.rpartition(b"\r\n")[0] + b"\r\nTransfer-Encoding: chunked"
+            cuts = range(0, size, 70_001)
+            parts = [data[at : at + 70_001] for at in cuts]
+            data = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+        client = await rig.connect()
+        client.send(head + b"\r\n\r\n")
+        for at in range(0, len(data), 333_333):
+            client.send(data[at : at + 333_333])
+            await asyncio.sleep(0)
+        reply = await client.reply()
+        assert reply.status == 200
+        assert reply.body.endswith(bytes(n % 251 for n in range(size - 1000)))
+
+    run(story)
+
+
 def test_expect_continue() -> None:
     async def story(rig: Rig) -> None:
         head, _, data = infer(body(), "Expect: 100-continue").partition(b"\r\n\r\n")
@@ -246,19 +269,22 @@ def test_bodies_together_are_bounded() -> None:
         first, second, third = [await rig.connect() for _ in range(3)]
         first.send(infer(b" " * 400_000)[:-1])
         second.send(infer(b" " * 400_000)[:-1])
-        await rig.until(lambda: rig.server.bodies_bytes == 799_998)
-        third.send(infer(b" " * 400_000)[:-1])
+        await rig.until(lambda: rig.server.budget.used == 800_000)
+        third.send(infer(b" " * 400_000))
         reply = await third.reply()
-        assert (reply.status, reply.json["reason"]) == (503, "bodies")
+        assert (reply.status, reply.json["reason"]) == (503, "memory")
         assert (await rig.infer(body())).status == 200
         data = infer(body()).partition(b"\r\n\r\n")[2].ljust(400_000)
         first.writer.close()
         second.writer.close()
-        await rig.until(lambda: not rig.server.bodies_bytes)
+        await rig.until(lambda: not rig.server.budget.used)
         for _ in range(3):  # what others took was given back
             assert (await rig.infer(data)).status == 200
 
-    run(story, with_limits(bodies_bytes_max=1_000_000, body_bytes_max=400_000))
+    run(
+        story,
+        with_limits(bodies_bytes_max=1_000_000, body_bytes_max=400_000, answer_bytes_max=400_000),
+    )
 
 
 @pytest.mark.parametrize(
@@ -315,13 +341,67 @@ def test_a_client_that_goes_away_takes_its_call_with_it() -> None:
         client = await rig.connect()
         client.send(infer(body()) * 2)
         await rig.until(lambda: bool(rig.serving.calls))
-        client.writer.close()
+        client.reset()
         await rig.until(lambda: bool(rig.serving.cancelled))
         assert rig.serving.cancelled == rig.serving.calls
         assert len(rig.serving.calls) == 1  # the second was never begun
         rig.serving.mode = "echo"
         rig.serving.cancelled.clear()
         rig.serving.answer(rig.serving.calls[0])  # too late, and harmless
+
+    run(story)
+
+
+def test_a_client_that_has_closed_its_side_still_listens() -> None:
+    """What it has asked is answered, all of it; what it had begun to ask is forgotten."""
+
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = "never"
+        client = await rig.connect()
+        client.send(infer(body(id="1")) + infer(body(id="2")) + infer(body())[:-1])
+        client.writer.write_eof()
+        await rig.until(lambda: bool(rig.serving.calls))
+        await asyncio.sleep(0.05)  # some sweeps
+        assert not rig.serving.cancelled
+        rig.serving.mode = "echo"
+        rig.serving.answer(rig.serving.calls[0])
+        first, second = await client.reply(), await client.reply()
+        assert (first.json["id"], second.json["id"]) == ("1", "2")
+        assert (first.headers.get("connection"), second.headers["connection"]) == (None, "close")
+        assert await client.is_closed()
+        await rig.until(lambda: not rig.server.connections)
+        assert not rig.server.budget.used and not rig.server.keys.anyone.open
+
+    run(story)
+
+
+def test_an_idle_client_that_closes_its_side_is_gone() -> None:
+    async def story(rig: Rig) -> None:
+        for asked in (b"", LIVE, infer(body())[:-1]):
+            client = await rig.connect()
+            client.send(asked)
+            await rig.until(lambda: bool(rig.server.connections))
+            if asked == LIVE:
+                await client.reply()
+            client.writer.write_eof()
+            assert await client.is_closed()
+            await rig.until(lambda: not rig.server.connections)
+
+    run(story)
+
+
+def test_a_client_that_has_closed_its_side_and_then_goes_is_noticed() -> None:
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = "never"
+        client = await rig.connect()
+        client.send(infer(body()))
+        await rig.until(lambda: bool(rig.serving.calls))
+        client.writer.write_eof()
+        await asyncio.sleep(0.05)
+        assert not rig.serving.cancelled
+        client.reset()
+        await rig.until(lambda: rig.serving.cancelled == rig.serving.calls)
+        await rig.until(lambda: not rig.server.connections)
 
     run(story)
 

@@ -66,6 +66,6 @@ def test_any_bytes(streams: list[bytes]) -> None:
         async with rig(CONFIG) as made:
             await asyncio.gather(*(client(made.port, data) for data in streams))
             await made.until(lambda: not made.server.connections)
-            assert made.server.bodies_bytes == 0
+            assert made.server.budget.used == 0
 
     run_alone(story())

@@ -1,0 +1,418 @@
+"""Long texts: read and written in another process, which may be slow, die, or be busy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+import pytest
+from gateway_rig import QUICK, Reply, Rig, body, infer, raw, request, rig, run, run_alone, tensor
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headgate.functions.tensor import TensorSpec
+from headgate.live.gateway.budget import Budget, Hold
+from headgate.live.gateway.codec import HasBroken, HasRefused, answer
+from headgate.live.gateway.codec_client import Codec, Job, Lane, Result
+from headgate.live.gateway.config import GatewayConfig
+from headgate.live.gateway.elements import PIECE, from_json
+from headgate.live.gateway.refusal import Refused
+from headgate.live.gateway.text import OutputText, ReadText, Understood, WriteText, write_text
+
+LIMITS = GatewayConfig()
+# Everything is long here, so that small requests show it.
+EVERYTHING = replace(QUICK, inline_bytes_max=0, inline_elements_max=0)
+NUMBER = ReadText("oip", "m")
+TEXT = b'{"inputs":[{"name":"x","shape":[2],"datatype":"INT8","data":[1,2]}]}'
+NOTHING = """
+import sys, time
+time.sleep(600)
+"""
+
+
+def compact(content: object) -> bytes:
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
+# --- what comes back ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data"),
+    [
+        ("BOOL", [True, False]),
+        ("UINT64", [0, 2**64 - 1]),
+        ("INT8", [-128, 127]),
+        ("FP16", [0.5, -65504.0]),
+        ("FP64", [0.1, 1e300]),
+        ("BYTES", ["", "gr\u00fc\u00dfe \U0001f600"]),
+    ],
+)
+def test_it_is_as_if_it_were_read_here(datatype: str, data: list[object]) -> None:
+    async def story(rig: Rig) -> None:
+        asked = body(tensor(data, (1, 2), datatype), id="7")
+        reply = await rig.infer(asked, model="free")
+        assert reply.json["outputs"][0]["data"] == data
+        assert reply.json["id"] == "7"
+        assert rig.server.codec.lanes[0].starts == 1
+        nested = tensor([data], (1, 2), datatype)
+        reply = await rig.infer(body(nested, outputs=[{"name": "x"}]), model="free")
+        assert reply.json["outputs"][0]["data"] == data
+        wrong = await rig.infer(body(tensor([None], (1, 1), datatype)), model="free")
+        assert (wrong.status, "Expected" in wrong.json["error"]) == (400, True)
+
+    run(story, EVERYTHING)
+
+
+def test_binary_tensors_stay_here_and_only_their_text_goes() -> None:
+    async def story(rig: Rig) -> None:
+        wanted = [{"name": "x", "parameters": {"binary_data": True}}]
+        reply = await rig.ask(raw(1000, outputs=wanted))
+        at = int(reply.headers["inference-header-content-length"])
+        (output,) = json.loads(reply.body[:at])["outputs"]
+        assert output["parameters"]["binary_data_size"] == len(reply.body) - at > 500
+
+    run(story, EVERYTHING)
+
+
+@pytest.mark.parametrize(
+    ("sent", "kind", "expected"),
+    [
+        ({"instances": [[1, 2], [3, 4]]}, "application/json", {"predictions": [[1, 2], [3, 4]]}),
+        ([[1, 2]], "application/json", [[1, 2]]),
+        (b"1,2\r\n\r\n 3, 4.5\n", "text/csv", b"1.0,2.0\n3.0,4.5\n"),
+    ],
+)
+def test_rows_of_sagemaker(sent: object, kind: str, expected: object) -> None:
+    async def story(rig: Rig) -> None:
+        lines = (f"Content-Type: {kind}", "X-Amzn-SageMaker-Target-Model: echo")
+        data = sent if isinstance(sent, bytes) else compact(sent)
+        reply = await rig.ask(request("POST", "/invocations", data, *lines))
+        assert reply.status == 200
+        found = reply.body if isinstance(expected, bytes) else json.loads(reply.body)
+        assert found == expected
+        wrong = await rig.ask(request("POST", "/invocations", b"[[1,2],[3]]", *lines))
+        assert wrong.status == 400
+
+    run(story, EVERYTHING)
+
+
+def test_deadlines_count_while_a_text_is_read() -> None:
+    async def story(rig: Rig) -> None:
+        rig.server.codec.lanes[0].command = (sys.executable, "-c", NOTHING)
+        client = await rig.connect()
+        client.send(infer(body(), "X-Request-Timeout-Ms: 50"))
+        reply = await client.reply()
+        assert (reply.status, reply.json["reason"]) == (504, "deadline_exceeded")
+        assert not rig.serving.calls
+        assert rig.server.keys.anyone.open == 0
+
+    run(story, EVERYTHING)
+
+
+def test_a_request_waits_for_its_text_with_the_deadline_it_came_with() -> None:
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = "never"
+        client = await rig.connect()
+        sent_ns = time.monotonic_ns()
+        client.send(infer(body(), "X-Request-Timeout-Ms: 5000"))
+        await rig.until(lambda: bool(rig.serving.calls))
+        (call,) = rig.serving.calls
+        assert call.deadline_ns - call.arrived_ns == 5_000_000_000
+        assert sent_ns < call.arrived_ns < time.monotonic_ns()
+        client.reset()
+
+    run(story, EVERYTHING)
+
+
+# --- what goes wrong ------------------------------------------------------------------------------
+
+
+def test_one_that_dies_is_started_again_and_its_text_is_not_lost() -> None:
+    async def story(rig: Rig) -> None:
+        assert (await rig.infer(body())).status == 200
+        (lane, _) = rig.server.codec.lanes
+        assert lane.pid is not None
+        os.kill(lane.pid, signal.SIGSTOP)
+        client = await rig.connect()
+        client.send(infer(body()))
+        await rig.until(lambda: lane._job is not None)
+        os.kill(lane.pid, signal.SIGKILL)
+        reply = await client.reply()
+        assert (reply.status, reply.json["reason"]) == (503, "codec_lost")
+        assert "retry-after" in reply.headers
+        assert (await rig.infer(body())).status == 200
+        pid = lane.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)  # one that has nothing to do is not missed
+        await rig.until(lambda: lane.pid is None)
+        assert (await rig.infer(body())).status == 200
+        assert not rig.server.budget.used
+
+    run(story, EVERYTHING)
+
+
+def test_one_that_takes_too_long_is_killed() -> None:
+    async def story(rig: Rig) -> None:
+        (lane, _) = rig.server.codec.lanes
+        working = lane.command
+        lane.command = (sys.executable, "-c", NOTHING)
+        client, second = await rig.connect(), await rig.connect()
+        client.send(infer(body()))
+        await rig.until(lambda: lane.pid is not None)
+        pid = lane.pid
+        second.send(infer(body()))
+        lane.command = working
+        reply = await client.reply()
+        assert (reply.status, reply.json["reason"]) == (503, "codec_timeout")
+        assert lane.pid != pid
+        assert (await second.reply()).status in (200, 503)  # it has waited nearly as long
+        await rig.until(lambda: not lane._ending)
+
+    run(story, replace(EVERYTHING, codec_timeout_s=1.0))
+
+
+def test_whoever_waits_too_long_is_told_so() -> None:
+    async def story(rig: Rig) -> None:
+        (lane, _) = rig.server.codec.lanes
+        lane.command = (sys.executable, "-c", NOTHING)
+        clients = [await rig.connect() for _ in range(4)]
+        for client in clients:
+            client.send(infer(body()))
+        reply = await clients[-1].reply()
+        assert (reply.status, reply.json["reason"]) == (503, "codec_busy")
+        replies: list[Reply] = [await client.reply() for client in clients[:-1]]
+        assert {reply.status for reply in replies} == {503}
+        assert not rig.server.budget.used
+
+    run(story, replace(EVERYTHING, codec_timeout_s=0.3, codec_queue_max=2))
+
+
+def test_a_text_that_takes_too_much_memory_is_refused_and_the_next_one_is_not() -> None:
+    """A million lists of one string: as objects they are more than the process may have."""
+
+    async def story(rig: Rig) -> None:
+        text = b'{"inputs":[{"name":"x","shape":[1,1],"datatype":"BYTES","data":['
+        bomb = text + b'["ab"],' * 1_400_000 + b'[""]]}]}'
+        first, second = await rig.connect(), await rig.connect()
+        for client in (first, second):
+            client.send(infer(bomb, model="free"))
+        for client in (first, second):
+            reply = await client.reply()
+            assert (reply.status, reply.json["reason"]) == (413, "text_too_large")
+        assert (await rig.infer(body())).status == 200
+        assert not rig.server.budget.used
+
+    limits = replace(QUICK, json_bytes_max=10_000_000, answer_bytes_max=1000, inline_bytes_max=1000)
+    run(story, limits)
+
+
+def test_closing_refuses_what_waits_and_leaves_no_process() -> None:
+    pids: list[int] = []
+
+    async def story() -> None:
+        async with rig(EVERYTHING) as made:
+            (lane, _) = made.server.codec.lanes
+            lane.command = (sys.executable, "-c", NOTHING)
+            clients = [await made.connect() for _ in range(3)]
+            for client in clients:
+                client.send(infer(body()) * 2)
+            await made.until(lambda: len(lane._waiting.get(0, ())) == 2)
+            assert lane.pid is not None
+            pids.append(lane.pid)
+            made.server.codec.close()
+            for client in clients:
+                assert (await client.reply()).json["reason"] == "draining"
+            assert not made.server.budget.used
+
+    run_alone(story())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
+
+
+def test_the_process_ends_with_the_gateway() -> None:
+    """Nobody tells it: the socket's other end is closed."""
+
+    async def story(rig: Rig) -> None:
+        await rig.infer(body())
+        (lane, _) = rig.server.codec.lanes
+        process = lane._process
+        assert process is not None and lane._socket is not None
+        os.kill(process.pid, signal.SIGTERM)  # is not heeded: it may be meant for everybody
+        assert (await rig.infer(body())).status == 200
+        rig.server.loop.remove_reader(lane._socket)
+        lane._socket.close()
+        lane._socket = None
+        await rig.until(lambda: process.poll() is not None)
+        assert process.returncode == 0
+
+    run(story, EVERYTHING)
+
+
+# --- turns ----------------------------------------------------------------------------------------
+
+
+def test_tenants_take_turns() -> None:
+    """Five texts of one and one of another: the other's is second."""
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        lane = Lane(loop, LIMITS)
+        budget = Budget(1000, [1, 2], 100)
+        order: list[str] = []
+        done = asyncio.Event()
+
+        def job(tenant: int, name: str) -> Job:
+            def finished(result: Result) -> None:
+                assert isinstance(result, Understood)
+                order.append(name)
+                if len(order) == 5:
+                    done.set()
+
+            return Job(NUMBER, [TEXT], Hold(budget, tenant), tenant, finished)
+
+        forgotten = job(1, "forgotten")
+        jobs = [*(job(1, str(number)) for number in range(4)), job(2, "other")]
+        for each in (*jobs, forgotten):
+            lane.submit(each)
+        forgotten.cancel()
+        await asyncio.wait_for(done.wait(), 30)
+        assert order == ["0", "other", "1", "2", "3"]
+        lane.close()
+
+    run_alone(story())
+
+
+def test_very_long_texts_have_a_lane_of_their_own() -> None:
+    async def story() -> None:
+        codec = Codec(asyncio.get_running_loop(), LIMITS)
+        budget = Budget(100_000_000, [0], 100)
+        results: list[Result] = []
+        for padding in (2 << 20, 0):
+            codec.submit(Job(NUMBER, [TEXT.ljust(padding)], Hold(budget, 0), 0, results.append))
+        for _ in range(2000):
+            if len(results) == 2:
+                break
+            await asyncio.sleep(0.01)
+        assert [lane.starts for lane in codec.lanes] == [1, 1]
+        assert all(isinstance(result, Understood) for result in results)
+        codec.close()
+
+    run_alone(story())
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+def test_answers_have_a_limit() -> None:
+    """In JSON and in bytes; no more of one is made than that."""
+
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = "large"
+        reply = await rig.infer(body())
+        assert (reply.status, reply.json["reason"]) == (500, "answer_too_large")
+        assert "binary_data_output" in reply.json["error"]
+        assert "retry-after" not in reply.headers
+        reply = await rig.infer(body(parameters={"binary_data_output": True}))
+        assert (reply.status, reply.json["reason"]) == (500, "answer_too_large")
+        assert "binary_data_output" not in reply.json["error"]
+        rig.serving.mode = "echo"
+        reply = await rig.infer(body(tensor([0.125] * 12_000, [1, 12_000])), model="free")
+        assert reply.json["reason"] == "answer_too_large"  # it could have been short enough
+
+    run(story, replace(QUICK, answer_bytes_max=60_000, inline_elements_max=1000))
+
+
+@pytest.mark.parametrize(
+    ("message", "text", "status"),
+    [
+        (NUMBER, b"{", 400),
+        (NUMBER, compact({"inputs": [], "id": "x" * 200_000}), 413),
+        (NUMBER, compact({"inputs": [], "outputs": [{"name": str(n)} for n in range(65)]}), 400),
+        (NUMBER, b'{"inputs":[],"parameters":{"a":' + b"[" * 100_000, 400),
+        (ReadText("json", "m", TensorSpec("x", "FP32", (-1, 2))), b"[1[,2]]", 400),
+        (ReadText("csv", "m", TensorSpec("x", "FP32", (-1, 2))), b"1,2]", 400),
+        (ReadText("json", "m"), b"[[1]]", 400),
+    ],
+)
+def test_what_is_refused_there(message: ReadText, text: bytes, status: int) -> None:
+    reply, parts = answer(message, [memoryview(text)], LIMITS)
+    assert isinstance(reply, HasRefused)
+    assert (reply.status, parts) == (status, [])
+
+
+def test_a_defect_there_is_told_here(caplog: pytest.LogCaptureFixture) -> None:
+    reply, _ = answer(WriteText("oip", "m", "", [OutputText("x", "FP32", (1,))]), [], LIMITS)
+    assert isinstance(reply, HasBroken)
+    assert "Traceback" in reply.trace
+
+
+@pytest.mark.parametrize("form", ["oip", "rows", "predictions", "csv"])
+@pytest.mark.parametrize("shape", [(2 * PIECE + 3,), (PIECE, 3), (3, PIECE), (5, 7, 4000)])
+def test_long_answers_are_what_short_ones_would_be(form: str, shape: tuple[int, ...]) -> None:
+    """Those are made in pieces, these all at once."""
+    count = 1
+    for size in shape:
+        count *= size
+    data = memoryview(bytes(number % 251 for number in range(count)))
+    message = WriteText(form, "m", "7", [OutputText("y", "UINT8", shape)])
+    text = write_text(message, [data], LIMITS)
+    if form == "csv":
+        width = count // shape[0]
+        rows = [data[at : at + width].tolist() for at in range(0, count, width)]
+        assert text == "".join(",".join(map(str, row)) + "\n" for row in rows).encode()
+        return
+    found = msgspec.json.decode(text)
+    if form == "oip":
+        assert found["outputs"][0]["data"] == data.tolist()
+        return
+    found = found["predictions"] if form == "predictions" else found
+    assert found == memoryview(bytes(data)).cast("B", shape).tolist()
+
+
+def test_several_outputs_row_by_row() -> None:
+    rows = PIECE + 5
+    outputs = [OutputText("a", "UINT8", (rows,)), OutputText("b", "UINT8", (rows, 2))]
+    message = WriteText("rows", "m", "", outputs)
+    found = msgspec.json.decode(
+        write_text(message, [memoryview(bytes(rows)), memoryview(bytes(2 * rows))], LIMITS)
+    )
+    assert found == [{"a": 0, "b": [0, 0]}] * rows
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(-128, 127), min_size=1, max_size=6), st.integers(1, 3))
+def test_pieces_of_a_list_are_the_list(values: list[int], repeated: int) -> None:
+    """However long it is, and wherever it is cut."""
+    many = values * (repeated * PIECE // 2 // len(values))
+    text = compact(many)
+    expected = bytes(value % 256 for value in many)
+    assert bytes(from_json(text, "x", "INT8", (len(many),), len(many))) == expected
+    if len(many) % 2 == 0:
+        pairs = [many[at : at + 2] for at in range(0, len(many), 2)]
+        shape = (len(pairs), 2)
+        assert bytes(from_json(compact(pairs), "x", "INT8", shape, len(many))) == expected
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda n: b"[" + b"1," * n + b'"2"]', "Expected `int`"),
+        (lambda n: b"[" + b"1," * n + b"[2]]", "Expected `int`"),
+        (lambda n: b'"[' + b"1," * n + b'1]"', "Expected `array`"),
+        (lambda n: b"[" + b"1," * n + b"300]", "out of the range"),
+        (lambda n: b"[" + b"1," * n + b"1,1]", "more than"),
+        (lambda n: b"[" + b"1," * (n - 2) + b"1]", "its shape asks for"),
+    ],
+)
+def test_long_lists_are_checked_to_their_end(make: Callable[[int], bytes], said: str) -> None:
+    count = 2 * PIECE
+    with pytest.raises(Refused, match=said):
+        from_json(make(count), "x", "INT8", (count + 1,), count + 1)

@@ -1,0 +1,216 @@
+"""Connections that are to be encrypted are counted and timed from when they are accepted."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_serving import FakeServing
+from gateway_rig import QUICK, Client, Rig, body, infer, raw, request, run_alone
+
+from headgate.live.gateway.config import GatewayConfig
+from headgate.live.gateway.server import HttpServer
+
+LIVE = request("GET", "/livez")
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tls")
+    subprocess.run(
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout key.pem "
+        "-out cert.pem -days 1 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1",
+        shell=True,
+        cwd=path,
+        check=True,
+        capture_output=True,
+    )
+    return path
+
+
+@asynccontextmanager
+async def encrypted(certificate: Path, config: GatewayConfig) -> AsyncIterator[Rig]:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
+    server = HttpServer(FakeServing(), config, lambda accept: (b"", ""))
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    await server.listen(sock=listener, ssl=context)
+    serving = server.serving
+    assert isinstance(serving, FakeServing)
+    made = Rig(serving, server, listener.getsockname()[1])
+    try:
+        yield made
+    finally:
+        for client in made.clients:
+            client.writer.close()
+        server.close()
+        await made.until(lambda: not server.connections and not server.handshakes)
+        await asyncio.sleep(0.01)
+
+
+async def connect(rig: Rig, certificate: Path) -> Client:
+    context = ssl.create_default_context(cafile=str(certificate / "cert.pem"))
+    reader, writer = await asyncio.open_connection("127.0.0.1", rig.port, ssl=context)
+    client = Client(reader, writer)
+    rig.clients.append(client)
+    return client
+
+
+def silent(port: int) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", port))
+    client.setblocking(False)
+    return client
+
+
+async def is_let_go(client: socket.socket) -> bool:
+    loop = asyncio.get_running_loop()
+    try:
+        return await asyncio.wait_for(loop.sock_recv(client, 1), 5) == b""
+    except ConnectionError:
+        return True
+
+
+def test_requests_are_answered(certificate: Path) -> None:
+    """Small ones, several at once, and one whose answer is written piece by piece."""
+
+    async def story() -> None:
+        async with encrypted(certificate, QUICK) as rig:
+            client = await connect(rig, certificate)
+            client.send(infer(body(id="1")) + infer(body(id="2")))
+            assert [(await client.reply()).json["id"] for _ in range(2)] == ["1", "2"]
+            client.send(
+                raw(5_000_000, "Connection: close", parameters={"binary_data_output": True})
+            )
+            reply = await client.reply()
+            assert (reply.status, len(reply.body) > 4_900_000) == (200, True)
+            assert await client.is_closed()
+            await rig.until(lambda: not rig.server.connections)
+            assert not rig.server.budget.used
+
+    run_alone(story())
+
+
+def test_whoever_says_nothing_is_counted_and_let_go(certificate: Path) -> None:
+    async def story() -> None:
+        config = replace(QUICK, connections_max=5, header_timeout_s=0.5)
+        async with encrypted(certificate, config) as rig:
+            clients = [silent(rig.port) for _ in range(20)]
+            try:
+                await rig.until(lambda: len(rig.server.handshakes) == 5)
+                for client in clients[5:]:  # at once
+                    assert await is_let_go(client)
+                assert rig.server.excess() == 0
+                for client in clients[:5]:  # in time
+                    assert await is_let_go(client)
+                await rig.until(lambda: not rig.server.handshakes)
+                good = await connect(rig, certificate)
+                good.send(LIVE)
+                assert (await good.reply()).status == 200
+            finally:
+                for client in clients:
+                    client.close()
+
+    run_alone(story())
+
+
+def test_handshakes_and_connections_are_counted_together(certificate: Path) -> None:
+    async def story() -> None:
+        async with encrypted(certificate, replace(QUICK, connections_max=2)) as rig:
+            good = await connect(rig, certificate)
+            good.send(LIVE)
+            await good.reply()
+            with silent(rig.port), silent(rig.port) as third:
+                assert await is_let_go(third)
+                good.send(LIVE)
+                assert (await good.reply()).status == 200
+
+    run_alone(story())
+
+
+@pytest.mark.parametrize(
+    "sent", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x00\x05hello"]
+)
+def test_what_is_no_handshake_ends_it(certificate: Path, sent: bytes) -> None:
+    async def story() -> None:
+        async with encrypted(certificate, QUICK) as rig:
+            with silent(rig.port) as client:
+                client.send(sent)
+                loop = asyncio.get_running_loop()
+                while True:  # an alert of TLS, perhaps, and then the end
+                    try:
+                        if not await asyncio.wait_for(loop.sock_recv(client, 100), 5):
+                            break
+                    except ConnectionError:
+                        break
+            await rig.until(lambda: not rig.server.handshakes and not rig.server.connections)
+
+    run_alone(story())
+
+
+def test_a_client_that_goes_within_the_handshake_is_forgotten(certificate: Path) -> None:
+    async def story() -> None:
+        async with encrypted(certificate, QUICK) as rig:
+            with silent(rig.port) as client:
+                await rig.until(lambda: len(rig.server.handshakes) == 1)
+                client.shutdown(socket.SHUT_RDWR)
+            await rig.until(lambda: not rig.server.handshakes)
+
+    run_alone(story())
+
+
+def test_closing_takes_handshakes_with_it(certificate: Path) -> None:
+    async def story() -> None:
+        async with encrypted(certificate, QUICK) as rig:
+            with silent(rig.port) as client:
+                await rig.until(lambda: len(rig.server.handshakes) == 1)
+                rig.server.close()
+                assert await is_let_go(client)
+
+    run_alone(story())
+
+
+def test_over_tls_a_client_that_closes_its_side_is_gone(certificate: Path) -> None:
+    async def story() -> None:
+        async with encrypted(certificate, QUICK) as rig:
+            rig.serving.mode = "never"
+            client = await connect(rig, certificate)
+            client.send(infer(body()))
+            await rig.until(lambda: bool(rig.serving.calls))
+            client.writer.close()
+            await rig.until(lambda: bool(rig.serving.cancelled))
+
+    run_alone(story())
+
+
+def test_the_kernel_keeps_as_many_in_line_as_was_asked_for() -> None:
+    """Nobody accepts them; 500 are connected all the same."""
+    allowed = int(Path("/proc/sys/net/core/somaxconn").read_text())
+    if allowed < 600:
+        pytest.skip("the kernel keeps no more than that in line")
+
+    async def story() -> None:
+        server = HttpServer(FakeServing(), QUICK, lambda accept: (b"", ""))
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        await server.listen(sock=listener)
+        clients = [socket.socket() for _ in range(500)]
+        try:
+            for client in clients:  # in one turn of the loop, so that none is accepted
+                client.settimeout(5)
+                client.connect(listener.getsockname())
+            await asyncio.sleep(0)
+        finally:
+            for client in clients:
+                client.close()
+            server.close()
+            await asyncio.sleep(0.05)
+
+    run_alone(story())

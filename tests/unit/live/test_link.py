@@ -1,0 +1,170 @@
+"""The gateway's end of a worker: large tensors are copied in pieces, and all stays in order."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from headgate.core.actions import StopInstance
+from headgate.core.events import InstanceStopped
+from headgate.core.wire import to_wire
+from headgate.functions.tensor import Block, Tensor
+from headgate.live.arena import Arena
+from headgate.live.assignment import Place
+from headgate.live.framing import Frames, frame
+from headgate.live.link import PIECE_BYTES, Link
+from headgate.live.messages import Hello, Order, Ran, Release, Report, Result, Run, Work
+
+LARGE = 3 * PIECE_BYTES + 5
+ORDER = to_wire(StopInstance(1, 0))
+REPORT = Report(to_wire(InstanceStopped(7, "gone")))
+
+
+class Heard:
+    """What a link tells of."""
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+        self.outputs: list[bytes] = []
+
+    def ran(self, link: Link, message: Ran) -> None:
+        self.order.append(f"ran {message.batch_id}")
+        for result in message.results:
+            self.outputs += [bytes(cast(memoryview, tensor.data)) for tensor in result.outputs]
+
+    def reported(self, event: object) -> None:
+        self.order.append("reported")
+
+    def learned(self, facts: object) -> None:
+        self.order.append("learned")
+
+    def lost(self, link: Link, batch_ids: list[int]) -> None:
+        self.order.append(f"lost {batch_ids}")
+
+
+class Written:
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.frames = Frames()
+        self.messages: list[object] = []
+        self.is_closed = False
+
+    def write(self, data: bytes) -> None:
+        self.messages += self.frames.feed(data)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Rig:
+    """A link between two arenas, of which the second is the worker's."""
+
+    def __init__(self, arena_bytes: int = 16 << 20) -> None:
+        self.own, self.theirs = Arena.create(arena_bytes), Arena.create(arena_bytes)
+        self.heard, self.written = Heard(), Written()
+        place = Place(0, 0, "worker", [])
+        self.link = Link(place, Hello(0, 0, []), cast(Any, self.heard), self.own, self.theirs)
+        self.link.connection_made(cast(Any, self.written))
+
+    def run(self, batch_id: int, size: int) -> bytes:
+        content = bytes(number % 251 for number in range(size))
+        tensor = Tensor("x", "UINT8", (size,), memoryview(content))
+        self.link.run(Run(batch_id, 0, 0, 1, 0, 0, [Work(8, 1, [tensor])]))
+        return content
+
+    def ran(self, batch_id: int, *contents: bytes) -> bytes:
+        outputs = []
+        for content in contents:
+            block = self.theirs.allocate(memoryview(content))
+            assert block is not None
+            outputs.append(Tensor("y", "UINT8", (len(content),), block))
+        return frame(Ran(batch_id, 0, 0, [Result(8, outputs)], []))
+
+
+def test_what_is_sent_stays_in_order() -> None:
+    async def story() -> None:
+        rig = Rig()
+        rig.link.order(ORDER)
+        content = rig.run(1, LARGE)
+        rig.link.order(ORDER)
+        rig.run(2, 20_000)
+        assert len(rig.written.messages) == 1  # the rest waits for the copy
+        for _ in range(10):
+            await asyncio.sleep(0)
+        kinds = [type(message) for message in rig.written.messages]
+        assert kinds == [Order, Run, Order, Run]
+        (tensor,) = cast(Run, rig.written.messages[1]).works[0].inputs
+        assert bytes(rig.own.view(cast(Block, tensor.data))) == content
+        rig.link.order(ORDER)
+        assert len(rig.written.messages) == 5  # at once again
+        rig.link.connection_lost(None)
+        assert rig.heard.order == ["lost [1, 2]"]
+
+    asyncio.run(story())
+
+
+def test_others_come_in_between() -> None:
+    """One turn of the loop copies one piece."""
+
+    async def story() -> None:
+        rig = Rig()
+        rig.run(1, LARGE)
+        turns = 0
+        while not rig.written.messages:
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns >= LARGE // PIECE_BYTES
+        rig.link.connection_lost(None)
+
+    asyncio.run(story())
+
+
+def test_what_is_heard_stays_in_order() -> None:
+    async def story() -> None:
+        rig = Rig()
+        rig.run(1, 10)
+        rig.run(2, 10)
+        large = bytes(number % 241 for number in range(LARGE))
+        data = rig.ran(1, b"small" * 5_000, large) + frame(REPORT) + rig.ran(2, b"y" * 20_000)
+        rig.link.data_received(data[:100])
+        rig.link.data_received(data[100:])
+        assert rig.heard.order == []
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert rig.heard.order == ["ran 1", "reported", "ran 2"]
+        assert rig.heard.outputs == [b"small" * 5_000, large, b"y" * 20_000]
+        released = [m for m in rig.written.messages if isinstance(m, Release)]
+        assert [len(message.offsets) for message in released] == [2, 1]
+        rig.link.connection_lost(None)
+        assert rig.heard.order[-1] == "lost []"
+
+    asyncio.run(story())
+
+
+def test_a_worker_that_goes_within_a_copy_takes_its_batch_with_it() -> None:
+    async def story() -> None:
+        rig = Rig()
+        rig.run(1, 10)
+        rig.run(2, LARGE)
+        rig.link.data_received(rig.ran(1, bytes(LARGE)) + frame(REPORT))
+        rig.link.connection_lost(None)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert rig.heard.order == ["lost [1, 2]"]
+        assert len(rig.written.messages) == 1
+
+    asyncio.run(story())
+
+
+def test_nonsense_after_a_large_one_ends_it() -> None:
+    async def story() -> None:
+        rig = Rig()
+        rig.run(1, 10)
+        rig.link.data_received(rig.ran(1, bytes(LARGE)) + frame(Order(ORDER)))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert rig.heard.order == ["ran 1"]
+        assert rig.written.is_closed
+
+    asyncio.run(story())
