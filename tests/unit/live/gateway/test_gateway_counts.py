@@ -102,7 +102,7 @@ def test_one_connection_too_many_and_a_client_that_does_not_wait() -> None:
         await rig.until(lambda: bool(rig.serving.calls))
         assert (await (await rig.connect()).reply()).status == 503
         assert counted(rig) == {("503", "connections"): 1}
-        client.writer.close()
+        client.reset()
         await rig.until(lambda: counted(rig).get(("499", "client_gone")) == 1)
 
     run(story, replace(QUICK, connections_max=1))
