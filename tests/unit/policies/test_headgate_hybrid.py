@@ -246,8 +246,10 @@ def test_when_it_may_be_tried_again_one_call_goes() -> None:
 
 
 def test_a_budget_that_is_spent_closes_it_until_the_next_minute() -> None:
-    """A call costs 0.6 thousandths of a dollar, and a minute has but one: two of three go."""
-    rig = rig_of(replace(ALONE, guard=Guard(usd_per_minute=0.001)), latency_ms=120_000)
+    """A cold call may cost 1.4 thousandths of a dollar, and to have two kept warm costs 1.7: four
+    are enough for two of three.
+    """
+    rig = rig_of(replace(ALONE, guard=Guard(usd_per_minute=0.004)), latency_ms=120_000)
     rig.ask(3)
     rig.wait(S)
     assert functions_out(rig) == 2

@@ -28,15 +28,19 @@ _REJECTIONS: Final[Mapping[str, str]] = {
     Rejection.UNAVAILABLE: "nothing that could run it is there just now",
     Rejection.FULL: "too many requests are open",
     Rejection.LOAD_FAILED: "a function that it needs cannot be loaded; it is tried again",
+    Rejection.TOO_LARGE: "it is too large for a function's call, and nothing else can run it",
 }
 
 
 # What is not merely a matter of load.
 _REJECTION_STATUSES: Final[Mapping[str, int]] = {
     Rejection.INFEASIBLE: 422,
+    Rejection.TOO_LARGE: 413,
     Rejection.UNAVAILABLE: 503,
     Rejection.LOAD_FAILED: 503,
 }
+# What would be the same the next time.
+_FINAL_REJECTIONS: Final = (Rejection.INFEASIBLE, Rejection.TOO_LARGE)
 
 
 class Form(Protocol):
@@ -108,6 +112,8 @@ def verdict(call: Call, overload_status: int) -> Refused | None:
         return Refused(call.status, call.error, reason=reason)
     if call.reason == INTERNAL:
         return Refused(500, "the gateway made a mistake", reason=INTERNAL)
+    if outcome == Outcome.FAILED and call.reason == Failure.TOO_LARGE:
+        return Refused(413, _REJECTIONS[Rejection.TOO_LARGE], reason=Rejection.TOO_LARGE)
     message = f"it could not be run to its end ({call.reason or 'nobody knows why'})"
     return Refused(503, message, reason=_failure(call.reason), retry_ns=call.retry_ns)
 
@@ -150,13 +156,12 @@ def timing_line(call: Call, now_ns: int) -> bytes:
 
 
 def _rejected(call: Call, overload_status: int) -> Refused:
-    is_infeasible = call.reason == Rejection.INFEASIBLE
     return Refused(
         _REJECTION_STATUSES.get(call.reason, overload_status),
         _REJECTIONS.get(call.reason, "it was turned away"),
         reason=call.reason,
         # More of the same would not help what no capacity can do.
-        retry_ns=0 if is_infeasible else max(call.retry_ns, 1_000_000),
+        retry_ns=0 if call.reason in _FINAL_REJECTIONS else max(call.retry_ns, 1_000_000),
         predicted_ns=call.predicted_ns,
         deadline_ns=_allowed_ns(call),
     )
