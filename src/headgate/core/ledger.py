@@ -283,9 +283,7 @@ class Ledger:
 
 
 def _may_take_ns(batch: Batch) -> int:
-    """How long a call may take that is on the bill: it may have to start an instance first."""
-    profile, platform = batch.variant.profile, batch.pool.serverless
-    may_take_ns = profile.exec_ns[batch.items - 1] + 2 * batch.pool.network_ns
-    if platform is not None and platform.bills_start:
-        may_take_ns += profile.start_ns
-    return may_take_ns
+    """How long a call may take: it may have to start an instance first, billed or not."""
+    profile = batch.variant.profile
+    exec_ns = profile.exec_ns[batch.items - 1]
+    return profile.start_ns + exec_ns + 2 * batch.pool.network_ns

@@ -16,9 +16,12 @@ from headgate.core.lifecycle import BatchState
 from headgate.core.model import Pool, Serverless, Variant
 
 DAY_NS: Final = 24 * 60 * MINUTE_NS
-# Of a budget, so much may be promised to instances that are kept warm. One that is warm and may not
-# be called is of no use, so the rest is for calls.
+# Of a budget, so much may be spent on keeping instances warm. One that is warm and may not be
+# called is of no use, so the rest is for calls.
 WARM_SHARE_MAX: Final = 0.5
+_WARM_LASTS_S: Final = 3_600  # and no more than would last for so long of a day's budget
+# What is kept warm is looked at once a minute, so money for longer than that is set aside.
+_SET_ASIDE_NS: Final = 2 * MINUTE_NS
 
 
 class Breaker:
@@ -115,7 +118,8 @@ class Spillway:
         self._granted: dict[int, tuple[int, bool]] = {}
         self._granted_usd_per_s = 0.0  # is being paid,
         self._paid_until_ns = 0  # and until then it is paid
-        self._promised_usd_per_s = 0.0  # may have to be paid for the rest of a minute or a day
+        self._promised_usd_per_s = 0.0  # may have to be paid soon
+        self._warm_day = Budget(WARM_SHARE_MAX * pool.guard.usd_per_day, DAY_NS)
         self._none_warm_until_ns = 0  # the day's budget is spent; 0: it is not
         self._granted_after = 0  # openings of the breaker in a row, when wishes were last granted
         self._is_short = False  # fewer are granted than could be, for lack of money just then
@@ -147,6 +151,8 @@ class Spillway:
             if self._is_spent(budget, now_ns):
                 until_ns = max(until_ns, budget.ends_ns(now_ns))
         warm_ns = self._none_warm_until_ns
+        if self._granted_usd_per_s > 0.0 and self._day.usd < inf:
+            warm_ns = now_ns - now_ns % MINUTE_NS + MINUTE_NS
         if until_ns <= now_ns or now_ns < warm_ns < until_ns:
             until_ns = warm_ns
         return until_ns if until_ns > now_ns else 0
@@ -231,14 +237,15 @@ class Spillway:
         return self._spent_usd + self._granted_usd_per_s * unpaid_ns / SECOND_NS
 
     def _is_spent(self, budget: Budget, now_ns: int) -> bool:
-        """Whether nothing is left for calls of what is to last until the budget's end."""
+        """Whether nothing is left for calls."""
         return self._committed_usd(budget, now_ns) + self._reserved_usd >= budget.usd
 
     def _committed_usd(self, budget: Budget, now_ns: int) -> float:
-        """What is spent, and what will be on instances that are kept warm until the end."""
+        """What is spent, and what is set aside for instances that are kept warm."""
         since_ns = max(self._paid_until_ns, budget.began_ns(now_ns))
+        ahead_ns = min(_SET_ASIDE_NS, budget.ends_ns(now_ns) - now_ns)
         warm_usd = self._granted_usd_per_s * (now_ns - since_ns)
-        warm_usd += self._promised_usd_per_s * (budget.ends_ns(now_ns) - now_ns)
+        warm_usd += self._promised_usd_per_s * ahead_ns
         return budget.spent_usd(now_ns) + warm_usd / SECOND_NS
 
     def _spend(self, now_ns: int, usd: float) -> None:
@@ -265,8 +272,9 @@ class Spillway:
 
         Calls that only keep instances warm wait until the breaker is closed. Provisioned instances
         take long to come back, so they stay until the platform has failed its trial, too; there
-        will be no more of them before the breaker is closed. A day's budget that is spent ends both
-        until the next day. A minute's is over before an instance would go.
+        will be no more of them before the breaker is closed. Both end until the next day when the
+        day's budget is spent, or their share of it. A minute's budget bounds how many there are; it
+        is over before an instance would go, so none is withdrawn when it is spent.
         """
         self._pay(now_ns)
         self._granted_after = self._failed_openings()
@@ -285,7 +293,9 @@ class Spillway:
             after = (wish.count, wish.is_provisioned and wish.count > 0)
             if before != after:
                 self._granted[wish.variant.id] = after
-                self._spend(now_ns, self._first_round_usd(wish, wish.count, before))
+                usd = self._first_round_usd(wish, wish.count, before)
+                self._spend(now_ns, usd)
+                self._warm_day.spend(now_ns, usd)
                 changes.append(Wish(wish.variant, wish.count, after[1]))
         self._granted_usd_per_s = self._sum_usd_per_s(wanted)
         return changes
@@ -295,27 +305,33 @@ class Spillway:
         return 0 if self.breaker == Breaker.CLOSED else self._openings
 
     def _is_day_over_budget(self, now_ns: int) -> bool:
-        """Whether the day's budget is spent, not counting what calls that are out may cost.
+        """Whether the day's budget is spent, or what of it is for instances that are kept warm.
 
-        That may come back, and what was withdrawn for it would have to be ordered again.
+        What calls that are out may cost does not count: it may come back, and what was withdrawn
+        for it would have to be ordered again.
         """
-        return self._day.usd < inf and self._committed_usd(self._day, now_ns) >= self._day.usd
+        if self._day.usd == inf:
+            return False
+        return (
+            self._committed_usd(self._day, now_ns) >= self._day.usd
+            or self._committed_usd(self._warm_day, now_ns) >= self._warm_day.usd
+        )
 
     def _pay(self, now_ns: int) -> None:
         """Book what was kept warm until now."""
         rate = self._granted_usd_per_s / SECOND_NS
         self._spent_usd += rate * (now_ns - self._paid_until_ns)
-        for budget in self._budgets:
+        for budget in [*self._budgets, self._warm_day]:
             since_ns = max(self._paid_until_ns, budget.began_ns(now_ns))
             budget.spend(now_ns, rate * (now_ns - since_ns))
         self._paid_until_ns = now_ns
 
     def _payable(self) -> list[Wish]:
         """What is wanted, in the order of the wishes, as far as its share of the budgets lasts."""
-        left_usd_per_s = inf
-        for budget in self._budgets:
-            usd_per_s = WARM_SHARE_MAX * budget.usd / (budget.length_ns / SECOND_NS)
-            left_usd_per_s = min(left_usd_per_s, usd_per_s)
+        left_usd_per_s = min(
+            WARM_SHARE_MAX * self._guard.usd_per_minute / (MINUTE_NS / SECOND_NS),
+            self._warm_day.usd / _WARM_LASTS_S,
+        )
         payable: list[Wish] = []
         for wanted in self.wishes.values():
             wish = Wish(wanted.variant, wanted.count, wanted.is_provisioned)
@@ -338,7 +354,7 @@ class Spillway:
             return 0 if is_withdrawn else min(count, already)
         if wish.is_provisioned:
             return count
-        left_usd = inf
+        left_usd = self._warm_day.usd - self._committed_usd(self._warm_day, now_ns)
         for budget in self._budgets:
             room_usd = budget.usd - self._committed_usd(budget, now_ns) - self._reserved_usd
             left_usd = min(left_usd, room_usd)

@@ -117,8 +117,8 @@ def test_what_was_wished_for_before_the_first_event_comes_first_and_is_paid_from
 
 
 def test_a_day_that_is_spent_ends_what_is_kept_warm_until_the_next(make_rig: type[Rig]) -> None:
-    """Two calls a ping interval cost 588 dollars a day, of 1,180; the rest is spent on calls."""
-    pool = replace(CLOUD, guard=Guard(usd_per_day=1_180.0), serverless=DEAR)
+    """A call of 601 dollars, and of 6.50 that are left 6.12 on what was kept warm meanwhile."""
+    pool = replace(CLOUD, guard=Guard(usd_per_day=607.5), serverless=DEAR)
     rig = make(make_rig, pool)
     rig.order(1, lambda p: p.orders.keep_warm(BOTH.variants[0], pool, 2))
     rig.order(1, call(0, pool))

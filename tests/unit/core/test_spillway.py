@@ -379,14 +379,15 @@ def test_what_is_kept_warm_is_paid_before_calls_are() -> None:
     [
         (Guard(usd_per_minute=6.0), 5),
         (Guard(usd_per_day=10.0), 0),
-        (Guard(usd_per_day=2 * 864.0), 1),
-        (Guard(usd_per_minute=6.0, usd_per_day=4 * 864.0), 2),
+        (Guard(usd_per_day=2 * 36.0), 1),
+        (Guard(usd_per_minute=6.0, usd_per_day=4 * 36.0), 2),
         (Guard(usd_per_minute=0.0), 0),
     ],
 )
 def test_half_of_a_budget_at_most_is_for_instances_that_are_kept_warm(
     guard: Guard, count: int
 ) -> None:
+    """All minute long; and of a day, for an hour at least."""
     way = warm(guard, 50, is_provisioned=True)
     assert granted(way, 0) == ([(count, True)] if count else [])
     assert way.is_open(0) == (guard.usd_per_minute > 0)
@@ -447,23 +448,37 @@ def test_provisioned_instances_outlast_one_opening_of_the_breaker_and_no_second(
 
 
 def test_a_day_that_is_spent_withdraws_what_is_kept_warm_until_the_next() -> None:
-    """The first half is for one instance. Calls take the rest and a little more."""
-    way = warm(Guard(usd_per_day=2 * 864.0), 1, is_provisioned=True)
+    """A call of 990 dollars, 9.90 for the instance, and 1.20 for its next two minutes."""
+    way = warm(Guard(usd_per_day=1_000.0), 1, is_provisioned=True)
     way.grant(0)
-    way.sent(0, 865 * S)
+    way.sent(0, 1_500 * S)
     assert not way.is_grant_due(0)  # that may come back
-    way.ended(865 * S, FINISHED, 0, 865 * S)
-    assert way.is_grant_due(865 * S)
-    assert granted(way, 865 * S) == [(0, False)]
-    spent_usd = way.spent_usd(865 * S)
-    assert spent_usd < 2 * 864.0
-    assert way.is_open(865 * S)  # what the instance no longer needs is for calls
-    assert way.wakes_ns(865 * S) == DAY_NS
+    way.ended(990 * S, FINISHED, 0, 1_500 * S)
+    assert way.is_grant_due(990 * S)
+    assert granted(way, 990 * S) == [(0, False)]
+    spent_usd = way.spent_usd(990 * S)
+    assert spent_usd == pytest.approx(999.9)
+    assert way.is_open(990 * S)  # what the instance no longer needs is for calls
+    assert way.wakes_ns(990 * S) == DAY_NS
     assert granted(way, DAY_NS - 1) == []
     assert way.spent_usd(DAY_NS - 1) == spent_usd
     assert way.is_grant_due(DAY_NS)
     assert granted(way, DAY_NS) == [(1, True)]
-    assert way.wakes_ns(DAY_NS) == 0
+    assert not way.is_grant_due(DAY_NS)
+
+
+def test_half_of_a_day_that_went_into_what_is_kept_warm_leaves_the_other_half_to_calls() -> None:
+    """50 dollars last for 5,000 s. It is looked at every minute, though nobody calls."""
+    way = warm(Guard(usd_per_day=100.0), 1, is_provisioned=True)
+    way.grant(0)
+    now_ns = 0
+    while not way.is_grant_due(now_ns):
+        assert way.wakes_ns(now_ns) == now_ns + MINUTE_NS
+        now_ns += MINUTE_NS
+    assert 5_000 * S - 3 * MINUTE_NS < now_ns <= 5_000 * S
+    assert granted(way, now_ns) == [(0, False)]
+    assert way.spent_usd(DAY_NS - 1) <= 50.0
+    assert way.is_open(now_ns)
 
 
 def test_a_minute_that_is_spent_withdraws_nothing() -> None:
