@@ -158,9 +158,9 @@ class Spilling:
             )
         # The breaker and the budgets may have it that there are fewer.
         key = (outlet.pool.id, outlet.variant.id)
-        kept, _ = self._view.kept_warm.get(key, (0, False))
+        kept, is_provisioned = self._view.kept_warm.get(key, (0, False))
         if kept != outlet.warmth.kept:
-            outlet.warmth.keep(now_ns, kept)
+            outlet.warmth.keep(now_ns, kept, is_provisioned=is_provisioned)
         if count:
             wakes_ns = outlet.warmth.wakes_ns(now_ns)
             at_ns = now_ns + SECOND_NS if wakes_ns is None else wakes_ns
