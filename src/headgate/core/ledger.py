@@ -167,10 +167,12 @@ class Ledger:
 
         Be woken when it may be tried again.
         """
-        now_ns = self.view.now_ns
-        if spillway.wishes and spillway.is_grant_due(now_ns):
+        if spillway.wishes and spillway.is_grant_due(self.view.now_ns):
             self._grant(spillway)
-        until_ns = spillway.wakes_ns(now_ns)
+        self._wake(spillway)
+
+    def _wake(self, spillway: Spillway) -> None:
+        until_ns = spillway.wakes_ns(self.view.now_ns)
         key = ("unblock_pool", spillway.pool.id)
         if until_ns and self.view.timers.get(key) != until_ns:
             self.set_timer(key, until_ns)
@@ -182,6 +184,7 @@ class Ledger:
         spillway.wish(variant, count, is_provisioned)
         if self.has_begun:
             self._grant(spillway)
+            self._wake(spillway)
 
     def begin(self) -> None:
         """The first event is there, and with it the time: grant what was wished for before it."""
@@ -189,6 +192,7 @@ class Ledger:
         for spillway in self.view.spillways:
             if spillway is not None and spillway.wishes:
                 self._grant(spillway)
+                self._wake(spillway)
 
     def _grant(self, spillway: Spillway) -> None:
         pool_id = spillway.pool.id

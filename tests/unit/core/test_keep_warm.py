@@ -116,6 +116,25 @@ def test_what_was_wished_for_before_the_first_event_comes_first_and_is_paid_from
     assert spillway.spent_usd(begin_ns + TERMS.ping_every_ns) == pytest.approx(4.0)
 
 
+def test_what_is_kept_warm_is_looked_at_every_minute_where_a_day_has_a_budget(
+    make_rig: type[Rig],
+) -> None:
+    """Nobody calls, and half of the day's budget is spent at some time, and no more than that."""
+    pool = replace(CLOUD, guard=Guard(usd_per_day=70.0), serverless=DEAR)
+    rig = make(make_rig, pool)
+    rig.order(1, lambda p: p.orders.keep_warm(BOTH.variants[0], pool, 2))
+    key = ("unblock_pool", 1)
+    while rig.view.kept_warm == {(1, 0): (2, False)}:
+        at_ns = rig.view.timers[key]
+        assert at_ns % MINUTE_NS == 0
+        rig.at(at_ns, TimerFired(key))
+    assert rig.view.kept_warm == {(1, 0): (0, False)}
+    spillway = rig.view.spillways[1]
+    assert spillway is not None
+    assert 30.0 < spillway.spent_usd(rig.view.now_ns) <= 35.0
+    assert rig.view.timers[key] == DAY_NS
+
+
 def test_a_day_that_is_spent_ends_what_is_kept_warm_until_the_next(make_rig: type[Rig]) -> None:
     """A call of 601 dollars, and of 6.50 that are left 6.12 on what was kept warm meanwhile."""
     pool = replace(CLOUD, guard=Guard(usd_per_day=607.5), serverless=DEAR)
