@@ -77,29 +77,6 @@ def test_what_a_function_says_of_one_request_is_what_its_client_hears(tmp_path: 
         assert reading(served.get("/metrics")[1], "headgate_spill_breaker_state") == 0
 
 
-def test_what_is_too_large_for_a_call_is_told_so(tmp_path: Path) -> None:
-    app = write_app(tmp_path, "http://127.0.0.1:1", policy="serverless_only")
-    text = (app / "app.yaml").read_text().replace("exec: 30ms", "exec: {1: 30ms, 1000: 30ms}")
-    code = (app / "numbers_elsewhere.py").read_text().replace("FP32[-1]", "FP32[-1, 2000]")
-    (app / "app.yaml").write_text(text)
-    (app / "numbers_elsewhere.py").write_text(code)
-    with FakeLambda(app) as cloud:
-        (app / "app.yaml").write_text(text.replace("http://127.0.0.1:1", cloud.url))
-        with Served(app) as served:
-            connection = served.connect()
-            tensor = {"name": "x", "datatype": "FP32", "shape": [900, 2000]}
-            data = {**tensor, "parameters": {"binary_data_size": 7_200_000}}
-            head = json.dumps({"inputs": [data]}).encode()
-            lengths = {"Inference-Header-Content-Length": str(len(head))}
-            path = "/v2/models/double/infer"
-            connection.request("POST", path, head + bytes(7_200_000), lengths)
-            answer = connection.getresponse()
-            assert answer.status == 413
-            assert b"a function's call carries 6291456" in answer.read()
-            connection.close()
-        assert cloud.events == []
-
-
 def test_a_function_that_runs_nowhere_here_takes_anything(tmp_path: Path) -> None:
     """Neither code nor model: whoever runs it knows. Its target is named after it."""
     with FakeLambda(write_app(tmp_path, "http://unused")) as cloud:

@@ -77,9 +77,11 @@ class Seen(Observer):
     def __init__(self) -> None:
         self.events: list[tuple[int, Event]] = []
         self.actions: list[Action] = []
+        self.entries: list[tuple[int, Event, list[Action]]] = []
 
     def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
         self.events.append((now_ns, event))
+        self.entries.append((now_ns, event, actions))
         self.actions.extend(actions)
 
     def count(self, kind: type[Event]) -> int:
@@ -96,6 +98,11 @@ class Checked(Seen):
     def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
         super().saw(now_ns, scheduler, event, actions)
         self._checkers.saw(now_ns, scheduler, event, actions)
+
+    def finish(self, columns: RunColumns) -> None:
+        """The run is over: raise if anything was wrong with it."""
+        self._checkers.finish(columns)
+        self._checkers.raise_if_any()
 
 
 def run(
@@ -132,8 +139,7 @@ def run(
     last_ns = int(arrivals.times_ns[-1]) if arrivals is not None else 0
     straggler = Straggler(max(plan.end_ns, last_ns))
     columns = simulate(setup, arrivals, clients=[*clients, straggler], observer=seen)
-    checkers.finish(columns)
-    checkers.raise_if_any()
+    seen.finish(columns)
     return columns, seen
 
 

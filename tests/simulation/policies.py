@@ -46,7 +46,12 @@ class Spill(Policy):
             self.orders.dispatch([task], node)
             return True
         for pool in self.view.app.pools:
-            if pool.serverless is not None and self.view.is_pool_open(pool.id):
+            variant = self.view.variants_by_pool[pool.id][task.function.id]
+            if (
+                variant is not None
+                and self.view.fits_call(task, pool, variant)
+                and self.view.is_pool_open(pool.id)
+            ):
                 self.orders.dispatch_to_pool([task], pool)
                 return True
         return False

@@ -62,12 +62,14 @@ class Attempts:
             return
         view.now_ns = now_ns
         self._ledger.take_back(batch, _FINISHED)
-        broken = event.broken
+        broken, too_large = event.broken, event.too_large
         for task in batch.tasks:
             if task.state != _RUNNING:
                 continue
             if broken and task.id in broken:
                 self._requests.task_broke(task)
+            elif too_large and task.id in too_large:
+                self._retry_elsewhere(task, batch, self._may_repeat(task))
             else:
                 self._requests.task_done(task, batch, event.unsure)
         self._tell_policy(batch)
@@ -87,7 +89,11 @@ class Attempts:
         for task in batch.tasks:
             task.attempts_made -= 1
             task.refusals += 1
-            self._retry_or_fail(task, task.refusals < self._limits.refusals_max, reason)
+            may_retry = task.refusals < self._limits.refusals_max
+            if event.reason == Refusal.TOO_LARGE:
+                self._retry_elsewhere(task, batch, may_retry)
+            else:
+                self._retry_or_fail(task, may_retry, reason)
         self._tell_policy(batch)
 
     def failed(self, now_ns: int, event: BatchFailed) -> None:
@@ -165,17 +171,32 @@ class Attempts:
 
     def _back_off(self, batch: Batch, reason: int) -> None:
         """Leave alone, for a moment, the place that refused."""
-        if reason in (Refusal.LATE, Refusal.CANCELLED):
+        node = batch.node
+        is_too_large = reason == Refusal.TOO_LARGE and node is None
+        if is_too_large or reason in (Refusal.LATE, Refusal.CANCELLED):
             return  # that was about the batch, not about the place
         now_ns, backoff_ns = self._view.now_ns, self._limits.backoff_ns
-        node = batch.node
         if node is None:
             spillway = self._view.spillways[batch.pool.id]
             if spillway is not None:
-                spillway.refused(now_ns, backoff_ns, is_gone=reason == Refusal.GONE)
+                is_gone = reason == Refusal.GONE
+                spillway.refused(now_ns, backoff_ns, batch.sent_ns, is_gone=is_gone)
                 self._ledger.await_pool(spillway)
         elif node.state == NodeState.UP:
             self._ledger.block_node(node, now_ns + backoff_ns)
+
+    def _retry_elsewhere(self, task: Task, batch: Batch, may_retry: bool) -> None:
+        """A platform cannot carry this task: it is not sent there again, but where it fits.
+
+        Of several in a batch nobody knows which was too large, so each counts for its share: the
+        same ones do not go together again, and one that went alone does not go again.
+        """
+        platform = batch.pool.serverless
+        if platform is not None:
+            share = platform.payload_bytes_max // len(batch.tasks) + 1
+            task.payload_bytes = max(task.payload_bytes, share)
+        fits = self._view.fits_somewhere(task)
+        self._retry_or_fail(task, may_retry and fits, Failure.TOO_LARGE)
 
     def _may_repeat(self, task: Task) -> bool:
         return (

@@ -30,9 +30,10 @@ class Refusal:
     GONE: Final = 2  # the instance or node is not there any more
     THROTTLED: Final = 3  # the platform takes no more just now
     CANCELLED: Final = 4  # it was called back before it began
+    TOO_LARGE: Final = 5  # a call of the platform cannot carry its inputs
 
 
-REFUSAL_NAMES: Final = ("busy", "late", "gone", "throttled", "cancelled")
+REFUSAL_NAMES: Final = ("busy", "late", "gone", "throttled", "cancelled", "too_large")
 
 
 class Event:
@@ -51,6 +52,7 @@ class RequestArrived(Event):
         "deadline_ns",
         "gives_up",
         "items",
+        "payload_bytes",
         "pipeline",
         "priority",
         "request_id",
@@ -66,6 +68,7 @@ class RequestArrived(Event):
         priority: int = 0,
         deadline_ns: int = 0,
         gives_up: bool = False,
+        payload_bytes: int = 0,
     ) -> None:
         self.request_id = request_id
         self.pipeline = pipeline
@@ -74,6 +77,8 @@ class RequestArrived(Event):
         self.priority = priority
         self.deadline_ns = deadline_ns  # 0: the pipeline's own objective decides
         self.gives_up = gives_up  # nobody wants the answer after the deadline
+        # Of a call of a platform that carries its inputs, at most; 0: nobody knows.
+        self.payload_bytes = payload_bytes
 
 
 @final
@@ -106,17 +111,23 @@ class BatchFinished(Event):
     """A batch ran to its end.
 
     `unsure` names the tasks whose answer a cascade should improve. `broken` names those that the
-    function itself could not do: they would break again, so they are not repeated.
+    function itself could not do: they would break again, so they are not repeated. `too_large`
+    names those whose answer the platform could not carry: they are repeated elsewhere.
     """
 
-    __slots__ = ("batch_id", "broken", "unsure")
+    __slots__ = ("batch_id", "broken", "too_large", "unsure")
 
     def __init__(
-        self, batch_id: int, unsure: tuple[int, ...] = (), broken: tuple[int, ...] = ()
+        self,
+        batch_id: int,
+        unsure: tuple[int, ...] = (),
+        broken: tuple[int, ...] = (),
+        too_large: tuple[int, ...] = (),
     ) -> None:
         self.batch_id = batch_id
         self.unsure = unsure
         self.broken = broken
+        self.too_large = too_large
 
 
 @final

@@ -43,6 +43,7 @@ class Ledger:
     def __init__(self, view: View, ids_start: int, ids_step: int) -> None:
         self.view = view
         self.actions: list[Action] = []
+        self.has_begun = False  # an event has told the time
         self.work = 0  # what the policy reports to have computed, in its own units
         self.has_afterthoughts = False  # something is to be looked after at the end of each event
         self.fault: PolicyError | None = None  # the first of the event being handled
@@ -94,7 +95,7 @@ class Ledger:
             if node.running >= node.slots and node_id in view.free_nodes:
                 del view.free_nodes[node_id]
         elif pool.serverless is not None:
-            self._spill(pool, variant.profile.exec_ns[items - 1])
+            self._spill(batch)
         moved_bytes = 0
         for task in tasks:
             if task.state == _RUNNING:
@@ -148,34 +149,57 @@ class Ledger:
         if node.running < node.slots and node.blocked_until_ns <= view.now_ns:
             view.free_nodes.setdefault(node.id, node)
 
-    def _spill(self, pool: Pool, expected_ns: int) -> None:
+    def _spill(self, batch: Batch) -> None:
         """A call goes out to a pool that is paid by the call."""
-        spillway = self.view.spillways[pool.id]
+        spillway = self.view.spillways[batch.pool.id]
         assert spillway is not None
-        spillway.sent(self.view.now_ns, expected_ns)
+        spillway.sent(self.view.now_ns, _may_take_ns(batch))
         self.await_pool(spillway)
 
     def _unspill(self, batch: Batch, state: int) -> None:
         spillway = self.view.spillways[batch.pool.id]
         if spillway is not None:
-            now_ns = self.view.now_ns
-            expected_ns = batch.variant.profile.exec_ns[batch.items - 1]
-            spillway.ended(now_ns, state, expected_ns, now_ns - batch.sent_ns)
+            spillway.ended(self.view.now_ns, state, batch.sent_ns, _may_take_ns(batch))
             self.await_pool(spillway)
 
     def await_pool(self, spillway: Spillway) -> None:
-        """Be woken when a pool that is closed for a while may be tried again."""
-        until_ns = spillway.blocked_until_ns
+        """Something has changed about a way out: adapt what is kept warm behind it to that.
+
+        Be woken when it may be tried again.
+        """
+        if spillway.wishes and spillway.is_grant_due(self.view.now_ns):
+            self._grant(spillway)
+        self._wake(spillway)
+
+    def _wake(self, spillway: Spillway) -> None:
+        until_ns = spillway.wakes_ns(self.view.now_ns)
         key = ("unblock_pool", spillway.pool.id)
-        if until_ns > self.view.now_ns and self.view.timers.get(key) != until_ns:
+        if until_ns and self.view.timers.get(key) != until_ns:
             self.set_timer(key, until_ns)
 
     def keep_warm(self, pool: Pool, variant: Variant, count: int, is_provisioned: bool) -> None:
-        """Wish for warm instances, if that is news."""
-        key, wish = (pool.id, variant.id), (count, is_provisioned)
-        if self.view.kept_warm.get(key, (0, False)) != wish:
-            self.view.kept_warm[key] = wish
-            self.actions.append(KeepWarm(pool.id, variant.id, count, is_provisioned))
+        """Wish for warm instances, as many as can be."""
+        spillway = self.view.spillways[pool.id]
+        assert spillway is not None
+        spillway.wish(variant, count, is_provisioned)
+        if self.has_begun:
+            self._grant(spillway)
+            self._wake(spillway)
+
+    def begin(self) -> None:
+        """The first event is there, and with it the time: grant what was wished for before it."""
+        self.has_begun = True
+        for spillway in self.view.spillways:
+            if spillway is not None and spillway.wishes:
+                self._grant(spillway)
+                self._wake(spillway)
+
+    def _grant(self, spillway: Spillway) -> None:
+        pool_id = spillway.pool.id
+        for granted in spillway.grant(self.view.now_ns):
+            variant_id, count = granted.variant.id, granted.count
+            self.view.kept_warm[pool_id, variant_id] = (count, granted.is_provisioned)
+            self.actions.append(KeepWarm(pool_id, variant_id, count, granted.is_provisioned))
 
     def call_back(self, task: Task) -> None:
         """A task is not to run any more: cancel the batches that carry nothing else.
@@ -260,3 +284,10 @@ class Ledger:
         """Forget a timer, if it is set."""
         if self.view.timers.pop(key, None) is not None:
             self.actions.append(CancelTimer(key))
+
+
+def _may_take_ns(batch: Batch) -> int:
+    """How long a call may take: it may have to start an instance first, billed or not."""
+    profile = batch.variant.profile
+    exec_ns = profile.exec_ns[batch.items - 1]
+    return profile.start_ns + exec_ns + 2 * batch.pool.network_ns

@@ -22,6 +22,7 @@ class Tier:
     REMOTE: Final = 3  # somebody else's endpoint
 
 
+LAMBDA_PAYLOAD_BYTES_MAX: Final = 6 << 20  # of one call of AWS Lambda, each way
 WARM_EVERYWHERE: Final = 1_000_001  # more nodes than there can be
 TIER_NAMES: Final = ("dedicated", "gpu", "serverless", "remote")
 
@@ -172,6 +173,7 @@ class Serverless:
     provisioned_usd_per_gb_s: float = 0.0
     provisioned_run_usd_per_gb_s: float = 0.0
     ping_ns: int = 20_000_000  # how long a call takes that only keeps its instance awake
+    payload_bytes_max: int = LAMBDA_PAYLOAD_BYTES_MAX  # that a call can carry, each way
 
     @property
     def gigabytes(self) -> float:

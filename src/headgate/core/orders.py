@@ -105,6 +105,11 @@ class Orders:
             raise _illegal(tasks, f"{variant.name} does not run on pool {pool.name}")
         if not self._view.is_pool_open(pool.id):
             raise _illegal(tasks, f"pool {pool.name} is closed: its breaker or its budget")
+        size = 0
+        for task in tasks:
+            size += task.payload_bytes
+        if size > pool.serverless.payload_bytes_max:
+            raise _illegal(tasks, f"a call of pool {pool.name} cannot carry {size} bytes")
         return self._send(tasks, variant, None, pool, 0, latest_ns)
 
     def _send(
@@ -261,7 +266,11 @@ class Orders:
     def keep_warm(
         self, variant: Variant, pool: Pool, count: int, *, is_provisioned: bool = False
     ) -> None:
-        """Have a serverless pool keep so many instances ready: by calling them, or provisioned."""
+        """Have a serverless pool keep so many instances ready: by calling them, or provisioned.
+
+        The wish stands until the next one. While the breaker is open, or as far as the budgets do
+        not pay for them, there are fewer: `View.kept_warm` says how many.
+        """
         if pool.serverless is None or pool.id not in variant.pool_ids:
             raise PolicyError(f"pool {pool.name} keeps nothing warm of {variant.name}")
         if not 0 <= count <= pool.serverless.concurrency_max:

@@ -25,6 +25,7 @@ class Rejection:
     UNAVAILABLE: Final = "unavailable"  # nothing that could run it is there just now
     FULL: Final = "too_many_open"  # a bound of the Scheduler's
     LOAD_FAILED: Final = "load_failed"  # a function that it needs cannot be loaded just now
+    TOO_LARGE: Final = "too_large"  # no platform can carry it, and there is no other place for it
 
 
 class Failure:
@@ -34,6 +35,7 @@ class Failure:
     KILLED_WORKER: Final = "its worker died while running it alone"
     REFUSED: Final = "refused too often"
     POLICY_FAULT: Final = "policy fault"  # a hook of the policy raised an exception over it
+    TOO_LARGE: Final = "too_large"  # as of a rejection, but found out only when it was run
 
 
 OUTCOME_NAMES: Final = ("met", "late", "rejected", "expired", "failed", "cancelled")

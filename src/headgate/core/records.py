@@ -44,6 +44,7 @@ class Request:
         "id",
         "items",
         "outcome",
+        "payload_bytes",
         "pipeline",
         "priority",
         "state",
@@ -60,6 +61,7 @@ class Request:
         priority: int,
         arrival_ns: int,
         deadline_ns: int,
+        payload_bytes: int = 0,
     ) -> None:
         self.id = id
         self.pipeline = pipeline
@@ -68,6 +70,7 @@ class Request:
         self.priority = priority  # smaller is more urgent
         self.arrival_ns = arrival_ns
         self.deadline_ns = deadline_ns
+        self.payload_bytes = payload_bytes  # of a call that carries its inputs; 0: nobody knows
         self.gives_up = False  # to be expired if it still waits at its deadline
         self.state: int = _OPEN
         self.outcome: int | None = None
@@ -89,6 +92,7 @@ class Task:
         "id",
         "must_run_alone",
         "node_id",
+        "payload_bytes",
         "pool_id",
         "refusals",
         "request",
@@ -108,6 +112,8 @@ class Task:
         self.attempts_made = 0
         self.refusals = 0
         self.must_run_alone = False  # it may have killed a worker: never in a batch with others
+        # Of a call that carries its inputs, as far as it is known; more once one was too large.
+        self.payload_bytes = 0 if stage.after else request.payload_bytes
         # Where its result lies once it is done: what its successors read is there. A platform
         # that picks its own instances names no node.
         self.pool_id: int | None = None

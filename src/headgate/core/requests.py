@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Final, final
 
+from headgate.core.clock import NEVER_NS
 from headgate.core.errors import DriverError, PolicyError
 from headgate.core.events import RequestAnnounced, RequestArrived, RequestCancelled
 from headgate.core.ledger import Ledger
 from headgate.core.lifecycle import RequestState, TaskState
+from headgate.core.model import App, Pipeline
 from headgate.core.outcome import Failure, Outcome, Rejection
 from headgate.core.policy import Policy, overrides
 from headgate.core.records import STAGES_MAX, Batch, Request, Task
@@ -37,6 +39,7 @@ class Requests:
         self._pipelines = view.app.pipelines
         self._clients = len(view.app.clients)
         self._open_max = view.app.limits.open_requests_max
+        self._payload_bytes_max = [payload_bytes_max(view.app, p) for p in self._pipelines]
         self._last_id = -1
         self._asks_at_arrival = overrides(policy, "on_arrival")
 
@@ -65,6 +68,7 @@ class Requests:
             event.priority,
             now_ns,
             event.deadline_ns or slo.deadline_ns(now_ns),
+            event.payload_bytes,
         )
         view.requests[request_id] = request
         if len(view.requests) > self._open_max:
@@ -75,6 +79,9 @@ class Requests:
             if retry_ns:
                 self._turn_away(request, Rejection.LOAD_FAILED, retry_ns)
                 return
+        if event.payload_bytes > self._payload_bytes_max[event.pipeline]:
+            self._turn_away(request, Rejection.TOO_LARGE, 0)
+            return
         if self._asks_at_arrival:
             try:
                 self._policy.on_arrival(request)
@@ -237,3 +244,19 @@ class Requests:
         """Fail a task that the policy may have lost, unless it is out or wanted no longer."""
         if task.state == _READY:
             self.settle_early(task.request, Outcome.FAILED, Failure.POLICY_FAULT)
+
+
+def payload_bytes_max(app: App, pipeline: Pipeline) -> int:
+    """Return how large inputs may be for a pipeline's first stages to have a place to run.
+
+    Nodes take any size. Where a function runs on platforms only, the one that carries most decides.
+    """
+    most = NEVER_NS
+    for stage in pipeline.stages:
+        platforms = [app.pools[id].serverless for v in stage.function.variants for id in v.pool_ids]
+        if not stage.after:
+            largest = 0
+            for platform in platforms:
+                largest = max(largest, NEVER_NS if platform is None else platform.payload_bytes_max)
+            most = min(most, largest)
+    return most

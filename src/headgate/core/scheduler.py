@@ -114,8 +114,11 @@ class Scheduler:
         self._validator = Validator(self.view) if validate else None
         self._plan_every_ns = self.policy.plan_every_ns
         self._early = self._ledger.actions  # what the policy ordered while it was being made
+        wishes = any(s is not None and bool(s.wishes) for s in self.view.spillways)
+        self._is_new = wishes or bool(self._early)
+        self._ledger.has_begun = not self._is_new
         self._is_thoughtful = validate or self._plan_every_ns > 0
-        self._ledger.has_afterthoughts = self._is_thoughtful or bool(self._early)
+        self._ledger.has_afterthoughts = self._is_thoughtful or self._is_new
 
     @property
     def work(self) -> int:
@@ -156,9 +159,12 @@ class Scheduler:
     def _think_after(self, now_ns: int, actions: list[Action]) -> None:
         """What most events have no need of. Raises the fault of the event, if there was one."""
         view, ledger = self.view, self._ledger
-        if self._early:
+        if self._is_new:
+            self._is_new = False
+            ledger.actions = self._early
+            ledger.begin()
+            ledger.actions = actions
             actions[:0] = self._early
-            self._early = []
         if view.load_failures:
             self._failures.review()
         if not self._quarantine.is_empty:
@@ -229,7 +235,9 @@ class Scheduler:
             spillway = view.spillways[number]
             assert spillway is not None
             spillway.rested(now_ns)
-            self._hooks.pool_open(number)
+            self._ledger.await_pool(spillway)
+            if spillway.is_open(now_ns):
+                self._hooks.pool_open(number)
         elif name == "lost":
             self._attempts.given_up(number)
         elif name == PROBE:

@@ -10,7 +10,7 @@ from typing import Final, final
 
 from headgate.core.events import TimerKey
 from headgate.core.lifecycle import InstanceState, NodeState, Residency, TaskState
-from headgate.core.model import App, Pipeline, Variant
+from headgate.core.model import App, Pipeline, Pool, Variant
 from headgate.core.records import (
     Batch,
     Datum,
@@ -132,6 +132,24 @@ class View:
         """Whether a call may go to a pool that picks its own instances just now."""
         spillway = self.spillways[pool_id]
         return spillway is not None and spillway.is_open(self.now_ns)
+
+    def fits_call(self, task: Task, pool: Pool, variant: Variant) -> bool:
+        """Whether one call of a serverless pool can carry a task: its items, and its inputs."""
+        platform = pool.serverless
+        return (
+            platform is not None
+            and task.request.items <= len(variant.profile.exec_ns)
+            and task.payload_bytes <= platform.payload_bytes_max
+        )
+
+    def fits_somewhere(self, task: Task) -> bool:
+        """Whether there is a pool that a task is not too large for; nodes take any size."""
+        for variant in task.function.variants:
+            for pool_id in variant.pool_ids:
+                platform = self.app.pools[pool_id].serverless
+                if platform is None or task.payload_bytes <= platform.payload_bytes_max:
+                    return True
+        return False
 
     def start_ns(self, node: Node, variant: Variant) -> int:
         """How long it takes until a variant that is started on this node now is ready."""

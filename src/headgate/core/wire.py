@@ -115,7 +115,7 @@ _ALLOWED: Final[Mapping[str, str]] = {
     "TimerKey": "[string, integer]",
 }
 # JSON knows lists only; these fields were tuples.
-_TUPLES: Final = frozenset(("broken", "key", "unsure"))
+_TUPLES: Final = frozenset(("broken", "key", "too_large", "unsure"))
 _LISTS: Final = _TUPLES | {"task_ids"}
 # A compiled constructor checks that it is given a list, but not what is in it; and for it, as for
 # Python, `True` is an integer.
@@ -126,6 +126,7 @@ _STRICT: Final[Mapping[str, str]] = {
     "key": "TimerKey",
     "node_died": "bool",
     "task_ids": "list[int]",
+    "too_large": "tuple[int, ...]",
     "unsure": "tuple[int, ...]",
 }
 

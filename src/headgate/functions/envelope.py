@@ -13,11 +13,13 @@ from typing import Final, final
 from msgspec import Struct, convert, to_builtins
 from msgspec.json import Decoder, Encoder
 
+from headgate.core.model import LAMBDA_PAYLOAD_BYTES_MAX
 from headgate.functions.tensor import Block, Tensor
 from headgate.functions.work import AnyWork, Result, Work
 
 VERSION: Final = 1
-PAYLOAD_BYTES_MAX: Final = 6 << 20  # of AWS Lambda, each way
+HEAD_BYTES: Final = 1_024  # of a body, beside its requests or results
+TOO_LARGE: Final = 413  # the status of a result that an answer could not carry
 HOLD_MS: Final = 20.0  # a ping stays so long, or another one might land on the same instance
 
 
@@ -111,12 +113,21 @@ def encode_ping(hold_ms: float = HOLD_MS) -> bytes:
     return _ENCODER.encode(Envelope(headgate=VERSION, ping=True, hold_ms=hold_ms))
 
 
-def size_bytes(work: AnyWork) -> int:
-    """About how much of a body one request takes, never less than it does."""
-    return 128 + sum(
-        256 + 8 * len(tensor.name) + 24 * len(tensor.shape) + -(-_nbytes(tensor) // 3) * 4
-        for tensor in work.inputs
-    )
+def body_bytes(parts: Sequence[Sequence[Tensor]]) -> int:
+    """Return how long a body is, at most, that carries the tensors of so many requests.
+
+    Elements grow by a third in base64, to a multiple of four. A character of a name may take twelve
+    bytes: platforms write what is not ASCII as two escapes of six.
+    """
+    return HEAD_BYTES + sum(map(_part_bytes, parts))
+
+
+def _part_bytes(tensors: Sequence[Tensor]) -> int:
+    size = 128
+    for tensor in tensors:
+        elements = -(-_nbytes(tensor) // 3) * 4
+        size += 256 + 12 * len(tensor.name) + 24 * len(tensor.shape) + elements
+    return size
 
 
 def open_envelope(event: object) -> Envelope:
@@ -136,17 +147,22 @@ def works_of(envelope: Envelope) -> list[Work]:
 
 
 def seal_answer(results: Sequence[Result], *, is_cold: bool, took_ms: float) -> dict[str, object]:
-    """Return an answer as plain data, for the platform to encode."""
-    told = [
-        Told(
-            result.task_id,
-            [_to_json(tensor) for tensor in result.outputs],
-            result.is_unsure,
-            result.error,
-            result.status,
-        )
-        for result in results
-    ]
+    """Return an answer as plain data, for the platform to encode.
+
+    A result that it has no room for is told as such: whoever asked can have it done elsewhere.
+    """
+    told: list[Told] = []
+    left = LAMBDA_PAYLOAD_BYTES_MAX - HEAD_BYTES
+    for result in results:
+        size = _part_bytes(result.outputs) + 12 * len(result.error)
+        if size > left:
+            problem = f"its answer takes {size} bytes, more than a call can carry"
+            told.append(Told(result.task_id, [], error=problem, status=TOO_LARGE))
+            continue
+        left -= size
+        outputs = [_to_json(tensor) for tensor in result.outputs]
+        error, status = result.error, result.status
+        told.append(Told(result.task_id, outputs, result.is_unsure, error, status))
     answer = Answer(headgate=VERSION, cold=is_cold, took_ms=took_ms, results=told)
     plain: dict[str, object] = to_builtins(answer)
     return plain

@@ -9,7 +9,7 @@ from typing import Final, final
 from headgate.core.clock import HOUR_NS
 from headgate.core.lifecycle import InstanceState
 from headgate.core.model import TIER_NAMES, App
-from headgate.core.spillway import BREAKER_NAMES
+from headgate.core.spillway import BREAKER_NAMES, Closed
 from headgate.core.view import View
 from headgate.live.call import Call
 from headgate.live.metrics.readings import Readings, Spill
@@ -143,9 +143,18 @@ class Accounts:
 
 
 def breakers(view: View) -> dict[str, str]:
-    """Return the state of each breaker, by pool that is paid by the call."""
-    found = [spillway for spillway in view.spillways if spillway is not None]
-    return {spillway.pool.name: BREAKER_NAMES[spillway.breaker] for spillway in found}
+    """Return the state of each breaker, by pool that is paid by the call.
+
+    Where something else keeps calls from going there, that follows: `closed, budget`.
+    """
+    now_ns = monotonic_ns()
+    told: dict[str, str] = {}
+    for spillway in view.spillways:
+        if spillway is not None:
+            state, reason = BREAKER_NAMES[spillway.breaker], spillway.closed_by(now_ns)
+            is_other = reason not in (Closed.NOT, Closed.BREAKER)
+            told[spillway.pool.name] = f"{state}, {reason}" if is_other else state
+    return told
 
 
 def _spills(view: View, outposts: Outposts | None) -> dict[str, Spill]:
@@ -156,9 +165,10 @@ def _spills(view: View, outposts: Outposts | None) -> dict[str, Spill]:
         if spillway is not None and outposts is not None:
             spills[spillway.pool.name] = Spill(
                 spillway.breaker,
-                spillway.is_open(now_ns),
+                spillway.closed_by(now_ns),
                 spillway.in_flight,
                 outpost.ended,
                 outposts.warmths[pool_id].pings,
+                spillway.spent_usd(now_ns),
             )
     return spills

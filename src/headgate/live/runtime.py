@@ -44,6 +44,7 @@ from headgate.core.outcome import Outcome
 from headgate.core.records import STAGES_MAX
 from headgate.core.view import View
 from headgate.core.wire import to_wire
+from headgate.functions.envelope import TOO_LARGE, body_bytes
 from headgate.functions.tensor import Signature
 from headgate.live.accounts import Accounts, breakers
 from headgate.live.assignment import Assignment, Place
@@ -109,6 +110,9 @@ class Runtime:
         self._findings = Findings(self._loaded.app, self._signatures)
         self._variants_out: dict[int, tuple[int, int]] = {}  # by batch: its variant and items
         self._next_id = 0
+        # What a call of a platform must be able to carry matters only where there is one.
+        pools = self._loaded.app.pools
+        self._has_platforms = any(pool.serverless is not None for pool in pools)
         self._idle: asyncio.Event | None = None
         self._vigil = Vigil(asyncio.get_running_loop(), self._is_alone)
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -225,6 +229,7 @@ class Runtime:
                 call.priority,
                 call.deadline_ns,
                 call.gives_up,
+                body_bytes([call.inputs]) if self._has_platforms else 0,
             )
         )
 
@@ -443,6 +448,8 @@ class Runtime:
         assert self._driver is not None
         unsure: list[int] = []
         broken: list[int] = []
+        too_large: list[int] = []  # answers that a platform could not carry
+        is_platform = self.app.pools[pool_id].serverless is not None
         for result in message.results:
             call = self._calls.get(result.task_id // STAGES_MAX)
             if call is None:
@@ -457,13 +464,17 @@ class Runtime:
                 _LOG.exception("a result could not be kept", extra=_about(call))
                 self._fault("result")
                 result.error, result.status = "the gateway made a mistake", 500
-            if result.error:
+            if result.error and is_platform and result.status == TOO_LARGE:
+                too_large.append(result.task_id)
+            elif result.error:
                 call.error = result.error
                 call.status = result.status
                 broken.append(result.task_id)
             elif result.is_unsure:
                 unsure.append(result.task_id)
-        self._driver.post(BatchFinished(message.batch_id, tuple(unsure), tuple(broken)))
+        self._driver.post(
+            BatchFinished(message.batch_id, tuple(unsure), tuple(broken), tuple(too_large))
+        )
         variant_id, items = self._variants_out.pop(message.batch_id, (None, 0))
         if variant_id is not None:
             self._accounts.batch_ran(variant_id, items, message.ended_ns - message.began_ns)

@@ -3,6 +3,8 @@
 A task goes to a node that holds its function and has fewer requests than its threshold; else to a
 platform that is open; else it waits, first come first served per function, for whichever is first.
 Where a function has no platform, or it is closed, a node that does not hold it yet may be used.
+What no call of a platform can carry waits for a node in a queue of its own, or it would keep those
+behind it from going to a platform.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from headgate.core.policy import Context, Plan, Policy, PolicyConfig, Target
 from headgate.core.records import Batch, Instance, Node, Task
 from headgate.core.withdrawals import Withdrawals, sweep
 from headgate.planning.concurrency import Thresholds
-from headgate.planning.scaling import present, surplus
+from headgate.planning.scaling import is_nowhere, present, surplus
 from headgate.planning.spread import has_room
 from headgate.planning.tiers import Lot, Outlet, Tiers
 
@@ -51,8 +53,9 @@ class Hybrid(Policy):
         self.tiers = tiers
         self._thresholds = thresholds
         self._packs = packs
-        self._queues: list[deque[Task]] = [deque() for _ in app.functions]
-        self._withdrawals = [Withdrawals() for _ in app.functions]
+        # By function; behind those, likewise, tasks that no platform can carry.
+        self._queues: list[deque[Task]] = [deque() for _ in range(2 * len(app.functions))]
+        self._withdrawals = [Withdrawals() for _ in self._queues]
         # By (variant, pool) id: how many instances there are to be on nodes that are rented.
         self.wanted: dict[tuple[int, int], int] = {}
         for function in app.functions:
@@ -102,22 +105,28 @@ class Hybrid(Policy):
 
     def on_task_ready(self, task: Task) -> None:
         """Send it if it may go now; else it waits."""
-        queue = self._queues[task.function.id]
+        queue = self._queues[self._queue_number(task)]
         queue.append(task)
         if len(queue) == 1 or queue[0].state != _READY:
             self._serve(queue)
 
     def on_task_returned(self, task: Task) -> None:
         """Send it before those that wait."""
-        queue = self._queues[task.function.id]
+        queue = self._queues[self._queue_number(task)]
         queue.appendleft(task)  # it has waited once already
         self._serve(queue)
 
     def on_task_withdrawn(self, task: Task) -> None:
         """Forget it, in time."""
-        queue = self._queues[task.function.id]
-        if self._withdrawals[task.function.id].add(len(queue)):
+        number = self._queue_number(task)
+        queue = self._queues[number]
+        if self._withdrawals[number].add(len(queue)):
             sweep(queue)
+
+    def _queue_number(self, task: Task) -> int:
+        function_id = task.function.id
+        is_for_nodes = self.spills(function_id) and not self.tiers.can_spill(self.view, task)
+        return function_id + (len(self._queues) // 2 if is_for_nodes else 0)
 
     def on_capacity(self, node: Node) -> None:
         """Serve whoever waits."""
@@ -143,10 +152,10 @@ class Hybrid(Policy):
     def _send(self, task: Task) -> bool:
         """Send a task wherever it may go now; whether there was such a place."""
         function_id = task.function.id
-        rents = self.rents(function_id)
+        rents = self.rents(function_id) or not self.tiers.can_spill(self.view, task)
         node = self._place(task) if rents else None
         if node is None and self.spills(function_id):
-            outlet = self.tiers.open_outlet(self.view, function_id)
+            outlet = self.tiers.open_outlet(self.view, task)
             if outlet is not None:
                 self.orders.dispatch_to_pool([task], outlet.pool, outlet.variant)
                 if rents:
@@ -195,7 +204,7 @@ class Hybrid(Policy):
         boots is not waited for: what waits here goes to whichever is ready first.
         """
         best: Node | None = None
-        is_nowhere: bool | None = None
+        is_new: bool | None = None
         for node in self.view.free_nodes.values():
             variant = node.variants[task.function.id]
             if variant is None or not self.is_below_threshold(task, node, variant, least=1):
@@ -203,9 +212,9 @@ class Hybrid(Policy):
             instance = node.instances.get(variant.id)
             if node.pool.is_elastic:
                 if instance is None:
-                    if is_nowhere is None:
-                        is_nowhere = self._is_nowhere(task.function.id)
-                    if not is_nowhere:
+                    if is_new is None:
+                        is_new = is_nowhere(self.view, task.function.id)
+                    if not is_new:
                         continue
                 elif instance.state == InstanceState.STARTING:
                     continue
@@ -213,12 +222,6 @@ class Hybrid(Policy):
             if is_better and self.view.can_take(node, task.function.id):
                 best = node
         return best
-
-    def _is_nowhere(self, function_id: int) -> bool:
-        return not any(
-            instance.variant.function_id == function_id and instance.state != InstanceState.DRAINING
-            for instance in self.view.instances.values()
-        )
 
     def _wake_idle_node(self, task: Task) -> None:
         """A node of ours stands idle while its work goes elsewhere: start the function there."""

@@ -23,6 +23,7 @@ class Outlet:
         self.call_ns = variant.profile.exec_ns[0] + 2 * pool.network_ns
         self.call_usd = platform.usd(variant.profile.exec_ns[0])
         self.warmth = Warmth(platform, variant.profile.start_ns + 2 * pool.network_ns)
+        self.wished = 0  # how many were last asked to be kept ready
         self._platform = platform
         self._headroom = max(burst, _HEADROOM)
         self._memory_ns = memory_ns

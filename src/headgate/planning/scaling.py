@@ -61,6 +61,14 @@ def surplus(view: View, key: tuple[int, int], count: int) -> list[Instance]:
     return there[: len(there) - count]
 
 
+def is_nowhere(view: View, function_id: int) -> bool:
+    """Whether no node holds a function or is starting it. O(instances)."""
+    return not any(
+        instance.variant.function_id == function_id and instance.state != InstanceState.DRAINING
+        for instance in view.instances.values()
+    )
+
+
 def present(view: View, key: tuple[int, int]) -> list[Instance]:
     """The instances of a (variant, pool) that are there or starting, and not leaving."""
     return [

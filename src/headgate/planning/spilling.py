@@ -60,18 +60,23 @@ class Spilling:
     def can_take(self, request: Request) -> bool:
         """Whether what the nodes cannot take is taken elsewhere, if need be after a cold start."""
         view = self._view
-        for stage in request.pipeline.stages:
-            outlet = self.outlets[stage.function.id]
+        for task in request.tasks:
+            outlet = self.outlets[task.function.id]
             if outlet is None or not view.is_pool_open(outlet.pool.id):
                 return False
-            profile = outlet.variant.profile
-            if request.items > profile.items_max:
+            if not view.fits_call(task, outlet.pool, outlet.variant):
                 return False
-            waiting_ns = self._predictor.waiting(stage.function.id) * outlet.call_ns
+            waiting_ns = self._predictor.waiting(task.function.id) * outlet.call_ns
             instances = max(1, outlet.warmth.there(view.now_ns))
-            if waiting_ns > _STARTS_MAX * instances * (profile.start_ns + outlet.call_ns):
+            start_ns = outlet.variant.profile.start_ns
+            if waiting_ns > _STARTS_MAX * instances * (start_ns + outlet.call_ns):
                 return False
         return True
+
+    def is_too_large(self, task: Task) -> bool:
+        """Whether a task has a platform of which no call can carry it: its items, or inputs."""
+        outlet = self.outlets[task.function.id]
+        return outlet is not None and not self._view.fits_call(task, outlet.pool, outlet.variant)
 
     def is_open(self, function_id: int) -> bool:
         """Whether a function may be called elsewhere just now."""
@@ -93,7 +98,7 @@ class Spilling:
         if outlet is None or not self._view.is_pool_open(outlet.pool.id):
             return None
         needed = self._calls_needed(task, outlet)
-        if needed <= 0.0 or task.request.items > outlet.variant.profile.items_max:
+        if needed <= 0.0 or not self._view.fits_call(task, outlet.pool, outlet.variant):
             return None
         warmth = outlet.warmth
         outlet.needs(now_ns, warmth.busy + needed)
@@ -101,7 +106,7 @@ class Spilling:
         if warmth.idle(now_ns) > 0 or is_lonely:
             outlet.called(now_ns)
             return outlet
-        if outlet.wish(now_ns) > warmth.kept:
+        if outlet.wish(now_ns) > outlet.wished:
             self._tend_soon(task.function.id, outlet)
         return None
 
@@ -142,15 +147,20 @@ class Spilling:
         """Have as many ready as were needed of late; look again when they are, and now and then."""
         outlet, now_ns = self.outlets[function_id], self._view.now_ns
         assert outlet is not None
-        count, kept = outlet.wish(now_ns), outlet.warmth.kept
-        if count > kept or count < _SLACK * kept:
-            outlet.warmth.keep(now_ns, count)
+        count = outlet.wish(now_ns)
+        if count > outlet.wished or count < _SLACK * outlet.wished:
+            outlet.wished = count
             self._orders.keep_warm(
                 outlet.variant,
                 outlet.pool,
                 count,
                 is_provisioned=outlet.is_provision_cheaper(count),
             )
+        # The breaker and the budgets may have it that there are fewer.
+        key = (outlet.pool.id, outlet.variant.id)
+        kept, is_provisioned = self._view.kept_warm.get(key, (0, False))
+        if kept != outlet.warmth.kept:
+            outlet.warmth.keep(now_ns, kept, is_provisioned=is_provisioned)
         if count:
             wakes_ns = outlet.warmth.wakes_ns(now_ns)
             at_ns = now_ns + SECOND_NS if wakes_ns is None else wakes_ns

@@ -11,6 +11,7 @@ from math import inf
 from typing import final
 
 from headgate.core.model import App, Function, Pool, Variant
+from headgate.core.records import Task
 from headgate.core.view import View
 from headgate.planning.concurrency import Thresholds, rate_per_s
 
@@ -51,10 +52,21 @@ class Tiers:
             for function in app.functions
         ]
 
-    def open_outlet(self, view: View, function_id: int) -> Outlet | None:
-        """The cheapest platform that takes one more call just now. O(outlets)."""
-        for outlet in self.outlets[function_id]:
-            if view.is_pool_open(outlet.pool.id) and _has_place(view, outlet.pool):
+    def can_spill(self, view: View, task: Task) -> bool:
+        """Whether a call of any platform can carry a task. O(outlets)."""
+        for outlet in self.outlets[task.function.id]:
+            if view.fits_call(task, outlet.pool, outlet.variant):
+                return True
+        return False
+
+    def open_outlet(self, view: View, task: Task) -> Outlet | None:
+        """The cheapest platform that takes a task just now. O(outlets)."""
+        for outlet in self.outlets[task.function.id]:
+            if (
+                view.is_pool_open(outlet.pool.id)
+                and _has_place(view, outlet.pool)
+                and view.fits_call(task, outlet.pool, outlet.variant)
+            ):
                 return outlet
         return None
 

@@ -18,6 +18,7 @@ class Warmth:
     def __init__(self, platform: Serverless, start_ns: int) -> None:
         self._keep_alive_ns = platform.keep_alive_ns
         self._start_ns = start_ns
+        self._provision_ns = platform.provision_ns
         self._idle_since_ns: list[int] = []  # a stack: the last is used first
         self._busy = 0
         self.kept = 0  # as many as were asked for
@@ -29,8 +30,9 @@ class Warmth:
         """Calls that are out."""
         return self._busy
 
-    def keep(self, now_ns: int, count: int) -> None:
-        """So many are to be kept ready from now on."""
+    def keep(self, now_ns: int, count: int, *, is_provisioned: bool = False) -> None:
+        """So many are to be kept ready from now on; those that are not there yet take a while."""
+        ready_ns = self._provision_ns if is_provisioned else self._start_ns
         there = self.there(now_ns)
         self.kept = count
         if count <= there:
@@ -38,7 +40,7 @@ class Warmth:
             return
         self._waking = [(at_ns, min(up, count)) for at_ns, up in self._waking]
         if not self._waking or self._waking[-1][1] < count:
-            self._waking.append((now_ns + self._start_ns, count))
+            self._waking.append((now_ns + ready_ns, count))
 
     def is_waking(self, now_ns: int) -> bool:
         """Whether more are on their way because we asked."""

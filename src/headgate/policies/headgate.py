@@ -47,6 +47,7 @@ from headgate.core.withdrawals import Withdrawals
 from headgate.planning.demand import OfferedLoad
 from headgate.planning.prediction import Predictor
 from headgate.planning.renting import Renting
+from headgate.planning.scaling import is_nowhere
 from headgate.planning.slack import items_within
 from headgate.planning.spilling import TEND, Spilling
 from headgate.planning.spread import has_room, next_start
@@ -95,6 +96,9 @@ class Headgate(Policy):
         self._config = config
         self._queues: list[list[Entry]] = [[] for _ in app.functions]
         self._withdrawals = [Withdrawals() for _ in app.functions]
+        # Tasks that no call can carry are for nodes only. In a queue of their own, or they would
+        # keep those behind them from spilling.
+        self._large: list[list[Entry]] = [[] for _ in app.functions]
         self._ready_ns: dict[int, int] = {}  # by task id: since when it waits
         self._probe_ns: dict[int, int] = {}  # by pipeline: when the impossible is tried again
         self._client_items = [0 for _ in app.clients]
@@ -171,7 +175,8 @@ class Headgate(Policy):
         if deadline_ns == NEVER_NS:
             deadline_ns = request.arrival_ns + self._stretch_ns(task)
         entry = (request.priority, deadline_ns, task.id, task)
-        heappush(self._queues[task.function.id], entry)
+        queues = self._large if self._spilling.is_too_large(task) else self._queues
+        heappush(queues[task.function.id], entry)
         self._spilling.waits(task)
         self._ready_ns[task.id] = self.view.now_ns
         self._predictor.waits(task)
@@ -182,10 +187,12 @@ class Headgate(Policy):
         return int(self._config.stretch * task.function.exec_ns)
 
     def on_task_withdrawn(self, task: Task) -> None:
-        queue = self._queues[task.function.id]
-        if self._withdrawals[task.function.id].add(len(queue)):
-            queue[:] = [entry for entry in queue if entry[3].state == TaskState.READY]
-            heapify(queue)
+        function_id = task.function.id
+        queues = (self._queues[function_id], self._large[function_id])
+        if self._withdrawals[function_id].add(len(queues[0]) + len(queues[1])):
+            for queue in queues:
+                queue[:] = [entry for entry in queue if entry[3].state == TaskState.READY]
+                heapify(queue)
         self._leave(task)
 
     def _leave(self, task: Task) -> None:
@@ -236,13 +243,17 @@ class Headgate(Policy):
     def _serve(self) -> None:
         """Most urgent first; a function that had better wait for a certain node is passed over."""
         while self.view.free_nodes:
-            heads = sorted(queue[0] for queue in self._queues if self._clean(queue))
+            heads = sorted(queue[0] for queue in self._waiting() if self._clean(queue))
             if not heads:
                 self._spread()
             if not any(self._send(entry) for entry in heads):
                 break
         if self._spilling.is_possible:
             self._spill()
+
+    def _waiting(self) -> list[list[Entry]]:
+        """All queues. Those of what cannot spill are of use only where something can."""
+        return self._queues + self._large if self._spilling.is_possible else self._queues
 
     def _spill(self) -> None:
         """Send the most urgent elsewhere, while what waits cannot all be done in time."""
@@ -306,7 +317,6 @@ class Headgate(Policy):
 
     def _take_batch(self, function_id: int, variant: Variant, until_ns: int) -> list[Task]:
         """The most urgent task and whatever fits into a batch within its slack."""
-        queue = self._queues[function_id]
         correction = self._predictor.correction(variant)
         slack_ns = until_ns - self.view.now_ns
         items_max = min(
@@ -314,7 +324,7 @@ class Headgate(Policy):
         )
         batch: list[Task] = []
         items = 0
-        while self._clean(queue):
+        while (queue := self._first_queue(function_id)) is not None:
             task = queue[0][3]
             items += task.request.items
             if batch and (items > items_max or task.must_run_alone):
@@ -326,6 +336,13 @@ class Headgate(Policy):
                 break
         return batch
 
+    def _first_queue(self, function_id: int) -> list[Entry] | None:
+        """The queue of a function whose head is the most urgent; None if nothing waits."""
+        queue, large = self._queues[function_id], self._large[function_id]
+        if large and self._clean(large) and (not self._clean(queue) or large[0] < queue[0]):
+            return large
+        return queue if self._clean(queue) else None
+
     def _place(self, task: Task, deadline_ns: int) -> Node | None:
         """A free node with the weights; one without them where that is worth a cold start."""
         view, function_id = self.view, task.function.id
@@ -335,7 +352,7 @@ class Headgate(Policy):
             if variant is None or not self._predictor.has_lane(node, variant):
                 continue
             if node.pool.is_elastic:
-                if self._is_worth_waiting_for(node, variant) and view.can_take(node, function_id):
+                if self._is_worth_renting(task, node, variant) and view.can_take(node, function_id):
                     return node
             elif view.can_take(node, function_id):
                 if view.is_resident(node, function_id):
@@ -350,13 +367,20 @@ class Headgate(Policy):
             self.orders.start(variant, stranger)  # for those behind it: it is served sooner at home
         return None
 
-    def _is_worth_waiting_for(self, node: Node, variant: Variant) -> bool:
-        """Whether a rented node is ready; one that boots will do where there is nothing else."""
-        instance = node.instances.get(variant.id)
-        if instance is None or instance.state != InstanceState.STARTING:
-            return instance is not None
-        function_id = variant.function_id
-        return not self._predictor.lanes(function_id) and not self._spilling.is_open(function_id)
+    def _is_worth_renting(self, task: Task, node: Node, variant: Variant) -> bool:
+        """Whether a rented node is ready; one that boots will do where there is nothing else.
+
+        For a task that no call can carry one is rented, if need be.
+        """
+        instance, function_id = node.instances.get(variant.id), variant.function_id
+        if instance is not None and instance.state != InstanceState.STARTING:
+            return True
+        if self._predictor.lanes(function_id):
+            return False
+        is_for_nodes = self._spilling.is_too_large(task)
+        if instance is None:
+            return is_for_nodes and is_nowhere(self.view, function_id)
+        return is_for_nodes or not self._spilling.is_open(function_id)
 
     def _is_worth_a_start(self, task: Task, node: Node, deadline_ns: int) -> bool:
         view, function_id = self.view, task.function.id
@@ -382,8 +406,8 @@ class Headgate(Policy):
         """Whether something waits that the node holds already."""
         view = self.view
         return any(
-            view.is_resident(node, function_id) and self._clean(queue)
-            for function_id, queue in enumerate(self._queues)
+            view.is_resident(node, function_id) and self._first_queue(function_id) is not None
+            for function_id in range(len(self._queues))
         )
 
     def on_batch_ended(self, batch: Batch, took_ns: int) -> None:

@@ -3,8 +3,8 @@
 The other extreme of the hybrid of SageMaker and Lambda (HiPS 2021): no instance is rented, every
 request is paid by the call, and each that finds no warm function waits for a cold start. What the
 platform throttles, or what comes while the way to it is closed, waits and is tried again. A
-function that runs on no platform is the exception: it is served by the nodes that can run it. With
-`warm_functions` so many are kept ready at all times.
+function that runs on no platform is an exception, and so is a request that no call can carry: both
+are served by the nodes that can run them. With `warm_functions` so many are always kept ready.
 
 Cost per decision: O(1).
 

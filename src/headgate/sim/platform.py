@@ -2,7 +2,8 @@
 
 An instance per concurrent request; the one used last is reused first; idle ones vanish after
 keep-alive and old ones are not used again; starts draw from a burst that refills at a rate; beyond
-the concurrency limit, or with the burst spent, a request is throttled. Instances can be kept ready:
+the concurrency limit, or with the burst spent, a request is throttled; one that has more to bring
+along than a call can carry is refused. Instances can be kept ready:
 provisioned ones are there for as long as they are paid for, others are called now and then.
 """
 
@@ -115,6 +116,9 @@ class Platform:
         """Run a batch on an idle instance or a new one, or refuse it: too late, or throttled."""
         if now_ns > order.latest_ns:
             self._report(now_ns, Report(BatchRefused(order.batch_id, Refusal.LATE)))
+            return
+        if order.moved_bytes > self._spec.payload_bytes_max:
+            self._report(now_ns, Report(BatchRefused(order.batch_id, Refusal.TOO_LARGE)))
             return
         variant_id = order.variant_id
         provision = self._provisions.get(variant_id)

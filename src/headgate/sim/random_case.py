@@ -15,6 +15,7 @@ import numpy as np
 
 from headgate.core.clock import MILLISECOND_NS, NEVER_NS
 from headgate.core.model import (
+    LAMBDA_PAYLOAD_BYTES_MAX,
     App,
     Client,
     Function,
@@ -58,7 +59,7 @@ def random_case(takes: Takes, seed: int) -> Case:
     """Return a case that a policy which takes this must cope with. The same seed, the same case."""
     rng = stream(seed, "case")
     schedulers = rng.randint(1, 3) if takes.many_schedulers else 1
-    app = _Draft(takes, schedulers, rng).app()
+    app = _with_small_calls(_Draft(takes, schedulers, rng).app(), stream(seed, "calls"))
     duration_ns = rng.randint(50, 500) * MILLISECOND_NS
     # Requests are announced by the id they will have, so nobody else may send any.
     announces = takes.clairvoyance and rng.random() < 0.5
@@ -217,6 +218,18 @@ class _Draft:
             start_backoff_ns=rng.choice((1, 20)) * MILLISECOND_NS,
             start_backoff_max_ns=rng.choice((20, 200)) * MILLISECOND_NS,
         )
+
+
+def _with_small_calls(app: App, rng: Random) -> App:
+    """Have platforms carry no more than 500 kB a call, in some cases: less than a result may be."""
+    payload_bytes_max = rng.choice((LAMBDA_PAYLOAD_BYTES_MAX, 500_000))
+    pools = tuple(
+        pool
+        if pool.serverless is None
+        else replace(pool, serverless=replace(pool.serverless, payload_bytes_max=payload_bytes_max))
+        for pool in app.pools
+    )
+    return replace(app, pools=pools)
 
 
 def _arrivals(app: App, duration_ns: int, rng: Random) -> Arrivals:

@@ -8,9 +8,18 @@ from dataclasses import replace
 import pytest
 
 from headgate.core.actions import Dispatch, KeepWarm
-from headgate.core.clock import MINUTE_NS
-from headgate.core.events import BatchFailed, BatchFinished, RequestArrived, TimerFired
+from headgate.core.clock import MINUTE_NS, SECOND_NS
+from headgate.core.events import (
+    BatchFailed,
+    BatchFinished,
+    BatchRefused,
+    Refusal,
+    RequestArrived,
+    TimerFired,
+)
 from headgate.core.model import Guard, Pool, Serverless
+from headgate.core.policy import Context, PolicyConfig
+from headgate.core.spillway import DAY_NS
 from headgate.core.wire import from_wire
 
 from .rig import Rig, wires
@@ -19,6 +28,7 @@ from .toys import Puppet, make_app, make_function
 GPU = Pool(0, "gpu")
 TERMS = Serverless(1 << 30, concurrency_max=5, usd_per_request=1.0)
 CLOUD = Pool(1, "cloud", nodes=0, serverless=TERMS, guard=Guard(failures_max=1, rest_ns=100))
+DEAR = replace(TERMS, usd_per_gb_s=1.0)  # of a second
 BOTH = make_function(0, pool_ids=(0, 1))
 NODES = make_function(1, pool_ids=(0,))
 
@@ -60,13 +70,81 @@ def test_only_what_is_news_is_passed_on(make_rig: type[Rig]) -> None:
     assert rig.order(5, keep(0)) == wires(KeepWarm(1, 0, 0, False))
 
 
-def test_a_wish_holds_while_the_way_out_is_closed(make_rig: type[Rig]) -> None:
-    """What is kept ready is wanted when it opens again."""
+def test_a_wish_waits_while_the_breaker_is_open(make_rig: type[Rig]) -> None:
+    """Nobody calls a platform that fails. What is kept ready is wanted when it is trusted again."""
     rig = make(make_rig)
+    rig.order(1, keep(3))
     rig.order(1, call(0))
-    rig.at(2, BatchFailed(0, "broken"))
-    assert not rig.view.is_pool_open(1)
-    assert rig.order(3, keep(2)) == wires(KeepWarm(1, 0, 2, False))
+    failed = rig.at(2, BatchFailed(0, "broken"))
+    assert wires(KeepWarm(1, 0, 0, False))[0] in failed
+    assert rig.view.kept_warm == {(1, 0): (0, False)}
+    assert rig.order(3, keep(2)) == []
+    for now_ns in (102, 104, 106):
+        if now_ns == 102:
+            assert rig.at(now_ns, TimerFired(("unblock_pool", 1))) == []
+        rig.order(now_ns, call(256 if now_ns == 102 else 0))
+        ended = rig.at(now_ns + 1, BatchRefused(now_ns // 2 - 50, Refusal.CANCELLED))
+        assert ended == []
+    rig.order(108, call(0))
+    for request in (2, 3):
+        rig.at(108, RequestArrived(request, 0))
+    assert rig.at(109, BatchFinished(4))[:1] != wires(KeepWarm(1, 0, 2, False))
+    rig.order(110, call(512))
+    rig.at(111, BatchFinished(5))
+    rig.order(112, call(768))
+    assert wires(KeepWarm(1, 0, 2, False))[0] in rig.at(113, BatchFinished(6))
+    assert rig.view.kept_warm == {(1, 0): (2, False)}
+
+
+def test_what_was_wished_for_before_the_first_event_comes_first_and_is_paid_from_then_on(
+    make_rig: type[Rig],
+) -> None:
+    """A live clock does not begin at 0."""
+
+    class Keeper(Puppet):
+        def __init__(self, context: Context, config: PolicyConfig) -> None:
+            super().__init__(context, config)
+            self.orders.keep_warm(BOTH.variants[0], CLOUD, 2)
+
+    rig = make_rig(make_app(BOTH, NODES, pools=[GPU, CLOUD]), Keeper)
+    assert rig.view.kept_warm == {}
+    begin_ns = 10 * DAY_NS
+    assert rig.at(begin_ns, RequestArrived(0, 0)) == wires(KeepWarm(1, 0, 2, False))
+    spillway = rig.view.spillways[1]
+    assert spillway is not None
+    assert spillway.spent_usd(begin_ns) == 2.0
+    assert spillway.spent_usd(begin_ns + TERMS.ping_every_ns) == pytest.approx(4.0)
+
+
+def test_what_is_kept_warm_is_looked_at_every_minute_where_a_day_has_a_budget(
+    make_rig: type[Rig],
+) -> None:
+    """Nobody calls, and half of the day's budget is spent at some time, and no more than that."""
+    pool = replace(CLOUD, guard=Guard(usd_per_day=70.0), serverless=DEAR)
+    rig = make(make_rig, pool)
+    rig.order(1, lambda p: p.orders.keep_warm(BOTH.variants[0], pool, 2))
+    key = ("unblock_pool", 1)
+    while rig.view.kept_warm == {(1, 0): (2, False)}:
+        at_ns = rig.view.timers[key]
+        assert at_ns % MINUTE_NS == 0
+        rig.at(at_ns, TimerFired(key))
+    assert rig.view.kept_warm == {(1, 0): (0, False)}
+    spillway = rig.view.spillways[1]
+    assert spillway is not None
+    assert 30.0 < spillway.spent_usd(rig.view.now_ns) <= 35.0
+    assert rig.view.timers[key] == DAY_NS
+
+
+def test_a_day_that_is_spent_ends_what_is_kept_warm_until_the_next(make_rig: type[Rig]) -> None:
+    """A call of 601 dollars, and of 6.50 that are left 6.12 on what was kept warm meanwhile."""
+    pool = replace(CLOUD, guard=Guard(usd_per_day=607.5), serverless=DEAR)
+    rig = make(make_rig, pool)
+    rig.order(1, lambda p: p.orders.keep_warm(BOTH.variants[0], pool, 2))
+    rig.order(1, call(0, pool))
+    told = rig.at(600 * SECOND_NS, BatchFinished(0))
+    assert wires(KeepWarm(1, 0, 0, False))[0] in told
+    assert rig.view.timers[("unblock_pool", 1)] == DAY_NS
+    assert wires(KeepWarm(1, 0, 2, False))[0] in rig.at(DAY_NS, TimerFired(("unblock_pool", 1)))
 
 
 @pytest.mark.parametrize(("count", "is_legal"), [(-1, False), (0, True), (5, True), (6, False)])
@@ -135,3 +213,29 @@ def test_nothing_goes_to_a_pool_whose_budget_is_spent(make_rig: type[Rig]) -> No
     rig.forbids(call(256, pool), "its budget")
     rig.at(MINUTE_NS, TimerFired(("unblock_pool", 1)))
     assert rig.order(MINUTE_NS, call(256, pool)) != []
+
+
+@pytest.mark.parametrize("guard", [Guard(usd_per_minute=1.0), Guard(usd_per_day=1.0)])
+def test_a_refund_opens_a_pool_again_and_who_waits_is_told(
+    make_rig: type[Rig], guard: Guard
+) -> None:
+    """The one call that the budget has was refused: nothing is spent."""
+    pool = replace(CLOUD, guard=guard)
+    rig = make(make_rig, pool)
+    rig.order(1, call(0, pool))
+    rig.forbids(call(256, pool), "its budget")
+    rig.puppet.heard.clear()
+    rig.at(2, BatchRefused(0, Refusal.CANCELLED))
+    assert ("pool open", 1) in rig.puppet.heard
+    assert rig.order(2, call(256, pool)) != []
+
+
+def test_a_timer_that_finds_the_pool_closed_again_is_set_again(make_rig: type[Rig]) -> None:
+    """What is out when the minute ends is paid in the next one."""
+    pool = replace(CLOUD, guard=Guard(usd_per_minute=1.0))
+    rig = make(make_rig, pool)
+    rig.order(1, call(0, pool))
+    rig.puppet.heard.clear()
+    rig.at(MINUTE_NS, TimerFired(("unblock_pool", 1)))
+    assert rig.view.timers[("unblock_pool", 1)] == 2 * MINUTE_NS
+    assert rig.puppet.heard == []

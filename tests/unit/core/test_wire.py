@@ -24,7 +24,7 @@ def made_up(cls: type) -> list[object]:
     for place, name in enumerate(inspect.signature(cls).parameters):
         if name == "key":
             wire.append(["timer", place])
-        elif name in ("broken", "task_ids", "unsure"):
+        elif name in ("broken", "task_ids", "too_large", "unsure"):
             wire.append([100, place])
         elif name in ("gives_up", "is_provisioned", "node_died"):
             wire.append(True)
@@ -88,11 +88,11 @@ def test_no_field_takes_a_value_of_another_type(cls: type, wrong: object) -> Non
     ("wire", "message"),
     [
         (
-            ["BatchFinished", None, [], []],
+            ["BatchFinished", None, [], [], []],
             "BatchFinished.batch_id: null is a wrong type (allowed: an integer of 64 bits)",
         ),
         (
-            ["BatchFinished", 1, [2, "3"], []],
+            ["BatchFinished", 1, [2, "3"], [], []],
             "BatchFinished.unsure: [2, '3']: is of a wrong type (allowed: a list of integers)",
         ),
         (
@@ -126,7 +126,11 @@ def test_where_there_are_no_annotations_the_constructor_decides(
         assert to_wire(from_wire(made_up(cls))) == made_up(cls)
     if not IS_COMPILED:
         assert to_wire(from_wire(["WeightsLoaded", None])) == ["WeightsLoaded", None]
-    for wrong in (["TimerFired", 7], ["BatchFinished", 1, [None], []], ["WeightsLoaded", 2**63]):
+    for wrong in (
+        ["TimerFired", 7],
+        ["BatchFinished", 1, [None], [], []],
+        ["WeightsLoaded", 2**63],
+    ):
         with pytest.raises(ConfigError, match="a wrong type"):
             from_wire(wrong)
 
@@ -139,9 +143,8 @@ def test_the_vocabulary_is_everything_in_both_modules_and_no_name_is_used_twice(
 
 
 def test_fields_stand_in_the_order_of_the_constructor() -> None:
-    assert to_wire(RequestArrived(7, 1, client=2, items=3, priority=4, deadline_ns=5)) == [
-        "RequestArrived", 7, 1, 2, 3, 4, 5, False
-    ]  # fmt: skip
+    arrived = RequestArrived(7, 1, client=2, items=3, priority=4, deadline_ns=5, payload_bytes=6)
+    assert to_wire(arrived) == ["RequestArrived", 7, 1, 2, 3, 4, 5, False, 6]
 
 
 def test_what_may_be_absent_is_null() -> None:

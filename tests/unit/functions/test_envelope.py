@@ -12,15 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.errors import ConfigError
+from headgate.core.model import LAMBDA_PAYLOAD_BYTES_MAX
 from headgate.functions.alone import Alone
 from headgate.functions.arrays import Array, to_array, to_tensor
 from headgate.functions.envelope import (
     Answer,
+    body_bytes,
     decode_answer,
     encode_ping,
     encode_request,
     open_envelope,
-    size_bytes,
+    seal_answer,
     works_of,
 )
 from headgate.functions.lambda_handler import Handler
@@ -151,16 +153,46 @@ def test_a_model_that_says_in_a_list_how_unsure_it_is_is_understood() -> None:
 
 
 tensors = st.builds(
-    lambda name, data: Tensor(name, "UINT8", (len(data),), memoryview(data)),
+    lambda name, data, ones: Tensor(name, "UINT8", (len(data), *ones), memoryview(data)),
     st.text(max_size=20),
     st.binary(max_size=100),
+    st.lists(st.just(1), max_size=9),
 )
 
 
-@given(st.lists(st.builds(Work, st.integers(0, 1 << 40), st.integers(1, 9), st.lists(tensors))))
+@given(st.lists(st.builds(Work, st.integers(0, 1 << 62), st.integers(1, 9), st.lists(tensors))))
 def test_nothing_is_lost_on_the_way_and_sizes_are_never_told_too_small(works: list[Work]) -> None:
-    body = encode_request("f", works, deadline_ms=1.5, traceparent="00-1", tenant="t")
-    assert len(body) <= 512 + sum(map(size_bytes, works))
+    trace, tenant = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "t" * 200
+    body = encode_request("f" * 200, works, deadline_ms=1.5, traceparent=trace, tenant=tenant)
+    assert len(body) <= body_bytes([work.inputs for work in works])
     envelope = open_envelope(json.loads(body))
     assert works_of(envelope) == works
-    assert (envelope.deadline_ms, envelope.traceparent, envelope.tenant) == (1.5, "00-1", "t")
+    assert (envelope.deadline_ms, envelope.traceparent, envelope.tenant) == (1.5, trace, tenant)
+
+
+results = st.builds(
+    Result, st.integers(0, 1 << 62), st.lists(tensors, max_size=3), st.text(max_size=20)
+)
+
+
+@given(st.lists(results, max_size=3))
+def test_answers_are_as_they_were_however_a_platform_writes_them(told: list[Result]) -> None:
+    """Python's own encoder escapes all that is not ASCII, and puts spaces between."""
+    answer = seal_answer(told, is_cold=False, took_ms=1.0)
+    body = json.dumps(answer).encode()
+    assert len(body) <= body_bytes([r.outputs for r in told]) + sum(12 * len(r.error) for r in told)
+    assert decode_answer(body)[1] == told
+
+
+def test_a_result_that_an_answer_has_no_room_for_is_told_as_such() -> None:
+    """Two of 3 MB are more than 6 MB in base64; the third is small."""
+    large = [Tensor("y", "UINT8", (3 << 20,), memoryview(bytes(3 << 20)))]
+    answer = seal_answer(
+        [Result(1, large), Result(2, large), Result(3, [])], is_cold=False, took_ms=1.0
+    )
+    body = json.dumps(answer).encode()
+    assert len(body) <= LAMBDA_PAYLOAD_BYTES_MAX
+    first, second, third = decode_answer(body)[1]
+    assert (first.status, len(first.outputs), third.status) == (200, 1, 200)
+    assert (second.status, second.outputs) == (413, [])
+    assert "more than a call can carry" in second.error

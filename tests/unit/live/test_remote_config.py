@@ -105,7 +105,8 @@ def test_a_variant_that_runs_elsewhere_has_the_signature_of_its_sibling(
     assert filled["f/far"].signature == filled["f/near"].signature
     assert filled["f/far"].signature.inputs[0].name == "x"
     assert filled["g"].signature.inputs == ()
-    assert len(caplog.messages) == 1
+    (record,) = caplog.records
+    assert record.getMessage().startswith("g runs elsewhere, and is not understood here: ")
 
 
 def serve(tmp_path: Path, more: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -53,6 +53,15 @@ def test_only_a_status_that_says_so_is_a_throttle() -> None:
     assert isinstance(judge(answered(503), throttles=(429, 503)), Refused)
 
 
+def test_what_a_platform_finds_too_large_never_ran() -> None:
+    """Only where that is what the status says: an endpoint's container may mean something else."""
+    error = answered(413, "RequestTooLargeException")
+    fate = judge(error, throttles=(429,), too_large=(413,))
+    assert isinstance(fate, Refused)
+    assert fate.reason == Refusal.TOO_LARGE
+    assert isinstance(judge(error, throttles=(429,)), Failed)
+
+
 @pytest.mark.parametrize(
     "error",
     [

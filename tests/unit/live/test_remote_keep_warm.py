@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from headgate.core.model import (
     App,
     Client,
     Function,
+    Guard,
     Pipeline,
     Pool,
     Profile,
@@ -186,14 +188,25 @@ def test_what_is_paid_by_the_call_is_shared_by_items() -> None:
 
 def test_the_breaker_can_be_seen() -> None:
     assert breakers(Scheduler(make_app(), KIND).view) == {"cloud": "closed"}
-    spill = Spill(1, False, 3, {"finished": 5, "throttled": 2}, 4)
+    spill = Spill(1, "breaker", 3, {"finished": 5, "throttled": 2}, 4, 0.25)
     readings = Readings(spills={"cloud": spill})
     text = Exposition(Metrics(make_app(), lambda: readings)).text()[0].decode()
     for line in (
         'headgate_spill_breaker_state{pool="cloud"} 1.0',
         'headgate_spill_open{pool="cloud"} 0.0',
+        'headgate_spill_closed{pool="cloud",reason="breaker"} 1.0',
+        'headgate_spill_closed{pool="cloud",reason="budget"} 0.0',
+        'headgate_spill_spent_usd_total{pool="cloud"} 0.25',
         'headgate_spill_inflight{pool="cloud"} 3.0',
         'headgate_spill_calls_total{outcome="throttled",pool="cloud"} 2.0',
         'headgate_spill_pings_total{pool="cloud"} 4.0',
     ):
         assert line in text
+
+
+def test_what_else_keeps_calls_away_is_told_beside_the_breaker() -> None:
+    """A budget of nothing is spent from the first."""
+    app = make_app()
+    cloud = replace(app.pools[1], guard=Guard(usd_per_day=0.0))
+    view = Scheduler(replace(app, pools=(app.pools[0], cloud)), KIND).view
+    assert breakers(view) == {"cloud": "closed, budget"}

@@ -54,6 +54,13 @@ def test_what_is_kept_is_there_after_a_start_and_does_not_age() -> None:
     assert warmth.idle(100 * KEEP_ALIVE_NS) == 3
 
 
+def test_what_is_provisioned_is_there_when_it_is_provisioned() -> None:
+    warmth = Warmth(Serverless(1, provision_ns=5_000), START_NS)
+    warmth.keep(0, 3, is_provisioned=True)
+    assert (warmth.there(4_999), warmth.is_waking(4_999)) == (0, True)
+    assert warmth.there(5_000) == 3
+
+
 def test_what_is_up_stays_in_sight_while_more_wake() -> None:
     """Four are up and have never been called; two more are asked for."""
     warmth = make_warmth()

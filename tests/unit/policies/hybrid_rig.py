@@ -62,10 +62,11 @@ class HybridRig:
         warm: int = 1,
         latency_ms: int = 2_000,
         start_ms: int = 0,
+        items_max: int = 1,
         **settings: object,
     ) -> None:
         kind = find_policy(policy)
-        app = _app(pools, functions, warm, latency_ms, start_ms)
+        app = _app(pools, functions, warm, latency_ms, start_ms, items_max)
         self.scheduler = Scheduler(app, kind, kind.config(**settings), validate=True)
         self.view = self.scheduler.view
         self.now_ns = 0
@@ -92,11 +93,15 @@ class HybridRig:
         self._happen(self.now_ns)
         return actions
 
-    def ask(self, count: int = 1, *, function: int = 0) -> list[int | None]:
+    def ask(
+        self, count: int = 1, *, function: int = 0, items: int = 1, size: int = 0
+    ) -> list[int | None]:
         """Where so many requests go at once: nodes by id, None for functions."""
         places: list[int | None] = []
         for _ in range(count):
-            actions = self.tell(RequestArrived(self.requests, function, 0))
+            actions = self.tell(
+                RequestArrived(self.requests, function, 0, items, payload_bytes=size)
+            )
             self.requests += 1
             places += [a.node_id for a in actions if isinstance(a, Dispatch)]
         return places
@@ -154,7 +159,14 @@ def _is_start_of(stop: StopInstance, event: Event) -> bool:
     return isinstance(event, InstanceStarted) and event.instance_id == stop.instance_id
 
 
-def _app(pools: tuple[Pool, ...], functions: int, warm: int, latency_ms: int, start_ms: int) -> App:
+def _app(
+    pools: tuple[Pool, ...],
+    functions: int,
+    warm: int,
+    latency_ms: int,
+    start_ms: int,
+    items_max: int,
+) -> App:
     """Only on a platform a start takes time: on a node of the rig it is the boot that does."""
     made: list[Function] = []
     variants = 0
@@ -163,7 +175,7 @@ def _app(pools: tuple[Pool, ...], functions: int, warm: int, latency_ms: int, st
         for pool in pools:
             is_cloud = pool.serverless is not None
             called = Profile((300 * MS,), start_ns=start_ms * MS)
-            profile = called if is_cloud else Profile((LONE_MS * MS,), SHARED)
+            profile = called if is_cloud else Profile((LONE_MS * MS,) * items_max, SHARED)
             name = f"f{id}-{pool.name}"
             own.append(Variant(variants, name, id, (pool.id,), profile, concurrency=pool.slots))
             variants += 1

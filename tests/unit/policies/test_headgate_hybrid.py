@@ -13,9 +13,9 @@ import pytest
 from hybrid_rig import BOOT_S, CLOUD, MS, NODES, RENTED, HybridRig
 
 from headgate.core.actions import Action, Dispatch, Settle, StartInstance
-from headgate.core.clock import MINUTE_NS, SECOND_NS
+from headgate.core.clock import MINUTE_NS, NEVER_NS, SECOND_NS
 from headgate.core.events import BatchFailed, BatchRefused, Refusal, RequestArrived
-from headgate.core.model import Guard, Pool, Serverless
+from headgate.core.model import LAMBDA_PAYLOAD_BYTES_MAX, Guard, Pool, Serverless
 from headgate.core.outcome import Outcome, Rejection
 
 S = SECOND_NS
@@ -122,6 +122,52 @@ def test_each_function_is_spilled_for_itself() -> None:
     assert rig.ask(1, function=1) in ([], [None])
     variants = {rig.view.batches[b].variant.function_id for b, p in rig.out.items() if p is None}
     assert 0 in variants
+
+
+TOO_LARGE = LAMBDA_PAYLOAD_BYTES_MAX + 1
+
+
+def test_what_no_call_can_carry_keeps_nobody_behind_it_from_spilling() -> None:
+    """The second of two that are too large waits for the node, and is due before all others."""
+    rig = awake(ONE, CLOUD)
+    first = rig.requests
+    for _ in range(2):
+        due_ns = rig.now_ns + 1_500 * MS
+        rig.tell(RequestArrived(rig.requests, 0, deadline_ns=due_ns, payload_bytes=TOO_LARGE))
+        rig.requests += 1
+    assert list(rig.out.values()) == [0]
+    assert None in rig.ask(9)
+    rig.finish(min(rig.out))
+    (batch,) = [b for b in rig.view.batches.values() if b.node is not None]
+    assert [task.request.id for task in batch.tasks] == [first + 1]
+
+
+def test_what_no_call_can_carry_is_let_in_only_where_a_node_has_time() -> None:
+    rig = awake(ONE, CLOUD)
+    admitted = 0
+    for _ in range(9):
+        actions = rig.tell(RequestArrived(rig.requests, 0, payload_bytes=TOO_LARGE))
+        rig.requests += 1
+        admitted += not settled(actions)
+    assert admitted == 4  # 1.44 s of work, and a part of the 2 s is left for surprises
+    assert functions_out(rig) == 0
+    assert not settled(arrive(rig))
+
+
+def test_a_node_is_rented_for_what_no_call_can_carry() -> None:
+    """It would not pay for itself, and there is no other place."""
+    rig = rig_of(RENTED, CLOUD, warm=0)
+    rig.tell(RequestArrived(0, 0, deadline_ns=NEVER_NS, payload_bytes=TOO_LARGE))
+    assert list(rig.out.values()) == [0]
+    rig.wait(BOOT_S * S)
+    rig.finish()
+    assert not rig.view.requests
+
+
+def test_more_items_than_a_call_takes_keep_nobody_behind_them_from_spilling() -> None:
+    rig = HybridRig("headgate", pools=(ONE, CLOUD), items_max=2, start_ms=0, latency_ms=1_000)
+    rig.ask(3, items=2)
+    assert None in rig.ask(6)
 
 
 # --- keeping warm -------------------------------------------------------------------------------
@@ -246,8 +292,10 @@ def test_when_it_may_be_tried_again_one_call_goes() -> None:
 
 
 def test_a_budget_that_is_spent_closes_it_until_the_next_minute() -> None:
-    """A call costs 0.6 thousandths of a dollar, and a minute has but one: two of three go."""
-    rig = rig_of(replace(ALONE, guard=Guard(usd_per_minute=0.001)), latency_ms=120_000)
+    """A cold call may cost 1.4 thousandths of a dollar, and to have two kept warm costs 1.7: four
+    are enough for two of three.
+    """
+    rig = rig_of(replace(ALONE, guard=Guard(usd_per_minute=0.004)), latency_ms=120_000)
     rig.ask(3)
     rig.wait(S)
     assert functions_out(rig) == 2

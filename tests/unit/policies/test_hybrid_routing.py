@@ -9,8 +9,15 @@ from hybrid_rig import CLOUD, MS, NODES, RENTED, HybridRig
 
 from headgate.core.actions import Dispatch
 from headgate.core.errors import ConfigError
-from headgate.core.events import BatchFailed, BatchLost, NodeJoined, NodeLost
-from headgate.core.model import Guard, Pool
+from headgate.core.events import (
+    BatchFailed,
+    BatchLost,
+    BatchRefused,
+    NodeJoined,
+    NodeLost,
+    Refusal,
+)
+from headgate.core.model import LAMBDA_PAYLOAD_BYTES_MAX, Guard, Pool
 from headgate.policies import find_policy
 
 ONE = replace(RENTED, nodes=1)
@@ -115,6 +122,58 @@ def test_functions_may_be_kept_warm(
 def test_no_more_functions_are_kept_warm_than_the_platform_has() -> None:
     rig = HybridRig("threshold", warm_functions=9_999)
     assert rig.view.kept_warm == {(1, 1): (1_000, False)}
+
+
+# --- what no call can carry ---------------------------------------------------------------------
+
+TOO_LARGE = LAMBDA_PAYLOAD_BYTES_MAX + 1
+
+
+@pytest.mark.parametrize("policy", HYBRIDS)
+def test_what_no_call_can_carry_waits_for_a_node_and_keeps_nobody_behind_it_from_spilling(
+    policy: str,
+) -> None:
+    rig = HybridRig(policy, pools=(ONE, CLOUD))
+    assert rig.ask(5) == [0, 0, 0, 0, 0]
+    assert rig.ask(2, size=TOO_LARGE) == []
+    assert rig.ask(2, size=LAMBDA_PAYLOAD_BYTES_MAX) == [None, None]
+    assert [rig.finish(), rig.finish(), rig.finish()] == [[0], [0], []]
+
+
+def test_serverless_only_takes_a_node_for_what_no_call_can_carry() -> None:
+    rig = HybridRig("serverless_only", pools=(replace(NODES, nodes=1), CLOUD))
+    assert rig.ask(2) == [None, None]
+    assert rig.ask(1, size=TOO_LARGE) == [0]
+    assert rig.ask(1) == [None]
+
+
+@pytest.mark.parametrize("policy", [*HYBRIDS, "serverless_only", "headgate"])
+def test_what_turns_out_too_large_is_not_spilled_again(policy: str) -> None:
+    """The platform said so. It is open to others, and the task waits for the node."""
+    rig = HybridRig(policy, pools=(replace(NODES, nodes=1, slots=1), CLOUD))
+    rig.ask(12)
+    called = [batch_id for batch_id, place in rig.out.items() if place is None]
+    assert called
+    first = called[0]
+    (task,) = rig.view.batches[first].tasks
+    del rig.out[first]
+    rig.tell(BatchRefused(first, Refusal.TOO_LARGE))
+    assert rig.view.is_pool_open(1)
+    while task.request.id in rig.view.requests:
+        carriers = [id for id, b in rig.view.batches.items() if task in b.tasks]
+        assert all(rig.out[id] == 0 for id in carriers)
+        rig.finish()
+    assert task.attempts_made == 1
+
+
+@pytest.mark.parametrize("policy", [*HYBRIDS, "serverless_only"])
+def test_more_items_than_a_call_takes_wait_for_a_node(policy: str) -> None:
+    """On nodes two go together, in a call but one."""
+    rig = HybridRig(policy, pools=(replace(NODES, nodes=1, slots=1), CLOUD), items_max=2)
+    if policy != "serverless_only":
+        assert rig.ask(1) == [0]
+    assert rig.ask(1, items=2) == ([0] if policy == "serverless_only" else [])
+    assert rig.ask(1) == [None]
 
 
 # --- nodes that come and go ---------------------------------------------------------------------

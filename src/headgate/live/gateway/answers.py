@@ -34,15 +34,19 @@ _REJECTIONS: Final[Mapping[str, str]] = {
     Rejection.UNAVAILABLE: "nothing that could run it is there just now",
     Rejection.FULL: "too many requests are open",
     Rejection.LOAD_FAILED: "a function that it needs cannot be loaded; it is tried again",
+    Rejection.TOO_LARGE: "it is too large for a function's call, and nothing else can run it",
 }
 
 
 # What is not merely a matter of load.
 _REJECTION_STATUSES: Final[Mapping[str, int]] = {
     Rejection.INFEASIBLE: 422,
+    Rejection.TOO_LARGE: 413,
     Rejection.UNAVAILABLE: 503,
     Rejection.LOAD_FAILED: 503,
 }
+# What would be the same the next time.
+_FINAL_REJECTIONS: Final = (Rejection.INFEASIBLE, Rejection.TOO_LARGE)
 
 
 def json_lines(text_bytes: int) -> bytes:
@@ -139,6 +143,8 @@ def verdict(call: Call, config: GatewayConfig, request_id: bytes) -> Refused | N
         return Refused(call.status, message, reason="function_failed")
     if call.reason == INTERNAL:
         return Refused(500, "the gateway made a mistake", reason=INTERNAL)
+    if outcome == Outcome.FAILED and call.reason == Failure.TOO_LARGE:
+        return Refused(413, _REJECTIONS[Rejection.TOO_LARGE], reason=Rejection.TOO_LARGE)
     word = _failure(call.reason)
     if word == "failed":  # what else is said of it may be the text of an exception
         _LOG.warning("could not be run to its end: %s", call.reason, extra=_about(request_id))
@@ -185,13 +191,12 @@ def timing_line(call: Call, now_ns: int) -> bytes:
 
 
 def _rejected(call: Call, overload_status: int) -> Refused:
-    is_infeasible = call.reason == Rejection.INFEASIBLE
     return Refused(
         _REJECTION_STATUSES.get(call.reason, overload_status),
         _REJECTIONS.get(call.reason, "it was turned away"),
         reason=call.reason,
         # More of the same would not help what no capacity can do.
-        retry_ns=0 if is_infeasible else max(call.retry_ns, 1_000_000),
+        retry_ns=0 if call.reason in _FINAL_REJECTIONS else max(call.retry_ns, 1_000_000),
         predicted_ns=call.predicted_ns,
         deadline_ns=_allowed_ns(call),
     )

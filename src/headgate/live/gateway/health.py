@@ -41,7 +41,7 @@ class Guarded(Protocol):
     """A runtime that spends money by the call, and what keeps it from doing so."""
 
     def breakers(self) -> Mapping[str, str]:
-        """Whether the breaker of each such pool is closed, open or trying."""
+        """Whether the breaker of each such pool is closed, open or half-open, and what else is."""
 
 
 @final

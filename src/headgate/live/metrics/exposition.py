@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from headgate import __version__
 from headgate.core.clock import NEVER_NS, SECOND_NS
 from headgate.core.outcome import OUTCOME_NAMES, Outcome, Rejection
+from headgate.core.spillway import CLOSED_REASONS
 from headgate.live.metrics.histogram import Histogram
 from headgate.live.metrics.readings import Spill
 from headgate.live.metrics.recorder import CLASS_NAMES, Metrics, ModelMetrics
@@ -37,6 +38,7 @@ _REASONS: Final = (
     Rejection.UNAVAILABLE,
     Rejection.FULL,
     Rejection.LOAD_FAILED,
+    Rejection.TOO_LARGE,
 )
 
 _HISTOGRAMS: Final[tuple[tuple[str, str, int, Callable[[ModelMetrics], Histogram]], ...]] = (
@@ -270,18 +272,28 @@ def _spills(spills: Mapping[str, Spill]) -> Iterator[Metric]:
     for name, help_text, values in (
         (
             "breaker_state",
-            "Breaker before a pool that is paid by the call: 0 closed, 1 open, 2 trying.",
+            "Breaker before a pool that is paid by the call: 0 closed, 1 open, 2 half-open.",
             {pool: spill.breaker for pool, spill in spills.items()},
         ),
         (
             "open",
-            "Whether one more call may go there now: breaker and budgets allow it.",
-            {pool: int(spill.is_open) for pool, spill in spills.items()},
+            "Whether one more call may go there now: breaker, back-off and budgets allow it.",
+            {pool: int(not spill.closed_by) for pool, spill in spills.items()},
         ),
         ("inflight", "Calls under way.", {pool: s.in_flight for pool, s in spills.items()}),
     ):
         gauge = GaugeMetricFamily(f"headgate_spill_{name}", help_text, labels=("pool",))
         yield _filled(gauge, (((pool,), value) for pool, value in values.items()))
+    closed = GaugeMetricFamily(
+        "headgate_spill_closed",
+        "Whether this is what keeps calls from going there now.",
+        labels=("pool", "reason"),
+    )
+    spent = CounterMetricFamily(
+        "headgate_spill_spent_usd",
+        "What counts against the budgets: calls, and instances that are kept warm.",
+        labels=("pool",),
+    )
     calls = CounterMetricFamily(
         "headgate_spill_calls", "Calls that have ended, by how.", labels=("pool", "outcome")
     )
@@ -289,9 +301,14 @@ def _spills(spills: Mapping[str, Spill]) -> Iterator[Metric]:
         "headgate_spill_pings", "Calls that only kept an instance ready.", labels=("pool",)
     )
     for pool, spill in spills.items():
+        for reason in CLOSED_REASONS:
+            closed.add_metric((pool, reason), int(spill.closed_by == reason))
+        spent.add_metric((pool,), spill.spent_usd)
         pings.add_metric((pool,), spill.pings)
         for outcome, count in spill.calls.items():
             calls.add_metric((pool, outcome), count)
+    yield closed
+    yield spent
     yield calls
     yield pings
 

@@ -11,10 +11,11 @@ class Spill:
     """One pool that is paid by the call."""
 
     breaker: int  # `core.spillway.Breaker`
-    is_open: bool  # one more call may go out: breaker and budgets allow it
+    closed_by: str  # `core.spillway.Closed`: what keeps calls from going out; empty: nothing
     in_flight: int
     calls: Mapping[str, int]  # ever, by how they ended
     pings: int  # ever, to keep instances ready
+    spent_usd: float  # ever, as the budgets count it
 
 
 @dataclass(frozen=True, slots=True)

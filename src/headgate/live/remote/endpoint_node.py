@@ -105,7 +105,7 @@ class EndpointNode:
         if instance_id not in self._starting:
             return  # nobody wants it any more
         if problem:
-            self.outpost.complain(f"{self.place.name} does not answer yet: {problem}")
+            self.outpost.warn(f"{self.place.name} does not answer yet: {problem}")
             self._loop.call_later(RETRY_S, self._try, instance_id)
             return
         del self._starting[instance_id]

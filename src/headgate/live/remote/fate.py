@@ -16,7 +16,6 @@ class Done:
     results: list[Result]
     took_ns: int  # as the far end has it
     is_cold: bool = False
-    is_free: bool = False  # nobody was called after all
 
 
 @final

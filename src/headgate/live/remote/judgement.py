@@ -41,9 +41,14 @@ _NOT_LET_IN_CODES: Final = (
 )
 
 
-def judge(error: Exception, *, throttles: tuple[int, ...]) -> Fate:
-    """Return what became of the work. `throttles` are the statuses that say "not now"."""
+def judge(error: Exception, *, throttles: tuple[int, ...], too_large: tuple[int, ...] = ()) -> Fate:
+    """Return what became of the work.
+
+    `throttles` are the statuses that say "not now", `too_large` those that say "not here".
+    """
     if isinstance(error, ClientError):
+        if status_of(error) in too_large:
+            return Refused(Refusal.TOO_LARGE, words(error))
         return _judge_answer(error, throttles)
     if isinstance(error, _BEFORE_SENDING):
         return Refused(Refusal.GONE, words(error))

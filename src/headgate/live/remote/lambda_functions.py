@@ -10,22 +10,16 @@ from msgspec import Struct
 from msgspec.json import Decoder
 
 from headgate.app.providers import Provider
-from headgate.functions.envelope import (
-    PAYLOAD_BYTES_MAX,
-    decode_answer,
-    encode_ping,
-    encode_request,
-    size_bytes,
-)
+from headgate.core.events import Refusal
+from headgate.functions.envelope import body_bytes, decode_answer, encode_ping, encode_request
 from headgate.functions.words import sendable, words
-from headgate.live.messages import Result, Work
+from headgate.live.messages import Result
 from headgate.live.remote.errand import Errand
-from headgate.live.remote.fate import Done, Failed, Fate
+from headgate.live.remote.fate import Done, Failed, Fate, Refused
 from headgate.live.remote.judgement import judge
 
-THROTTLES: Final = (429,)  # it never ran; there is no other status that says so for certain
-HEAD_BYTES: Final = 1_024  # of an envelope, beside its requests
-TOO_LARGE: Final = 413
+THROTTLES: Final = (429,)  # it never ran
+TOO_LARGE: Final = (413,)  # nor did this; no other status says so for certain
 _WORDS_MAX: Final = 500
 
 
@@ -33,27 +27,25 @@ _WORDS_MAX: Final = 500
 class LambdaFunctions:
     """Calls functions. Everything here blocks; nothing of it raises."""
 
-    def __init__(self, client: Any, provider: Provider) -> None:  # boto3 has no types
-        self._client = client
+    def __init__(self, client: Any, provider: Provider, payload_bytes_max: int) -> None:
+        self._client = client  # boto3 has no types
         self._provider = provider
+        self._payload_bytes_max = payload_bytes_max
 
     def call(self, errand: Errand) -> Fate:
         """Have a batch run, and wait for it."""
-        works, refused = _fitting(errand.works)
-        if not works:
-            return Done(refused, 0, is_free=True)
+        size, most = body_bytes([work.inputs for work in errand.works]), self._payload_bytes_max
+        if size > most:
+            return Refused(Refusal.TOO_LARGE, f"it takes {size} bytes, a call carries {most}")
         body = encode_request(
             errand.function,
-            works,
+            errand.works,
             deadline_ms=errand.left_ms(monotonic_ns()),
             gives_up=errand.gives_up,
             traceparent=errand.traceparent,
             tenant=errand.tenant,
         )
-        fate = self._invoke(errand.function, body)
-        if isinstance(fate, Done):
-            fate.results.extend(refused)
-        return fate
+        return self._invoke(errand.function, body)
 
     def ping(self, function: str) -> Fate:
         """Wake an instance, or keep one awake."""
@@ -88,7 +80,7 @@ class LambdaFunctions:
             )
             payload: bytes = response["Payload"].read()
         except Exception as error:  # of any kind: AWS's client is not ours
-            return judge(error, throttles=THROTTLES)
+            return judge(error, throttles=THROTTLES, too_large=TOO_LARGE)
         if response.get("FunctionError"):  # although its status is 200
             return Failed(_said(payload))
         try:
@@ -103,22 +95,6 @@ class LambdaFunctions:
 class _ErrorJson(Struct, rename="camel"):
     error_message: str = ""
     error_type: str = ""
-
-
-def _fitting(works: list[Work]) -> tuple[list[Work], list[Result]]:
-    """Return what one call can carry, and the results of what it cannot."""
-    left_bytes = PAYLOAD_BYTES_MAX - HEAD_BYTES
-    fitting: list[Work] = []
-    refused: list[Result] = []
-    for work in works:
-        need_bytes = size_bytes(work)
-        if need_bytes <= left_bytes:
-            left_bytes -= need_bytes
-            fitting.append(work)
-        else:
-            problem = f"takes {need_bytes} bytes; a function's call carries {PAYLOAD_BYTES_MAX}"
-            refused.append(Result(work.task_id, [], problem, TOO_LARGE))
-    return fitting, refused
 
 
 def _said(payload: bytes) -> str:

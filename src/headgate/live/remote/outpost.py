@@ -22,7 +22,7 @@ from headgate.live.remote.fate import Done, Failed, Fate, Lost, Refused
 from headgate.live.remote.threads import Threads
 
 GRACE_NS: Final = 1_000_000_000  # how much later than its deadline an answer may still come
-QUIET_S: Final = 5.0  # between two complaints about one pool
+QUIET_S: Final = 5.0  # between two warnings about one pool
 OUTCOMES: Final = ("finished", "failed", "refused", "throttled", "lost")
 
 _LOG: Final = logging.getLogger(__name__)
@@ -102,12 +102,13 @@ class Outpost:
         self.running[errand.function] += 1
         self.threads.do(partial(self._call, errand), partial(self._came_back, errand.batch_id))
 
-    def complain(self, text: str) -> None:
-        """Tell the operator, now and then."""
+    def warn(self, text: str) -> None:
+        """Log a warning about the pool, now and then: what breaks often is not news each time."""
         now_s = self._loop.time()
-        if now_s >= self._quiet_until_s:
+        is_news = now_s >= self._quiet_until_s
+        if is_news:
             self._quiet_until_s = now_s + QUIET_S
-            _LOG.warning("pool %s: %s", self.pool.name, text)
+        _LOG.log(logging.WARNING if is_news else logging.DEBUG, "pool %s: %s", self.pool.name, text)
 
     def stop(self) -> None:
         """Forget whatever is out."""
@@ -138,28 +139,26 @@ class Outpost:
             self.ended["throttled" if is_throttled else "refused"] += 1
             listener.reported(BatchRefused(errand.batch_id, fate.reason))
             if fate.reason == Refusal.GONE:
-                self.complain(fate.words)
+                self.warn(fate.words)
                 if self.on_gone is not None:
                     self.on_gone(errand)
             return
         self._books.called(self.pool.id, errand.shares, away_ns)  # for all we know
         if isinstance(fate, Failed):
             self.ended["failed"] += 1
-            self.complain(fate.reason)
+            self.warn(fate.reason)
             listener.reported(BatchFailed(errand.batch_id, fate.reason))
         else:
             self.ended["lost"] += 1
-            self.complain(fate.words)
+            self.warn(fate.words)
             listener.reported(BatchLost(errand.batch_id, node_died=False))
 
     def _done(self, errand: Errand, fate: Done, away_ns: int) -> None:
         self.ended["finished"] += 1
         took_ns = min(fate.took_ns, away_ns)
-        if not fate.is_free:
-            platform = self.pool.serverless
-            is_billed_whole = fate.is_cold and platform is not None and platform.bills_start
-            billed_ns = away_ns if is_billed_whole else took_ns
-            self._books.called(self.pool.id, errand.shares, billed_ns)
+        platform = self.pool.serverless
+        is_billed_whole = fate.is_cold and platform is not None and platform.bills_start
+        self._books.called(self.pool.id, errand.shares, away_ns if is_billed_whole else took_ns)
         if fate.is_cold:
             self._started(errand.function, away_ns - took_ns)
         by_id = {result.task_id: result for result in fate.results}

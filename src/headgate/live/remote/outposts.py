@@ -107,7 +107,7 @@ class Outposts:
         if pool.serverless is not None:
             from headgate.live.remote.lambda_functions import LambdaFunctions  # noqa: PLC0415
 
-            functions = LambdaFunctions(client, provider)
+            functions = LambdaFunctions(client, provider, pool.serverless.payload_bytes_max)
             outpost = self._outpost(pool, functions.call)
             self.warmths[pool.id] = Warmth(
                 outpost,

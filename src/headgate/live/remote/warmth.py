@@ -87,7 +87,7 @@ class Warmth:
     def _pinged_one(self, function: str, sent_ns: int, fate: Fate) -> None:
         if not isinstance(fate, Done):
             words = fate.words if isinstance(fate, Refused | Lost) else fate.reason
-            self._outpost.complain(f"cannot keep {function} warm: {words}")
+            self._outpost.warn(f"cannot keep {function} warm: {words}")
             return
         pool_id, away_ns = self._outpost.pool.id, monotonic_ns() - sent_ns
         is_billed_whole = fate.is_cold and self._platform.bills_start
@@ -114,7 +114,7 @@ class Warmth:
     def _was_put(self, problem: str) -> None:
         self._puts -= 1
         if problem:
-            self._outpost.complain(f"nothing is provisioned: {problem}")
+            self._outpost.warn(f"nothing is provisioned: {problem}")
 
     def _pay(self, function: str) -> None:
         """Account for what was provisioned until now."""

@@ -2,6 +2,7 @@
 
 from headgate.core.model import App
 from headgate.sim.checkers.batches import Attempts, BatchLimits, Causes, Windows
+from headgate.sim.checkers.budgets import Budgets
 from headgate.sim.checkers.checker import EVENTS_MAX, Checker, Checkers, Clock
 from headgate.sim.checkers.failures import Starts, Suspects
 from headgate.sim.checkers.nodes import Exclusivity, Memory, Presence
@@ -10,6 +11,7 @@ from headgate.sim.checkers.requests import Conservation, Deadlines, GivingUp, St
 __all__ = [
     "Attempts",
     "BatchLimits",
+    "Budgets",
     "Causes",
     "Checker",
     "Checkers",
@@ -54,6 +56,7 @@ def all_checkers(
         Causes(duplicates=duplicates, losses=losses, thinks=thinks, drained=drained),
         Attempts(app),
         BatchLimits(app),
+        Budgets(app),
         Windows(app),
         Presence(),
         Exclusivity(app),

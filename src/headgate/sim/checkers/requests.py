@@ -183,7 +183,8 @@ class Stages(Checker):
             self._open[event.request_id] = self._app.pipelines[event.pipeline]
         elif isinstance(event, BatchFinished):
             for task_id in self._out.pop(event.batch_id, ()):
-                self._done.setdefault(task_id, task_id in event.unsure)
+                if task_id not in event.too_large:
+                    self._done.setdefault(task_id, task_id in event.unsure)
         elif isinstance(event, BatchFailed | BatchRefused | BatchLost):
             self._out.pop(event.batch_id, None)
         elif isinstance(event, TimerFired) and event.key[0] == "lost":

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
-from headgate.core.outcome import Outcome, Rejection
+from headgate.core.outcome import Failure, Outcome, Rejection
 from headgate.functions.tensor import Tensor, TensorSpec
 from headgate.live.call import Call
 from headgate.live.serving import Model, Phase
@@ -100,6 +100,8 @@ _ENDS: Mapping[str, tuple[int, Mapping[str, object]]] = {
         },
     ),
     "infeasible": (Outcome.REJECTED, {"reason": Rejection.INFEASIBLE, "retry_ns": 5}),
+    "too_large": (Outcome.REJECTED, {"reason": Rejection.TOO_LARGE}),
+    "too_large_at_last": (Outcome.FAILED, {"reason": Failure.TOO_LARGE}),
     "refuse": (Outcome.FAILED, {"error": "x must be positive", "status": 400}),
     "fail": (Outcome.FAILED, {"error": "division by zero", "status": 500}),
     "lost": (Outcome.FAILED, {"reason": "f: lost"}),

@@ -175,6 +175,8 @@ def test_too_many_items_are_too_large() -> None:
     [
         ("overloaded", 429, "overloaded"),
         ("infeasible", 422, "infeasible"),
+        ("too_large", 413, "too_large"),
+        ("too_large_at_last", 413, "too_large"),
         ("refuse", 400, "function_refused"),
         ("fail", 500, "function_failed"),
         ("lost", 503, "worker_lost"),

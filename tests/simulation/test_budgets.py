@@ -1,0 +1,217 @@
+"""Budgets of pools that are paid by the call, in random worlds that last for minutes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from math import inf
+from random import Random
+
+import numpy as np
+import pytest
+
+from headgate.core.actions import Dispatch, KeepWarm
+from headgate.core.clock import MINUTE_NS, SECOND_NS
+from headgate.core.events import BatchFinished, BatchRefused, Refusal
+from headgate.core.model import (
+    App,
+    Function,
+    Guard,
+    Pipeline,
+    Pool,
+    Profile,
+    Serverless,
+    Slo,
+    Stage,
+    Tier,
+    Variant,
+)
+from headgate.core.policy import PolicyConfig
+from headgate.core.spillway import DAY_NS
+from headgate.policies import find_policy
+from headgate.sim.checkers import Budgets, all_checkers
+from headgate.sim.run import Setup, build_schedulers, simulate
+from headgate.sim.truth import TruthConfig
+from headgate.workload import Arrivals, constant_column
+
+from .apps import Checked
+from .planted import Entry, does, found
+
+S = SECOND_NS
+POLICIES = ("headgate", "threshold", "spock", "mark", "spandana", "serverless_only")
+CLOUD_ROW = 2  # among the resources, behind two nodes
+
+
+def call_usd(app: App) -> float:
+    """What a call costs at most, that has to start an instance."""
+    (cloud,) = [pool for pool in app.pools if pool.serverless is not None]
+    assert cloud.serverless is not None
+    profile = app.variants[1].profile
+    return cloud.serverless.usd(profile.start_ns + profile.exec_ns[0] + 2 * cloud.network_ns)
+
+
+def random_world(rng: Random) -> App:
+    """Two nodes, perhaps rented, and a platform with budgets for a few calls."""
+    platform = Serverless(
+        1 << 30,
+        concurrency_max=rng.choice((2, 20)),
+        keep_alive_ns=rng.choice((0, 5, 40, 600)) * S,
+        usd_per_gb_s=1e-3,
+        usd_per_request=1e-4,
+        bills_start=rng.random() < 0.7,
+        provision_ns=20 * S,
+        provisioned_usd_per_gb_s=rng.choice((0.0, 1e-6, 1e-5)),
+        provisioned_run_usd_per_gb_s=5e-4,
+    )
+    exec_ns = rng.randint(200, 2_000) * S // 1_000
+    on_node = Profile((exec_ns,), slowdown=(1.0, 1.6, 2.2))
+    as_call = Profile((exec_ns,), start_ns=rng.choice((0, 500, 3_000)) * S // 1_000)
+    variants = (
+        Variant(0, "node", 0, (0,), on_node, concurrency=3),
+        Variant(1, "call", 0, (1,), as_call),
+    )
+    function = Function(0, "f", variants, warm=1)
+    nodes = Pool(0, "node", Tier.DEDICATED, nodes=2, slots=3, usd_per_hour=1.0)
+    if rng.random() < 0.5:
+        nodes = replace(nodes, is_elastic=True, boot_ns=10 * S)
+    cloud = Pool(1, "cloud", Tier.SERVERLESS, nodes=0, network_ns=10**7, serverless=platform)
+    slo = Slo(rng.choice((4, 10, 60)) * S, gives_up=rng.random() < 0.5)
+    app = App((function,), (Pipeline(0, "p", (Stage(function),), slo),), (nodes, cloud))
+    usd = call_usd(app)
+    guard = Guard(
+        usd_per_minute=rng.choice((inf, 3 * usd, 12 * usd)),
+        usd_per_day=rng.choice((inf, 20 * usd, 80 * usd)),
+    )
+    return replace(app, pools=(nodes, replace(cloud, guard=guard)))
+
+
+def random_arrivals(rng: Random) -> Arrivals:
+    """Bursts, over four minutes."""
+    times_ns: list[int] = []
+    for _ in range(rng.randint(3, 12)):
+        at_ns = rng.randrange(4 * MINUTE_NS)
+        times_ns += [at_ns + rng.randrange(5 * S) for _ in range(rng.randint(1, 25))]
+    zeros = constant_column(len(times_ns))
+    times = np.array(sorted(times_ns), dtype=np.int64)
+    return Arrivals(times, 10 * MINUTE_NS, zeros, zeros, ("p",), ("client",))
+
+
+def config_of(policy: str, rng: Random) -> PolicyConfig:
+    kind = find_policy(policy)
+    warm = {} if policy == "headgate" else {"warm_functions": rng.choice((0, 1, 6))}
+    return kind.config(**warm)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_budget_is_exceeded_by_more_than_one_call(policy: str, seed: int) -> None:
+    """Calls take as long as they should. What counts against the budgets is the platform's bill,
+    or more. A replay decides the same.
+    """
+    rng = Random(f"{policy}/{seed}")
+    app, arrivals = random_world(rng), random_arrivals(rng)
+    setup = Setup(app, find_policy(policy), config_of(policy, rng), seed=seed, validate=True)
+    seen = Checked(all_checkers(app, drained=False))
+    columns = simulate(setup, arrivals, observer=seen)
+    seen.finish(columns)
+    paid, cloud = paid_usd(app, seen), app.pools[1]
+    for (kind, _), usd in paid.items():
+        budget_usd = cloud.guard.usd_per_minute if kind == "minute" else cloud.guard.usd_per_day
+        assert usd <= budget_usd + call_usd(app) * (1 + 1e-9)
+    (scheduler,) = build_schedulers(setup)
+    for now_ns, event in seen.events:
+        scheduler.handle(now_ns, event)
+    spillway = scheduler.view.spillways[1]
+    assert spillway is not None
+    bill_usd = columns.resources[CLOUD_ROW].usage_usd
+    assert bill_usd <= spillway.spent_usd(columns.end_ns) * (1 + 1e-9) + 1e-12
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_calls_that_take_longer_than_they_should_cost_what_they_take_and_no_more_go(
+    policy: str,
+) -> None:
+    """By as much as those were out, the budget may be exceeded: the checkers see to the rest."""
+    for seed in range(4):
+        rng = Random(f"slow/{policy}/{seed}")
+        app, arrivals = random_world(rng), random_arrivals(rng)
+        truth = TruthConfig(distribution="lognormal", cv=1.0)
+        config = config_of(policy, rng)
+        setup = Setup(app, find_policy(policy), config, seed=seed, truth=truth, validate=True)
+        seen = Checked(all_checkers(app, drained=False))
+        seen.finish(simulate(setup, arrivals, observer=seen))
+
+
+def test_the_worlds_are_rich() -> None:
+    """Budgets close and open, instances are kept warm by both means, and calls are made."""
+    calls, warm, closed = 0, Counter[bool](), 0
+    for seed in range(40):
+        rng = Random(f"headgate/{seed}")
+        app, arrivals = random_world(rng), random_arrivals(rng)
+        seen = Checked(all_checkers(app, drained=False))
+        simulate(Setup(app, find_policy("headgate")), arrivals, observer=seen)
+        calls += sum(isinstance(a, Dispatch) and a.node_id is None for a in seen.actions)
+        warm.update(a.is_provisioned for a in seen.actions if isinstance(a, KeepWarm) and a.count)
+        closed += any(
+            getattr(event, "key", None) == ("unblock_pool", 1) for _, event in seen.events
+        )
+    assert calls > 100
+    assert warm[True] > 5
+    assert warm[False] > 5
+    assert closed > 10
+
+
+def paid_usd(app: App, seen: Checked) -> dict[tuple[str, int], float]:
+    """What calls cost, by minute and by day, as they ended."""
+    platform = app.pools[1].serverless
+    assert platform is not None
+    paid: dict[tuple[str, int], float] = {}
+    sent: dict[int, int] = {}
+    for now_ns, event, actions in seen.entries:
+        if isinstance(event, BatchFinished) and event.batch_id in sent:
+            usd = platform.usd(now_ns - sent[event.batch_id])
+            for key in (("minute", now_ns // MINUTE_NS), ("day", now_ns // DAY_NS)):
+                paid[key] = paid.get(key, 0.0) + usd
+        for action in actions:
+            if isinstance(action, Dispatch) and action.node_id is None:
+                sent[action.batch_id] = now_ns
+    return paid
+
+
+# --- the checker itself -------------------------------------------------------------------------
+
+
+def planted_app(guard: Guard) -> App:
+    """A call costs a dollar; a provisioned instance costs one a second."""
+    platform = Serverless(1 << 30, usd_per_request=1.0, provisioned_usd_per_gb_s=1.0)
+    variant = Variant(0, "v", 0, (0,), Profile((10,)))
+    function = Function(0, "f", (variant,))
+    cloud = Pool(0, "cloud", Tier.SERVERLESS, nodes=0, serverless=platform, guard=guard)
+    return App((function,), (Pipeline(0, "p", (Stage(function),)),), (cloud,))
+
+
+def test_the_checker_sees_a_call_that_there_is_no_money_for() -> None:
+    app = planted_app(Guard(usd_per_minute=1.5))
+    calls = [Dispatch(id, 0, [256 * id], 1, 0, None, None) for id in range(3)]
+    end: Entry = (5, BatchFinished(0), [])
+    refused: Entry = (5, BatchRefused(0, Refusal.THROTTLED), [])
+    assert found(Budgets(app), does(*calls[:2])) == ""
+    assert "$2.0 of $1.5 are spent" in found(Budgets(app), does(*calls))
+    assert "are spent" in found(Budgets(app), does(*calls[:2]), end, does(calls[2], now_ns=6))
+    assert found(Budgets(app), does(*calls[:2]), refused, does(calls[2], now_ns=6)) == ""
+    late: Entry = (MINUTE_NS - 1, BatchFinished(0), [])
+    other: Entry = (MINUTE_NS - 1, BatchFinished(1), [])
+    next_minute = does(calls[2], now_ns=MINUTE_NS)
+    assert found(Budgets(app), does(*calls[:2]), late, other, next_minute) == ""
+
+
+def test_the_checker_counts_what_is_kept_warm() -> None:
+    app = planted_app(Guard(usd_per_day=9.5))
+    call = Dispatch(0, 0, [0], 1, 0, None, None)
+    warm = does(KeepWarm(0, 0, 1, True), now_ns=S)
+    assert found(Budgets(app), warm, does(call, now_ns=10 * S)) == ""
+    assert "are spent" in found(Budgets(app), warm, does(call, now_ns=11 * S))
+    cold = does(KeepWarm(0, 0, 0, True), now_ns=5 * S)
+    assert found(Budgets(app), warm, cold, does(call, now_ns=11 * S)) == ""
+    pinged = does(KeepWarm(0, 0, 10, False), now_ns=S)
+    assert "are spent" in found(Budgets(app), pinged, does(call, now_ns=2 * S))
