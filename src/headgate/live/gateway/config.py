@@ -36,14 +36,14 @@ class GatewayConfig:
     # Of all bodies that are not answered and all answers that are not read, together. Room for one
     # of the largest of each there always is.
     bodies_bytes_max: int = 512 << 20
-    # Of tensors in types over gRPC: their elements are read one by one, and everybody waits.
-    typed_bytes_max: int = 2 << 20
-    typed_elements_max: int = 1 << 19
     # Text up to here is read by the gateway itself: that takes up to 40 ns a byte (numbers of one
     # digit, or of hundreds), and everybody waits for it. What is longer is read in another process.
     inline_bytes_max: int = 128 << 10
     inline_elements_max: int = 1 << 16  # of an answer in text: up to 90 ns each
     json_bytes_max: int = 16 << 20
+    # Of tensors in types over gRPC: their elements are read one by one, 50 ns each.
+    typed_bytes_max: int = 1 << 20
+    typed_elements_max: int = 1 << 18
     header_bytes_max: int = 16 << 10
     headers_max: int = 100
     inputs_max: int = 64

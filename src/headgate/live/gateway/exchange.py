@@ -291,9 +291,10 @@ class Exchange:
         """The client has gone: nobody wants the answer."""
         if not self._is_done:
             self._is_done = True
+            if self.call is not None or self._job is not None:
+                self.server.responses.count(HTTP, 499, "client_gone")
             if self.call is not None:
                 self.server.serving.cancel(self.call)
-                self.server.responses.count(HTTP, 499, "client_gone")
             self._let_go()
 
     def give_up(self, refused: Refused) -> None:

@@ -30,6 +30,8 @@ from grpc.aio import BaseError, ServicerContext
 from headgate.live.call import Call
 from headgate.live.gateway.access import Asked
 from headgate.live.gateway.budget import Hold
+from headgate.live.gateway.elements import check_answer
+from headgate.live.gateway.exchange import no_memory
 from headgate.live.gateway.grpc_status import detail_of, status_of, trailers_of
 from headgate.live.gateway.keys import Tenant
 from headgate.live.gateway.refusal import Refused
@@ -261,7 +263,7 @@ class Guard(grpc.GenericRpcHandler):
         if not self._waiting and self._may_read(rpc):
             return
         if sum(map(len, self._waiting.values())) >= WAITING_MAX:
-            raise _no_room()
+            raise no_memory()
         turn: Turn = self._loop.create_future()
         place = (rpc, turn)
         queue = self._waiting.setdefault(rpc.tenant.client_id, deque())
@@ -276,7 +278,7 @@ class Guard(grpc.GenericRpcHandler):
             if turn.done() and not turn.cancelled() and turn.result() is None:
                 self._has_read(rpc)  # its turn came when it was too late
             if isinstance(error, TimeoutError):
-                raise _no_room() from None
+                raise no_memory() from None
             raise
         finally:
             if place in queue:
@@ -360,7 +362,7 @@ class Guard(grpc.GenericRpcHandler):
                 raise _too_many()
             hold = Hold(http.budget, rpc.tenant.client_id)
             if not hold.grow(LOOKAHEAD_BYTES):
-                raise _no_room()
+                raise no_memory()
             rpc.hold = hold
         self._rpcs.add(rpc)
 
@@ -396,6 +398,7 @@ class Guard(grpc.GenericRpcHandler):
 
     def _hold_answer(self, rpc: Rpc, size: int) -> None:
         """Hold an answer, and nothing else, until it has been sent. Raises `Refused`."""
+        check_answer(size, self._config.answer_bytes_max, is_text=False)
         if size <= self._config.write_high_water:
             self._release(rpc)  # it waits in gRPC's own buffers
             return
@@ -472,10 +475,6 @@ def _mistake(rpc: Rpc) -> Refused:
     shown = rpc.request_id.decode("latin-1")
     _LOG.exception("an RPC broke the gateway", extra={"request_id": shown})
     return Refused(500, "the gateway made a mistake", reason="internal")
-
-
-def _no_room() -> Refused:
-    return Refused(503, "too much is held for clients already", reason="memory")
 
 
 def _too_many() -> Refused:

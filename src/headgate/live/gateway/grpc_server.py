@@ -84,7 +84,7 @@ def _options(config: GatewayConfig, message_bytes: int) -> list[tuple[str, int]]
     return [
         # Messages. The first is looked at when a message begins, not when it is there.
         ("grpc.max_receive_message_length", message_bytes),
-        ("grpc.max_send_message_length", -1),
+        ("grpc.max_send_message_length", config.answer_bytes_max),
         ("grpc.compression_enabled_algorithms_bitset", 1),  # none: as over HTTP
         ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
         ("grpc.http2.bdp_probe", 0),  # it would make of the above whatever the network can carry

@@ -13,7 +13,8 @@ from headgate.functions.tensor import Tensor, TensorSpec
 from headgate.live.call import Call
 from headgate.live.gateway.answers import verdict
 from headgate.live.gateway.deadline import timeout_ns
-from headgate.live.gateway.elements import memoryview_of
+from headgate.live.gateway.elements import check_answer, memoryview_of
+from headgate.live.gateway.exchange import no_memory
 from headgate.live.gateway.grpc_guard import LOOKAHEAD_BYTES, Guard, Rpc
 from headgate.live.gateway.grpc_health import tell_reason
 from headgate.live.gateway.grpc_messages import SERVICE, Messages
@@ -125,6 +126,8 @@ class InferenceService:
             if refused is not None:
                 raise refused
             chosen = _chosen(call.outputs, names)
+            size = sum(memoryview_of(output).nbytes for output in chosen)
+            check_answer(size, self._config.answer_bytes_max, is_text=False)
             return encoded(answer, chosen, self._config, is_raw=is_raw)
 
         pending = Pending(respond)
@@ -132,7 +135,7 @@ class InferenceService:
         assert rpc.hold is not None
         held = len(message) if raw else sum(memoryview_of(tensor).nbytes for tensor in inputs)
         if not rpc.hold.resize(LOOKAHEAD_BYTES + held):
-            raise Refused(503, "too much is held for clients already", reason="memory")
+            raise no_memory()
         call = make_call(
             model,
             inputs,

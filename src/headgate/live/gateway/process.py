@@ -255,7 +255,7 @@ class GatewayProcess:
         server.abandon_all()
         linger_s = monotonic() + LINGER_S
         while server.connections and monotonic() < max(end_s, linger_s):
-            if monotonic() > linger_s and not server.is_sending:
+            if monotonic() > linger_s and not server.is_answering:
                 break
             await asyncio.sleep(POLL_S)
         if stops is not None:

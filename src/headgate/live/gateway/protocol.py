@@ -81,8 +81,10 @@ class Connection(asyncio.Protocol):
         return self._current is None and self._incoming.reading == Reading.NOTHING
 
     @property
-    def is_sending(self) -> bool:
-        """Whether something was written that has not left yet."""
+    def is_answering(self) -> bool:
+        """Whether an answer is being made, or was written and has not left yet."""
+        if self._current is not None or self._unwritten:
+            return True
         return self._transport.get_write_buffer_size() > 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

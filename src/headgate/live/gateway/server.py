@@ -150,9 +150,9 @@ class HttpServer:
         self._listeners.clear()
 
     @property
-    def is_sending(self) -> bool:
-        """Whether there is an answer that a client has not read yet."""
-        return any(connection.is_sending for connection in self.connections)
+    def is_answering(self) -> bool:
+        """Whether there is an answer that is being written, or that a client has not read yet."""
+        return any(connection.is_answering for connection in self.connections)
 
     def abandon_all(self, message: str = "the server has ended before it was done") -> None:
         """Answer every request that is open with 503 (`draining`), and close all connections."""

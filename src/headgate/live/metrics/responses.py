@@ -22,7 +22,6 @@ REASONS: Final = frozenset(
         Rejection.LOAD_FAILED,
         "answer_too_large",
         "answers",
-        "bodies",
         "client_gone",
         "codec_busy",
         "codec_lost",

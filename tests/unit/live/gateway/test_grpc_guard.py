@@ -355,3 +355,17 @@ def test_a_message_is_let_go_without_the_garbage_collector() -> None:
             gc.enable()
 
     run(story)
+
+
+def test_an_answer_may_be_too_large() -> None:
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = "large"
+        code, text = await rig.refused()
+        assert (code, rig.trailers["headgate-reason"]) == (
+            StatusCode["INTERNAL"],
+            "answer_too_large",
+        )
+        assert "50000" in text
+        assert rig.http.budget.used == 0
+
+    run(story, GatewayConfig(answer_bytes_max=50_000))
