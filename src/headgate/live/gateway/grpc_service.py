@@ -68,7 +68,8 @@ class InferenceService:
     async def _model_ready(self, rpc: Rpc) -> bytes:
         request = self._parsed("ModelReadyRequest", await self._read_small(rpc))
         model = find_model(self._serving, request.name, request.version)
-        problem = model_problem(self._serving, model)
+        in_full = self._config.expose_errors
+        problem = model_problem(self._serving, model, in_full=in_full)
         tell_reason(rpc, problem)
         return self._encoded("ModelReadyResponse", ready=not problem)
 

@@ -112,7 +112,8 @@ def about_model(exchange: Exchange) -> None:
 def model_ready(exchange: Exchange) -> None:
     """Whether a model can be asked, and if not, why. Raises `Refused`."""
     model = _model(exchange)
-    problem = model_problem(exchange.server.serving, model)
+    server = exchange.server
+    problem = model_problem(server.serving, model, in_full=server.config.expose_errors)
     told: dict[str, object] = {"name": model.name, "ready": not problem}
     if problem:
         told["reason"] = problem

@@ -19,8 +19,12 @@ def server_problem(serving: Serving) -> str:
     return f"not ready: {', '.join(broken)}" if broken else ""
 
 
-def model_problem(serving: Serving, model: Model) -> str:
-    """Why a model cannot be asked just now; nothing if it is ready."""
+def model_problem(serving: Serving, model: Model, *, in_full: bool) -> str:
+    """Why a model cannot be asked just now; nothing if it is ready.
+
+    `in_full`: with what an exception says, for clients that are to see such things.
+    """
     if serving.phase is not Phase.READY:
         return f"the server is {serving.phase.value}"
-    return without_details(serving.problem(model))
+    problem = serving.problem(model)
+    return problem if in_full else without_details(problem)

@@ -191,6 +191,19 @@ def test_readiness_names_the_models_that_are_not_and_no_details() -> None:
     run(story)
 
 
+def test_the_endpoint_of_a_model_says_more_where_errors_may_be_seen() -> None:
+    """That one needs a key where there are any; `/readyz` never does."""
+
+    async def story(rig: Rig) -> None:
+        problem = "cannot be loaded: OSError: no secret/weights"
+        rig.serving.problems["two"] = problem
+        assert (await rig.ask(request("GET", "/v2/models/two/ready"))).json["reason"] == problem
+        models = (await rig.ask(request("GET", "/readyz"))).json["models"]
+        assert models == {"two": "cannot be loaded: OSError"}
+
+    run(story, replace(QUICK, expose_errors=True))
+
+
 def test_the_document_names_every_path_that_is_served() -> None:
     async def story(rig: Rig) -> None:
         paths = (await rig.ask(request("GET", "/openapi.json"))).json["paths"]

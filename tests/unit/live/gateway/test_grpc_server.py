@@ -23,6 +23,7 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from grpc_rig import Rig, http_of, run
 
 from headgate.core.errors import ConfigError
+from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.grpc_messages import MESSAGES, Messages
 from headgate.live.gateway.grpc_server import GrpcServer
 from headgate.live.serving import Phase
@@ -44,6 +45,32 @@ def test_health_of_the_protocol() -> None:
         assert await is_ready() == (True, False, False)
 
     run(story)
+
+
+@pytest.mark.parametrize(
+    ("exposes", "reason"),
+    [
+        (False, "cannot be loaded: OSError"),
+        (True, "cannot be loaded: OSError: no secret/weights"),
+    ],
+)
+def test_why_a_model_is_not_ready_is_in_the_metadata(exposes: bool, reason: str) -> None:
+    """Of the server as a whole, only which models; that anybody may ask."""
+
+    async def story(rig: Rig) -> None:
+        async def told(method: str, **fields: str) -> str:
+            await rig.ask(method, rig.messages[f"{method}Request"](**fields))
+            return str(rig.trailers.get("headgate-reason", ""))
+
+        assert await told("ModelReady", name="echo") == await told("ServerReady") == ""
+        rig.serving.problems["echo"] = "cannot be loaded: OSError: no secret/weights"
+        assert await told("ModelReady", name="echo") == reason
+        assert await told("ServerReady") == "not ready: echo"
+        health: Any = HealthStub(rig.channel)
+        checked = await health.Check(HealthCheckRequest())
+        assert checked.status == HealthCheckResponse.NOT_SERVING
+
+    run(story, GatewayConfig(expose_errors=exposes))
 
 
 def test_metadata() -> None:
