@@ -300,13 +300,18 @@ class Exchange:
     def give_up(self, refused: Refused) -> None:
         """Answer now, for the call will not be; unless its answer is being written already."""
         call = self.call
-        if call is not None and self._job is not None:
+        if self.is_writing:
             self.closes = True
             return
         if call is not None:
             call.outcome = Outcome.CANCELLED
             self.server.serving.cancel(call)
         self.refuse(refused)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether the text of its answer is being written elsewhere."""
+        return self.call is not None and self._job is not None
 
     def _expire_at(self, deadline_ns: int) -> None:
         wait_s = (deadline_ns - self.server.serving.now_ns()) * 1e-9
