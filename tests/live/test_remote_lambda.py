@@ -66,15 +66,23 @@ def test_a_request_takes_its_trace_and_its_own_deadline_along(tmp_path: Path) ->
         assert event.get("gives_up", True)
 
 
-def test_what_a_function_says_of_one_request_is_what_its_client_hears(tmp_path: Path) -> None:
-    with (
-        FakeLambda(tmp_path) as cloud,
-        Served(write_app(tmp_path, cloud.url, policy="serverless_only")) as served,
-    ):
-        status, body = served.ask("double", [666.0])
-        assert (status, body["error"]) == (500, "ArithmeticError: of all numbers, this one")
-        assert len(cloud.events) == 1  # it would break again, so it is not repeated
-        assert reading(served.get("/metrics")[1], "headgate_spill_breaker_state") == 0
+@pytest.mark.parametrize(
+    ("exposes", "said"),
+    [("false", "the function failed"), ("true", "ArithmeticError: of all numbers, this one")],
+)
+def test_what_a_function_says_of_one_request_is_what_its_client_hears_if_it_may(
+    tmp_path: Path, exposes: str, said: str
+) -> None:
+    with FakeLambda(tmp_path) as cloud:
+        app = write_app(tmp_path, cloud.url, policy="serverless_only")
+        text = (app / "app.yaml").read_text()
+        serve = f"serve: {{expose_errors: {exposes}, "
+        (app / "app.yaml").write_text(text.replace("serve: {", serve))
+        with Served(app) as served:
+            status, body = served.ask("double", [666.0])
+            assert (status, body["error"]) == (500, said)
+            assert len(cloud.events) == 1  # it would break again, so it is not repeated
+            assert reading(served.get("/metrics")[1], "headgate_spill_breaker_state") == 0
 
 
 def test_a_function_that_runs_nowhere_here_takes_anything(tmp_path: Path) -> None:
