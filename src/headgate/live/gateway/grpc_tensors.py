@@ -11,8 +11,8 @@ from typing import Any, Final
 from headgate.functions.tensor import ITEM_BYTES, Tensor
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.elements import (
-    STRINGS_MAX,
     check_bytes,
+    check_strings,
     count_of,
     joined,
     memoryview_of,
@@ -76,6 +76,10 @@ def tensors(request: Any, raw: Sequence[memoryview], limits: GatewayConfig) -> l
     """The inputs of a request. Raises `Refused` (400, 413) for whatever is wrong with them."""
     given = request.inputs
     counts = [_count(each, limits) for each in given]
+    # Of all inputs together: they are walked one by one, while everybody else waits.
+    check_strings(
+        sum(count for each, count in zip(given, counts, strict=True) if each.datatype == "BYTES")
+    )
     if not raw:
         if sum(counts) > limits.typed_elements_max:
             raise _too_much_typed(f"more than {limits.typed_elements_max} elements in types")
@@ -136,8 +140,6 @@ def _typed(given: Any, count: int) -> Tensor:
         if used.name != field:
             raise Refused(400, f"{name!r} has {used.name}; {datatype} is in {field}")
     elements = getattr(given.contents, field)
-    if datatype == "BYTES" and count > STRINGS_MAX:
-        raise Refused(400, f"{name!r} has more than {STRINGS_MAX} strings")
     if len(elements) != count:
         raise Refused(400, f"{name!r} has {len(elements)} elements; its shape asks for {count}")
     try:

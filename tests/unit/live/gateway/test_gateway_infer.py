@@ -345,6 +345,22 @@ def test_strings_are_bounded() -> None:
     run(story)
 
 
+def test_strings_of_all_inputs_are_counted_together() -> None:
+    async def story(rig: Rig) -> None:
+        half = STRINGS_MAX // 2 + 1
+        size = {"binary_data_size": 4 * half}
+        described = {"shape": [1, half], "datatype": "BYTES", "parameters": size}
+        inputs = [{"name": name, **described} for name in "ab"]
+        for count, status in ((1, 200), (2, 400)):
+            binary = {"binary_data_output": True}
+            text = json.dumps({"inputs": inputs[:count], "parameters": binary}).encode()
+            length = f"Inference-Header-Content-Length: {len(text)}"
+            reply = await rig.infer(text + bytes(4 * half * count), length, model="free")
+            assert reply.status == status
+
+    run(story)
+
+
 def test_a_defect_is_logged_once_with_the_request(caplog: pytest.LogCaptureFixture) -> None:
     async def story(rig: Rig) -> None:
         rig.serving.mode = "raise"

@@ -129,6 +129,17 @@ def test_a_million_empty_strings_are_refused() -> None:
             read(request, limits)
 
 
+def test_strings_of_all_inputs_are_counted_together() -> None:
+    half = STRINGS_MAX // 2 + 1
+    request = raw(bytes(4 * half), "BYTES")
+    request.inputs[0].shape[0] = half
+    assert read(request, GatewayConfig())
+    request.inputs.add().CopyFrom(request.inputs[0])
+    request.raw_input_contents.append(bytes(4 * half))
+    with pytest.raises(Refused, match="strings"):
+        read(request, GatewayConfig())
+
+
 def test_a_million_empty_inputs_are_never_parsed() -> None:
     """Two bytes each on the wire; parsed they would take a hundred times that."""
     with pytest.raises(Refused, match="more than 4"):
