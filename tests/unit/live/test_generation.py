@@ -57,14 +57,13 @@ CLOCK = [0.0]
 
 
 @pytest.fixture
-def generation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Generation]:
-    yield from made(monkeypatch, tmp_path, 0)
+def generation(monkeypatch: pytest.MonkeyPatch) -> Iterator[Generation]:
+    yield from made(monkeypatch, 0)
 
 
-def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int) -> Iterator[Generation]:
+def made(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator[Generation]:
     monkeypatch.setattr(generations, "Child", FakeChild)
     monkeypatch.setattr(generations, "monotonic", lambda: CLOCK[0])
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path)[:70])
     CLOCK[0] = 1000.0
     FakeChild.started = []
     loaded = declare(
@@ -186,6 +185,6 @@ def test_a_first_start_ends_for_bad_input_and_later_ones_do_not(
 def test_after_a_change_all_functions_must_be_loaded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for generation in made(monkeypatch, tmp_path, 1):
+    for generation in made(monkeypatch, 1):
         assert latest("gateway").arguments[-2:] == ["--loads-needed", "all"]
         assert generation.greeting is None
