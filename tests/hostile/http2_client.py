@@ -25,7 +25,7 @@ class Http2Client:
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=10)
+        self.socket = socket.create_connection((host, int(port)), timeout=60)
         self.frames: list[tuple[int, int, bytes]] = []  # kind, stream and payload of what came
         self.is_greeted = False
         self._unread = b""
@@ -69,7 +69,7 @@ class Http2Client:
     def announce(self, stream_id: int, message_bytes: int, *, is_compressed: bool = False) -> None:
         """Say how long a message will be."""
         prefix = bytes((is_compressed,)) + struct.pack("!I", message_bytes)
-        self.send(stream_id, prefix, limit_s=5)
+        self.send(stream_id, prefix, limit_s=60)
 
     def send(self, stream_id: int, data: bytes, *, limit_s: float) -> int:
         """Send as much as the server takes within so long, or until it has answered; how much."""
@@ -93,7 +93,7 @@ class Http2Client:
             payload for kind, at, payload in self.frames if at == stream_id and kind != RESET
         )
 
-    def wait_for_answer(self, stream_id: int, limit_s: float = 10.0) -> bytes:
+    def wait_for_answer(self, stream_id: int, limit_s: float = 60.0) -> bytes:
         """The same, once something was said."""
         end_s = time.monotonic() + limit_s
         while not self.answer(stream_id) and time.monotonic() < end_s:

@@ -143,7 +143,8 @@ def test_a_bystander_does_not_wait_for_a_bomb(served: Served, name: str) -> None
         seen, took_s = beside(served, BOMBS[name](), times=2)
     print(f"\n{name}: {took_s:.2f} s; {peak.bytes_max / MIB:.0f} MiB; bystander: {seen}")
     assert seen.share_ok == 1.0, str(seen)
-    assert seen.percentile_ms(100) < 1000 + 500 * took_s, str(seen)
+    # Whoever has to wait for a bomb waits for half of it on average.
+    assert seen.percentile_ms(50) < 200 + 250 * took_s, str(seen)
     assert peak.bytes_max < 1700 * MIB  # the budget, twice the interpreter, and one long text
     assert served.gateways() == [gateway], served.errors()
 

@@ -14,7 +14,7 @@ from served import Served, until
 APP = """
 functions: {plain: {code: "misdeeds:Numbers", batch: 4}}
 pools: {local: {tier: dedicated, nodes: 1, cpus: 1}}
-serve: {lame_duck: 1s, drain: 20s}
+serve: {lame_duck: 3s, drain: 20s}
 """
 
 
@@ -56,7 +56,7 @@ def test_a_killed_supervisor_leaves_nothing_behind_under_load(tmp_path: Path) ->
         directories = run_directories(everybody)
         assert len(everybody) >= 3 and directories
         served.process.kill()
-        assert until(lambda: not marked_processes(served.mark), 30)
+        assert until(lambda: not marked_processes(served.mark))
         assert until(lambda: not any(path.exists() for path in directories))
         seen = bystander.stop()
     assert not seen.errors["timeout"], str(seen)

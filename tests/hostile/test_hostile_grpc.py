@@ -152,7 +152,7 @@ def test_connections_are_bounded(keyed: Served) -> None:
         for client in clients:
             client.socket.close()
     with channel_to(keyed) as channel:
-        assert until(lambda: ask(channel, "bob", 4000, 5.0) == "OK", 30)
+        assert until(lambda: ask(channel, "bob", 4000, 5.0) == "OK", 60)
 
 
 def _is_served(client: Http2Client) -> bool:

@@ -49,7 +49,7 @@ def platform(
 def ask(
     platform: EmbeddedPlatform, method: str, path: str, body: bytes, headers: dict[str, str]
 ) -> http.client.HTTPResponse:
-    connection = http.client.HTTPConnection("127.0.0.1", platform.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", platform.port, timeout=60)
     try:
         connection.request(method, path, body or None, headers)
         response = connection.getresponse()

@@ -65,7 +65,7 @@ def is_served(served: Served, directory: Path) -> bool:
     address = urlsplit(served.url)
     context = ssl.create_default_context(cafile=str(directory / "cert.pem"))
     connection = http.client.HTTPSConnection(
-        address.hostname or "", address.port, context=context, timeout=20
+        address.hostname or "", address.port, context=context, timeout=60
     )
     try:
         return ask_on(connection, "plain", [1.0])[0] == 200

@@ -134,9 +134,9 @@ def test_while_it_drains_probes_are_answered_and_requests_are_refused(tmp_path: 
         kept = server.connect()
         assert ask_on(kept, "naps", [0.0])[0] == 200
         infer(channel, 0.0)
-        asked = Asked(server, "naps", 3.0)
+        asked = Asked(server, "naps", 8.0)
         server.process.send_signal(signal.SIGTERM)
-        assert until(lambda: server.get("/readyz")[0] == 503, 5)
+        assert until(lambda: server.get("/readyz")[0] == 503)
         assert server.get("/livez")[0] == 200
         for connection in (kept, server.connect()):
             connection.request("POST", "/v2/models/naps/infer", b"{}")
@@ -161,13 +161,13 @@ def test_while_it_drains_probes_are_answered_and_requests_are_refused(tmp_path: 
 
 def test_sigterm_to_all_processes_at_once_keeps_the_lame_duck(tmp_path: Path) -> None:
     """As systemd sends it. A second one to the others is no second one to the server."""
-    with served(tmp_path, lame_duck="3s") as server:
+    with served(tmp_path, lame_duck="6s") as server:
         asked = Asked(server, "naps", 1.0)
         everybody = [server.process.pid, *server.gateways(), *server.workers()]
         assert len(everybody) == 3
         for pid in everybody:
             os.kill(pid, signal.SIGTERM)
-        assert until(lambda: server.get("/readyz")[0] == 503, 2)
+        assert until(lambda: server.get("/readyz")[0] == 503)
         assert server.ask("naps", [0.0])[0] == 200
         for pid in everybody[1:]:
             os.kill(pid, signal.SIGTERM)
@@ -188,10 +188,10 @@ def test_a_second_signal_ends_everything_at_once(
         everybody = processes(server)
         assert len(everybody) > 3, "the functions have children"
         server.process.send_signal(signal.SIGTERM)
-        assert until(lambda: server.get("/readyz")[0] == 503, 5)
+        assert until(lambda: server.get("/readyz")[0] == 503)
         os.kill(server.gateways()[0], signal.SIGSTOP)
         server.process.send_signal(signal.SIGTERM)
-        assert until(lambda: server.process.poll() is not None, 5)
+        assert until(lambda: server.process.poll() is not None, 30)
         assert not [pid for pid in everybody if is_there(pid)]
         assert not list(run_dirs.glob("headgate-*"))
         asked.join()
@@ -239,7 +239,7 @@ def test_nothing_is_left_of_a_server_whose_supervisor_is_killed(
         assert len(everybody) > 3, "the functions have children"
         assert list(run_dirs.glob("headgate-*"))
         server.process.kill()
-        assert until(lambda: not [pid for pid in everybody if is_there(pid)], 20)
+        assert until(lambda: not [pid for pid in everybody if is_there(pid)])
         assert until(lambda: not list(run_dirs.glob("headgate-*")))
         asked.join()
         assert (asked.status, asked.error) == (503, "")
@@ -250,5 +250,5 @@ def test_nor_of_one_whose_gateway_was_stuck(tmp_path: Path, run_dirs: Path) -> N
         everybody = processes(server)
         os.kill(server.gateways()[0], signal.SIGSTOP)
         server.process.kill()
-        assert until(lambda: not [pid for pid in everybody if is_there(pid)], 20)
+        assert until(lambda: not [pid for pid in everybody if is_there(pid)])
         assert until(lambda: not list(run_dirs.glob("headgate-*")))

@@ -243,7 +243,7 @@ def test_a_load_that_ends_its_process_is_named_and_not_repeated(
     arguments = ("--hang-s", "0.1")
     markers = Markers(base)
     with worker(base, declared, arguments=arguments) as process:
-        assert process.process.wait(20) == status
+        assert process.process.wait(60) == status
     assert markers.under_way(0) == [(LOAD, 1)]
     markers.suspect(LOAD, 1, "ProcessDied: as the supervisor says")
     with worker(base, declared, arguments=arguments) as process:
@@ -283,7 +283,7 @@ def test_what_crashes_when_measured_is_served_unmeasured(base: Path) -> None:
     declared = {"crashes": {"code": "loads:CrashesMeasured"}}
     markers = Markers(base)
     with worker(base, declared) as process:
-        assert process.process.wait(20) == -11
+        assert process.process.wait(60) == -11
     assert markers.under_way(0) == [(MEASURE, 0)]
     markers.suspect(MEASURE, 0, "ProcessDied: as the supervisor says")
     with worker(base, declared) as process:

@@ -256,7 +256,7 @@ class WorkerProcess:
 
     def has_complained(self, text: str) -> bool:
         """Whether it has said something: a thread of its own writes that, a moment later."""
-        end_s = time.monotonic() + 20
+        end_s = time.monotonic() + 60
         while text not in self.complaints():
             if time.monotonic() > end_s:
                 return False

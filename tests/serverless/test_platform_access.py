@@ -298,7 +298,7 @@ def test_the_lines_that_a_shell_can_use(tmp_path: Path) -> None:
         (keys,) = (Path(line.split()[1]) for line in lines if line.startswith("  keys: "))
         assert keys.is_file()
         server.terminate()
-        assert server.wait(20) == 0
+        assert server.wait(60) == 0
     assert (ran.stdout, ran.returncode) == ("[]\n", 0), ran.stderr
     assert set(found) == {
         "AWS_ACCESS_KEY_ID",

@@ -143,7 +143,7 @@ def test_signals_that_end_a_platform_do_not_end_its_janitor_first(tmp_path: Path
         (janitor,) = platform.janitors()
         for each in (janitor, platform.process.pid):
             os.kill(each, signal.SIGTERM)
-        assert platform.process.wait(20) == 0
+        assert platform.process.wait(60) == 0
         assert not _runs(pid) and not platform.groups() and not platform.keys.exists()
         assert not platform.janitors()
 

@@ -131,7 +131,7 @@ def test_whoever_announces_must_send() -> None:
         assert (reply.status, "body" in reply.json["error"]) == (408, True)
         await rig.until(lambda: not rig.server.budget.used)
 
-    run(story, replace(QUICK, header_timeout_s=0.1))
+    run(story, replace(QUICK, header_timeout_s=0.5))
 
 
 def test_decoded_text_is_counted_at_what_it_takes_decoded() -> None:
@@ -193,7 +193,7 @@ def test_a_place_is_taken_with_the_headers_and_free_again_however_it_ends() -> N
         assert anyone.open == 0
 
     limits = (TenantLimit(0, concurrency_max=1),)
-    run(story, replace(QUICK, tenants=limits, body_timeout_s=0.3, json_bytes_max=65_536))
+    run(story, replace(QUICK, tenants=limits, body_timeout_s=1.5, json_bytes_max=65_536))
 
 
 def test_no_memory_costs_nothing_of_the_rate() -> None:

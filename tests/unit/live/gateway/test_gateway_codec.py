@@ -193,7 +193,7 @@ def test_whoever_waits_too_long_is_told_so() -> None:
         assert {reply.status for reply in replies} == {503}
         assert not rig.server.budget.used
 
-    run(story, replace(EVERYTHING, codec_timeout_s=0.3, codec_queue_max=2))
+    run(story, replace(EVERYTHING, codec_timeout_s=1.0, codec_queue_max=2))
 
 
 def test_a_text_that_takes_too_much_memory_is_refused_and_the_next_one_is_not() -> None:

@@ -18,7 +18,7 @@ Row = tuple[str, str]
 LIMITED = replace(
     QUICK,
     body_bytes_max=2000,
-    header_timeout_s=0.1,
+    header_timeout_s=0.5,
     keys=(ApiKey(sha256(b"a").hexdigest(), 0), ApiKey(sha256(b"b").hexdigest(), 1)),
     tenants=(TenantLimit(1, rate_per_s=0.001),),
 )

@@ -38,7 +38,7 @@ class Sender:
     def __init__(self, rig: Rig, path: str = INFER, key: str = "") -> None:
         metadata = (("x-api-key", key),) if key else ()
         stub: Any = rig.channel.stream_unary(path)
-        self.call = stub(timeout=15, metadata=metadata)
+        self.call = stub(timeout=60, metadata=metadata)
 
     async def send(self, message: bytes) -> bytes:
         """Send a message, and wait for the answer."""
