@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from headgate.live.gateway.server import HttpServer
 
 _LARGE_BYTES: Final = 1 << 20  # of a body
+_CHUNK_BYTES_MIN: Final = 64  # on average, once there are more chunks than
+_CHUNKS_FREE: Final = 1024
 
 
 class Reading:
@@ -46,6 +48,7 @@ class Incoming:
         "_announced_bytes",
         "_body",
         "_body_bytes",
+        "_chunks",
         "_connection",
         "_exchange",
         "_head_bytes",
@@ -74,6 +77,7 @@ class Incoming:
         self._announced_bytes = 0  # of the body
         self._body: bytes | bytearray | memoryview = b""
         self._body_bytes = 0  # that have come
+        self._chunks = 0  # that these came in
         self._plain_left = 0  # bytes of a body that the parser does not see
         self._unended_bytes = 0  # read since anything came of it; -1: something has just begun
 
@@ -127,6 +131,7 @@ class Incoming:
         self.reading = Reading.HEAD
         self.since_s = self._server.clock_s
         self._head_bytes = 0
+        self._chunks = 0
         self._unended_bytes = -1
 
     def on_url(self, url: bytes) -> None:
@@ -187,6 +192,17 @@ class Incoming:
         exchange.refused = refused
         if b"expect" in headers:
             self._expect(headers[b"expect"], refused)
+
+    def on_chunk_header(self) -> None:
+        """Bound what chunks cost: each takes longer than the bytes that it carries."""
+        before, self._chunks = self._chunks, self._chunks + 1
+        if before > _CHUNKS_FREE and self._body_bytes < before * _CHUNK_BYTES_MIN:
+            raise Refused(
+                400,
+                f"the chunks of the body are too small: {_CHUNK_BYTES_MIN} bytes each, on average",
+                reason="malformed",
+                closes=True,
+            )
 
     def on_body(self, chunk: bytes) -> None:
         """Keep a piece of the body, if somebody wants it and there is room."""

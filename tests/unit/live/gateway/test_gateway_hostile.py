@@ -283,3 +283,22 @@ def test_the_bound_lets_the_largest_body_and_its_answer_in() -> None:
         assert (await rig.infer(ROW.ljust(300_000))).status == 200
 
     run(story, GatewayConfig(sweep_s=0.02, bodies_bytes_max=1, body_bytes_max=300_000))
+
+
+@pytest.mark.parametrize(("size", "status"), [(1, 400), (64, 200)])
+def test_chunks_must_carry_something(size: int, status: int) -> None:
+    """Each chunk costs more than its bytes: a million of one byte each would be a bomb."""
+
+    async def story(rig: Rig) -> None:
+        head = (
+            b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        text = ROW.ljust(2000 * size)
+        chunks = [text[at : at + size] for at in range(0, len(text), size)]
+        client = await rig.connect()
+        client.send(head + b"".join(b"%x\r\n%b\r\n" % (len(c), c) for c in chunks) + b"0\r\n\r\n")
+        reply = await client.reply()
+        assert reply.status == status
+        assert (b"too small" in reply.body) == (status == 400)
+
+    run(story)
