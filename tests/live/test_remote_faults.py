@@ -80,7 +80,7 @@ def test_a_platform_that_fails_is_left_alone_and_tried_again(
         served.ask_together("double", BURST)  # some use up their attempts before it opens
         assert until(lambda: breaker(served) in (1, 2))
         told = json.loads(served.get("/v2/health/ready")[1])
-        assert told["breakers"]["cloud"] in ("open", "half_open")
+        assert told["breakers"]["cloud"].split(",")[0] in ("open", "half_open")
         ended = "lost" if mode == "reset" else "failed"
         assert calls(served, ended) == cloud.calls[mode]
         recovers(served, cloud)
