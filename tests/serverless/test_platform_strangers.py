@@ -141,32 +141,35 @@ def test_a_second_request_after_a_refusal_is_not_looked_at(
 
 
 def test_whose_connection_it_is() -> None:
-    """Ours is of our session; that of a child in a session of its own is of the child's."""
+    """A child in a session of its own has its connections alone: ours are not of its session.
+
+    The session of this process is not asked about: its leader may be outside the container, and
+    the kernel then calls the session 0.
+    """
+    program = (
+        "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1])));"
+        "print(); sys.stdin.read()"
+    )
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
-        session = os.getsid(0)
-        with socket.create_connection(address):
-            ours, peer = server.accept()
-            assert is_from_session(peer, address, session)
-            assert not is_from_session(peer, address, session + 1)
+        with (
+            subprocess.Popen(
+                (sys.executable, "-c", program, str(address[1])),
+                stdin=subprocess.PIPE,
+                start_new_session=True,
+            ) as child,
+            server.accept()[0] as theirs,
+            socket.create_connection(address),
+            server.accept()[0] as ours,
+        ):
+            peer = theirs.getpeername()
+            assert is_from_session(peer, address, child.pid)
+            assert not is_from_session(peer, address, child.pid + 1)
             assert not is_from_session(peer, address, 0)
-            assert not is_from_session((peer[0], peer[1] ^ 1), address, session)
-            ours.close()
-        assert not is_from_session(peer, address, session), "closed: nobody's"
-        program = (
-            "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1])));"
-            "print(); sys.stdin.read()"
-        )
-        child = subprocess.Popen(
-            (sys.executable, "-c", program, str(address[1])),
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
-        theirs, peer = server.accept()
-        assert not is_from_session(peer, address, session)
-        assert is_from_session(peer, address, child.pid)
-        child.communicate()
-        theirs.close()
+            assert not is_from_session((peer[0], peer[1] ^ 1), address, child.pid)
+            assert not is_from_session(ours.getpeername(), address, child.pid)
+            child.communicate()
+            assert not is_from_session(peer, address, child.pid), "closed: nobody's"
 
 
 def _listening(api: str) -> list[int]:
