@@ -42,7 +42,7 @@ SPECS = (TensorSpec("x", "FP32", (-1, 2)),)
 SEEDS = [
     b"\x05" + b"".join(frame(message) for message in messages)
     for messages in (
-        [Run(1, 0, 2, 1, 0, 9, [Work(64, 1, [SMALL, LARGE])]), Release([0])],
+        [Run(1, 0, 2, 1, [Work(64, 1, [SMALL, LARGE])]), Release([0])],
         [Order(to_wire(StartInstance(1, 0, 0, 0)))],
         [Hello(0, 7, [FunctionFacts("f", Signature(SPECS, SPECS), (5,), 1, 2, "no")])],
         [Learned(FunctionFacts("f", Signature(SPECS, SPECS), (5,), 1, 2))],

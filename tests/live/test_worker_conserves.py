@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -55,15 +54,9 @@ def play(gateway: Gateway, random: Random, steps: int) -> None:
         elif choice < 0.3 and batches:
             gateway.order(CancelBatch(random.randrange(batches), 0, 0))
         else:
-            earliest_ns = time.monotonic_ns() + random.choice((0, 0, 1_000_000))
-            window_ns = (earliest_ns, earliest_ns + random.choice((1_000_000, 10**9)))
             instance_id = random.randrange(max(0, instances - 4), instances)
-            gateway.run(
-                row(random.choice((0, 0, 0.001))),
-                batch_id=batches,
-                instance_id=instance_id,
-                window_ns=window_ns,
-            )
+            nap = row(random.choice((0, 0, 0.001)))
+            gateway.run(nap, batch_id=batches, instance_id=instance_id)
             batches += 1
         if random.random() < 0.5:
             hear(until=False)

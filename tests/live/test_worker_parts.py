@@ -340,7 +340,7 @@ def framed(results: list[Result]) -> list[Result]:
     """What a gateway reads of a batch with these results."""
     works = [Work(result.task_id, 1, []) for result in results]
     job = BatchJob(
-        Dispatch(0, 0, [], 1, 0, 0, 0, 0, 0),
+        Dispatch(0, 0, [], 1, 0, 0, 0),
         works,
         runner(Model),
         FakeConnection(),  # type: ignore[arg-type]

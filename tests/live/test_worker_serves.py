@@ -28,8 +28,11 @@ from headgate.core.events import (
     WeightsEvicted,
     WeightsLoaded,
 )
+from headgate.core.wire import to_wire
 from headgate.functions.tensor import Block, Signature, TensorSpec
 from headgate.live.assignment import socket_path
+from headgate.live.framing import frame
+from headgate.live.messages import Order, Run, Work
 
 
 @pytest.fixture
@@ -175,30 +178,21 @@ def test_short_batches_are_answered_as_well(tmp_path: Path) -> None:
         assert [gateway.ran().batch_id for _ in range(59)] == list(range(1, 60))
 
 
-def test_windows_are_kept(tmp_path: Path) -> None:
-    with worker(tmp_path, {"echo": code("echo")}) as process:
-        gateway = process.gateway()
-        gateway.start()
-        gateway.ask(row(1))
-        now_ns = time.monotonic_ns()
-        gateway.run(row(1), batch_id=1, window_ns=(0, now_ns - 1))
-        assert gateway.event(BatchRefused).reason == Refusal.LATE
-        earliest_ns = time.monotonic_ns() + 20_500_000
-        gateway.run(row(1), batch_id=2, window_ns=(earliest_ns, earliest_ns + 60 * 10**9))
-        assert gateway.ran().began_ns >= earliest_ns
-
-
 def test_a_batch_that_waits_can_be_called_back(tmp_path: Path) -> None:
-    """The instance is to stop after it: that happens when the batch is gone."""
-    with worker(tmp_path, {"echo": code("echo")}) as process:
+    """The instance is to stop after it: that happens when the batch is gone.
+
+    All orders come in one piece, so the slot is still taken by the start of the first instance.
+    """
+    with worker(tmp_path, {"echo": code("echo"), "nap": code("nap")}) as process:
         gateway = process.gateway()
-        gateway.start()
-        gateway.run(row(1), batch_id=1, window_ns=(time.monotonic_ns() + 10**10, 1 << 62))
-        gateway.order(StopInstance(0, 0))
-        gateway.order(CancelBatch(1, 0, 0))
+        starts = [Order(to_wire(StartInstance(id, id, 0, 0))) for id in range(2)]
+        waits = Run(1, 1, 1, 1, [Work(0, 1, [])])
+        ends = [Order(to_wire(StopInstance(1, 0))), Order(to_wire(CancelBatch(1, 0, 0)))]
+        gateway.sock.sendall(b"".join(frame(message) for message in (*starts, waits, *ends)))
         assert gateway.event(BatchRefused).reason == Refusal.CANCELLED
-        assert gateway.event(InstanceStopped).instance_id == 0
-        gateway.run(row(1), batch_id=2)
+        assert gateway.event(InstanceStopped).instance_id == 1
+        assert gateway.event(InstanceStarted).instance_id == 0
+        gateway.run(row(1), batch_id=2, instance_id=1)
         assert gateway.event(BatchRefused).reason == Refusal.GONE
 
 

@@ -18,7 +18,6 @@ import numpy as np
 import headgate
 from headgate.app import declare
 from headgate.core.actions import Action, StartInstance
-from headgate.core.clock import NEVER_NS
 from headgate.core.events import Event, InstanceStarted
 from headgate.core.wire import from_wire, to_wire
 from headgate.functions.arrays import Array, to_array, to_tensor
@@ -199,13 +198,12 @@ class Gateway:
         *requests: Mapping[str, Array],
         batch_id: int = 0,
         instance_id: int = 0,
-        window_ns: tuple[int, int] = (0, NEVER_NS),
         shares: bool = False,
     ) -> None:
         works = [Work(i, _items(request), self._tensors(request, shares))
                  for i, request in enumerate(requests)]  # fmt: skip
         items = sum(work.items for work in works)
-        self.send(Run(batch_id, 0, instance_id, items, *window_ns, works))
+        self.send(Run(batch_id, 0, instance_id, items, works))
 
     def ask(self, *requests: Mapping[str, Array], instance_id: int = 0) -> list[Result]:
         self.run(*requests, instance_id=instance_id)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import final
 
-from headgate.core.clock import MILLISECOND_NS, NEVER_NS
+from headgate.core.clock import MILLISECOND_NS
 from headgate.core.errors import PolicyError
 from headgate.core.lifecycle import InstanceState, TaskState
 from headgate.core.model import Pool
@@ -198,8 +198,6 @@ class Wild(Policy):
             )
         if tasks and self.rng.random() < 0.1:
             self._try(self.orders.expire, self.rng.choice(tasks).request, "on a whim")
-        if tasks and self.rng.random() < 0.3:
-            self._try(self._reserve, self.rng.choice(tasks))
         if instances and self.rng.random() < 0.3:
             order = self.rng.choice((self.orders.stop, self.orders.evict, self.orders.load))
             self._try(order, self.rng.choice(instances))
@@ -208,21 +206,12 @@ class Wild(Policy):
             self._try(self.orders.start, self.rng.choice(self.view.app.variants), node)
 
     def _dispatch(self, tasks: list[Task]) -> None:
-        now_ns = self.view.now_ns
         places: list[Node | Pool] = [*self.view.nodes.values(), *self.view.app.pools]
         place = self.rng.choice(places)
-        earliest_ns = now_ns + self.rng.choice((0, 0, 0, MILLISECOND_NS))
-        latest_ns = earliest_ns + self.rng.choice((0, MILLISECOND_NS, NEVER_NS))
         if isinstance(place, Node):
-            self.orders.dispatch(tasks, place, None, earliest_ns, min(latest_ns, NEVER_NS))
+            self.orders.dispatch(tasks, place)
         else:
-            self.orders.dispatch_to_pool(tasks, place, None, min(latest_ns, NEVER_NS))
-
-    def _reserve(self, task: Task) -> None:
-        node = self.rng.choice(list(self.view.nodes.values()))
-        start_ns = self.view.now_ns + self.rng.randrange(-1, 5)
-        end_ns = start_ns + self.rng.randrange(-1, 5)
-        self.orders.reserve(task, node, self.rng.choice(task.function.variants), start_ns, end_ns)
+            self.orders.dispatch_to_pool(tasks, place)
 
     def _try(self, order: Callable[..., object], *arguments: object) -> None:
         with suppress(PolicyError):

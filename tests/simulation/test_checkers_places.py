@@ -26,7 +26,6 @@ from headgate.core.events import (
     InstanceStopped,
     NodeJoined,
     NodeLost,
-    Refusal,
     TimerFired,
     WeightsEvicted,
     WeightsLoaded,
@@ -36,9 +35,9 @@ from headgate.sim.checkers import (
     BatchLimits,
     Causes,
     Exclusivity,
+    Executions,
     Memory,
     Presence,
-    Windows,
 )
 
 from .planted import APP, Entry, arrives, columns, does, finishes, found, sends
@@ -152,24 +151,14 @@ def test_batch_limits() -> None:
     assert "does not run on pool 5" in found(BatchLimits(APP), *both, elsewhere)
 
 
-def test_windows() -> None:
-    order = Dispatch(0, 0, [0], 1, 0, 0, 0, earliest_ns=10, latest_ns=20)
+def test_executions() -> None:
+    order = Dispatch(0, 0, [0], 1, 0, 0, 0)
     good = (0, 10, 15, 0, 1)
-    assert found(Windows(APP), does(order), run=columns(good)) == ""
-    for begin_ns in (9, 21):
-        text = found(Windows(APP), does(order), run=columns((0, begin_ns, 30, 0, 1)))
-        assert "outside of its window" in text
-    assert "never sent" in found(Windows(APP), run=columns(good))
-    assert "ran twice" in found(Windows(APP), does(order), run=columns(good, (0, 15, 20, 0, 1)))
+    assert found(Executions(APP), does(order), run=columns(good)) == ""
+    assert "never sent" in found(Executions(APP), run=columns(good))
+    assert "ran twice" in found(Executions(APP), does(order), run=columns(good, (0, 15, 20, 0, 1)))
     for other in ((1, 10, 15, 0, 1), (0, 10, 15, 0, 2)):
-        assert "otherwise than" in found(Windows(APP), does(order), run=columns(other))
-
-
-def test_a_batch_is_refused_as_late_only_if_it_is() -> None:
-    order = does(Dispatch(0, 0, [0], 1, 0, 0, 0, latest_ns=20))
-    refusal = BatchRefused(0, Refusal.LATE)
-    assert found(Windows(APP), order, (21, refusal, [])) == ""
-    assert "is refused as late" in found(Windows(APP), order, (20, refusal, []))
+        assert "otherwise than" in found(Executions(APP), does(order), run=columns(other))
 
 
 # --- nodes -------------------------------------------------------------------------------------

@@ -86,26 +86,31 @@ def test_company_that_does_no_harm_leaves_the_end_where_it_was() -> None:
 
 
 class Stopper(Policy):
-    """Sends a task out for later, and stops the instance before that; or evicts it."""
+    """Sends a task to a node that is busy with a start, and stops the instance it waits for."""
 
     def on_task_ready(self, task: Task) -> None:
         node = self.view.nodes[0]
-        now_ns = self.view.now_ns
-        batch = self.orders.dispatch([task], node, None, now_ns + 5 * MS, now_ns + 8 * MS)
-        if task.request.id == 1:
-            assert batch.instance is not None
-            self.orders.stop(batch.instance)
+        self.orders.start(self.view.app.variants[1], node)
+        batch = self.orders.dispatch([task], node)
+        assert batch.instance is not None
+        self.orders.stop(batch.instance)
 
     def on_capacity(self, node: Node) -> None:
         pass
 
 
 def test_an_instance_whose_last_batch_was_withdrawn_goes_all_the_same() -> None:
-    columns, seen = run(
-        make_app(), at_ms(0, 30), Fault("cancel", 32 * MS, share=1.0), policy=PolicyKind(Stopper)
-    )
-    assert columns.requests.outcome.tolist() == [Outcome.MET, Outcome.CANCELLED]
-    assert seen.count(InstanceStopped) == 1
+    """Its own start has not begun at 5, so it goes then, and not when it would have started."""
+    app = make_app(exec_ms=(10, 10), start_ms=10)
+    cancel = Fault("cancel", 5 * MS, share=1.0)
+    columns, seen = run(app, at_ms(0), cancel, policy=PolicyKind(Stopper))
+    assert columns.requests.outcome.tolist() == [Outcome.CANCELLED]
+    stopped = [
+        (now_ns, event.instance_id)
+        for now_ns, event in seen.events
+        if isinstance(event, InstanceStopped)
+    ]
+    assert stopped == [(5 * MS, 1)]
 
 
 class Evicter(Policy):

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from headgate.core.events import BatchRefused
-from headgate.core.model import App, Limits, Pipeline, Pool, Serverless, Stage
-from headgate.core.outcome import Outcome
+from headgate.core.model import App, Pipeline, Pool, Serverless, Stage
 from headgate.core.policy import Policy, PolicyKind
 from headgate.core.records import Node, Task
 from headgate.metrics.columns import SpanKind
@@ -79,27 +78,6 @@ def test_a_cascade_goes_on_wherever_its_first_stage_ran() -> None:
     columns, _ = run(cascade, at_ms(0, 0), policy=SPILL)
     assert columns.requests.attempts.tolist() == [2, 2]
     assert waits_ms(columns) == [20.0, 20.0]
-
-
-class Impatient(Policy):
-    """Sends to the platform what must begin within a millisecond."""
-
-    def on_task_ready(self, task: Task) -> None:
-        self.orders.dispatch_to_pool([task], CLOUD, latest_ns=self.view.now_ns + MS)
-
-    def on_capacity(self, node: Node) -> None:
-        pass
-
-
-@pytest.mark.parametrize(
-    ("network_ms", "outcome"), [(0, Outcome.MET), (1, Outcome.MET), (2, Outcome.FAILED)]
-)
-def test_what_comes_too_late_to_the_platform_is_refused(network_ms: int, outcome: int) -> None:
-    pools = (GPU, replace(CLOUD, network_ns=network_ms * MS))
-    app = make_app(pools=pools, limits=Limits(refusals_max=2))
-    columns, seen = run(app, at_ms(0), policy=PolicyKind(Impatient))
-    assert columns.requests.outcome.tolist() == [outcome]
-    assert seen.count(BatchRefused) == (2 if outcome == Outcome.FAILED else 0)
 
 
 class Split(Policy):

@@ -76,7 +76,9 @@ def _check_struct(value: dict[str, object], kind: inspect.StructType, where: str
     fields = {field.name: field for field in kind.fields}
     for name in value:
         if name not in fields:
-            raise unknown("key", name, fields, where=where, key=key)
+            is_cost = (kind.cls.__name__, name) == ("SloSpec", "cost")
+            noun = "key, objectives for cost are not supported yet" if is_cost else "key"
+            raise unknown(noun, name, fields, where=where, key=key)
     for name, field in fields.items():
         if name in value:
             check(value[name], field.type, where=where, key=join(key, name))

@@ -8,7 +8,6 @@ from typing import Final
 
 from headgate.app.entry import Entry
 from headgate.app.spec import AppSpec, PipelineSpec, SloSpec, StageSpec
-from headgate.core import units
 from headgate.core.errors import ConfigError
 from headgate.core.model import Function, Pipeline, Slo, Stage
 from headgate.core.records import STAGES_MAX
@@ -39,19 +38,9 @@ def _build_slo(entry: Entry[SloSpec]) -> Slo:
     return Slo(
         latency_ns=entry.duration_or_never_ns("latency"),
         quantile=quantile,
-        cost_usd=None if spec.cost is None else _cost_usd(entry),
         burst=spec.burst,
         gives_up=spec.gives_up,
     )
-
-
-def _cost_usd(entry: Entry[SloSpec]) -> float:
-    """Read what a request may cost. An objective is per request, so that may go unsaid."""
-    text = str(entry.spec.cost)
-    try:
-        return units.parse_price_per_request(text if "/" in text else f"{text}/request")
-    except ConfigError as error:
-        raise entry.error("cost", error.problem, allowed="$0.001, $1/1k, $5/1M") from None
 
 
 def _build_stages(

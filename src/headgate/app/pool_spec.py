@@ -41,7 +41,7 @@ class PoolSpec(Section, frozen=True):
     """Places of one tier that are alike."""
 
     tier: Annotated[
-        Literal["dedicated", "gpu", "serverless", "remote"],
+        Literal["dedicated", "gpu", "serverless"],
         Meta(description="What kind of place it is."),
     ] = "gpu"
     memory: Annotated[

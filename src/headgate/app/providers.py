@@ -48,7 +48,7 @@ def choose_provider(entry: Entry[PoolSpec]) -> Provider | None:
     """Return who runs a pool; None: nobody. Raises `ConfigError`."""
     spec = entry.spec
     is_serverless = spec.tier == "serverless"
-    kind = spec.provider or ("local" if spec.tier in ("dedicated", "gpu") else None)
+    kind = spec.provider or (None if is_serverless else "local")
     if spec.provider is not None and is_serverless != (spec.provider == "lambda"):
         allowed = "lambda" if is_serverless else "local, sagemaker"
         raise entry.error("provider", f"runs no {spec.tier} pools", allowed=allowed)

@@ -23,7 +23,6 @@ from headgate.app.section import (
     Name,
     Percentage,
     Port,
-    Price,
     Section,
     Share,
     Size,
@@ -121,9 +120,6 @@ class SloSpec(Section, frozen=True):
 
     latency: Annotated[Duration, Meta(description="Deadline after arrival, or `never`.")] = "never"
     quantile: Annotated[Percentage, Meta(description="Part of requests that must meet it.")] = "99%"
-    cost: Annotated[
-        Price | None, Meta(description="Bound on the cost of a request: $0.001, $1/1k.")
-    ] = None
     burst: Annotated[
         float,
         Meta(ge=1, le=1_000_000, description="Multiple of the forecast rate still to be served."),

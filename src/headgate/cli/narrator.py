@@ -74,7 +74,8 @@ class Narrator:
             case BatchFailed():
                 return f"batch {event.batch_id} failed: {event.reason}"
             case BatchRefused():
-                return f"batch {event.batch_id} was refused: {_name(REFUSAL_NAMES, event.reason)}"
+                reason = REFUSAL_NAMES.get(event.reason, str(event.reason))
+                return f"batch {event.batch_id} was refused: {reason}"
             case BatchLost():
                 return f"batch {event.batch_id} was lost"
             case InstanceStarted():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TypeAlias, final
 
-from headgate.core.clock import NEVER_NS
 from headgate.core.events import TimerKey
 
 
@@ -23,16 +22,14 @@ class Action:
 class Dispatch(Action):
     """Run these tasks together: on an instance, or anywhere in a pool that picks its own.
 
-    Ends in `BatchFinished`, `BatchFailed`, `BatchRefused` or `BatchLost`. The work must begin in
-    [earliest_ns, latest_ns], else it is refused. `moved_bytes` must first come from other nodes.
+    Ends in `BatchFinished`, `BatchFailed`, `BatchRefused` or `BatchLost`. `moved_bytes` must first
+    come from other nodes.
     """
 
     __slots__ = (
         "batch_id",
-        "earliest_ns",
         "instance_id",
         "items",
-        "latest_ns",
         "moved_bytes",
         "node_id",
         "pool_id",
@@ -49,8 +46,6 @@ class Dispatch(Action):
         pool_id: int,
         node_id: int | None,
         instance_id: int | None,
-        earliest_ns: int = 0,
-        latest_ns: int = NEVER_NS,
         moved_bytes: int = 0,
     ) -> None:
         self.batch_id = batch_id
@@ -60,8 +55,6 @@ class Dispatch(Action):
         self.pool_id = pool_id
         self.node_id = node_id
         self.instance_id = instance_id
-        self.earliest_ns = earliest_ns
-        self.latest_ns = latest_ns
         self.moved_bytes = moved_bytes
 
 

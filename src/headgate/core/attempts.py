@@ -76,7 +76,7 @@ class Attempts:
 
     def refused(self, now_ns: int, event: BatchRefused) -> None:
         """It never ran, so its tasks may be tried again; the place is left alone for a moment."""
-        if not 0 <= event.reason < len(REFUSAL_NAMES):
+        if event.reason not in REFUSAL_NAMES:
             raise DriverError(f"batch {event.batch_id}: no such refusal as {event.reason}")
         batch = self._view.batches.get(event.batch_id)
         if batch is None:
@@ -173,7 +173,7 @@ class Attempts:
         """Leave alone, for a moment, the place that refused."""
         node = batch.node
         is_too_large = reason == Refusal.TOO_LARGE and node is None
-        if is_too_large or reason in (Refusal.LATE, Refusal.CANCELLED):
+        if is_too_large or reason == Refusal.CANCELLED:
             return  # that was about the batch, not about the place
         now_ns, backoff_ns = self._view.now_ns, self._limits.backoff_ns
         if node is None:

@@ -25,11 +25,8 @@ class Verdict:
     BEGIN: Final = 0
     HOLD: Final = 1  # accepted, to begin later
     BUSY: Final = 2
-    LATE: Final = 3
-    GONE: Final = 4
+    GONE: Final = 3
 
-
-Decision = tuple[Action, int]  # an order and its verdict
 
 _BEGIN: Final = Verdict.BEGIN  # interpreted, a name of the module is read much faster
 
@@ -77,41 +74,37 @@ class Backend:
 
     # --- orders --------------------------------------------------------------------------------
 
-    def offer(self, now_ns: int, order: Dispatch) -> int:
+    def offer(self, order: Dispatch) -> int:
         """Whether a batch begins now, is held, or is refused."""
         instance_id = order.instance_id
         resident = None if instance_id is None else self.residents.get(instance_id)
         if resident is None or resident.is_draining:
             return Verdict.GONE
-        if now_ns > order.latest_ns:
-            return Verdict.LATE
-        is_next = not self._held or not self._somebody_waits(now_ns)
-        if is_next and self._begins(now_ns, order, resident):
+        is_next = not self._held or not self._somebody_waits()
+        if is_next and self._begins(resident):
             return _BEGIN
-        if not resident.is_ready:  # it waits for its own instance, as far as that has slots
-            is_welcome = resident.held < resident.variant.concurrency
-        else:
-            is_welcome = now_ns < order.earliest_ns and resident.held == 0
+        # It may wait for its own instance, as far as that has slots.
+        is_welcome = not resident.is_ready and resident.held < resident.variant.concurrency
         if not is_welcome and self._queue_length() >= self._pool.queue_max:
             return Verdict.BUSY
         resident.held += 1
         self._held.append(order)
         return Verdict.HOLD
 
-    def start(self, now_ns: int, order: StartInstance) -> int:
+    def start(self, order: StartInstance) -> int:
         """Begin to start an instance, or hold that until a slot is free."""
         resident = Resident(order.instance_id, self._variants[order.variant_id])
         self.residents[order.instance_id] = resident
-        return self._prepare(now_ns, order, resident)
+        return self._prepare(order, resident)
 
-    def load(self, now_ns: int, order: LoadWeights) -> int:
+    def load(self, order: LoadWeights) -> int:
         """Begin to load an instance's weights, or hold that until a slot is free."""
         resident = self.residents.get(order.instance_id)
         if resident is None or resident.is_draining:
             return Verdict.GONE
         resident.is_ready = False
         resident.is_leaving = False
-        return self._prepare(now_ns, order, resident)
+        return self._prepare(order, resident)
 
     def evict(self, instance_id: int) -> bool:
         """Whether the weights are off the device at once; else they leave when its work has ended.
@@ -168,36 +161,32 @@ class Backend:
             self._gpu_sevenths -= shape.gpu_sevenths
         return resident.is_draining or resident.is_leaving or len(self._held) > 0
 
-    def pump(self, now_ns: int) -> list[Decision]:
-        """Begin or refuse whatever has been held and can be by now."""
+    def pump(self) -> list[Action]:
+        """Begin what has been held and can begin now; returns those orders."""
         if not self._held:
             return []
-        decisions: list[Decision] = []
+        begun: list[Action] = []
         still_held: list[Action] = []
         for order in self._held:
             resident = self.residents[_instance_of(order)]
             if isinstance(order, Dispatch):
-                if now_ns > order.latest_ns:
-                    resident.held -= 1
-                    decisions.append((order, Verdict.LATE))
-                    continue
-                has_begun = self._begins(now_ns, order, resident)
+                has_begun = self._begins(resident)
                 if has_begun:
                     resident.held -= 1
             else:
                 has_begun = self._takes_slot(resident)
             if has_begun:
-                decisions.append((order, Verdict.BEGIN))
+                begun.append(order)
             else:
                 still_held.append(order)
         self._held = still_held
-        return decisions
+        return begun
 
     def gone_after(self, order: Action) -> int | None:
         """The instance that was to stop and has, now that this order has ended.
 
-        Ask this, and `left_after`, whenever an order is over: it has ended, was refused by `pump`
-        or was taken back by `cancel`.
+        Ask this, and `left_after`, whenever an order is over: it has ended, or was taken back by
+        `cancel`.
         """
         instance_id = _instance_of(order)
         resident = self.residents.get(instance_id)
@@ -236,11 +225,10 @@ class Backend:
 
     # --- rules ---------------------------------------------------------------------------------
 
-    def _begins(self, now_ns: int, order: Dispatch, resident: Resident) -> bool:
-        """Begin a batch if its window is open, its instance is ready and there is a slot."""
+    def _begins(self, resident: Resident) -> bool:
+        """Begin a batch if its instance is ready and there is a slot."""
         return (
-            now_ns >= order.earliest_ns
-            and resident.is_ready
+            resident.is_ready
             and resident.running < resident.variant.concurrency
             and self._takes_slot(resident)
         )
@@ -261,17 +249,17 @@ class Backend:
         resident.running += 1
         return True
 
-    def _somebody_waits(self, now_ns: int) -> bool:
+    def _somebody_waits(self) -> bool:
         """Whether a held order wants a slot. One that waits for its own instance does not."""
         for order in self._held:
             if not isinstance(order, Dispatch):
                 return True
-            if now_ns >= order.earliest_ns and self.residents[_instance_of(order)].is_ready:
+            if self.residents[_instance_of(order)].is_ready:
                 return True
         return False
 
-    def _prepare(self, now_ns: int, order: Action, resident: Resident) -> int:
-        if not self._somebody_waits(now_ns) and self._takes_slot(resident):
+    def _prepare(self, order: Action, resident: Resident) -> int:
+        if not self._somebody_waits() and self._takes_slot(resident):
             return Verdict.BEGIN
         self._held.append(order)
         return Verdict.HOLD

@@ -26,14 +26,20 @@ class Refusal:
     """Why a batch never ran."""
 
     BUSY: Final = 0  # no slot and no room to wait
-    LATE: Final = 1  # its window had passed
     GONE: Final = 2  # the instance or node is not there any more
     THROTTLED: Final = 3  # the platform takes no more just now
     CANCELLED: Final = 4  # it was called back before it began
     TOO_LARGE: Final = 5  # a call of the platform cannot carry its inputs
 
 
-REFUSAL_NAMES: Final = ("busy", "late", "gone", "throttled", "cancelled", "too_large")
+# By number. Logs hold the numbers, so a reason that is removed leaves a gap.
+REFUSAL_NAMES: Final = {
+    Refusal.BUSY: "busy",
+    Refusal.GONE: "gone",
+    Refusal.THROTTLED: "throttled",
+    Refusal.CANCELLED: "cancelled",
+    Refusal.TOO_LARGE: "too_large",
+}
 
 
 class Event:

@@ -70,8 +70,6 @@ class Ledger:
         instance: Instance | None,
         node: Node | None,
         pool: Pool,
-        earliest_ns: int,
-        latest_ns: int,
     ) -> Batch:
         """A batch goes out: it takes its slot and its compute."""
         view = self.view
@@ -104,9 +102,6 @@ class Ledger:
             task.attempts_made += 1
             if task.stage.after:
                 moved_bytes += view.moved_bytes(task, pool.id, node_id)
-        if view.reservations:
-            for task in tasks:
-                self.release_reservation(task)
         self.actions.append(
             Dispatch(
                 batch_id,
@@ -116,8 +111,6 @@ class Ledger:
                 pool.id,
                 node_id,
                 instance_id,
-                earliest_ns,
-                latest_ns,
                 moved_bytes,
             )
         )
@@ -243,16 +236,9 @@ class Ledger:
             was = task.state
             if was == TaskState.BLOCKED or was == TaskState.READY or was == TaskState.HELD:
                 task.state = TaskState.DROPPED
-                self.release_reservation(task)
             elif was == TaskState.RUNNING:
                 task.state = TaskState.DROPPED
                 self.call_back(task)
-
-    def release_reservation(self, task: Task) -> None:
-        """The task needs its reservation no longer, if it has one."""
-        reservation = self.view.reservations.pop(task.id, None)
-        if reservation is not None:
-            del self.view.nodes[reservation.node_id].reservations[task.id]
 
     # --- faults --------------------------------------------------------------------------------
 

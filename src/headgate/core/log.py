@@ -1,6 +1,6 @@
 """The event log: what one Scheduler was told, when, and what it answered. JSON, one line per event.
 
-    {"headgate_log": 2, "app": {...}, "policy": "fifo", "settings": {...}, "seed": 7, ...}
+    {"headgate_log": 3, "app": {...}, "policy": "fifo", "settings": {...}, "seed": 7, ...}
     [seq, now_ns, event, [action, ...]]
     [seq, now_ns, ["end"], []]
 
@@ -35,7 +35,7 @@ from headgate.core.events import Event
 from headgate.core.scheduler import Scheduler
 from headgate.core.wire import Wire, from_wire, is_int, to_wire
 
-LOG_VERSION: Final = 2
+LOG_VERSION: Final = 3
 
 
 @dataclass(frozen=True)

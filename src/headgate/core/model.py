@@ -19,12 +19,11 @@ class Tier:
     DEDICATED: Final = 0  # machines that are ours while we pay for them
     GPU: Final = 1  # accelerators, shareable in sevenths
     SERVERLESS: Final = 2  # functions: the pool picks or starts an instance per request
-    REMOTE: Final = 3  # somebody else's endpoint
 
 
 LAMBDA_PAYLOAD_BYTES_MAX: Final = 6 << 20  # of one call of AWS Lambda, each way
 WARM_EVERYWHERE: Final = 1_000_001  # more nodes than there can be
-TIER_NAMES: Final = ("dedicated", "gpu", "serverless", "remote")
+TIER_NAMES: Final = ("dedicated", "gpu", "serverless")
 
 
 @dataclass(frozen=True)
@@ -112,11 +111,10 @@ class Function:
 
 @dataclass(frozen=True)
 class Slo:
-    """A latency target with its quantile, and optionally a bound on cost."""
+    """A latency target with its quantile."""
 
     latency_ns: int = NEVER_NS
     quantile: float = 0.99
-    cost_usd: float | None = None
     burst: float = 1.0  # still to be met when the rate rises to this multiple of the forecast
     gives_up: bool = False  # a request still waiting at its deadline is expired
 

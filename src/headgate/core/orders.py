@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from headgate.core.clock import NEVER_NS
 from headgate.core.errors import PolicyError
 from headgate.core.ledger import Ledger
 from headgate.core.lifecycle import (
@@ -21,7 +20,7 @@ from headgate.core.lifecycle import (
 )
 from headgate.core.model import Pool, Variant
 from headgate.core.outcome import Outcome
-from headgate.core.records import Batch, Instance, Node, Request, Reservation, Task
+from headgate.core.records import Batch, Instance, Node, Request, Task
 from headgate.core.residency import Residents
 from headgate.core.view import View, is_evictable
 
@@ -62,8 +61,6 @@ class Orders:
         tasks: list[Task],
         node: Node,
         variant: Variant | None = None,
-        earliest_ns: int = 0,
-        latest_ns: int = NEVER_NS,
     ) -> Batch:
         """Send tasks of one function out together to a node.
 
@@ -82,14 +79,13 @@ class Orders:
             raise _illegal(tasks, f"{variant.name} does not run on pool {node.pool.name}")
         if node.state != _UP:
             raise _illegal(tasks, f"{node.name} is down")
-        return self._send(tasks, variant, node, node.pool, earliest_ns, latest_ns)
+        return self._send(tasks, variant, node, node.pool)
 
     def dispatch_to_pool(
         self,
         tasks: list[Task],
         pool: Pool,
         variant: Variant | None = None,
-        latest_ns: int = NEVER_NS,
     ) -> Batch:
         """Send tasks of one function to a pool that picks or starts the instance itself."""
         if not tasks:
@@ -110,7 +106,7 @@ class Orders:
             size += task.payload_bytes
         if size > pool.serverless.payload_bytes_max:
             raise _illegal(tasks, f"a call of pool {pool.name} cannot carry {size} bytes")
-        return self._send(tasks, variant, None, pool, 0, latest_ns)
+        return self._send(tasks, variant, None, pool)
 
     def _send(
         self,
@@ -118,8 +114,6 @@ class Orders:
         variant: Variant,
         node: Node | None,
         pool: Pool,
-        earliest_ns: int,
-        latest_ns: int,
     ) -> Batch:
         """Send a batch out if its tasks may go together as this variant, else raise."""
         function_id = variant.function_id
@@ -141,11 +135,9 @@ class Orders:
             instance = node.instances.get(variant.id)
             if instance is None or instance.residency == _HOST:
                 instance = self._make_resident(tasks, variant, node, instance)
-        batch = self._ledger.send(
-            tasks, task_ids, items, variant, instance, node, pool, earliest_ns, latest_ns
-        )
+        batch = self._ledger.send(tasks, task_ids, items, variant, instance, node, pool)
         if self._watches:
-            self._watch(batch, earliest_ns)
+            self._watch(batch)
         return batch
 
     def _check_company(self, tasks: list[Task], task_ids: list[int]) -> None:
@@ -180,9 +172,9 @@ class Orders:
         self._residents.load_weights(instance, node)
         return instance
 
-    def _watch(self, batch: Batch, earliest_ns: int) -> None:
+    def _watch(self, batch: Batch) -> None:
         """Give the batch up when it has not been heard of for far longer than expected."""
-        at_ns = max(batch.sent_ns, earliest_ns) + self._ledger.watchdog.limit_ns(batch)
+        at_ns = batch.sent_ns + self._ledger.watchdog.limit_ns(batch)
         self._ledger.set_timer(("lost", batch.id), at_ns)
 
     # --- requests ------------------------------------------------------------------------------
@@ -276,29 +268,6 @@ class Orders:
         if not 0 <= count <= pool.serverless.concurrency_max:
             raise PolicyError(f"pool {pool.name} cannot keep {count} instances")
         self._ledger.keep_warm(pool, variant, count, is_provisioned)
-
-    # --- promises ------------------------------------------------------------------------------
-
-    def reserve(
-        self, task: Task, node: Node, variant: Variant, start_ns: int, end_ns: int
-    ) -> Reservation:
-        """Promise compute of a node to a task that is not ready yet. It ends with the task."""
-        view = self._view
-        if task.state != TaskState.BLOCKED or task.id in view.reservations:
-            raise PolicyError(f"task {task.id} cannot be given a reservation")
-        if variant.function_id != task.function.id or node.pool.id not in variant.pool_ids:
-            raise PolicyError(f"task {task.id} cannot run as {variant.name} on {node.name}")
-        if node.state != NodeState.UP or not start_ns < end_ns:
-            raise PolicyError(f"{node.name} cannot be reserved for [{start_ns}, {end_ns})")
-        if (
-            view.gpu_free_sevenths(node, start_ns, end_ns) < variant.shape.gpu_sevenths
-            or view.cpu_free_milli(node, start_ns, end_ns) < variant.shape.cpu_milli
-        ):
-            raise PolicyError(f"{node.name} is promised to others in [{start_ns}, {end_ns})")
-        reservation = Reservation(task.id, node.id, variant, start_ns, end_ns)
-        view.reservations[task.id] = reservation
-        node.reservations[task.id] = reservation
-        return reservation
 
     # --- time and thought ----------------------------------------------------------------------
 

@@ -38,7 +38,6 @@ class Takes:
     batches: bool = False  # more than one item to a dispatch
     mixed_pools: bool = False  # pools that differ, functions that not every node can run
     serverless: bool = False
-    cost_slo: bool = False
     many_schedulers: bool = False
     clairvoyance: bool = False  # wants to be told of requests before they arrive
 

@@ -184,7 +184,6 @@ class Node:
         "memory_used_bytes",
         "name",
         "pool",
-        "reservations",
         "running",
         "slots",
         "state",
@@ -209,7 +208,6 @@ class Node:
         self.host_bytes_used = 0
         # By variant id, least recently used first where memory is limited.
         self.instances: dict[int, Instance] = {}
-        self.reservations: dict[int, Reservation] = {}
 
 
 @final
@@ -262,19 +260,3 @@ class LoadFailure:
         self.failures = 0  # in a row
         self.retry_at_ns = 0  # when it is tried again, or when what comes of that should be known
         self.probe_id: int | None = None  # the instance by which it is being tried just now
-
-
-@final
-class Reservation:
-    """Compute of a node promised to a task that is not ready yet, for a while."""
-
-    __slots__ = ("end_ns", "node_id", "start_ns", "task_id", "variant")
-
-    def __init__(
-        self, task_id: int, node_id: int, variant: Variant, start_ns: int, end_ns: int = NEVER_NS
-    ) -> None:
-        self.task_id = task_id
-        self.node_id = node_id
-        self.variant = variant
-        self.start_ns = start_ns
-        self.end_ns = end_ns

@@ -174,7 +174,6 @@ class Requests:
     def _skip(self, task: Task) -> None:
         """A cascade ends before this task: it and all that only it leads to count as done."""
         task.state = TaskState.SKIPPED
-        self._ledger.release_reservation(task)
         request = task.request
         request.tasks_left -= 1
         if request.tasks_left == 0:

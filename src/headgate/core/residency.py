@@ -57,9 +57,6 @@ class Residents:
             instance.is_preparing = False
             del view.instances[instance.id]
         node.instances.clear()
-        for task_id in node.reservations:
-            del view.reservations[task_id]
-        node.reservations.clear()
         node.running = 0
         node.cpu_milli_used = 0
         node.gpu_sevenths_used = 0

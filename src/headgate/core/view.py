@@ -18,7 +18,6 @@ from headgate.core.records import (
     LoadFailure,
     Node,
     Request,
-    Reservation,
     Task,
 )
 from headgate.core.spillway import Spillway
@@ -40,7 +39,6 @@ class View:
         self.nodes: dict[int, Node] = {}
         self.free_nodes: dict[int, Node] = {}  # up, a slot left, not blocked
         self.instances: dict[int, Instance] = {}  # not yet gone
-        self.reservations: dict[int, Reservation] = {}  # by task id
         self.timers: dict[TimerKey, int] = {}
         self.spillways = [
             None if pool.serverless is None else Spillway(pool, pool.serverless)
@@ -173,28 +171,6 @@ class View:
             for datum in self.inputs_of(task)
             if datum.pool_id != pool_id or datum.node_id != node_id
         )
-
-    def gpu_free_sevenths(self, node: Node, start_ns: int, end_ns: int) -> int:
-        """GPU share of a node not promised to anybody at any time in [start_ns, end_ns)."""
-        taken = [(r, r.variant.shape.gpu_sevenths) for r in node.reservations.values()]
-        return node.pool.gpu_sevenths - _promised(taken, start_ns, end_ns)
-
-    def cpu_free_milli(self, node: Node, start_ns: int, end_ns: int) -> int:
-        """CPU of a node not promised to anybody at any time in [start_ns, end_ns)."""
-        taken = [(r, r.variant.shape.cpu_milli) for r in node.reservations.values()]
-        return node.pool.cpu_milli - _promised(taken, start_ns, end_ns)
-
-
-def _promised(taken: list[tuple[Reservation, int]], start_ns: int, end_ns: int) -> int:
-    """The most that is promised at any one time in [start_ns, end_ns)."""
-    return max(
-        (
-            sum(amount for r, amount in taken if r.start_ns <= at_ns < r.end_ns)
-            for at_ns in (start_ns, *(r.start_ns for r, _ in taken))
-            if start_ns <= at_ns < end_ns
-        ),
-        default=0,
-    )
 
 
 def is_evictable(instance: Instance) -> bool:

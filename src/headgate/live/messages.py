@@ -50,8 +50,6 @@ class Run(Message, tag=1):
     variant_id: int
     instance_id: int
     items: int
-    earliest_ns: int
-    latest_ns: int
     works: list[Work]
 
 

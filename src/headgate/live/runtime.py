@@ -326,8 +326,6 @@ class Runtime:
                 action.variant_id,
                 action.instance_id,
                 action.items,
-                action.earliest_ns,
-                action.latest_ns,
                 works,
             )
         )

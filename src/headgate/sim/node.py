@@ -76,11 +76,11 @@ class Report(Happening):
 
 @final
 class Wake(Happening):
-    """A node looks at what it has held back, or at who has been idle for too long."""
+    """A node looks at whether an instance has been idle for too long."""
 
     __slots__ = ("instance_id", "node")
 
-    def __init__(self, node: SimNode, instance_id: int | None = None) -> None:
+    def __init__(self, node: SimNode, instance_id: int) -> None:
         self.node = node
         self.instance_id = instance_id
 
@@ -153,9 +153,9 @@ class SimNode:
         elif isinstance(order, StartInstance):
             if self.rent is not None:
                 self.rent.begin(now_ns)
-            self._settle_verdict(now_ns, order, self.backend.start(now_ns, order))
+            self._settle_verdict(now_ns, order, self.backend.start(order))
         elif isinstance(order, LoadWeights):
-            self._settle_verdict(now_ns, order, self.backend.load(now_ns, order))
+            self._settle_verdict(now_ns, order, self.backend.load(order))
         elif isinstance(order, EvictWeights):
             if self.backend.evict(order.instance_id):
                 self.report(now_ns, WeightsEvicted(order.instance_id))
@@ -174,7 +174,7 @@ class SimNode:
             reason = Refusal.BUSY if self.is_up else Refusal.GONE
             self.report(now_ns, BatchRefused(order.batch_id, reason))
             return
-        verdict = self.backend.offer(now_ns, order)
+        verdict = self.backend.offer(order)
         if verdict == _BEGIN:
             self._begin_batch(now_ns, order)
         else:
@@ -200,8 +200,6 @@ class SimNode:
         resident = self.backend.residents[_instance_id(order)]
         if resident.running and not resident.is_ready:
             self._recorder.waits_for_start(now_ns, order.task_ids)
-        if order.earliest_ns > now_ns:
-            self._agenda.push(order.earliest_ns, Rank.COMPLETION, Wake(self))
 
     # --- work ----------------------------------------------------------------------------------
 
@@ -314,10 +312,8 @@ class SimNode:
             self._agenda.push(at_ns, Rank.COMPLETION, Wake(self, _instance_id(order)))
 
     def _pump(self, now_ns: int) -> None:
-        for held, verdict in self.backend.pump(now_ns):
-            self._settle_verdict(now_ns, held, verdict)
-            if verdict == Verdict.LATE:  # it may have been the last thing its instance waited for
-                self._let_go(now_ns, held)
+        for held in self.backend.pump():
+            self._settle_verdict(now_ns, held, _BEGIN)
 
     def _let_go(self, now_ns: int, order: Action) -> bool:
         """An order is over: whether its instance was to stop after that, and has."""
@@ -329,13 +325,9 @@ class SimNode:
             self.report(now_ns, InstanceStopped(gone, "stopped"))
         return gone is not None
 
-    def wake(self, now_ns: int, instance_id: int | None) -> None:
-        """Look at what was held for later, or retire an instance that has long been idle."""
-        if not self.is_up:
-            return
-        if instance_id is None:
-            self._pump(now_ns)
-        elif self.backend.retire_idle(now_ns, instance_id):
+    def wake(self, now_ns: int, instance_id: int) -> None:
+        """Retire an instance that has long been idle."""
+        if self.is_up and self.backend.retire_idle(now_ns, instance_id):
             self.report(now_ns, InstanceStopped(instance_id, "idle for too long"))
 
     def _let_node_go(self, now_ns: int) -> None:
@@ -401,7 +393,6 @@ class SimNode:
 
 _REFUSALS: Final[Mapping[int, int]] = {
     Verdict.BUSY: Refusal.BUSY,
-    Verdict.LATE: Refusal.LATE,
     Verdict.GONE: Refusal.GONE,
 }
 

@@ -113,10 +113,7 @@ class Platform:
     # --- calls ---------------------------------------------------------------------------------
 
     def take(self, now_ns: int, order: Dispatch) -> None:
-        """Run a batch on an idle instance or a new one, or refuse it: too late, or throttled."""
-        if now_ns > order.latest_ns:
-            self._report(now_ns, Report(BatchRefused(order.batch_id, Refusal.LATE)))
-            return
+        """Run a batch on an idle instance or a new one, or refuse it: too large, or throttled."""
         if order.moved_bytes > self._spec.payload_bytes_max:
             self._report(now_ns, Report(BatchRefused(order.batch_id, Refusal.TOO_LARGE)))
             return

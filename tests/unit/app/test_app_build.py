@@ -200,13 +200,12 @@ def load_pipelines() -> LoadedApp:
                 "slo": {
                     "latency": "50ms",
                     "quantile": "95%",
-                    "cost": "$0.001",
                     "burst": 2,
                     "gives_up": True,
                 },
             },
         },
-        slo={"latency": "100ms", "cost": "$1/1k"},
+        slo={"latency": "100ms"},
         clients={"alice": {"weight": 2}, "bob": {}},
         policy={"name": "edf", "batch_max": 8},
         workload={
@@ -229,10 +228,10 @@ def test_pipelines_and_their_objectives() -> None:
     m1, m2 = app.functions
     plain, cascade = app.pipelines
     assert plain.stages == (Stage(m2),)
-    assert plain.slo == Slo(100 * MS, cost_usd=0.001)
+    assert plain.slo == Slo(100 * MS)
     assert cascade.stages == (Stage(m2, (1,), True, 0.3), Stage(m1))
     assert cascade.successors == ((), (0,))
-    assert cascade.slo == Slo(50 * MS, 0.95, 0.001, 2.0, True)
+    assert cascade.slo == Slo(50 * MS, 0.95, 2.0, True)
 
 
 def test_the_choices_beside_the_records() -> None:

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from headgate.core.actions import Action, Dispatch, LoadWeights, StartInstance
 from headgate.core.backend import Backend, Verdict
-from headgate.core.clock import NEVER_NS
 from headgate.core.model import Pool, Shape, Variant
 
 from .toys import make_function
 
-BEGIN, HOLD, BUSY, LATE, GONE = (
-    Verdict.BEGIN,
-    Verdict.HOLD,
-    Verdict.BUSY,
-    Verdict.LATE,
-    Verdict.GONE,
-)
+BEGIN, HOLD, BUSY, GONE = Verdict.BEGIN, Verdict.HOLD, Verdict.BUSY, Verdict.GONE
 
 
 def variants(*, concurrency: int = 1, shape: Shape = Shape()) -> tuple[Variant, ...]:  # noqa: B008
@@ -32,23 +25,21 @@ def start(instance_id: int) -> StartInstance:
     return StartInstance(instance_id, instance_id, 0, 0)
 
 
-def batch(
-    batch_id: int, instance_id: int = 0, *, earliest_ns: int = 0, latest_ns: int = NEVER_NS
-) -> Dispatch:
-    return Dispatch(batch_id, instance_id, [batch_id], 1, 0, 0, instance_id, earliest_ns, latest_ns)
+def batch(batch_id: int, instance_id: int = 0) -> Dispatch:
+    return Dispatch(batch_id, instance_id, [batch_id], 1, 0, 0, instance_id)
 
 
 def ready(backend: Backend, *instance_ids: int) -> None:
     """Start these, one after the other."""
     for instance_id in instance_ids:
         order = start(instance_id)
-        assert backend.start(0, order) == BEGIN
+        assert backend.start(order) == BEGIN
         backend.ended(0, order)
 
 
-def pumped(backend: Backend, now_ns: int) -> list[tuple[str, int, int]]:
-    """What `pump` decides: the order, its id, the verdict."""
-    return [(type(o).__name__, _id(o), verdict) for o, verdict in backend.pump(now_ns)]
+def pumped(backend: Backend) -> list[tuple[str, int]]:
+    """What `pump` begins: the kind of the order and its id."""
+    return [(type(order).__name__, _id(order)) for order in backend.pump()]
 
 
 def _id(order: Action) -> int:
@@ -66,49 +57,49 @@ def test_one_thing_at_a_time_and_nobody_waits() -> None:
     backend = make_backend()
     ready(backend, 0)
     first = batch(0)
-    assert backend.offer(1, first) == BEGIN
-    assert backend.offer(2, batch(1)) == BUSY
+    assert backend.offer(first) == BEGIN
+    assert backend.offer(batch(1)) == BUSY
     assert not backend.ended(3, first)
-    assert backend.offer(3, batch(2)) == BEGIN
+    assert backend.offer(batch(2)) == BEGIN
 
 
 def test_a_queue_is_as_long_as_declared_and_served_in_order() -> None:
     backend = make_backend(Pool(0, "gpu", queue_max=2))
     ready(backend, 0)
-    assert [backend.offer(1, batch(i)) for i in range(4)] == [BEGIN, HOLD, HOLD, BUSY]
+    assert [backend.offer(batch(i)) for i in range(4)] == [BEGIN, HOLD, HOLD, BUSY]
     assert backend.ended(2, batch(0))
-    assert pumped(backend, 2) == [("Dispatch", 1, BEGIN)]
-    assert pumped(backend, 2) == []
+    assert pumped(backend) == [("Dispatch", 1)]
+    assert pumped(backend) == []
 
 
 def test_slots_are_the_nodes_and_concurrency_the_instances() -> None:
     backend = make_backend(Pool(0, "gpu", slots=3), concurrency=2)
     ready(backend, 0, 1)
-    verdicts = [backend.offer(1, batch(i)) for i in range(3)]
+    verdicts = [backend.offer(batch(i)) for i in range(3)]
     assert verdicts == [BEGIN, BEGIN, BUSY]  # the instance is full
-    assert backend.offer(1, batch(3, 1)) == BEGIN
-    assert backend.offer(1, batch(4, 1)) == BUSY  # the node is full
+    assert backend.offer(batch(3, 1)) == BEGIN
+    assert backend.offer(batch(4, 1)) == BUSY  # the node is full
 
 
 def test_compute_is_held_while_a_batch_runs() -> None:
     pool = Pool(0, "gpu", slots=3, gpu_sevenths=7)
     backend = Backend(pool, variants(shape=Shape(gpu_sevenths=4)))
     ready(backend, 0, 1)
-    assert backend.offer(1, batch(0, 0)) == BEGIN
-    assert backend.offer(1, batch(1, 1)) == BUSY
+    assert backend.offer(batch(0, 0)) == BEGIN
+    assert backend.offer(batch(1, 1)) == BUSY
     backend.ended(2, batch(0, 0))
-    assert backend.offer(2, batch(2, 1)) == BEGIN
+    assert backend.offer(batch(2, 1)) == BEGIN
 
 
 def test_who_is_held_goes_before_who_comes() -> None:
     """A slot is free again, but not yet given to who waits for it."""
     backend = make_backend(Pool(0, "gpu", queue_max=1))
     ready(backend, 0)
-    backend.offer(1, batch(0))
-    backend.offer(1, batch(1))
+    backend.offer(batch(0))
+    backend.offer(batch(1))
     backend.ended(2, batch(0))
-    assert backend.offer(2, batch(2)) == BUSY
-    assert pumped(backend, 2) == [("Dispatch", 1, BEGIN)]
+    assert backend.offer(batch(2)) == BUSY
+    assert pumped(backend) == [("Dispatch", 1)]
 
 
 # --- starts and loads --------------------------------------------------------------------------
@@ -116,47 +107,47 @@ def test_who_is_held_goes_before_who_comes() -> None:
 
 def test_a_batch_waits_for_its_own_instance_even_where_there_is_no_queue() -> None:
     backend = make_backend()
-    assert backend.start(0, start(0)) == BEGIN
-    assert [backend.offer(1, batch(i)) for i in range(2)] == [HOLD, BUSY]
+    assert backend.start(start(0)) == BEGIN
+    assert [backend.offer(batch(i)) for i in range(2)] == [HOLD, BUSY]
     assert backend.ended(5, start(0))
-    assert pumped(backend, 5) == [("Dispatch", 0, BEGIN)]
+    assert pumped(backend) == [("Dispatch", 0)]
 
 
 def test_a_start_waits_for_a_slot() -> None:
     backend = make_backend()
-    assert [backend.start(0, start(i)) for i in range(2)] == [BEGIN, HOLD]
+    assert [backend.start(start(i)) for i in range(2)] == [BEGIN, HOLD]
     backend.ended(5, start(0))
-    assert pumped(backend, 5) == [("StartInstance", 1, BEGIN)]
+    assert pumped(backend) == [("StartInstance", 1)]
 
 
 def test_two_cold_starts_go_on_side_by_side_where_there_are_slots() -> None:
     """The batch that waits for the first start wants no slot yet, so it is in nobody's way."""
     backend = make_backend(Pool(0, "gpu", slots=2))
-    assert backend.start(0, start(0)) == BEGIN
-    assert backend.offer(0, batch(0, 0)) == HOLD
-    assert backend.start(0, start(1)) == BEGIN
-    assert backend.offer(0, batch(1, 1)) == HOLD
+    assert backend.start(start(0)) == BEGIN
+    assert backend.offer(batch(0, 0)) == HOLD
+    assert backend.start(start(1)) == BEGIN
+    assert backend.offer(batch(1, 1)) == HOLD
 
 
 def test_a_start_does_not_overtake_a_batch_that_wants_the_slot() -> None:
     backend = make_backend(Pool(0, "gpu", queue_max=1))
     ready(backend, 0)
-    backend.offer(1, batch(0))
-    backend.offer(1, batch(1))
+    backend.offer(batch(0))
+    backend.offer(batch(1))
     backend.ended(2, batch(0))
-    assert backend.start(2, start(1)) == HOLD
-    assert pumped(backend, 2) == [("Dispatch", 1, BEGIN)]
+    assert backend.start(start(1)) == HOLD
+    assert pumped(backend) == [("Dispatch", 1)]
 
 
 def test_a_start_that_fails_takes_the_batches_with_it_that_waited_for_it() -> None:
     backend = make_backend()
-    backend.start(0, start(0))
+    backend.start(start(0))
     waiting = batch(0)
-    backend.offer(0, waiting)
+    backend.offer(waiting)
     backend.ended(5, start(0))
     assert backend.start_failed(0) == [waiting]
     assert backend.held_batches() == []
-    assert backend.offer(5, batch(1)) == GONE
+    assert backend.offer(batch(1)) == GONE
 
 
 def test_weights_leave_the_device_and_come_back() -> None:
@@ -164,18 +155,18 @@ def test_weights_leave_the_device_and_come_back() -> None:
     ready(backend, 0)
     assert backend.evict(0)
     load = LoadWeights(0, 0)
-    assert backend.load(1, load) == BEGIN
-    assert backend.offer(1, batch(0)) == HOLD
+    assert backend.load(load) == BEGIN
+    assert backend.offer(batch(0)) == HOLD
     backend.ended(2, load)
-    assert pumped(backend, 2) == [("Dispatch", 0, BEGIN)]
-    assert backend.load(3, LoadWeights(7, 0)) == GONE
+    assert pumped(backend) == [("Dispatch", 0)]
+    assert backend.load(LoadWeights(7, 0)) == GONE
 
 
 def test_weights_that_are_in_use_leave_when_the_work_has_ended() -> None:
     """A Scheduler may have given the batch up for lost, and take the instance to be idle."""
     backend = make_backend()
     ready(backend, 0)
-    backend.offer(1, batch(0))
+    backend.offer(batch(0))
     assert not backend.evict(0)
     assert backend.ended(2, batch(0))
     assert backend.left_after(batch(0)) == 0
@@ -186,50 +177,17 @@ def test_weights_that_are_in_use_leave_when_the_work_has_ended() -> None:
 def test_weights_that_are_wanted_again_do_not_leave() -> None:
     backend = make_backend(Pool(0, "gpu", slots=2))
     ready(backend, 0)
-    backend.offer(1, batch(0))
+    backend.offer(batch(0))
     backend.evict(0)
-    assert backend.load(2, LoadWeights(0, 0)) == BEGIN
+    assert backend.load(LoadWeights(0, 0)) == BEGIN
     backend.ended(3, batch(0))
     backend.ended(4, LoadWeights(0, 0))
     assert backend.left_after(LoadWeights(0, 0)) is None
-    assert backend.offer(4, batch(1)) == BEGIN
+    assert backend.offer(batch(1)) == BEGIN
 
 
 def test_what_is_gone_is_off_the_device() -> None:
     assert make_backend().evict(0)
-
-
-# --- windows -----------------------------------------------------------------------------------
-
-
-def test_a_batch_begins_within_its_window() -> None:
-    backend = make_backend()
-    ready(backend, 0)
-    assert backend.offer(5, batch(0, latest_ns=4)) == LATE
-    assert backend.offer(5, batch(1, earliest_ns=8)) == HOLD
-    assert backend.offer(5, batch(2, earliest_ns=9)) == BUSY  # one such is enough
-    assert pumped(backend, 7) == []
-    assert pumped(backend, 8) == [("Dispatch", 1, BEGIN)]
-
-
-def test_a_slot_is_not_kept_free_for_a_batch_that_may_not_begin_yet() -> None:
-    backend = make_backend()
-    ready(backend, 0, 1)
-    backend.offer(5, batch(0, 0, earliest_ns=8))
-    assert backend.offer(5, batch(1, 1)) == BEGIN
-    assert pumped(backend, 8) == []
-    backend.ended(9, batch(1, 1))
-    assert pumped(backend, 9) == [("Dispatch", 0, BEGIN)]
-
-
-def test_a_batch_that_was_held_for_too_long_is_refused() -> None:
-    backend = make_backend(Pool(0, "gpu", queue_max=1))
-    ready(backend, 0)
-    backend.offer(1, batch(0))
-    backend.offer(1, batch(1, latest_ns=5))
-    backend.ended(6, batch(0))
-    assert pumped(backend, 6) == [("Dispatch", 1, LATE)]
-    assert backend.offer(6, batch(2)) == BEGIN
 
 
 # --- leaving -----------------------------------------------------------------------------------
@@ -240,60 +198,50 @@ def test_an_idle_instance_stops_at_once() -> None:
     ready(backend, 0)
     assert backend.stop(0)
     assert backend.stop(0)  # gone is gone
-    assert backend.offer(1, batch(0)) == GONE
+    assert backend.offer(batch(0)) == GONE
 
 
 def test_a_busy_instance_finishes_what_it_has_and_takes_no_more() -> None:
     backend = make_backend(Pool(0, "gpu", queue_max=1))
     ready(backend, 0)
-    backend.offer(1, batch(0))
-    backend.offer(1, batch(1))
+    backend.offer(batch(0))
+    backend.offer(batch(1))
     assert not backend.stop(0)
-    assert backend.offer(1, batch(2)) == GONE
+    assert backend.offer(batch(2)) == GONE
     assert backend.ended(2, batch(0))
-    assert pumped(backend, 2) == [("Dispatch", 1, BEGIN)]
+    assert pumped(backend) == [("Dispatch", 1)]
     assert backend.gone_after(batch(0)) is None
     assert backend.ended(3, batch(1))
     assert backend.gone_after(batch(1)) == 0
 
 
-def test_an_instance_goes_when_the_last_batch_it_waited_for_is_taken_back() -> None:
-    backend = make_backend()
-    ready(backend, 0)
-    backend.offer(1, batch(0, earliest_ns=9))
-    assert not backend.stop(0)
-    taken = backend.cancel(0)
-    assert taken is not None
-    assert backend.gone_after(taken) == 0
-
-
-def test_an_instance_goes_when_the_last_batch_it_waited_for_is_refused() -> None:
+def test_an_instance_goes_when_the_last_batch_that_waited_for_it_is_taken_back() -> None:
     """It had not even begun to start: that start is dropped as well."""
     backend = make_backend()
-    backend.start(0, start(0))
-    backend.start(0, start(1))
-    backend.offer(0, batch(0, 1, latest_ns=3))
+    backend.start(start(0))
+    backend.start(start(1))
+    backend.offer(batch(0, 1))
     assert not backend.stop(1)
-    ((order, verdict),) = backend.pump(5)
-    assert verdict == LATE
-    assert backend.gone_after(order) == 1
+    taken = backend.cancel(0)
+    assert taken is not None
+    assert backend.gone_after(taken) == 1
     backend.ended(6, start(0))
-    assert pumped(backend, 6) == []
+    assert pumped(backend) == []
 
 
 def test_a_start_that_is_called_off_is_not_begun() -> None:
     backend = make_backend()
-    backend.start(0, start(0))
-    backend.start(0, start(1))
+    backend.start(start(0))
+    backend.start(start(1))
     assert backend.stop(1)
     assert not backend.ended(5, start(0))
-    assert pumped(backend, 5) == []
+    assert pumped(backend) == []
 
 
 def test_a_batch_that_has_begun_cannot_be_taken_back() -> None:
     backend = make_backend()
     ready(backend, 0)
-    backend.offer(1, batch(0))
+    backend.offer(batch(0))
     assert backend.cancel(0) is None
     assert backend.cancel(99) is None
 
@@ -301,7 +249,7 @@ def test_a_batch_that_has_begun_cannot_be_taken_back() -> None:
 def test_an_instance_that_was_idle_for_long_retires() -> None:
     backend = make_backend(Pool(0, "gpu", idle_timeout_ns=10))
     ready(backend, 0)
-    backend.offer(1, batch(0))
+    backend.offer(batch(0))
     assert not backend.retire_idle(50, 0)  # it runs
     backend.ended(50, batch(0))
     assert not backend.retire_idle(59, 0)

@@ -33,21 +33,6 @@ def test_compute_that_is_no_limit_is_not_missed() -> None:
     rig.at(0, RequestArrived(0, 0))
 
 
-def test_what_is_promised_at_different_times_is_not_added_up() -> None:
-    """Four sevenths in [0, 5) and four in [5, 10): at no time are more than four promised."""
-    second = make_function(1, shape=Shape(gpu_sevenths=4))
-    pools = [Pool(0, "gpu", gpu_sevenths=7)]
-    rig = Rig(
-        make_app(F0, second, stages=[Stage(F0), Stage(second, (0,))], pools=pools), Puppet, nodes=1
-    )
-    node, variant = rig.view.nodes[0], second.variants[0]
-    for request_id in range(2):
-        rig.at(0, RequestArrived(request_id, 0))
-    rig.order(0, lambda p: p.orders.reserve(p.task(1), node, variant, 0, 5))
-    rig.order(0, lambda p: p.orders.reserve(p.task(257), node, variant, 5, 10))
-    assert rig.view.gpu_free_sevenths(node, 0, 10) == 3
-
-
 def test_weights_that_are_being_loaded_are_not_evicted() -> None:
     pools = [Pool(0, "gpu", host_memory_bytes=100)]
     rig = Rig(make_app(make_function(memory_bytes=60), pools=pools), Puppet, nodes=1)
@@ -88,7 +73,7 @@ def test_a_request_that_gives_up_does_not_wait_again_after_its_deadline() -> Non
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: p.send(0, 0))
     rig.at(100, TimerFired(("deadline", 0)))
-    assert rig.at(101, BatchRefused(0, Refusal.LATE))[0][:3] == ["Settle", 0, Outcome.EXPIRED]
+    assert rig.at(101, BatchRefused(0, Refusal.CANCELLED))[0][:3] == ["Settle", 0, Outcome.EXPIRED]
 
 
 def test_a_request_that_gives_up_does_so_when_its_last_running_branch_ends() -> None:

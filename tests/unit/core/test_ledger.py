@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from headgate.core.clock import NEVER_NS
 from headgate.core.events import BatchFinished, InstanceStarted, RequestArrived
 from headgate.core.ledger import Ledger
 from headgate.core.lifecycle import TaskState
@@ -18,7 +17,7 @@ def test_ids_are_drawn_in_steps_and_known_to_have_been_drawn() -> None:
     app = make_app()
     ledger = Ledger(View(app), ids_start=1, ids_step=3)
     variant, pool = app.variants[0], app.pools[0]
-    batches = [ledger.send([], [], 0, variant, None, None, pool, 0, NEVER_NS) for _ in range(3)]
+    batches = [ledger.send([], [], 0, variant, None, None, pool) for _ in range(3)]
     assert [batch.id for batch in batches] == [1, 4, 7]
     assert [i for i in range(-3, 12) if ledger.was_batch(i)] == [1, 4, 7]
 

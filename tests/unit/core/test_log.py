@@ -29,7 +29,7 @@ from .toys import Fifo, Puppet, make_app
 
 HEADER = LogHeader({"pools": ["gpu"]}, "fifo", {"depth": 3}, seed=7, index=1, peers=2)
 HEADER_LINE = (
-    '{"headgate_log":2,"app":{"pools":["gpu"]},"policy":"fifo","settings":{"depth":3},'
+    '{"headgate_log":3,"app":{"pools":["gpu"]},"policy":"fifo","settings":{"depth":3},'
     '"seed":7,"index":1,"peers":2,"log_id":"","segment":0,"first_seq":0}\n'
 )
 GOOD_LINE = '[0,5,["NodeLost",3],[["CancelTimer",["t",1]]]]\n'
@@ -196,7 +196,7 @@ def test_damage_is_said_with_file_and_line(tmp_path: Path, line: str, problem: s
         ("", "run.log:1: is not JSON"),
         ("[]\n", "run.log:1: is not an event log"),
         ('{"policy":"fifo"}\n', "run.log:1: is not an event log"),
-        (HEADER_LINE.replace('log":2', 'log":1'), r"headgate_log: 1: unknown version \(allowed: 2"),
+        (HEADER_LINE.replace('log":3', 'log":2'), r"headgate_log: 2: unknown version \(allowed: 3"),
         (HEADER_LINE.replace('ment":0', 'ment":-1'), "segment: -1: is not a number of it"),
         (HEADER_LINE.replace('seq":0', 'seq":true'), "first_seq: True: is not a number of it"),
         (HEADER_LINE.replace('"seed":7', '"seed":"7"'), r"seed: '7': is missing .*allowed: int"),

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 
 from headgate.core.actions import CancelTimer, SetTimer, Settle
-from headgate.core.clock import NEVER_NS
 from headgate.core.events import (
     BatchFinished,
     BatchRefused,
@@ -120,26 +119,6 @@ ILLEGAL: list[tuple[str, Act, str]] = [
     ),
     ("evict the busy", lambda p: p.orders.evict(p.view.instances[0]), "not idle on a device"),
     ("load what is loaded", lambda p: p.orders.load(p.view.instances[0]), "not in host memory"),
-    (
-        "promise to a task that is ready",
-        lambda p: p.orders.reserve(p.task(256), p.view.nodes[0], FIRST.variants[0], 0, 9),
-        "cannot be given a reservation",
-    ),
-    (
-        "promise of a node that is down",
-        lambda p: p.orders.reserve(p.task(257), p.view.nodes[2], SECOND.variants[0], 0, 9),
-        "cannot be reserved",
-    ),
-    (
-        "promise of no time",
-        lambda p: p.orders.reserve(p.task(257), p.view.nodes[0], SECOND.variants[0], 9, 9),
-        "cannot be reserved",
-    ),
-    (
-        "promise of another function's variant",
-        lambda p: p.orders.reserve(p.task(257), p.view.nodes[0], FIRST.variants[0], 0, 9),
-        "cannot run as v0",
-    ),
     ("timer in the past", lambda p: p.orders.set_timer("tick", -1), "set for the past"),
 ]
 
@@ -183,47 +162,6 @@ def test_evicting_needs_room_in_host_memory(rig: Rig) -> None:
     rig.forbids(lambda p: p.orders.evict(p.view.instances[0]), "no host memory for v0")
 
 
-def test_a_task_gets_one_promise_and_a_node_keeps_what_it_promised(rig: Rig) -> None:
-    def promise(task_id: int, start_ns: int, end_ns: int) -> Act:
-        return lambda p: p.orders.reserve(
-            p.task(task_id), p.view.nodes[0], SECOND.variants[0], start_ns, end_ns
-        )
-
-    assert rig.order(1, promise(1, 10, 20)) == []
-    rig.forbids(promise(1, 30, 40), "cannot be given a reservation")
-    rig.forbids(promise(257, 19, 30), "promised to others")
-    rig.order(1, promise(257, 20, 30))
-    assert rig.view.gpu_free_sevenths(rig.view.nodes[0], 12, 18) == 3
-    assert rig.view.cpu_free_milli(rig.view.nodes[0], 12, 18) == 1_000
-
-
-def test_a_promise_ends_when_its_task_is_sent(rig: Rig) -> None:
-    rig.order(1, lambda p: p.orders.reserve(p.task(1), p.view.nodes[1], SECOND.variants[0], 10, 20))
-    rig.at(10, BatchFinished(0))
-    rig.order(10, lambda p: p.send(1, 1))
-    assert rig.view.reservations == {}
-
-
-def test_a_promise_to_a_first_stage_ends_when_its_task_is_sent(make_rig: type[Rig]) -> None:
-    """At the door even a task without predecessors is not ready yet, so it may be promised."""
-    rig = make_rig(make_app(), Puppet, nodes=1)
-    variant = rig.view.app.variants[0]
-    rig.puppet.at_door = lambda request: rig.puppet.orders.reserve(
-        request.tasks[0], rig.view.nodes[0], variant, 10, NEVER_NS
-    )
-    rig.at(0, RequestArrived(0, 0))
-    rig.order(10, lambda p: p.send(0, 0))
-    assert rig.view.reservations == {}
-
-
-def test_a_promise_ends_with_its_request(rig: Rig) -> None:
-    rig.order(
-        1, lambda p: p.orders.reserve(p.task(257), p.view.nodes[1], SECOND.variants[0], 10, 20)
-    )
-    rig.at(2, RequestCancelled(1))
-    assert rig.view.reservations == {}
-
-
 def test_a_policys_timers_fire_once_and_can_be_moved_or_called_off(make_rig: type[Rig]) -> None:
     rig = make_rig(make_app(), Puppet)
     assert rig.order(0, lambda p: p.orders.set_timer("tick", 10, 3)) == wires(
@@ -258,7 +196,7 @@ def test_a_refused_request_was_admitted_all_the_same(make_rig: type[Rig]) -> Non
     rig = make_rig(make_app(), Puppet, nodes=1)
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: p.send(0, 0))
-    rig.at(1, BatchRefused(0, Refusal.LATE))
+    rig.at(1, BatchRefused(0, Refusal.BUSY))
     rig.forbids(lambda p: p.orders.reject(p.view.requests[0], ""), "expire it")
     assert rig.order(2, lambda p: p.orders.expire(p.view.requests[0], "hopeless")) == wires(
         Settle(0, Outcome.EXPIRED, "hopeless")

@@ -63,14 +63,14 @@ def test_a_second_refusal_moves_the_end_of_the_back_off(make_rig: type[Rig]) -> 
     assert list(rig.view.free_nodes) == [0]
 
 
-def test_too_late_for_its_window_is_about_the_batch_not_about_the_place(
+def test_a_batch_that_was_called_back_is_no_reason_to_leave_its_place_alone(
     make_rig: type[Rig],
 ) -> None:
-    rig = make_rig(make_app(), Puppet, nodes=1)
+    rig = make_rig(make_app(limits=BACKOFF), Puppet, nodes=1)
     rig.at(0, RequestArrived(0, 0))
-    rig.order(0, lambda p: p.orders.dispatch([p.task(0)], p.view.nodes[0], latest_ns=1))
+    rig.order(0, lambda p: p.send(0, 0))
     rig.at(2, InstanceStarted(0, 0))
-    assert rig.at(2, BatchRefused(0, Refusal.LATE)) == []
+    assert rig.at(2, BatchRefused(0, Refusal.CANCELLED)) == []
     assert list(rig.view.free_nodes) == [0]
     assert ("returned", 0) in rig.puppet.heard
 
@@ -223,16 +223,16 @@ def test_an_attempt_without_an_answer_is_given_up_by_timer(make_rig: type[Rig]) 
     assert rig.at(300, BatchFinished(1)) == wires(CancelTimer(("lost", 1)), Settle(0, Outcome.MET))
 
 
-def test_a_batch_that_is_to_begin_later_is_given_up_later(make_rig: type[Rig]) -> None:
-    """The expected time is that of a node whose two slots are both taken."""
+def test_a_batch_is_given_up_after_a_multiple_of_its_time_on_a_full_node(
+    make_rig: type[Rig],
+) -> None:
+    """Both slots are taken to be in use: 15 ns are expected, and twice that are granted."""
     function = make_function(exec_ns=(10,), slowdown=(1.0, 1.5))
     pools = [Pool(0, "gpu", slots=2)]
     limits = Limits(lost_after=2.0, lost_floor_ns=0)
     rig = make_rig(make_app(function, pools=pools, limits=limits), Puppet, nodes=1)
     rig.at(0, RequestArrived(0, 0))
-    assert rig.order(5, lambda p: p.orders.dispatch([p.task(0)], p.view.nodes[0], earliest_ns=100))[
-        -1:
-    ] == wires(SetTimer(("lost", 0), 130))
+    assert rig.order(5, lambda p: p.send(0, 0))[-1:] == wires(SetTimer(("lost", 0), 35))
 
 
 def test_compute_is_held_while_a_batch_is_out(make_rig: type[Rig]) -> None:

@@ -13,7 +13,7 @@ from headgate.core.events import (
     RequestArrived,
 )
 from headgate.core.lifecycle import InstanceState
-from headgate.core.model import Pool, Stage
+from headgate.core.model import Pool
 from headgate.core.outcome import Outcome
 
 from .rig import Rig, wires
@@ -67,16 +67,6 @@ def test_a_node_lost_while_an_instance_starts(make_rig: type[Rig]) -> None:
     assert rig.view.events_ignored == 1
     rig.at(3, NodeJoined(0, 0, "n0"))
     assert list(rig.view.free_nodes) == [0]
-
-
-def test_promises_of_a_lost_node_are_void(make_rig: type[Rig]) -> None:
-    first, second = make_function(0), make_function(1)
-    app = make_app(first, second, stages=[Stage(first), Stage(second, (0,))])
-    rig = make_rig(app, Puppet, nodes=1)
-    rig.at(0, RequestArrived(0, 0))
-    rig.order(0, lambda p: p.orders.reserve(p.task(1), p.view.nodes[0], second.variants[0], 10, 20))
-    rig.at(1, NodeLost(0))
-    assert rig.view.reservations == {}
 
 
 def test_a_node_lost_while_an_instance_on_it_drains(make_rig: type[Rig]) -> None:

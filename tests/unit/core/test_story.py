@@ -96,7 +96,7 @@ def test_retries_timers_and_the_end(make_rig: type[Rig]) -> None:
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: p.send(0, 0))
     rig.at(1, InstanceStarted(0, 0))
-    rig.at(1, BatchRefused(0, Refusal.LATE))
+    rig.at(1, BatchRefused(0, Refusal.CANCELLED))
     rig.order(2, lambda p: p.send(0, 0))
     rig.at(22, TimerFired(("lost", 1)))
     rig.at(100, TimerFired(("deadline", 0)))

@@ -27,15 +27,12 @@ def errand(
     batch_id: int = 0,
     works: list[Work] | None = None,
     *,
-    latest_ns: int = NEVER_NS,
     deadline_ns: int = NEVER_NS,
     gives_up: bool = False,
 ) -> Errand:
     asked = [work()] if works is None else works
     shares = tuple((0, 0, w.items) for w in asked)
-    return Errand(
-        batch_id, 0, "f", 0, None, asked, latest_ns, deadline_ns, gives_up, None, None, shares
-    )
+    return Errand(batch_id, 0, "f", 0, None, asked, deadline_ns, gives_up, None, None, shares)
 
 
 class Rig:

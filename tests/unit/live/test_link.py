@@ -70,7 +70,7 @@ class Rig:
     def run(self, batch_id: int, size: int) -> bytes:
         content = bytes(number % 251 for number in range(size))
         tensor = Tensor("x", "UINT8", (size,), memoryview(content))
-        self.link.run(Run(batch_id, 0, 0, 1, 0, 0, [Work(8, 1, [tensor])]))
+        self.link.run(Run(batch_id, 0, 0, 1, [Work(8, 1, [tensor])]))
         return content
 
     def ran(self, batch_id: int, *contents: bytes) -> bytes:

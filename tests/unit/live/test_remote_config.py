@@ -82,9 +82,8 @@ def test_who_runs_what() -> None:
     assert providers_of(from_spec(loaded.spec, "log")) == providers_of(loaded)
 
 
-@pytest.mark.parametrize("tier", ["serverless", "remote"])
-def test_a_pool_that_nobody_runs_is_only_simulated(tier: str) -> None:
-    loaded = from_spec(app(p={"tier": tier, "memory": "1GB"}), "app.yaml")
+def test_a_pool_that_nobody_runs_is_only_simulated() -> None:
+    loaded = from_spec(app(p={"tier": "serverless", "memory": "1GB"}), "app.yaml")
     assert providers_of(loaded) == (None,)
     with pytest.raises(ConfigError, match=r"pools\.p\.provider: has no provider: it can be sim"):
         check_providers(loaded, "app.yaml")

@@ -288,7 +288,7 @@ def test_a_batch_that_is_too_large_leaves_no_block_behind(monkeypatch: pytest.Mo
         big = Tensor("x", "UINT8", (50_000,), memoryview(bytes(50_000)))
         works = [Work(number * STAGES_MAX, 1, [big]) for number in range(5)]
         with pytest.raises(ValueError, match="at most 100000"):
-            link.run(Run(1, 0, 0, 5, 0, 0, works))
+            link.run(Run(1, 0, 0, 5, works))
         assert transport.written == 0
         assert own.allocate(memoryview(bytes(60_000))) is not None  # all of it is free again
         link.connection_lost(None)
@@ -301,7 +301,7 @@ def test_a_connection_that_cannot_be_written_to_ends() -> None:
         transport, faults = Transport(), list[str]()
         link, _, _ = make_link(BrokenListener(), transport, faults)
         transport.is_broken = True
-        link.run(Run(1, 0, 0, 1, 0, 0, [Work(0, 1, [])]))  # lost, when the connection is
+        link.run(Run(1, 0, 0, 1, [Work(0, 1, [])]))  # lost, when the connection is
         assert transport.is_aborted
         assert faults == ["worker_connection"]
         link.connection_lost(None)

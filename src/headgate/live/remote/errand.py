@@ -27,7 +27,6 @@ class Errand:
     pool_id: int
     node_id: int | None
     works: list[Work]
-    latest_ns: int  # it must begin by then
     deadline_ns: int  # of the one request among them that has the most time
     gives_up: bool  # nobody wants any of it after that
     traceparent: str | None
@@ -57,7 +56,6 @@ def make_errand(
         action.pool_id,
         action.node_id,
         works,
-        action.latest_ns,
         max((request.deadline_ns for request in requests), default=NEVER_NS),
         bool(requests) and all(request.gives_up for request in requests),
         traceparent_of(asked),

@@ -87,9 +87,6 @@ class Outpost:
 
     def send(self, now_ns: int, errand: Errand) -> None:
         """Have a batch run there. Ends in one event, later."""
-        if now_ns > errand.latest_ns:
-            self._end(errand, Refused(Refusal.LATE, "it was too late to begin"), 0)
-            return
         if not self.threads.free:
             problem = f"{self.threads.count_max} calls are under way"
             self._end(errand, Refused(Refusal.THROTTLED, problem), 0)

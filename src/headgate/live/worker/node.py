@@ -79,7 +79,7 @@ class Node:
         self._connections: dict[int, Connection] = {}  # by its first id
         self._runners: dict[int, tuple[Variant, Runner]] = {}  # by instance
         self._works: dict[int, list[Work]] = {}  # by batch that has not begun
-        self._wakes: list[tuple[int, int]] = []  # (when, instance to retire, or -1)
+        self._wakes: list[tuple[int, int]] = []  # (when, instance to retire if idle)
 
     # --- gateways ------------------------------------------------------------------------------
 
@@ -98,7 +98,6 @@ class Node:
         self._abandon(lambda _: True)
 
     def _abandon(self, is_meant: Callable[[int], bool]) -> None:
-        now_ns = monotonic_ns()
         for order in self.backend.held_batches():
             if is_meant(order.batch_id):
                 self.backend.cancel(order.batch_id)
@@ -106,13 +105,12 @@ class Node:
         for instance_id in [id for id in self.backend.residents if is_meant(id)]:
             if self.backend.stop(instance_id):
                 self._stopped(instance_id, "the worker is leaving", keep=True)
-        self._pump(now_ns)
+        self._pump()
 
     # --- orders --------------------------------------------------------------------------------
 
     def take_run(self, connection: Connection, run: Run) -> None:
         """Begin a batch, hold it or refuse it. Raises `ValueError` if it makes no sense."""
-        now_ns = monotonic_ns()
         batch_id = connection.local_id(run.batch_id)
         connection.find(run)
         order = Dispatch(
@@ -123,26 +121,23 @@ class Node:
             self._pool.id,
             self._id,
             connection.local_id(run.instance_id),
-            run.earliest_ns,
-            run.latest_ns,
         )
         if batch_id in self._works:
             raise ValueError(f"batch {run.batch_id} is here already")
         self._works[batch_id] = run.works
-        verdict = Verdict.GONE if self.is_leaving else self.backend.offer(now_ns, order)
-        self._settle(now_ns, order, verdict)
+        verdict = Verdict.GONE if self.is_leaving else self.backend.offer(order)
+        self._settle(order, verdict)
 
     def take(self, connection: Connection, order: Action) -> None:
         """Carry any other order out. Raises `ValueError` if it makes no sense."""
-        now_ns = monotonic_ns()
         if isinstance(order, StartInstance):
-            self._take_start(now_ns, connection, order)
+            self._take_start(connection, order)
         elif isinstance(order, LoadWeights):
             local = LoadWeights(connection.local_id(order.instance_id), self._id)
             resident = self.backend.residents.get(local.instance_id)
             if resident is not None and local.instance_id not in self._runners:
                 raise ValueError(f"instance {order.instance_id} has not been started yet")
-            self._settle(now_ns, local, self.backend.load(now_ns, local))
+            self._settle(local, self.backend.load(local))
         elif isinstance(order, EvictWeights):
             instance_id = connection.local_id(order.instance_id)
             if self.backend.evict(instance_id):
@@ -159,7 +154,7 @@ class Node:
         else:
             raise ValueError(f"{type(order).__name__} is not for a worker")
 
-    def _take_start(self, now_ns: int, connection: Connection, order: StartInstance) -> None:
+    def _take_start(self, connection: Connection, order: StartInstance) -> None:
         instance_id = connection.local_id(order.instance_id)
         if instance_id in self.backend.residents:
             raise ValueError(f"instance {order.instance_id} is here already")
@@ -176,7 +171,7 @@ class Node:
             connection.report(InstanceStopped(order.instance_id, held_back))
             return
         local = StartInstance(instance_id, order.variant_id, self._pool.id, self._id)
-        self._settle(now_ns, local, self.backend.start(now_ns, local))
+        self._settle(local, self.backend.start(local))
 
     def _held_back(self, variant: Variant) -> str:
         """Return why a function is not to be loaded now; a trial of it may begin, off any slot."""
@@ -188,14 +183,11 @@ class Node:
             )
         return reason
 
-    def _settle(self, now_ns: int, order: Action, verdict: int) -> None:
+    def _settle(self, order: Action, verdict: int) -> None:
         if verdict == Verdict.BEGIN:
             self._begin(order)
-        elif isinstance(order, Dispatch):
-            if verdict != Verdict.HOLD:
-                self._refuse(order, _REFUSALS[verdict])
-            elif order.earliest_ns > now_ns:
-                heappush(self._wakes, (order.earliest_ns, -1))
+        elif isinstance(order, Dispatch) and verdict != Verdict.HOLD:
+            self._refuse(order, _REFUSALS[verdict])
 
     def _refuse(self, order: Dispatch, reason: int) -> None:
         del self._works[order.batch_id]
@@ -262,18 +254,16 @@ class Node:
     def _after(self, now_ns: int, order: Action, has_more_to_do: bool) -> None:
         """Begin what was held back; let an instance go that was only to finish this."""
         if has_more_to_do:
-            self._pump(now_ns)
+            self._pump()
             self._let_go(order)
         if self._pool.idle_timeout_ns < NEVER_NS:
             assert isinstance(order, Dispatch | StartInstance | LoadWeights)
             assert order.instance_id is not None
             heappush(self._wakes, (now_ns + self._pool.idle_timeout_ns, order.instance_id))
 
-    def _pump(self, now_ns: int) -> None:
-        for held, verdict in self.backend.pump(now_ns):
-            self._settle(now_ns, held, verdict)
-            if verdict == Verdict.LATE:  # it may have been the last thing its instance waited for
-                self._let_go(held)
+    def _pump(self) -> None:
+        for held in self.backend.pump():
+            self._begin(held)
 
     def _let_go(self, order: Action) -> None:
         left = self.backend.left_after(order)
@@ -292,16 +282,11 @@ class Node:
         return self._wakes[0][0] if self._wakes else NEVER_NS
 
     def wake(self, now_ns: int) -> None:
-        """Look at what was held for later, and retire instances that have long been idle."""
-        is_due = False
+        """Retire instances that have long been idle."""
         while self._wakes and self._wakes[0][0] <= now_ns:
             _, instance_id = heappop(self._wakes)
-            if instance_id < 0:
-                is_due = True
-            elif self.backend.retire_idle(now_ns, instance_id):
+            if self.backend.retire_idle(now_ns, instance_id):
                 self._stopped(instance_id, "idle for too long", keep=False)
-        if is_due:
-            self._pump(now_ns)
 
     # --- reports -------------------------------------------------------------------------------
 
@@ -325,6 +310,5 @@ class Node:
 SHORT_NS: Final = 5_000_000  # with one slot, nobody waits for the listening thread meanwhile
 _REFUSALS: Final[Mapping[int, int]] = {
     Verdict.BUSY: Refusal.BUSY,
-    Verdict.LATE: Refusal.LATE,
     Verdict.GONE: Refusal.GONE,
 }

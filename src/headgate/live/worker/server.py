@@ -186,7 +186,7 @@ class Server:
         wake_ns = self._sleeps_until_ns = self._node.next_wake_ns()
         if wake_ns == NEVER_NS:
             return self._epoll.poll()
-        # Epoll counts in milliseconds, which is coarse for a window; select in microseconds.
+        # Epoll takes no timeout beyond 24 days, which an idle timeout may be; select does.
         select.select((self._epoll,), (), (), max(0, wake_ns - now_ns) / 1e9)
         return self._epoll.poll(0)
 

@@ -1,7 +1,7 @@
 """Independent observers of a run. They know the rules, and nothing of the Scheduler's insides."""
 
 from headgate.core.model import App
-from headgate.sim.checkers.batches import Attempts, BatchLimits, Causes, Windows
+from headgate.sim.checkers.batches import Attempts, BatchLimits, Causes, Executions
 from headgate.sim.checkers.budgets import Budgets
 from headgate.sim.checkers.checker import EVENTS_MAX, Checker, Checkers, Clock
 from headgate.sim.checkers.failures import Starts, Suspects
@@ -19,6 +19,7 @@ __all__ = [
     "Conservation",
     "Deadlines",
     "Exclusivity",
+    "Executions",
     "GivingUp",
     "Memory",
     "Presence",
@@ -26,7 +27,6 @@ __all__ = [
     "Starts",
     "Starvation",
     "Suspects",
-    "Windows",
     "all_checkers",
 ]
 
@@ -57,7 +57,7 @@ def all_checkers(
         Attempts(app),
         BatchLimits(app),
         Budgets(app),
-        Windows(app),
+        Executions(app),
         Presence(),
         Exclusivity(app),
         Memory(app),

@@ -1,4 +1,4 @@
-"""Checkers of batches: each order has one end, keeps within limits and runs in its window."""
+"""Checkers of batches: each order has one end, keeps within limits and runs as it was sent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from headgate.core.events import (
     InstanceStarted,
     InstanceStopped,
     NodeLost,
-    Refusal,
     RequestArrived,
     TimerFired,
     TimerKey,
@@ -226,10 +225,10 @@ class BatchLimits(Checker):
 
 
 @final
-class Windows(Checker):
-    """A batch runs once, where it was sent, as it was sent, and begins within its window.
+class Executions(Checker):
+    """A batch runs once, where it was sent and as it was sent.
 
-    Looks at the spans of the run, so it checks only runs that record them; and at refusals.
+    Looks at the spans of the run, so it checks only runs that record them.
     """
 
     def __init__(self, app: App) -> None:
@@ -238,16 +237,9 @@ class Windows(Checker):
         self._sent: dict[int, Dispatch] = {}
 
     def note_action(self, now_ns: int, scheduler: int, action: Action) -> None:
-        """Remember the window."""
+        """Remember what was sent."""
         if isinstance(action, Dispatch):
             self._sent[action.batch_id] = action
-
-    def note_event(self, now_ns: int, scheduler: int, event: Event) -> None:
-        """A batch is refused as late only if it is."""
-        if isinstance(event, BatchRefused) and event.reason == Refusal.LATE:
-            order = self._sent.get(event.batch_id)
-            if order is not None and now_ns <= order.latest_ns:
-                self.blame(now_ns, f"batch {event.batch_id} is refused as late, and is not")
 
     def finish(self, run: RunColumns) -> None:
         """Compare what ran with what was sent."""
@@ -265,6 +257,3 @@ class Windows(Checker):
                 node if node < self._nodes else None
             ):
                 self.blame(begin_ns, f"batch {batch_id} ran otherwise than it was sent")
-            is_early = begin_ns < order.earliest_ns
-            if is_early or (begin_ns > order.latest_ns and node < self._nodes):
-                self.blame(begin_ns, f"batch {batch_id} began outside of its window")
