@@ -109,7 +109,7 @@ def test_bad_input(log: Path, tmp_path: Path) -> None:
 def test_a_rotated_log_is_read_as_far_as_it_is_there(log: Path, keep: int) -> None:
     header, entries = read_log(log)
     path = log.with_name("live.log")
-    written = EventLog(path, header, Rotation(size_bytes=20_000, keep=keep))
+    written = EventLog(path, header, Rotation(size_bytes=15_000, keep=keep))
     for entry in entries:
         written.record(entry.now_ns, entry.event, entry.actions)
     written.close()

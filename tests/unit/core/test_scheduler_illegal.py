@@ -45,6 +45,7 @@ ILLEGAL = [
     (BatchRefused(4, Refusal.BUSY), "never sent"),
     (BatchRefused(2, 9), "no such refusal"),
     (BatchRefused(2, -1), "no such refusal"),
+    (BatchRefused(2, 1), "no such refusal"),
     (BatchLost(4), "never sent"),
     (InstanceStarted(6, 0), "never started"),
     (InstanceStarted(4, 9), "no node 9"),

@@ -17,6 +17,7 @@ from headgate.core.actions import (
     StopInstance,
 )
 from headgate.core.events import (
+    REFUSAL_NAMES,
     BatchFailed,
     BatchFinished,
     BatchLost,
@@ -132,7 +133,7 @@ class World:
         ends: list[Event] = [
             *[finished] * 9,
             BatchFailed(batch.batch_id, "broke"),
-            BatchRefused(batch.batch_id, rng.randrange(5)),
+            BatchRefused(batch.batch_id, rng.choice(list(REFUSAL_NAMES))),
             BatchLost(batch.batch_id, node_died=rng.random() < 0.5),
         ]
         return rng.choices(ends, k=rng.choice((1, 1, 1, 2)))  # some messages come twice
