@@ -78,7 +78,9 @@ def test_nothing_else_of_a_request_leaves_the_machine(tmp_path: Path) -> None:
             headers |= {"X-API-Key": "open sesame", "Cookie": "a=b", "X-Request-Id": "my-own-1"}
             assert served.ask("double", [1.0], headers)[0] == 200
         (event,) = cloud.events
-    (request,) = event.pop("requests")  # type: ignore[attr-defined]
+    requests = event.pop("requests")
+    assert isinstance(requests, list)
+    (request,) = requests
     (tensor,) = request.pop("inputs")
     assert event.pop("deadline_ms")
     assert event == {"headgate": 1, "function": "double", "traceparent": TRACE, "tenant": "ali"}

@@ -33,9 +33,7 @@ INHERITED = {"PATH", "LD_LIBRARY_PATH", "TMPDIR"}
 SET = {"LANG", "LC_CTYPE", "TZ", "PYTHONPATH", "AWS_DEFAULT_REGION", *THREAD_VARIABLES}
 
 
-def test_instances_get_a_clean_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_instances_get_a_clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of ours it has the paths that programs need; whatever else we have stays with us."""
     for name, value in OURS.items():
         monkeypatch.setenv(name, value)

@@ -42,13 +42,15 @@ WRONG_IN_JSON = WRONG.keys() - {"part of an element", "a length that lies", "no 
 class Client:
     """Answers every call with the same bytes, or with an error."""
 
-    def __init__(self, body: bytes = b"", error: Exception | None = None, **more: str) -> None:
+    def __init__(
+        self, body: bytes = b"", error: Exception | None = None, function_error: str = ""
+    ) -> None:
         self._body = body
         self._error = error
-        self._more = more
+        self._function_error = function_error
 
     def invoke(self, **asked: Any) -> dict[str, object]:
-        return {"Payload": io.BytesIO(self._body), **self._more}
+        return {"Payload": io.BytesIO(self._body), "FunctionError": self._function_error}
 
     def invoke_endpoint(self, **asked: Any) -> dict[str, object]:
         if self._error is not None:
@@ -56,9 +58,9 @@ class Client:
         return {"Body": io.BytesIO(self._body)}
 
 
-def of_lambda(body: bytes, **more: str) -> Fate:
-    functions = LambdaFunctions(Client(body, **more), Provider("lambda", "f"), 6_000_000)
-    return functions.call(errand())
+def of_lambda(body: bytes, function_error: str = "") -> Fate:
+    client = Client(body, function_error=function_error)
+    return LambdaFunctions(client, Provider("lambda", "f"), 6_000_000).call(errand())
 
 
 def of_sagemaker(body: bytes = b"", error: Exception | None = None) -> Fate:
@@ -103,7 +105,7 @@ def test_what_is_no_answer_is_a_failure(body: bytes) -> None:
     """Also one that is nested too deeply to be read: the thread that reads it goes on."""
     assert isinstance(of_lambda(body), Failed)
     assert isinstance(of_sagemaker(body), Failed)
-    assert of_lambda(body, FunctionError="Unhandled") == Failed("the function failed")
+    assert of_lambda(body, "Unhandled") == Failed("the function failed")
 
 
 @pytest.mark.parametrize(("took_ms", "longest_ns"), [(-1.0, 0), (1e305, 10**15)])

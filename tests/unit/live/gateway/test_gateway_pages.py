@@ -41,7 +41,10 @@ def test_a_page_that_asks_whether_it_may_send_a_key_may_not(path: str) -> None:
     """A browser asks first for a header such as `Authorization`, and sends nothing unless told."""
 
     async def story(rig: Rig) -> None:
-        wanted = ("Access-Control-Request-Method: POST", "Access-Control-Request-Headers: x-api-key")
+        wanted = (
+            "Access-Control-Request-Method: POST",
+            "Access-Control-Request-Headers: x-api-key",
+        )
         reply = await rig.ask(request("OPTIONS", path, b"", *PAGE, *wanted))
         assert reply.status == 405
         assert not [name for name in reply.headers if name.startswith("access-control-")]
