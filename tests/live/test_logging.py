@@ -104,6 +104,18 @@ def test_the_event_log_holds_no_keys_and_outlives_gateways(misbehaving: Path) ->
         assert found["complete"] == (log.name != "run.log.1")  # that gateway was killed
 
 
+def test_the_event_log_holds_neither_inputs_nor_outputs(misbehaving: Path) -> None:
+    """Nor what an exception says of them: only that a request broke its function."""
+    with Served(misbehaving, "--log", "run.log") as served:
+        assert served.ask("plain", [31337.25], {"X-Request-Id": "my-own-1"})[0] == 200
+        assert served.ask("raises", [666.0])[0] == 500
+        assert "of all numbers" in served.errors()
+    log = (misbehaving / "run.log").read_text()
+    assert log.count('"Settle"') == 2
+    for private in ("31337.25", "62674.5", "of all numbers", "my-own-1"):
+        assert private not in log
+
+
 def test_a_log_of_many_segments_is_decided_again(misbehaving: Path) -> None:
     """Segments of 64 kB, while requests are served; the beginning stays, for enough are kept."""
     with_key(misbehaving, ", log_size: 64KiB, log_keep: 100, log: live.log")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -64,6 +65,27 @@ def test_a_request_takes_its_trace_and_its_own_deadline_along(tmp_path: Path) ->
         assert event["traceparent"] == TRACE
         assert 500 < float(str(event["deadline_ms"])) <= 30_000
         assert event.get("gives_up", True)
+
+
+def test_nothing_else_of_a_request_leaves_the_machine(tmp_path: Path) -> None:
+    """Tensors, deadline, trace and the name of the client: no header, no key, no id."""
+    hashed = hashlib.sha256(b"open sesame").hexdigest()
+    with FakeLambda(tmp_path) as cloud:
+        more = f'clients: {{ali: {{key: "sha256:{hashed}"}}}}\n'
+        app = write_app(tmp_path, cloud.url, policy="serverless_only", more=more)
+        with Served(app) as served:
+            headers = {"traceparent": TRACE, "X-Request-Timeout-Ms": "30000"}
+            headers |= {"X-API-Key": "open sesame", "Cookie": "a=b", "X-Request-Id": "my-own-1"}
+            assert served.ask("double", [1.0], headers)[0] == 200
+        (event,) = cloud.events
+    requests = event.pop("requests")
+    assert isinstance(requests, list)
+    (request,) = requests
+    (tensor,) = request.pop("inputs")
+    assert event.pop("deadline_ms")
+    assert event == {"headgate": 1, "function": "double", "traceparent": TRACE, "tenant": "ali"}
+    assert request == {"id": 0, "items": 1}
+    assert tensor == {"name": "x", "datatype": "FP32", "shape": [1], "data": "AACAPw=="}
 
 
 @pytest.mark.parametrize(

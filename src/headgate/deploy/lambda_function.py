@@ -163,7 +163,9 @@ def _blame(endpoint_url: str | None) -> Iterator[None]:
         yield
     except ClientError as error:
         told = error.response.get("Error", {})
-        problem = f"{told.get('Code', 'error')}: {told.get('Message', '')}"
+        # Of one line: the next ones may quote the request, with the session token of whoever asks.
+        said = str(told.get("Message", "")).partition("\n")[0]
+        problem = f"{told.get('Code', 'error')}: {said}"
         raise ConfigError(problem, where=endpoint_url or "AWS Lambda") from None
     except (BotoCoreError, ValueError) as error:  # a ValueError is an address that is none
         raise ConfigError(str(error), where=endpoint_url or "AWS Lambda") from None

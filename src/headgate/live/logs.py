@@ -133,7 +133,7 @@ class OutputHandler(logging.Handler):
         try:
             text = self.format(record)
         except Exception as error:  # arguments that do not fit, or cannot be shown
-            text = f"{record.levelname} {record.name} {record.msg!r} cannot be shown: {error!r}"
+            text = f"{record.levelname} {record.name!r} {record.msg!r} cannot be shown: {error!r}"
         self._output.put(text.encode("utf-8", "backslashreplace") + b"\n")
 
 
@@ -209,7 +209,7 @@ class TextFormatter(logging.Formatter):
         if trace:
             said += f"\n{trace}"
         head = f"{_timestamp(record)} {record.levelname} {record.name} [{self._process_name}]"
-        return f"{head} {said.translate(_ESCAPES)}"
+        return f"{head} {said}".translate(_ESCAPES)
 
 
 class JsonFormatter(logging.Formatter):

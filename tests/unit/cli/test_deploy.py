@@ -155,6 +155,19 @@ def test_code_that_does_not_import(app: str, mine: str, said: str) -> None:
     assert said in line or mine.startswith("raise")
 
 
+def test_what_does_not_import_is_not_created(platform: EmbeddedPlatform, app: str) -> None:
+    """The platform is asked for nothing before the package has been imported here."""
+    mark = Path(app).with_name("imported")
+    write(Path(app).with_name("mine.py"), f"open({str(mark)!r}, 'w')\nimport no_such_module\n")
+    to = ("--function", "never", "--endpoint-url", platform.url)
+    assert "no_such_module" in complaint("deploy", "lambda", app, *to)
+    assert mark.exists()
+    boto = boto3.client("lambda", **platform.client_options)
+    listed = [each["FunctionName"] for each in boto.list_functions()["Functions"]]
+    boto.close()
+    assert "never" not in listed
+
+
 def test_a_handler_that_is_not_there(app: str) -> None:
     to = ("--function", "f", "--package-only", "--handler", "mine.handle")
     line = complaint("deploy", "lambda", app, *to)

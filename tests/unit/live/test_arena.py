@@ -6,6 +6,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -43,6 +44,14 @@ def test_the_other_side_can_neither_write_nor_shrink_it(arena: Arena) -> None:
         os.ftruncate(arena.fd, 0)
     with pytest.raises(OSError):
         os.write(arena.fd, b"mine")
+
+
+def test_it_has_no_name_to_be_opened_by(arena: Arena) -> None:
+    """Whoever has it was given its descriptor; and no program that is started gets that."""
+    found = os.fstat(arena.fd)
+    assert found.st_nlink == 0
+    assert str(Path(f"/proc/self/fd/{arena.fd}").readlink()).startswith("/memfd:")
+    assert not os.get_inheritable(arena.fd)
 
 
 def test_memory_that_could_shrink_under_us_is_refused() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from typing import Any, cast
+
+import pytest
 
 from headgate.core.actions import StopInstance
 from headgate.core.events import InstanceStopped
@@ -18,6 +21,7 @@ from headgate.live.messages import Hello, Order, Ran, Release, Report, Result, R
 LARGE = 3 * PIECE_BYTES + 5
 ORDER = to_wire(StopInstance(1, 0))
 REPORT = Report(to_wire(InstanceStopped(7, "gone")))
+PICKLED = pickle.dumps(REPORT.wire)
 
 
 class Heard:
@@ -153,6 +157,53 @@ def test_a_worker_that_goes_within_a_copy_takes_its_batch_with_it() -> None:
             await asyncio.sleep(0)
         assert rig.heard.order == ["lost [1, 2]"]
         assert len(rig.written.messages) == 1
+
+    asyncio.run(story())
+
+
+def outside() -> Ran:
+    """A result that lies where the worker has no memory."""
+    lie = Tensor("y", "UINT8", (9,), Block(16 << 20, 9))
+    return Ran(1, 0, 0, [Result(8, [lie])], [])
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\xff\xff\xff\xff",
+        b"\x01\x00\x00\x00\xc1",
+        b"\x04\x00\x00\x00" + b"GET ",
+        len(PICKLED).to_bytes(4, "little") + PICKLED,
+        frame(Order(ORDER)),
+        frame(Report(ORDER)),
+        frame(Report(["NoSuchEvent", 1])),
+        frame(Release([4096])),
+        frame(outside()),
+        frame(Ran(1, 0, 0, [], [12345])),
+    ],
+    ids=[
+        "a message without end",
+        "a byte that is no MessagePack",
+        "another protocol",
+        "a pickle",
+        "an order",
+        "an order as a report",
+        "an unknown event",
+        "a block that is not ours",
+        "a block outside of its memory",
+        "inputs that were never sent",
+    ],
+)
+def test_a_worker_that_makes_no_sense_is_disconnected(said: bytes) -> None:
+    """Nothing of what it says is passed on, and what it was running is lost."""
+
+    async def story() -> None:
+        rig = Rig()
+        rig.run(1, 10)
+        rig.link.data_received(said + frame(REPORT))
+        assert rig.written.is_closed
+        rig.link.connection_lost(None)
+        assert rig.heard.order == ["lost [1]"]
 
     asyncio.run(story())
 

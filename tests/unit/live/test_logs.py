@@ -52,9 +52,11 @@ def test_a_line_for_people() -> None:
 
 def test_nobody_can_forge_a_line_or_reach_the_terminal() -> None:
     said = "a\n2026-11-15T18:00:00.000Z ERROR headgate [gateway] forged\r\x1b[2J\x9b"
-    for made in (record("%s", said), with_trace(said)):
+    named = record("it is called so")
+    named.name = said  # a function may call its loggers as it likes
+    for made in (record("%s", said), with_trace(said), record("x", request_id=said), named):
         lines = TextFormatter("worker n1").format(made).split("\n")
-        assert TEXT.fullmatch(lines[0])
+        assert TEXT.fullmatch(lines[0]) or made is named
         assert all(line.startswith("    ") for line in lines[1:])
         text = "\n".join(lines)
         assert "forged\\x0d\\x1b[2J\\x9b" in text

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import socket
+import ssl
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,6 +17,9 @@ import pytest
 
 pytest.importorskip("boto3")
 
+from botocore.exceptions import SSLError
+
+from headgate.app import from_spec
 from headgate.app.providers import Provider
 from headgate.core.errors import ConfigError
 from headgate.deploy import connect
@@ -171,6 +176,79 @@ def test_aws_gets_those_of_aws(make: Any) -> None:
     assert client.meta.endpoint_url == "https://lambda.eu-central-1.amazonaws.com"
     assert client._request_signer._credentials.access_key == REAL_ID
     client.close()
+
+
+class Impostor:
+    """A proxy that answers for AWS itself, with a certificate that nobody has vouched for."""
+
+    def __init__(self, directory: Path) -> None:
+        subprocess.run(
+            "openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 1 "
+            "-subj /CN=amazonaws.com -addext subjectAltName=DNS:*.eu-central-1.amazonaws.com",
+            shell=True,
+            cwd=directory,
+            check=True,
+            capture_output=True,
+        )
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(directory / "cert.pem", directory / "key.pem")
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self.asked = b""
+        self.heard = b""
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        client, _ = self._socket.accept()
+        with client, suppress(OSError):  # the client ends the handshake
+            client.settimeout(20)
+            while b"\r\n\r\n" not in self.asked:
+                self.asked += client.recv(65_536)
+            client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            with self._context.wrap_socket(client, server_side=True) as secured:
+                self.heard = secured.recv(65_536)
+
+    def close(self) -> None:
+        self._thread.join()
+        self._socket.close()
+
+
+@pytest.mark.parametrize("make", [of_gateway, of_sagemaker, connect])
+def test_aws_is_called_over_tls_and_must_prove_that_it_is_aws(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make: Any
+) -> None:
+    impostor = Impostor(tmp_path)
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.setenv(name, impostor.url)
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "")
+    client = make(None)
+    with pytest.raises(SSLError, match="CERTIFICATE_VERIFY_FAILED"):
+        if client.meta.service_model.service_name == "lambda":
+            client.invoke(FunctionName="f", Payload=b"{}")
+        else:
+            client.invoke_endpoint(EndpointName="f", Body=b"{}")
+    client.close()
+    impostor.close()
+    assert re.match(rb"CONNECT [a-z.]+\.eu-central-1\.amazonaws\.com:443 ", impostor.asked)
+    assert impostor.heard == b""
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["aws_access_key_id", "aws_secret_access_key", "aws_session_token", "credentials", "profile"],
+)
+def test_the_application_file_has_no_place_for_credentials(name: str) -> None:
+    cloud = {"tier": "serverless", "memory": "1GB", "provider": "lambda", "target": "f"}
+    functions = {"f": {"exec": "1ms"}}
+    for spec in (
+        {"functions": functions, "pools": {"cloud": {**cloud, name: REAL_ID}}},
+        {"functions": functions, "pools": {"cloud": cloud}, "serve": {name: REAL_ID}},
+        {"functions": functions, "pools": {"cloud": cloud}, name: REAL_ID},
+    ):
+        with pytest.raises(ConfigError, match=name):
+            from_spec(spec, "app.yaml")
 
 
 def test_an_address_that_leads_two_ways(monkeypatch: pytest.MonkeyPatch) -> None:

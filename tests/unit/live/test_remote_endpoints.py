@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
+from time import monotonic_ns
 from typing import Any
 
 import pytest
@@ -69,6 +71,27 @@ def test_a_batch_is_one_request_and_each_gets_its_own_part() -> None:
     assert isinstance(fate, Done)
     assert [(r.task_id, numbers(r.outputs[0])) for r in fate.results] == [(1, [2, 3]), (2, [8])]
     assert len(client.asked) == 1
+
+
+def test_nothing_else_of_a_request_is_sent() -> None:
+    """Tensors, deadline, trace and the name of the client."""
+    client = Client()
+    asked = errand(deadline_ns=monotonic_ns() + 10**12, gives_up=True)
+    endpoints(client).call(replace(asked, node_id=5, traceparent="00-a-b-01", tenant="ali"))
+    (sent,) = client.asked
+    timeout, *others = sent.pop("CustomAttributes").split(";")
+    assert (timeout.partition("=")[0], others) == (
+        "timeout_ms",
+        ["traceparent=00-a-b-01", "tenant=ali"],
+    )
+    assert json.loads(sent.pop("Body")) == {
+        "inputs": [{"name": "x", "datatype": "UINT8", "shape": [1], "data": [1]}]
+    }
+    assert sent == {
+        "EndpointName": "e-f-1",
+        "ContentType": "application/json",
+        "Accept": "application/json",
+    }
 
 
 def test_one_that_is_refused_takes_nobody_with_it() -> None:

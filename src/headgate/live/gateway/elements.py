@@ -385,7 +385,7 @@ def check_bytes(data: memoryview, name: str, datatype: str, count: int) -> None:
     """
     if datatype == "BYTES":
         check_strings(count)
-        if not _is_whole(data, count):
+        if not is_whole(data, count):
             raise Refused(400, f"{name!r} is not {count} strings, or a length in it lies")
     elif len(data) != count * ITEM_BYTES[datatype]:
         raise Refused(
@@ -430,7 +430,7 @@ def memoryview_of(tensor: Tensor) -> memoryview:
     return tensor.data
 
 
-def _is_whole(data: memoryview, count: int) -> bool:
+def is_whole(data: memoryview, count: int) -> bool:
     """Whether these are so many strings, and nothing more. Keeps none of them."""
     length_at = _LENGTH.unpack_from
     at, end = 0, len(data)

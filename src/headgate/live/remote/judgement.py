@@ -20,7 +20,7 @@ from botocore.exceptions import (
 )
 
 from headgate.core.events import Refusal
-from headgate.functions.words import words
+from headgate.functions.words import LETTERS_MAX, sendable
 from headgate.live.remote.fate import Failed, Fate, Lost, Refused
 
 _BEFORE_SENDING: Final = (
@@ -48,13 +48,24 @@ def judge(error: Exception, *, throttles: tuple[int, ...], too_large: tuple[int,
     """
     if isinstance(error, ClientError):
         if status_of(error) in too_large:
-            return Refused(Refusal.TOO_LARGE, words(error))
+            return Refused(Refusal.TOO_LARGE, first_line(error))
         return _judge_answer(error, throttles)
     if isinstance(error, _BEFORE_SENDING):
-        return Refused(Refusal.GONE, words(error))
+        return Refused(Refusal.GONE, first_line(error))
     if isinstance(error, BotoCoreError):
-        return Lost(words(error))  # timed out while reading, or the connection broke
-    return Lost(words(error))
+        return Lost(first_line(error))  # timed out while reading, or the connection broke
+    return Lost(first_line(error))
+
+
+def first_line(error: Exception) -> str:
+    """Return what an error says, for a log: in the lines after the first, AWS may quote the signed
+    request, the session token of the credentials included.
+
+    >>> first_line(ValueError("the signature is wrong.\\n\\nx-amz-security-token:IQoJ"))
+    'ValueError: the signature is wrong.'
+    """
+    said = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return sendable(said[:LETTERS_MAX].strip())
 
 
 def status_of(error: ClientError) -> int:
@@ -66,8 +77,8 @@ def status_of(error: ClientError) -> int:
 def _judge_answer(error: ClientError, throttles: tuple[int, ...]) -> Fate:
     status = status_of(error)
     if status in throttles:
-        return Refused(Refusal.THROTTLED, words(error))
+        return Refused(Refusal.THROTTLED, first_line(error))
     code = error.response.get("Error", {}).get("Code", "")
     if status in _NOT_LET_IN or code in _NOT_LET_IN_CODES:
-        return Refused(Refusal.GONE, words(error))
-    return Failed(words(error))
+        return Refused(Refusal.GONE, first_line(error))
+    return Failed(first_line(error))

@@ -16,11 +16,13 @@ from headgate.functions.words import sendable, words
 from headgate.live.messages import Result
 from headgate.live.remote.errand import Errand
 from headgate.live.remote.fate import Done, Failed, Fate, Refused
-from headgate.live.remote.judgement import judge
+from headgate.live.remote.judgement import first_line, judge
+from headgate.live.remote.validation import check_outputs, error_status
 
 THROTTLES: Final = (429,)  # it never ran
 TOO_LARGE: Final = (413,)  # nor did this; no other status says so for certain
 _WORDS_MAX: Final = 500
+_TOOK_MS_MAX: Final = 1e9  # no call takes so long, whatever a platform says
 
 
 @final
@@ -70,7 +72,7 @@ class LambdaFunctions:
                     FunctionName=head, Qualifier=qualifier
                 )
         except Exception as error:  # of any kind: AWS's client is not ours
-            return f"{target}: {words(error)}"
+            return f"{target}: {first_line(error)}"
         return ""
 
     def _invoke(self, function: str, body: bytes) -> Fate:
@@ -85,10 +87,18 @@ class LambdaFunctions:
             return Failed(_said(payload))
         try:
             answer, results = decode_answer(payload)
-        except ValueError as error:
+            for result in results:
+                check_outputs(result.outputs)
+        except (ValueError, RecursionError) as error:
             return Failed(f"its answer is not understood: {words(error)}")
-        told = [Result(r.task_id, r.outputs, r.error, r.status, r.is_unsure) for r in results]
-        return Done(told, int(max(0.0, answer.took_ms) * 1e6), answer.cold)
+        told = [
+            Result(r.task_id, r.outputs, r.error, error_status(r.status), r.is_unsure)
+            if r.error
+            else Result(r.task_id, r.outputs, is_unsure=r.is_unsure)
+            for r in results
+        ]
+        took_ms = min(max(0.0, answer.took_ms), _TOOK_MS_MAX)
+        return Done(told, int(took_ms * 1e6), answer.cold)
 
 
 @final
@@ -100,7 +110,7 @@ class _ErrorJson(Struct, rename="camel"):
 def _said(payload: bytes) -> str:
     """What a function that failed says about it."""
     error = _ErrorJson()
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         error = _DECODER.decode(payload)
     said = ": ".join(filter(None, (error.error_type, error.error_message)))
     return sendable(" ".join(said[:_WORDS_MAX].split())) or "the function failed"

@@ -23,7 +23,8 @@ from headgate.live.messages import Result, Work
 from headgate.live.remote.errand import Errand
 from headgate.live.remote.fate import Done, Failed, Fate, Refused
 from headgate.live.remote.joint import cut, join
-from headgate.live.remote.judgement import judge, status_of
+from headgate.live.remote.judgement import first_line, judge, status_of
+from headgate.live.remote.validation import error_status
 
 THROTTLES: Final = (429, 503)
 MODEL_ERROR: Final = 424
@@ -66,9 +67,9 @@ class SageMakerEndpoints:
             said = str(error)
             is_missing = status == 400 and ("not found" in said or "no model" in said)
             is_there = status == MODEL_ERROR or (status == 400 and not is_missing)
-            return "" if is_there else f"{target}: {words(error)}"
+            return "" if is_there else f"{target}: {first_line(error)}"
         except Exception as error:  # of any kind: AWS's client is not ours
-            return f"{target}: {words(error)}"
+            return f"{target}: {first_line(error)}"
         return ""
 
     def _target(self, function: str, node_id: int | None) -> str:
@@ -102,7 +103,7 @@ class SageMakerEndpoints:
             return judge(error, throttles=THROTTLES)
         try:
             parts = cut(_decoded(body), [work.items for work in works])
-        except (ValueError, NotSendable) as error:
+        except (ValueError, RecursionError, NotSendable) as error:
             return Failed(f"its answer is not understood: {words(error)}")
         return [
             Result(work.task_id, outputs, is_unsure=any(map(_is_unsure, outputs)))
@@ -134,12 +135,12 @@ def _errors(error: ClientError, works: list[Work]) -> Fate | list[Result]:
     status = status_of(error)
     said = error.response.get("Error", {}).get("Message") or words(error)
     if status == MODEL_ERROR:
-        status = error.response.get("OriginalStatusCode", 500)
+        status = error_status(error.response.get("OriginalStatusCode", 500))
         said = error.response.get("OriginalMessage") or said
     fate = judge(error, throttles=THROTTLES)
     if isinstance(fate, Refused) or not 400 <= status < 500:
-        return Failed(sendable(said)) if isinstance(fate, Failed) else fate
-    return [Result(work.task_id, [], sendable(said), status) for work in works]
+        return Failed(sendable(str(said))) if isinstance(fate, Failed) else fate
+    return [Result(work.task_id, [], sendable(str(said)), status) for work in works]
 
 
 def _is_broken(fate: Fate | list[Result]) -> bool:

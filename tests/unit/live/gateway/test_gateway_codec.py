@@ -72,6 +72,31 @@ def test_it_is_as_if_it_were_read_here(datatype: str, data: list[object]) -> Non
     run(story, EVERYTHING)
 
 
+def test_what_is_long_goes_elsewhere_without_being_told_to() -> None:
+    """Text of a request beyond 128 KiB, and text of an answer beyond 65,536 elements."""
+    row = infer(body()).partition(b"\r\n\r\n")[2]
+
+    def elements(count: int) -> bytes:
+        described = {"name": "x", "shape": [1, count], "datatype": "UINT8"}
+        sized = {**described, "parameters": {"binary_data_size": count}}
+        said = compact({"inputs": [sized]})
+        length = f"Inference-Header-Content-Length: {len(said)}"
+        return infer(said + bytes(count), length, model="free")
+
+    for short, long in (
+        (infer(row.ljust(128 << 10)), infer(row.ljust((128 << 10) + 1))),
+        (elements(1 << 16), elements((1 << 16) + 1)),
+    ):
+
+        async def story(rig: Rig, short: bytes = short, long: bytes = long) -> None:
+            assert (await rig.ask(short)).status == 200
+            assert rig.server.codec.lanes[0].starts == 0
+            assert (await rig.ask(long)).status == 200
+            assert rig.server.codec.lanes[0].starts == 1
+
+        run(story)
+
+
 def test_binary_tensors_stay_here_and_only_their_text_goes() -> None:
     async def story(rig: Rig) -> None:
         wanted = [{"name": "x", "parameters": {"binary_data": True}}]

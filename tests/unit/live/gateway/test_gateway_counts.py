@@ -7,10 +7,12 @@ import json
 import logging
 from dataclasses import replace
 from hashlib import sha256
+from pathlib import Path
 
 import pytest
 from gateway_rig import QUICK, Rig, body, infer, request, run, tensor
 
+import headgate
 from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit
 from headgate.live.serving import Phase
 
@@ -148,6 +150,27 @@ def test_what_a_function_says_when_it_breaks_is_for_the_log(
         run(story, replace(QUICK, expose_errors=exposes))
     texts = [r.getMessage() for r in caplog.records if getattr(r, "request_id", "") == "mine"]
     assert texts == ["the function failed: division by zero"]
+
+
+@pytest.mark.parametrize(
+    "mode", ["overloaded", "infeasible", "refuse", "fail", "raise", "lost", "expire", "echo"]
+)
+def test_no_error_carries_a_traceback_or_a_path(mode: str) -> None:
+    """Whoever is at fault; a defect of the gateway itself included."""
+    rows, target = json.dumps(body()).encode(), "X-Amzn-SageMaker-Target-Model: echo"
+    asked = [infer(body()), infer(b"{"), infer(body(), model="nobody"), b"nonsense\r\n\r\n"]
+    asked.append(request("POST", "/invocations", rows, "Content-Type: application/json", target))
+    private = ("Traceback", 'File "', ".py", str(Path(headgate.__file__).parent), str(Path.cwd()))
+
+    async def story(rig: Rig) -> None:
+        rig.serving.mode = mode
+        for each in asked:
+            reply = await rig.ask(each)
+            assert reply.status >= 400 or mode == "echo"
+            shown = reply.body.decode() + str(reply.headers)
+            assert not [word for word in private if word in shown]
+
+    run(story)
 
 
 def test_metrics_are_in_the_format_that_is_asked_for() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hmac
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
+from hmac import compare_digest
 
 import pytest
 from gateway_rig import QUICK, Rig, body, request, run
@@ -81,6 +84,25 @@ def test_keys_name_tenants(headers: dict[bytes, bytes], client_id: int | None) -
     assert caught.value.status == 401
 
 
+@pytest.mark.parametrize("given", [b"first", b"wrong"])
+def test_hashes_of_keys_are_compared_in_constant_time(
+    monkeypatch: pytest.MonkeyPatch, given: bytes
+) -> None:
+    """Never the keys themselves; and by the function that is made for it, right or wrong."""
+    compared: list[tuple[str, str]] = []
+
+    def compare(known: str, digest: str) -> bool:
+        compared.append((known, digest))
+        return compare_digest(known, digest)
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    with suppress(Refused):
+        KeyRing(GatewayConfig(keys=KEYS)).tenant({b"x-api-key": given})
+    ((known, digest),) = compared
+    assert digest == sha256(given).hexdigest()
+    assert known == (KEYS[0].sha256 if given == b"first" else "")
+
+
 def test_a_rate_is_a_bucket_of_tokens() -> None:
     """Two at once, ten per second: the third may come after a tenth of a second."""
     tenant = Tenant(TenantLimit(1, rate_per_s=10.0, burst=2))
@@ -110,6 +132,28 @@ def test_keys_over_http() -> None:
         assert (await rig.ask(request("GET", "/v2/models/echo"))).status == 401
         assert (await rig.infer(body(), "X-API-Key: second")).status == 200
         assert rig.serving.calls[0].client_id == 2
+
+    run(story, replace(QUICK, keys=KEYS))
+
+
+def test_every_path_needs_a_key_but_those_that_tell_of_the_server() -> None:
+    """A path that runs a model, or tells of one, is open to nobody."""
+    is_open = {
+        *("/livez", "/readyz", "/healthz", "/v2/health/live", "/v2/health/ready", "/ping"),
+        *("/v2", "/v2/", "/metrics", "/openapi.json"),
+    }
+
+    async def story(rig: Rig) -> None:
+        found = set()
+        for parts, rule in rig.server.router._patterns:
+            path = b"/".join(parts).decode()
+            target = path.replace("{name}", "echo").replace("{version}", "1")
+            has_body = rule.method == b"POST"
+            reply = await rig.ask(request(rule.method.decode(), target, ECHO * has_body))
+            if reply.status != 401:
+                found.add(path)
+        assert found == is_open
+        assert rig.serving.calls == []
 
     run(story, replace(QUICK, keys=KEYS))
 

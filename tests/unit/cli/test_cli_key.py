@@ -1,0 +1,41 @@
+"""`headgate key`: a key that nobody can guess, and its hash, which is all that is kept."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from pathlib import Path
+
+import pytest
+from cli_rig import headgate
+
+from headgate.app import from_spec
+from headgate.core.errors import ConfigError
+
+
+def test_a_key_has_256_random_bits_and_the_file_takes_its_hash_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = [headgate("key", "--json").json for _ in range(8)]
+    secrets = [base64.urlsafe_b64decode(each["key"].removeprefix("hg_") + "=") for each in made]
+    assert {len(secret) for secret in secrets} == {32}
+    # A bit that is the same in all of them would be one that is not random: 2 of 256 by chance.
+    numbers = [int.from_bytes(secret, "big") for secret in secrets]
+    fixed = [bit for bit in range(256) if len({number >> bit & 1 for number in numbers}) == 1]
+    assert len(fixed) < 40
+    functions = {"f": {"exec": "1ms"}}
+    for each in made:
+        assert each["hash"] == f"sha256:{hashlib.sha256(each['key'].encode()).hexdigest()}"
+        loaded = from_spec({"functions": functions, "clients": {"a": {"key": each["hash"]}}}, "a")
+        assert loaded.tenants[0].key_sha256 == each["hash"].removeprefix("sha256:")
+        with pytest.raises(ConfigError, match=r"clients\.a\.key"):
+            from_spec({"functions": functions, "clients": {"a": {"key": each["key"]}}}, "a")
+    assert list(tmp_path.iterdir()) == [], "a key is kept nowhere"
+
+
+def test_people_are_told_which_is_which() -> None:
+    said = headgate("key").out.splitlines()
+    assert [line.split()[0] for line in said] == ["key", "hash"]
+    key, hashed = (line.split()[1] for line in said)
+    assert hashed == f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"

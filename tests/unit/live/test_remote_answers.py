@@ -1,0 +1,147 @@
+"""Answers of platforms that are wrong: the call has failed, and nothing else has happened."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from typing import Any
+
+import pytest
+from remote_rig import errand
+
+pytest.importorskip("botocore")
+
+from botocore.exceptions import ClientError
+
+from headgate.app.providers import Provider
+from headgate.functions.tensor import Tensor
+from headgate.live.gateway.answers import STATUS_LINES
+from headgate.live.remote.fate import Done, Failed, Fate
+from headgate.live.remote.lambda_functions import LambdaFunctions
+from headgate.live.remote.sagemaker_endpoints import SageMakerEndpoints
+from headgate.live.remote.validation import check_outputs
+
+DEEP = b"[" * 1_000_000  # deeper than a parser may follow
+RIGHT: dict[str, object] = {"name": "y", "datatype": "FP32", "shape": [2], "data": "AAAAAAAAAAA="}
+WRONG: dict[str, dict[str, object]] = {
+    "too few bytes": {"shape": [3]},
+    "too many bytes": {"shape": [1]},
+    "part of an element": {"data": "AAAAAAAAAA=="},
+    "a negative dimension": {"shape": [-1, -2]},
+    "many dimensions": {"shape": [1] * 40 + [2]},
+    "very many elements": {"shape": [1 << 40, 0]},
+    "an unknown datatype": {"datatype": "FP1"},
+    "a length that lies": {"datatype": "BYTES", "shape": [1], "data": "/wAAAGFhYWE="},
+    "no base64": {"data": "???"},
+}
+# Elements of an endpoint are in JSON.
+WRONG_IN_JSON = WRONG.keys() - {"part of an element", "a length that lies", "no base64"}
+
+
+class Client:
+    """Answers every call with the same bytes, or with an error."""
+
+    def __init__(
+        self, body: bytes = b"", error: Exception | None = None, function_error: str = ""
+    ) -> None:
+        self._body = body
+        self._error = error
+        self._function_error = function_error
+
+    def invoke(self, **asked: Any) -> dict[str, object]:
+        return {"Payload": io.BytesIO(self._body), "FunctionError": self._function_error}
+
+    def invoke_endpoint(self, **asked: Any) -> dict[str, object]:
+        if self._error is not None:
+            raise self._error
+        return {"Body": io.BytesIO(self._body)}
+
+
+def of_lambda(body: bytes, function_error: str = "") -> Fate:
+    client = Client(body, function_error=function_error)
+    return LambdaFunctions(client, Provider("lambda", "f"), 6_000_000).call(errand())
+
+
+def of_sagemaker(body: bytes = b"", error: Exception | None = None) -> Fate:
+    endpoints = SageMakerEndpoints(Client(body, error), Provider("sagemaker", "f"), 0)
+    return endpoints.call(errand())
+
+
+def answer(output: dict[str, object], **more: object) -> bytes:
+    """What a function answers to the only request of an errand."""
+    result = {"id": 0, "outputs": [output], **more}
+    return json.dumps({"headgate": 1, "cold": False, "took_ms": 1.0, "results": [result]}).encode()
+
+
+def test_a_right_answer_is_taken() -> None:
+    fate = of_lambda(answer(RIGHT))
+    assert isinstance(fate, Done)
+    ((result,), (output,)) = fate.results, fate.results[0].outputs
+    assert (result.error, output.shape, bytes(output.data)) == ("", (2,), bytes(8))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_a_function_says_of_a_tensor_must_agree_with_its_bytes(name: str) -> None:
+    fate = of_lambda(answer({**RIGHT, **WRONG[name]}))
+    assert isinstance(fate, Failed)
+    assert fate.reason.startswith("its answer is not understood: ")
+
+
+@pytest.mark.parametrize("name", sorted(WRONG_IN_JSON))
+def test_what_an_endpoint_says_of_a_tensor_must_agree_with_its_elements(name: str) -> None:
+    output = {**RIGHT, "data": [0.0, 0.0], **WRONG[name]}
+    fate = of_sagemaker(json.dumps({"outputs": [output]}).encode())
+    assert isinstance(fate, Failed)
+    assert fate.reason.startswith("its answer is not understood: ")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"null", b'"', b"{}", b"[]", b'{"headgate":2}', b"\xff", b'{"x":' + DEEP, DEEP],
+    ids=lambda body: repr(body[:12]),
+)
+def test_what_is_no_answer_is_a_failure(body: bytes) -> None:
+    """Also one that is nested too deeply to be read: the thread that reads it goes on."""
+    assert isinstance(of_lambda(body), Failed)
+    assert isinstance(of_sagemaker(body), Failed)
+    assert of_lambda(body, "Unhandled") == Failed("the function failed")
+
+
+@pytest.mark.parametrize(("took_ms", "longest_ns"), [(-1.0, 0), (1e305, 10**15)])
+def test_times_that_cannot_be_are_bounded(took_ms: float, longest_ns: int) -> None:
+    body = {"headgate": 1, "cold": False, "took_ms": took_ms, "results": []}
+    fate = of_lambda(json.dumps(body).encode())
+    assert isinstance(fate, Done)
+    assert 0 <= fate.took_ns <= longest_ns
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [(400, 400), (413, 413), (504, 504), (0, 500), (-1, 500), (200, 500), (450, 500), (777, 500)],
+)
+def test_a_status_that_nobody_can_be_told_is_a_500(status: int, expected: int) -> None:
+    """The gateway has no line for it, and its client would have got no answer at all."""
+    fate = of_lambda(answer(RIGHT, error="no", status=status))
+    assert isinstance(fate, Done)
+    assert fate.results[0].status == expected
+    assert expected in STATUS_LINES
+
+
+@pytest.mark.parametrize("status", [450, 777, "many", None, [400]])
+def test_nor_one_of_a_container(status: object) -> None:
+    told = {
+        "Error": {"Code": "ModelError", "Message": "it failed"},
+        "ResponseMetadata": {"HTTPStatusCode": 424},
+        "OriginalStatusCode": status,
+        "OriginalMessage": 7,
+    }
+    assert of_sagemaker(error=ClientError(told, "InvokeEndpoint")) == Failed("7")
+
+
+def test_strings_are_counted() -> None:
+    two = base64.b64decode("AQAAAGEAAAAA")  # "a", and one of no letters
+    check_outputs([Tensor("y", "BYTES", (2,), memoryview(two))])
+    for count in (1, 3, 1 << 25):
+        with pytest.raises(ValueError, match=f"are not {count} BYTES"):
+            check_outputs([Tensor("y", "BYTES", (count,), memoryview(two))])
