@@ -22,21 +22,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 # Reading and writing text gains nothing from being compiled.
-INTERPRETED = frozenset(("core/log.py", "core/story.py", "core/units.py", "core/wire.py"))
+INTERPRETED = frozenset(("core/event_log.py", "core/request_trace.py", "core/units.py"))
 # What a simulated request passes through; the rest of `sim` runs once per run.
-SIM = (
-    "agenda",
-    "engine",
-    "feed",
-    "happenings",
-    "node",
-    "platform",
-    "recorder",
-    "shared_pools",
-    "truth",
-)
-# What policies are derived from: a native class cannot have an interpreted one in between.
-PLANNING = ("elastic", "hybrid")
+SIM = ("engine", "event_queue", "faas", "ground_truth", "node", "recorder", "shared_pools")
+# What policies call for every task.
+PLANNING = ("batch_size", "placement")
 
 
 def main() -> None:
@@ -63,7 +53,7 @@ def build(out: Path) -> Path:
 
 def hot_modules(package: Path) -> list[Path]:
     """Return the modules that are compiled: the core, every policy, the simulator's loop."""
-    found = [*(package / "core").glob("*.py"), *(package / "policies").glob("*.py")]
+    found = [*(package / "core").rglob("*.py"), *(package / "policies").glob("*.py")]
     found += [package / "planning" / f"{name}.py" for name in PLANNING]
     found += [package / "sim" / f"{name}.py" for name in SIM]
     return sorted(

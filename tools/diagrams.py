@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from headgate.core import lifecycle
-from headgate.core.lifecycle import Table, state_names
+from headgate.core import states as lifecycle
+from headgate.core.states import Table, state_names
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "life-of-a-request.md"
 MACHINES: dict[str, tuple[Table, type]] = {

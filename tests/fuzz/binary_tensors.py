@@ -8,10 +8,10 @@ from __future__ import annotations
 from fuzzing import fuzz
 from json_tensors import LIMITS, REFUSALS, check
 
-from headgate.live.gateway import binary
-from headgate.live.gateway.infer import OipForm
-from headgate.live.gateway.refusal import Refused
-from headgate.live.gateway.text import ReadText, read_text
+from headgate.live.gateway.codec.text import ReadText, read_text
+from headgate.live.gateway.errors import Refused
+from headgate.live.gateway.oip import binary
+from headgate.live.gateway.oip.http import OipForm
 
 
 def seed(text: bytes, raw: bytes) -> bytes:

@@ -21,7 +21,7 @@ from fake_serving import FakeServing
 
 from headgate.live.call import Call
 from headgate.live.gateway.config import GatewayConfig, TenantLimit
-from headgate.live.gateway.server import HttpServer
+from headgate.live.gateway.http.server import HttpServer
 
 LIMITS = GatewayConfig(
     body_bytes_max=2048, bodies_bytes_max=4096, header_bytes_max=1024, headers_max=20,

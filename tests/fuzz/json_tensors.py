@@ -6,11 +6,12 @@ from fuzzing import fuzz
 
 from headgate.functions.arrays import to_array
 from headgate.functions.tensor import Tensor
-from headgate.live.gateway import binary, oip
+from headgate.live.gateway.codec.text import ReadText, read_text
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.oip import InferResponse
-from headgate.live.gateway.refusal import Refused
-from headgate.live.gateway.text import ReadText, read_text
+from headgate.live.gateway.errors import Refused
+from headgate.live.gateway.oip import binary
+from headgate.live.gateway.oip import json as oip
+from headgate.live.gateway.oip.json import InferResponse
 
 LIMITS = GatewayConfig(elements_max=1 << 16)
 REFUSALS = (400, 413)

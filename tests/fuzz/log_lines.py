@@ -14,8 +14,9 @@ from pathlib import Path
 
 from fuzzing import fuzz
 
-from headgate.app import from_spec, make_config
+from headgate.config import from_spec, make_config
 from headgate.core.errors import ConfigError, DriverError, PolicyError
+from headgate.core.event_log import LogHeader, LogWriter, json_lines, read_log, replay
 from headgate.core.events import (
     BatchFinished,
     BatchLost,
@@ -29,9 +30,8 @@ from headgate.core.events import (
     RequestCancelled,
     TimerFired,
 )
-from headgate.core.log import LogHeader, LogWriter, json_lines, read_log, replay
 from headgate.core.rng import stream
-from headgate.core.scheduler import Scheduler
+from headgate.core.scheduler.scheduler import Scheduler
 from headgate.policies import find_policy
 
 APP = {

@@ -13,16 +13,14 @@ from fuzzing import fuzz
 
 from headgate.core.actions import StartInstance
 from headgate.core.errors import ConfigError
+from headgate.core.event_log import from_wire, to_wire
 from headgate.core.events import BatchRefused, Event, InstanceStarted
-from headgate.core.wire import from_wire, to_wire
 from headgate.functions.arrays import to_array
 from headgate.functions.tensor import Block, Signature, Tensor, TensorSpec
-from headgate.live.arena import Arena
-from headgate.live.assignment import Place
-from headgate.live.framing import Frames, frame
-from headgate.live.link import Link
-from headgate.live.messages import (
+from headgate.live.deployment import Place
+from headgate.live.ipc.messages import (
     AnyMessage,
+    Frames,
     FunctionFacts,
     Hello,
     Learned,
@@ -33,7 +31,10 @@ from headgate.live.messages import (
     Result,
     Run,
     Work,
+    frame,
 )
+from headgate.live.ipc.shared_memory import Arena
+from headgate.live.ipc.worker_link import Link
 
 ARENA_BYTES = 1 << 16
 SMALL = Tensor("x", "FP32", (1, 2), memoryview(b"\0" * 8))

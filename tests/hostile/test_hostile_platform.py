@@ -19,7 +19,7 @@ import pytest
 
 pytest.importorskip("awslambdaric")
 
-from headgate.serverless import EmbeddedPlatform
+from headgate.lambda_emulator import EmbeddedPlatform
 
 RUNTIME = f"python{sys.version_info.major}.{sys.version_info.minor}"
 CODE = """

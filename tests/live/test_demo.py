@@ -7,19 +7,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headgate.app import from_spec
+from headgate.config import from_spec
 from headgate.core.errors import ConfigError
 from headgate.core.model import Profile
-from headgate.demo import scale as scaling
-from headgate.demo.application import FUNCTIONS, MACHINE, application
-from headgate.demo.hybrid import Planned, Run, Shown, perform, plan_for, prepare
-from headgate.demo.page import run_rows, write_page
-from headgate.demo.scale import FEW, FUNCTION, MANY, Course, Scale, fit_to_machine
-from headgate.demo.seen import Seen
-from headgate.demo.sessions import Sessions
-from headgate.demo.simulated import Way, best_threshold, run_simulated
-from headgate.demo.times import Times, alone_ns
-from headgate.planning.characterisation import Characterisation
+from headgate.lab.demo import setup as scaling
+from headgate.lab.demo.hybrid import Planned, Run, Shown, perform, plan_for, prepare
+from headgate.lab.demo.report import run_rows, write_page
+from headgate.lab.demo.runs import Seen, Way, best_threshold, run_simulated
+from headgate.lab.demo.setup import (
+    FEW,
+    FUNCTION,
+    FUNCTIONS,
+    MACHINE,
+    MANY,
+    Course,
+    Scale,
+    Sessions,
+    Times,
+    alone_ns,
+    application,
+    fit_to_machine,
+)
+from headgate.planning.latency_model import Characterisation
 
 MODEL = Path(__file__).parents[2] / "examples" / "recommender" / "recommender.onnx"
 TIMES = Times(20.0, 25.0)

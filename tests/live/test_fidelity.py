@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.bench import fidelity, overload
+from headgate.lab.bench import fidelity, overload
 
 
 @pytest.mark.slow

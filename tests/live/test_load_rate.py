@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from headgate.core.clock import SECOND_NS
-from headgate.load import Body, LoadOptions, run_open_loop, summarise_load
+from headgate.loadgen import Body, LoadOptions, run_open_loop, summarise_load
 from headgate.workload import poisson
 
 SERVER = """

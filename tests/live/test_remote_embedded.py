@@ -12,7 +12,7 @@ from served import Served, until, value
 pytest.importorskip("boto3")
 pytest.importorskip("awslambdaric")
 
-from headgate.serverless import EmbeddedPlatform
+from headgate.lambda_emulator import EmbeddedPlatform
 
 HANDLER = "headgate.functions.lambda_handler.handle"
 

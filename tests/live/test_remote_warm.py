@@ -19,11 +19,10 @@ from remote_rig import Rig
 
 pytest.importorskip("boto3")
 
-from headgate.app.providers import Provider
-from headgate.live.remote.aws import make_client
-from headgate.live.remote.fate import Failed
-from headgate.live.remote.lambda_functions import LambdaFunctions
-from headgate.live.remote.warmth import Warmth
+from headgate.config.providers import Provider
+from headgate.live.pools.aws_client import make_client
+from headgate.live.pools.lambda_pool import LambdaFunctions
+from headgate.live.pools.remote_pool import Failed, Warmth
 
 PLATFORM = replace(RIGS, keep_alive_ns=2_000_000_000)  # longer than anything here takes
 PERIOD_S = PLATFORM.ping_every_ns / 1e9

@@ -15,7 +15,7 @@ from schemathesis import APIOperation, BaseSchema, Case, GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from served import Served
 
-from headgate.live.gateway.openapi import document
+from headgate.live.gateway.http.openapi import document
 
 LEFT_OUT: list[Any] = [
     # JSON Schema cannot say that `data` has as many elements as `shape` asks for and that both

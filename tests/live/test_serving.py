@@ -78,7 +78,7 @@ def served_app(directory: Path, text: str, *arguments: str) -> Served:
 def test_an_application_declared_in_python(tmp_path: Path) -> None:
     (tmp_path / "stages.py").write_text(STAGES)
     (tmp_path / "shop.py").write_text(
-        "from headgate.app import declare\n"
+        "from headgate.config import declare\n"
         'app = declare(functions={"doubled": {"code": "stages:doubled"}}, pools={})\n'
     )
     with Served(tmp_path, app="shop:app") as served:

@@ -11,9 +11,9 @@ import pytest
 from worker_rig import Gateway, code, row, worker
 
 from headgate.core.actions import CancelBatch, StartInstance, StopInstance
+from headgate.core.event_log import from_wire
 from headgate.core.events import BatchRefused, InstanceStarted, InstanceStopped
-from headgate.core.wire import from_wire
-from headgate.live.messages import Ran, Report
+from headgate.live.ipc.messages import Ran, Report
 
 
 def play(gateway: Gateway, random: Random, steps: int) -> None:

@@ -14,11 +14,11 @@ import pytest
 from worker_rig import Gateway, code, row, worker
 
 from headgate.core.actions import SetTimer, StartInstance, StopInstance
+from headgate.core.event_log import to_wire
 from headgate.core.events import BatchRefused, InstanceStopped, Refusal
-from headgate.core.wire import to_wire
 from headgate.functions.arrays import Array
 from headgate.functions.tensor import Block, Tensor
-from headgate.live.messages import Hello, Message, Order, Release, Run, Work
+from headgate.live.ipc.messages import Hello, Message, Order, Release, Run, Work
 
 MODEL = "from headgate.functions import Model\nclass F(Model):\n"
 

@@ -9,11 +9,11 @@ import pytest
 from worker_rig import Gateway, row, worker
 
 from headgate.core.actions import StartInstance
+from headgate.core.event_log import from_wire
 from headgate.core.events import BatchRefused, Event, InstanceStarted, InstanceStopped, Refusal
-from headgate.core.wire import from_wire
-from headgate.live.markers import LOAD, MEASURE, Markers
-from headgate.live.messages import FunctionFacts, Learned, Message, Report
-from headgate.live.worker.trial import run_trial
+from headgate.live.ipc.crash_markers import LOAD, MEASURE, Markers
+from headgate.live.ipc.messages import FunctionFacts, Learned, Message, Report
+from headgate.live.worker.trial_load import run_trial
 
 CODE = '''
 import ctypes, os, sys, time

@@ -11,21 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headgate.app import LoadedApp, declare
+from headgate.config import LoadedApp, declare
 from headgate.core.actions import Dispatch
 from headgate.core.errors import ConfigError
 from headgate.functions import Model, TensorSpec, function
 from headgate.functions.arrays import Array, to_array, to_tensor
 from headgate.functions.tensor import Tensor
-from headgate.live.arena import Arena
-from headgate.live.framing import Frames, frame
-from headgate.live.markers import Markers
-from headgate.live.messages import Ran, Result, Work
-from headgate.live.worker.jobs import BatchJob
+from headgate.live.ipc.crash_markers import Markers
+from headgate.live.ipc.messages import Frames, Ran, Result, Work, frame
+from headgate.live.ipc.shared_memory import Arena
+from headgate.live.worker.executor import BatchJob
 from headgate.live.worker.loading import Loader
+from headgate.live.worker.model_cache import Stock
 from headgate.live.worker.runner import Runner
-from headgate.live.worker.stock import Stock
-from headgate.live.worker.survey import fill, measure, sizes
+from headgate.live.worker.warmup import fill, measure, sizes
 
 COUNTED = """
 from headgate.functions import Model
@@ -361,7 +360,7 @@ def test_what_cannot_be_sent_fails_by_itself() -> None:
 
 
 def test_what_is_too_large_for_a_message_fails_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("headgate.live.framing", "headgate.live.worker.jobs"):
+    for module in ("headgate.live.ipc.messages", "headgate.live.worker.executor"):
         monkeypatch.setattr(f"{module}.MESSAGE_BYTES_MAX", 100_000)
     sizes = [10_000, 80_000, 30_000, 10_000]
     results = framed(

@@ -20,6 +20,7 @@ from headgate.core.actions import (
     StartInstance,
     StopInstance,
 )
+from headgate.core.event_log import to_wire
 from headgate.core.events import (
     BatchRefused,
     InstanceStarted,
@@ -28,11 +29,9 @@ from headgate.core.events import (
     WeightsEvicted,
     WeightsLoaded,
 )
-from headgate.core.wire import to_wire
 from headgate.functions.tensor import Block, Signature, TensorSpec
-from headgate.live.assignment import socket_path
-from headgate.live.framing import frame
-from headgate.live.messages import Order, Run, Work
+from headgate.live.deployment import socket_path
+from headgate.live.ipc.messages import Order, Run, Work, frame
 
 
 @pytest.fixture

@@ -16,16 +16,15 @@ from typing import TypeVar
 import numpy as np
 
 import headgate
-from headgate.app import declare
+from headgate.config import declare
 from headgate.core.actions import Action, StartInstance
+from headgate.core.event_log import from_wire, to_wire
 from headgate.core.events import Event, InstanceStarted
-from headgate.core.wire import from_wire, to_wire
 from headgate.functions.arrays import Array, to_array, to_tensor
 from headgate.functions.tensor import Block, Tensor
-from headgate.live.arena import Arena
-from headgate.live.assignment import Assignment, Place, socket_path, write
-from headgate.live.framing import Frames, frame
-from headgate.live.messages import (
+from headgate.live.deployment import Assignment, Place, socket_path, write
+from headgate.live.ipc.messages import (
+    Frames,
     Hello,
     Learned,
     Message,
@@ -36,7 +35,9 @@ from headgate.live.messages import (
     Result,
     Run,
     Work,
+    frame,
 )
+from headgate.live.ipc.shared_memory import Arena
 
 T = TypeVar("T")
 CODE = '''

@@ -12,32 +12,30 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
+from headgate.core.catalog import MIB
 from headgate.core.clock import MINUTE_NS, SECOND_NS
 from headgate.core.errors import ConfigError
-from headgate.core.offers import MIB
-from headgate.experiments import find_experiment
-from headgate.experiments._hips_plan import best_threshold, plan_of
-from headgate.experiments._hips_run import Measured, Requests, Way, cold_share, observe
-from headgate.experiments._hips_workload import (
-    LEAST,
-    MOST,
-    Phase,
-    lead_in_s,
-    period_of,
-    phases,
-    wave_sizes,
-    waves,
-)
-from headgate.experiments._hips_world import (
+from headgate.lab.experiments import find_experiment
+from headgate.lab.experiments.hips.environment import (
     FUNCTION_POOL,
     INSTANCE_POOL,
+    LEAST,
+    MOST,
     SURROGATE,
+    Phase,
     World,
     build_scene,
     characterise,
+    lead_in_s,
+    period_of,
+    phases,
     scatter,
     setting_of,
+    wave_sizes,
+    waves,
 )
+from headgate.lab.experiments.hips.plan import best_threshold, plan_of
+from headgate.lab.experiments.hips.run import Measured, Requests, Way, cold_share, observe
 from headgate.policies.threshold import Config as ThresholdConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "papers" / "hybrid.md"

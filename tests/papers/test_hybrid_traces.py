@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from headgate.experiments import find_experiment
-from headgate.experiments._hybrid_arrivals import TRACES
-from headgate.experiments._hybrid_sweep import BEST
-from headgate.experiments.experiment import Result
+from headgate.lab.experiments import find_experiment
+from headgate.lab.experiments.experiment import Result
+from headgate.lab.experiments.hybrid.environment import TRACES
+from headgate.lab.experiments.hybrid.sweep import BEST
 
 PAGE = Path(__file__).parents[2] / "docs" / "papers" / "hybrid-traces.md"
 POLICIES = [*(form.policy for form in BEST), "headgate", "clairvoyant"]

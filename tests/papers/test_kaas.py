@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from headgate.core.errors import ConfigError
-from headgate.experiments import experiment_names, find_experiment
-from headgate.experiments._kaas import (
+from headgate.lab.experiments import experiment_names, find_experiment
+from headgate.lab.experiments._kaas import (
     BALANCE,
     EXCLUSIVE,
     FITTED,
@@ -26,8 +26,8 @@ from headgate.experiments._kaas import (
     draw_arrivals,
     measure,
 )
-from headgate.experiments.experiment import Check, Result, over_seeds
-from headgate.experiments.kaas_traces import trace_of
+from headgate.lab.experiments.experiment import Check, Result, over_seeds
+from headgate.lab.experiments.kaas_traces import trace_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "papers" / "kaas.md"
 FIGURES = {"kaas-traces": 0, "kaas-poisson": 3, "kaas-sweeps": 5, "kaas-fairness": 2}

@@ -19,25 +19,14 @@ from hypothesis import strategies as st
 
 from headgate.core.actions import Action, Dispatch, Settle
 from headgate.core.clock import MILLISECOND_NS, NEVER_NS
+from headgate.core.event_log import LogEntry, Wire, from_wire, to_wire
 from headgate.core.events import Event, RequestArrived
-from headgate.core.log import LogEntry
-from headgate.core.model import (
-    App,
-    Client,
-    Function,
-    Pipeline,
-    Pool,
-    Profile,
-    Slo,
-    Stage,
-    Variant,
-)
-from headgate.core.outcome import Outcome
-from headgate.core.wire import Wire, from_wire, to_wire
+from headgate.core.model import App, Client, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
+from headgate.core.states import Outcome
 from headgate.metrics.columns import RunColumns
 from headgate.policies import find_policy, policy_names
 from headgate.sim.faults import Fault, FaultPlan
-from headgate.sim.hooks import Observer
+from headgate.sim.interfaces import Observer
 from headgate.sim.run import Setup, build_schedulers, simulate
 from headgate.workload import Arrivals
 

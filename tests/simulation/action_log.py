@@ -8,18 +8,18 @@ from __future__ import annotations
 import json
 from hashlib import sha256
 
-from headgate.app import declare
+from headgate.config import declare
+from headgate.core import build_kind
 from headgate.core.actions import Action
-from headgate.core.build import build_kind
 from headgate.core.clock import SECOND_NS
+from headgate.core.event_log import to_wire
 from headgate.core.events import Event
 from headgate.core.model import App
-from headgate.core.wire import to_wire
 from headgate.policies import find_policy, policy_names
 from headgate.sim.faults import random_plan
-from headgate.sim.hooks import Observer
+from headgate.sim.ground_truth import TruthConfig
+from headgate.sim.interfaces import Observer
 from headgate.sim.run import Setup, simulate
-from headgate.sim.truth import TruthConfig
 from headgate.workload import mix, named, poisson
 
 SEEDS = range(3)

@@ -29,8 +29,8 @@ from headgate.policies import find_policy
 from headgate.sim.checkers import Checkers, all_checkers
 from headgate.sim.clients import Straggler
 from headgate.sim.faults import Fault, FaultPlan
-from headgate.sim.hooks import Client as SimClient
-from headgate.sim.hooks import Observer
+from headgate.sim.interfaces import Client as SimClient
+from headgate.sim.interfaces import Observer
 from headgate.sim.run import Setup, simulate
 from headgate.workload import Arrivals, constant_column
 

@@ -7,13 +7,7 @@ import numpy as np
 from headgate.core.actions import Action, Dispatch, Settle
 from headgate.core.events import BatchFinished, Event, RequestArrived, TimerFired
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
-from headgate.metrics.columns import (
-    RequestColumns,
-    ResourceUse,
-    RunColumns,
-    SpanColumns,
-    SpanKind,
-)
+from headgate.metrics.columns import RequestColumns, ResourceUse, RunColumns, SpanColumns, SpanKind
 from headgate.sim.checkers import Checker
 
 # Functions 0 and 1; pipeline 0 is a chain of both, 1 and 2 are cascades: 0, then 1 if unsure.

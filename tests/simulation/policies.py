@@ -9,10 +9,10 @@ from typing import final
 
 from headgate.core.clock import MILLISECOND_NS
 from headgate.core.errors import PolicyError
-from headgate.core.lifecycle import InstanceState, TaskState
 from headgate.core.model import Pool
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind, Takes
 from headgate.core.records import Batch, Instance, Node, Request, Task
+from headgate.core.states import InstanceState, TaskState
 
 
 @final

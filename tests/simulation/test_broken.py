@@ -13,13 +13,13 @@ from headgate.core.actions import Action, Dispatch, Settle, StartInstance
 from headgate.core.clock import SECOND_NS
 from headgate.core.events import BatchLost, Event, InstanceStarted, NodeLost
 from headgate.core.model import App, Limits, Pool, Profile
-from headgate.core.outcome import Failure, Outcome, Rejection
 from headgate.core.policy import PolicyConfig
 from headgate.core.records import STAGES_MAX
+from headgate.core.states import Failure, Outcome, Rejection
 from headgate.policies import find_policy, policy_names
 from headgate.sim.engine import Engine
 from headgate.sim.faults import Fault
-from headgate.sim.hooks import Client, Trouble
+from headgate.sim.interfaces import Client, Trouble
 from headgate.workload import Arrivals
 
 from .apps import CLOUD, MS, make_app, run

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from headgate.core.actions import Dispatch, KeepWarm
+from headgate.core.circuit_breaker import DAY_NS
 from headgate.core.clock import MINUTE_NS, SECOND_NS
 from headgate.core.events import BatchFinished, BatchRefused, Refusal
 from headgate.core.model import (
@@ -27,11 +28,10 @@ from headgate.core.model import (
     Variant,
 )
 from headgate.core.policy import PolicyConfig
-from headgate.core.spillway import DAY_NS
 from headgate.policies import find_policy
 from headgate.sim.checkers import Budgets, all_checkers
+from headgate.sim.ground_truth import TruthConfig
 from headgate.sim.run import Setup, build_schedulers, simulate
-from headgate.sim.truth import TruthConfig
 from headgate.workload import Arrivals, constant_column
 
 from .apps import Checked

@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from headgate.core.actions import (
-    Settle,
-)
+from headgate.core.actions import Settle
 from headgate.core.errors import InvariantError
 from headgate.core.events import (
     BatchFailed,
@@ -20,7 +18,7 @@ from headgate.core.events import (
     TimerFired,
 )
 from headgate.core.model import Pool, Slo
-from headgate.core.outcome import Outcome
+from headgate.core.states import Outcome
 from headgate.sim.checkers import (
     Checkers,
     Clock,

@@ -9,13 +9,13 @@ import pytest
 from headgate.core.errors import ConfigError
 from headgate.core.events import BatchFinished, RequestArrived, RequestCancelled
 from headgate.core.model import Pool
-from headgate.core.outcome import Outcome
 from headgate.core.policy import Policy, PolicyKind
 from headgate.core.records import Node, Request, Task
+from headgate.core.states import Outcome
 from headgate.policies import find_policy
 from headgate.sim.clients import PAUSE_NS, CopyingClient, LoopClients, Straggler
 from headgate.sim.faults import Fault, FaultPlan
-from headgate.sim.hooks import Client
+from headgate.sim.interfaces import Client
 from headgate.sim.run import Setup, simulate
 from headgate.workload import ClosedLoop, ConcurrencyStep
 

@@ -6,9 +6,9 @@ import pytest
 
 from headgate.core.events import InstanceStopped, RequestArrived, WeightsEvicted
 from headgate.core.model import App, Limits, Pool
-from headgate.core.outcome import Outcome
 from headgate.core.policy import Policy, PolicyKind
 from headgate.core.records import Batch, Node, Task
+from headgate.core.states import Outcome
 from headgate.policies import srtf
 from headgate.sim.clients import CopyingClient
 from headgate.sim.faults import Fault

@@ -19,7 +19,7 @@ from headgate.core.events import (
     RequestCancelled,
 )
 from headgate.core.model import Limits, Pool
-from headgate.core.outcome import Outcome
+from headgate.core.states import Outcome
 from headgate.policies import find_policy
 from headgate.sim.faults import KINDS, Fault, FaultPlan, random_plan, swizzle
 from headgate.sim.run import Setup, simulate

@@ -9,12 +9,11 @@ import pytest
 
 from headgate.core import events
 from headgate.core.events import Event
-from headgate.core.outcome import OUTCOME_NAMES
 from headgate.core.policy import Policy, PolicyKind, Takes
 from headgate.core.records import Node, Task
+from headgate.core.states import OUTCOME_NAMES
 from headgate.policies import find_policy, policy_names
-from headgate.sim.fuzz import fuzz, fuzz_kind
-from headgate.sim.random_case import random_case
+from headgate.sim.fuzz import fuzz, fuzz_kind, random_case
 
 from .policies import SHARE, SPILL, WILD
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headgate.core.actions import StartInstance, StopInstance
 from headgate.core.events import BatchRefused, InstanceAppeared, InstanceStarted, InstanceStopped
 from headgate.core.model import Limits, Pool
-from headgate.core.outcome import Outcome
+from headgate.core.states import Outcome
 from headgate.sim.faults import Fault
 
 from .apps import MS, at_ms, make_app, run, waits_ms

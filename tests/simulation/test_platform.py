@@ -16,7 +16,7 @@ from headgate.core.model import Serverless
 from headgate.core.policy import Policy, PolicyKind
 from headgate.core.records import Node, Task
 from headgate.metrics.columns import ResourceUse
-from headgate.sim.provision import Provision
+from headgate.sim.faas import Provision
 
 from .apps import CLOUD, MS, at_ms, make_app, run, waits_ms
 from .policies import SPILL

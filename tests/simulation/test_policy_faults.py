@@ -10,13 +10,13 @@ import pytest
 
 from headgate.core.actions import Action, ReportFault
 from headgate.core.errors import PolicyError
+from headgate.core.event_log import LogEntry, replay
 from headgate.core.events import Event
-from headgate.core.log import LogEntry, replay
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind
 from headgate.policies import find_policy, policy_names
 from headgate.sim.faults import Fault, FaultPlan
 from headgate.sim.fuzz import fuzz_kind
-from headgate.sim.hooks import Observer
+from headgate.sim.interfaces import Observer
 from headgate.sim.run import Setup, build_schedulers, simulate
 
 from .apps import MS, at_ms, make_app

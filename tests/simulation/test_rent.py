@@ -17,7 +17,7 @@ from headgate.core.policy import Policy, PolicyKind
 from headgate.core.records import Node, Task
 from headgate.metrics.columns import RunColumns
 from headgate.sim.faults import Fault
-from headgate.sim.rent import Rent
+from headgate.sim.node import Rent
 
 from .apps import GPU, MS, at_ms, make_app, run, waits_ms
 

@@ -10,9 +10,9 @@ from headgate.core.clock import SECOND_NS
 from headgate.core.events import Event, RequestArrived
 from headgate.metrics.confidence import mean_interval
 from headgate.policies import find_policy, policy_names
-from headgate.sim.hooks import Observer
+from headgate.sim.ground_truth import TruthConfig
+from headgate.sim.interfaces import Observer
 from headgate.sim.run import Setup, simulate
-from headgate.sim.truth import TruthConfig
 from headgate.workload import poisson
 
 

@@ -11,9 +11,9 @@ from theory_systems import SERVICE_S, system
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Stage, Variant
 from headgate.metrics.columns import SpanKind
 from headgate.policies import find_policy
+from headgate.sim.ground_truth import TruthConfig
 from headgate.sim.oracle import fifo_starts_ns
 from headgate.sim.run import Setup, simulate
-from headgate.sim.truth import TruthConfig
 from headgate.workload import Arrivals, constant_column, poisson
 
 LENGTHS_NS = (1, 7, 40)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from theory_systems import SERVICE_S, assert_mean, run, system, waits_s
 
-from headgate.core.outcome import Outcome
 from headgate.core.policy import Policy, PolicyKind
 from headgate.core.records import Node, Request, Task
+from headgate.core.states import Outcome
 from headgate.planning.queueing import (
     erlang_b,
     erlang_c,
@@ -17,7 +17,7 @@ from headgate.planning.queueing import (
     mmc_wait_quantile_s,
     mmc_wait_s,
 )
-from headgate.sim.truth import TruthConfig
+from headgate.sim.ground_truth import TruthConfig
 
 EXPONENTIAL = TruthConfig("exponential")
 EXACT = TruthConfig("exact")

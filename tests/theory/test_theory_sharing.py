@@ -8,8 +8,8 @@ from theory_systems import SERVICE_NS, SERVICE_S, assert_mean, run, sojourns_s
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Stage, Variant
 from headgate.planning.queueing import mg1_ps_sojourn_s
 from headgate.policies import find_policy
+from headgate.sim.ground_truth import TruthConfig
 from headgate.sim.run import Setup, simulate
-from headgate.sim.truth import TruthConfig
 from headgate.workload import mix, named, poisson
 
 SLOTS = 200  # so many that nobody ever waits for one

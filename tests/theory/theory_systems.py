@@ -11,8 +11,8 @@ from headgate.core.policy import PolicyKind
 from headgate.metrics.columns import RunColumns
 from headgate.metrics.confidence import batch_means
 from headgate.policies import find_policy
+from headgate.sim.ground_truth import TruthConfig
 from headgate.sim.run import Setup, simulate
-from headgate.sim.truth import TruthConfig
 from headgate.workload import poisson
 
 SERVICE_S = 0.001

@@ -45,7 +45,7 @@ IMPURE_CALLS = frozenset(("open", "input", "print", "breakpoint", "exec", "eval"
 # What is let through, and why.
 ALLOWED = {
     "src/headgate/core/rng.py": {"random": "makes the named streams that all others are given"},
-    "src/headgate/core/log.py": {
+    "src/headgate/core/event_log.py": {
         "gzip": "opens the file it is told to, compressed or not",
         "io": "opens the file it is told to, compressed or not",
         "pathlib": "opens the file it is told to, compressed or not",

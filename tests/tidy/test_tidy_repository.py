@@ -13,7 +13,7 @@ import pytest
 from tidy_sources import ROOT, dotted, imported, kept_files, modules, name_of, tree
 
 # Found by their place rather than imported by name.
-PLUGINS = ("policies", "workload/readers", "experiments", "bench", "cli/commands")
+PLUGINS = ("policies", "workload/readers", "lab/experiments", "lab/bench", "cli/commands")
 # Reached from outside the package, and from where.
 ENTRIES = {
     "headgate": "the package itself",

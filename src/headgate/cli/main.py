@@ -19,8 +19,8 @@ from typing import Any, Final, NoReturn
 import click
 
 from headgate import __version__
-from headgate.app.names import unknown
 from headgate.cli import commands
+from headgate.config.errors import unknown
 from headgate.core.errors import ConfigError
 
 BAD_INPUT: Final = 2

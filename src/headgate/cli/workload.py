@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from headgate.app import LoadedApp
+from headgate.config import LoadedApp
 from headgate.core.errors import ConfigError
 from headgate.core.model import App
 from headgate.core.rng import stream

@@ -10,18 +10,17 @@ from __future__ import annotations
 from typing import Final, final
 
 from headgate.core.errors import PolicyError
-from headgate.core.ledger import Ledger
-from headgate.core.lifecycle import (
+from headgate.core.model import Pool, Variant
+from headgate.core.records import Batch, Instance, Node, Request, Task
+from headgate.core.scheduler.state import Ledger, Residents
+from headgate.core.states import (
     InstanceState,
     NodeState,
+    Outcome,
     RequestState,
     Residency,
     TaskState,
 )
-from headgate.core.model import Pool, Variant
-from headgate.core.outcome import Outcome
-from headgate.core.records import Batch, Instance, Node, Request, Task
-from headgate.core.residency import Residents
 from headgate.core.view import View, is_evictable
 
 # Interpreted, a name of the module is read many times faster than one of a class.

@@ -64,7 +64,7 @@ class Policy:
     Fast hooks are called per event and act through `self.orders`; the slow `plan` is called every
     `plan_every_ns` and only says what it wants. A task that left a policy's queue without being
     dispatched (cancelled, expired) is no longer READY: check that when taking it out, or drop it
-    in `on_task_withdrawn`; see `headgate.core.withdrawals`. One that `must_run_alone` is never put
+    in `on_task_withdrawn`; see `core.lazy_deletion`. One that `must_run_alone` is never put
     into a batch with others.
 
     A hook that raises is a fault: what it was about fails, and everything else goes on.

@@ -13,7 +13,8 @@ from __future__ import annotations
 from typing import Final, final
 
 from headgate.core.clock import NEVER_NS
-from headgate.core.lifecycle import (
+from headgate.core.model import Function, Pipeline, Pool, Stage, Variant
+from headgate.core.states import (
     BatchState,
     InstanceState,
     NodeState,
@@ -21,7 +22,6 @@ from headgate.core.lifecycle import (
     Residency,
     TaskState,
 )
-from headgate.core.model import Function, Pipeline, Pool, Stage, Variant
 
 # Interpreted, a name of the module is read many times faster than one of a class.
 _BLOCKED: Final = TaskState.BLOCKED

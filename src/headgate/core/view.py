@@ -8,19 +8,11 @@ from __future__ import annotations
 
 from typing import Final, final
 
+from headgate.core.circuit_breaker import Spillway
 from headgate.core.events import TimerKey
-from headgate.core.lifecycle import InstanceState, NodeState, Residency, TaskState
 from headgate.core.model import App, Pipeline, Pool, Variant
-from headgate.core.records import (
-    Batch,
-    Datum,
-    Instance,
-    LoadFailure,
-    Node,
-    Request,
-    Task,
-)
-from headgate.core.spillway import Spillway
+from headgate.core.records import Batch, Datum, Instance, LoadFailure, Node, Request, Task
+from headgate.core.states import InstanceState, NodeState, Residency, TaskState
 
 # Interpreted, a name of the module is read much faster.
 _HOST: Final = Residency.HOST

@@ -1,7 +1,6 @@
 """Takes an application to where functions run: packs it, tries it, and creates the function."""
 
 from headgate.deploy.lambda_function import LambdaFunction, connect, deploy
-from headgate.deploy.package import Package, pack
-from headgate.deploy.trial import try_import
+from headgate.deploy.package import Package, pack, try_import
 
 __all__ = ["LambdaFunction", "Package", "connect", "deploy", "pack", "try_import"]

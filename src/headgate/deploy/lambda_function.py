@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from headgate.app.endpoints import is_address, is_here, is_of_aws
+from headgate.config.providers import is_address, is_here, is_of_aws
 from headgate.core.errors import ConfigError
-from headgate.serverless.keys import REGION, client_options
+from headgate.lambda_emulator.auth import REGION, client_options
 
 # What the embedded platform is told where AWS wants to know more: it does not look at it.
 _ANY_ROLE: Final = "arn:aws:iam::000000000000:role/embedded"

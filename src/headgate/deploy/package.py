@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
+import subprocess
+import sys
+import tomllib
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from glob import escape
+from importlib import metadata
 from pathlib import Path, PurePosixPath
+from shlex import quote
 from typing import Final
 
-from headgate.app import LoadedApp
+import headgate
+from headgate import __version__
+from headgate.config import LoadedApp
 from headgate.core.errors import ConfigError
 from headgate.core.units import format_size
-from headgate.serverless.settings import Settings
+from headgate.lambda_emulator.settings import Settings
 
 # The same bytes make the same package: AWS tells packages apart by their digest.
 _ZIP_DATE: Final = (1980, 1, 1, 0, 0, 0)
@@ -130,3 +139,120 @@ def _check_size(size_bytes: int, limit_bytes: int, how: str) -> None:
             where="deploy",
             allowed=f"up to {format_size(limit_bytes)}; --directory makes a container image of it",
         )
+
+
+# Headgate and what it needs, put into a package, for platforms that do not have it.
+
+
+def bundle(directory: Path, *, has_onnx: bool) -> None:
+    """Put Headgate beside the user's files, and install there what it depends on.
+
+    Raises `ConfigError` with what pip says if that fails.
+    """
+    package = Path(headgate.__file__).parent
+    ignored = shutil.ignore_patterns("__pycache__", "*.so")
+    shutil.copytree(package, directory / "headgate", ignore=ignored, dirs_exist_ok=True)
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    command = (*pip, "--target", str(directory), *requirements(has_onnx=has_onnx))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.strip()] or ["pip failed"]
+        raise ConfigError(said[-1].removeprefix("ERROR: "), where="deploy", key="--bundle")
+
+
+def requirements(*, has_onnx: bool) -> list[str]:
+    """What Headgate depends on, in the very versions that it has been tried with here."""
+    package = Path(headgate.__file__).resolve()
+    declared = package.parents[2] / "pyproject.toml"
+    try:
+        wanted = [line for line in metadata.requires("headgate") or [] if "extra ==" not in line]
+    except metadata.PackageNotFoundError:  # run from its sources
+        wanted = tomllib.loads(declared.read_text(encoding="utf-8"))["project"]["dependencies"]
+    names = [re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0] for line in wanted]
+    names += ["onnxruntime"] if has_onnx else []
+    return [f"{name}=={metadata.version(name)}" for name in names]
+
+
+# A directory that a container image is built from.
+
+
+_DOCKERFILE: Final = """\
+# Build with: docker build -t {name} .
+FROM python:{python}-slim
+RUN pip install --no-cache-dir {installed}
+COPY . /var/task
+WORKDIR /var/task
+ENV LAMBDA_TASK_ROOT=/var/task
+{variables}
+ENTRYPOINT ["python", "-m", "awslambdaric"]
+CMD ["{handler}"]
+"""
+
+
+def write_dockerfile(
+    package: Package, name: str, handler: str, environment: Mapping[str, str], *, is_bundled: bool
+) -> None:
+    """Make a package's directory one that Docker can build an image for Lambda from."""
+    text = _DOCKERFILE.format(
+        name=name,
+        python=f"{sys.version_info.major}.{sys.version_info.minor}",
+        installed="awslambdaric" + ("" if is_bundled else f" headgate[onnx]=={__version__}"),
+        variables="\n".join(f"ENV {key}={quote(value)}" for key, value in environment.items()),
+        handler=handler,
+    )
+    (package.directory / "Dockerfile").write_text(text, encoding="utf-8")
+
+
+# Tries a package before anybody pays for it: does its handler import, as a runtime would do it?
+
+
+# What the runtime does when it starts, and then the user's own modules.
+_IMPORTS: Final = """
+import importlib, sys
+module, _, name = sys.argv[1].rpartition(".")
+found = importlib.import_module(module.replace("/", "."))
+if not callable(getattr(found, name, None)):
+    raise ImportError(f"module {module!r} has no function {name!r}")
+for code in sys.argv[2:]:
+    importlib.import_module(code.partition(":")[0])
+print("\\nimported")
+"""
+
+
+def try_import(
+    directory: Path,
+    handler: str,
+    environment: Mapping[str, str],
+    *,
+    codes: Sequence[str] = (),
+    timeout_s: float = 120.0,
+) -> None:
+    """Import the handler in a process of its own, from the package's directory.
+
+    Raises `ConfigError` with what the import says.
+    """
+    directory = directory.resolve()  # the process has another working directory
+    path = os.pathsep.join((str(directory), str(Path(headgate.__file__).resolve().parents[1])))
+    variables = {**os.environ, **environment, "LAMBDA_TASK_ROOT": str(directory)}
+    variables |= {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(
+            (sys.executable, "-c", _IMPORTS, handler, *codes),
+            cwd=directory,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        problem = f"does not import within {timeout_s:g} s"
+        raise ConfigError(problem, where="deploy", key="handler", value=handler) from None
+    # One that ends the process while it is imported may do so with 0.
+    if done.returncode or not done.stdout.endswith("\nimported\n"):
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        why = lines[-1].strip() if lines else f"it exits with {done.returncode}"
+        problem = f"does not import: {why.removeprefix('headgate.core.errors.')}"
+        raise ConfigError(problem, where="deploy", key="handler", value=handler)

@@ -6,8 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from headgate.functions.decorator import function
-    from headgate.functions.model import Model
+    from headgate.functions.model import Model, function
     from headgate.functions.onnx_model import OnnxModel
     from headgate.functions.tensor import TensorSpec
 
@@ -17,7 +16,7 @@ _HOMES: Final = {
     "Model": "model",
     "OnnxModel": "onnx_model",
     "TensorSpec": "tensor",
-    "function": "decorator",
+    "function": "model",
 }
 
 

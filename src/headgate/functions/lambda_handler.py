@@ -15,13 +15,12 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Final, final
 
-from headgate.app import LoadedApp, load
+from headgate.config import LoadedApp, load
 from headgate.core.errors import ConfigError
 from headgate.core.model import Function
-from headgate.functions.alone import Alone
-from headgate.functions.envelope import Envelope, open_envelope, seal_answer, works_of
-from headgate.functions.source import build_model
-from headgate.functions.work import Result
+from headgate.functions.lambda_payload import Envelope, open_envelope, seal_answer, works_of
+from headgate.functions.loader import build_model
+from headgate.functions.unbatched import Alone, Result
 
 HOLD_MS_MAX: Final = 1_000.0
 GATEWAY_TIMEOUT: Final = 504

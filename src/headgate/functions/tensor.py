@@ -7,11 +7,14 @@ extension of the Open Inference Protocol has it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 from msgspec import Struct
+
+from headgate.core.errors import ConfigError
 
 # Bytes per element of each datatype of the protocol; those of `BYTES` differ in length.
 ITEM_BYTES: Final[Mapping[str, int]] = MappingProxyType(
@@ -73,3 +76,83 @@ class Signature(Struct, array_like=True, frozen=True):
     outputs: tuple[TensorSpec, ...] = ()
     batches: bool = True
     platform: str = "python"
+
+
+# What a function says of its tensors: `"FP32[-1, 3, 64, 64]"`, as clients see it.
+
+
+# Either by name, as text, or in full.
+Declared: TypeAlias = Mapping[str, str] | Sequence[TensorSpec]
+
+
+def read_specs(declared: Declared, where: str) -> tuple[TensorSpec, ...]:
+    """Return what was declared in full; `where` is named in errors.
+
+    >>> read_specs({"image": "UINT8[-1, 224, 224, 3]"}, "Cat.inputs")
+    (TensorSpec(name='image', datatype='UINT8', shape=(-1, 224, 224, 3)),)
+    """
+    if isinstance(declared, Mapping):
+        return tuple(_read(name, text, where) for name, text in declared.items())
+    specs = tuple(declared)
+    names = [spec.name for spec in specs if isinstance(spec, TensorSpec)]
+    if len(set(names)) != len(specs):
+        raise ConfigError("must be TensorSpecs of different names", where=where, value=declared)
+    for spec in specs:
+        _check(spec, where)
+    return specs
+
+
+def write_spec(spec: TensorSpec) -> str:
+    """Return a spec as people write it.
+
+    >>> write_spec(TensorSpec("image", "FP32", (-1, 3)))
+    'FP32[-1, 3]'
+    """
+    return f"{spec.datatype}[{', '.join(map(str, spec.shape))}]"
+
+
+def fits(given: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether both shapes can be those of one tensor; -1 is any size.
+
+    >>> fits((4, 3), (-1, 3)), fits((4, 3), (-1,)), fits((-1, 3), (-1, 5))
+    (True, False, False)
+    """
+    if len(given) != len(wanted):
+        return False
+    for one, other in zip(given, wanted, strict=True):  # per request: a generator is slow
+        if one != other and one >= 0 and other >= 0:
+            return False
+    return True
+
+
+def _read(name: str, text: object, where: str) -> TensorSpec:
+    matched = _SPEC.fullmatch(text) if isinstance(text, str) else None
+    if matched is None:
+        raise ConfigError(
+            "is no tensor", where=where, key=name, value=text, allowed='"FP32[-1, 3]", "INT64[]"'
+        )
+    datatype, dimensions = matched.groups()
+    shape = tuple(int(size) for size in dimensions.split(",") if size.strip())
+    spec = TensorSpec(name, datatype, shape)
+    _check(spec, where)
+    return spec
+
+
+def _check(spec: TensorSpec, where: str) -> None:
+    if not isinstance(spec.name, str) or not spec.name.isprintable():
+        raise ConfigError("is no name", where=where, value=spec.name, allowed="printable text")
+    if spec.datatype not in ITEM_BYTES:
+        raise ConfigError(
+            "is no datatype",
+            where=where,
+            key=spec.name,
+            value=spec.datatype,
+            allowed=", ".join(ITEM_BYTES),
+        )
+    if any(size < -1 for size in spec.shape):
+        raise ConfigError(
+            "has a negative size", where=where, key=spec.name, value=spec.shape, allowed="-1: any"
+        )
+
+
+_SPEC: Final = re.compile(r"\s*([A-Z]+[0-9]*)\s*\[\s*((?:-?\d+\s*(?:,\s*-?\d+\s*)*)?)\]\s*")

@@ -7,10 +7,13 @@ or answered it at its own deadline.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Protocol, final
 
-from headgate.functions.tensor import Tensor
+from headgate.core.model import App, Pipeline
+from headgate.functions.tensor import Tensor, TensorSpec
 
 INTERNAL: Final = "internal"  # the reason of a call that failed by a mistake of the gateway
 
@@ -82,3 +85,100 @@ class Call:
         self.outputs: list[Tensor] = []
         self.error = ""  # what the function said when it could not do it
         self.status = 500  # and whose fault that was: 400 the client's, 500 its own
+
+
+# What a front end may know of the runtime and ask of it.
+
+
+class Phase(Enum):
+    """Where a gateway is in its life."""
+
+    STARTING = "starting"  # alive, not ready
+    READY = "ready"
+    LEAVING = "leaving"  # says it is not ready, and serves still: balancers need time to notice
+    DRAINING = "draining"  # takes no more; what it has is finished
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A pipeline as clients see it."""
+
+    name: str
+    pipeline: Pipeline
+    platform: str
+    inputs: tuple[TensorSpec, ...]  # none: the function looks at whatever it is given by itself
+    outputs: tuple[TensorSpec, ...]
+    batches: bool  # the first dimension counts items
+    items_max: int  # of one request
+
+
+def without_details(problem: str) -> str:
+    """Return a problem as anybody may see it: of an exception, its type and not what it says.
+
+    >>> without_details("cannot be loaded: OSError: there is no secret/weights")
+    'cannot be loaded: OSError'
+    """
+    before, found, reason = problem.partition(CANNOT_LOAD)
+    kind = reason.partition(":")[0]
+    if not found:
+        return problem
+    return f"{before}{CANNOT_LOAD}{kind if kind.isidentifier() else 'unknown error'}"
+
+
+CANNOT_LOAD: Final = "cannot be loaded: "
+
+
+class Serving(Protocol):
+    """The runtime, as front ends see it. Everything here runs on the gateway's one event loop."""
+
+    @property
+    def phase(self) -> Phase:
+        """Where it is in its life."""
+
+    @property
+    def app(self) -> App:
+        """What is served. Clients are the tenants."""
+
+    @property
+    def models(self) -> Mapping[str, Model]:
+        """By name; empty while it is starting."""
+
+    def problem(self, model: Model) -> str:
+        """Why a model cannot be asked just now; nothing if it is ready."""
+
+    def now_ns(self) -> int:
+        """The machine's monotonic clock, which deadlines are on."""
+
+    def submit(self, call: Call) -> None:
+        """Have it answered: `call.on_answer(call)` is called later, once, never from within."""
+
+    def cancel(self, call: Call) -> None:
+        """Nobody waits for the answer any more: `on_answer` is not called."""
+
+
+# Whether the server and its models are ready, and why not, in words that anybody may see.
+
+
+def problems(serving: Serving) -> dict[str, str]:
+    """Why models cannot be asked just now, by name."""
+    found = {name: serving.problem(model) for name, model in serving.models.items()}
+    return {name: without_details(problem) for name, problem in found.items() if problem}
+
+
+def server_problem(serving: Serving) -> str:
+    """Why balancers should send nothing here just now; nothing if everything can be asked."""
+    if serving.phase is not Phase.READY:
+        return f"the server is {serving.phase.value}"
+    broken = problems(serving)
+    return f"not ready: {', '.join(broken)}" if broken else ""
+
+
+def model_problem(serving: Serving, model: Model, *, in_full: bool) -> str:
+    """Why a model cannot be asked just now; nothing if it is ready.
+
+    `in_full`: with what an exception says, for clients that are to see such things.
+    """
+    if serving.phase is not Phase.READY:
+        return f"the server is {serving.phase.value}"
+    problem = serving.problem(model)
+    return problem if in_full else without_details(problem)

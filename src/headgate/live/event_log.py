@@ -29,8 +29,8 @@ import msgspec
 from headgate.core.actions import Action
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
+from headgate.core.event_log import LogHeader, LogWriter, is_log, segment_paths
 from headgate.core.events import Event
-from headgate.core.log import LogHeader, LogWriter, is_log, segment_paths
 
 PIECE_BYTES: Final = 64 * 1024
 BACKLOG_BYTES_MAX: Final = 32 << 20  # that are not written yet

@@ -24,6 +24,7 @@ from headgate.core.actions import (
 )
 from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
+from headgate.core.event_log import to_wire
 from headgate.core.events import (
     BatchFinished,
     BatchLost,
@@ -38,31 +39,33 @@ from headgate.core.events import (
     RequestArrived,
     RequestCancelled,
 )
-from headgate.core.lifecycle import InstanceState
 from headgate.core.model import App, Function, Variant
-from headgate.core.outcome import Outcome
 from headgate.core.records import STAGES_MAX
+from headgate.core.states import InstanceState, Outcome
 from headgate.core.view import View
-from headgate.core.wire import to_wire
-from headgate.functions.envelope import TOO_LARGE, body_bytes
+from headgate.functions.lambda_payload import TOO_LARGE, body_bytes
 from headgate.functions.tensor import Signature
-from headgate.live.accounts import Accounts, breakers
-from headgate.live.assignment import Assignment, Place
-from headgate.live.call import INTERNAL, Call
-from headgate.live.catalogue import catalogue, signatures
-from headgate.live.crew import Crew
-from headgate.live.driver import Driver, Fault, no_fault
-from headgate.live.facts import LoadsNeeded, check_loads, with_facts
-from headgate.live.findings import Findings
-from headgate.live.link import Link
-from headgate.live.making import Recording, make_scheduler
-from headgate.live.messages import FunctionFacts, Ran, Run, Work
-from headgate.live.metrics.readings import Readings
-from headgate.live.remote.errand import make_errand
-from headgate.live.remote.outposts import Outposts
-from headgate.live.remote.signatures import elsewhere, look_up, with_siblings
-from headgate.live.serving import CANNOT_LOAD, Model, Phase
-from headgate.live.vigil import Vigil
+from headgate.live.busy_poll import Vigil
+from headgate.live.call import CANNOT_LOAD, INTERNAL, Call, Model, Phase
+from headgate.live.cost_accounting import Accounts, breakers
+from headgate.live.deployment import Assignment, Place
+from headgate.live.driver import Driver, Fault, Recording, make_scheduler, no_fault
+from headgate.live.ipc.messages import FunctionFacts, Ran, Run, Work
+from headgate.live.ipc.worker_link import Crew, Link
+from headgate.live.model_registry import (
+    LoadsNeeded,
+    catalogue,
+    check_loads,
+    elsewhere,
+    look_up,
+    signatures,
+    with_facts,
+    with_siblings,
+)
+from headgate.live.pools.registry import Outposts
+from headgate.live.pools.remote_pool import make_errand
+from headgate.live.stage_outputs import Findings
+from headgate.live.telemetry.metrics import Readings
 
 _LOG: Final = logging.getLogger(__name__)
 

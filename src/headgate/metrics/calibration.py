@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headgate.core.model import App, Profile
-from headgate.metrics.logged import BatchColumns
+from headgate.metrics.from_log import BatchColumns
 
 VALUES_MAX: Final = 100
 _FACTOR_MAX: Final = 1e6  # as the application file has it

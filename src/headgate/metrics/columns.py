@@ -6,11 +6,14 @@ nanoseconds since the start of the run; `NEVER_NS` stands for "it did not happen
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from headgate.core.clock import NEVER_NS
+from headgate.core.states import Outcome
 
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
@@ -86,3 +89,19 @@ class RunColumns:
     clients: tuple[str, ...]
     window_ns: int  # arrivals stop here; goodput counts answers inside [0, window_ns)
     end_ns: int  # the last event
+
+
+# What lies outside of the Scheduler's sight: a client sends earlier and hears later.
+
+
+def as_clients_see(requests: RequestColumns, overhead_ns: int) -> RequestColumns:
+    """Return the columns with every end later by that much: what was just in time is late then.
+
+    Deadlines stay, because a client's objective counts from when it sent its request.
+    """
+    finished_ns = np.where(
+        requests.finished_ns == NEVER_NS, NEVER_NS, requests.finished_ns + overhead_ns
+    )
+    is_late = (requests.outcome == Outcome.MET) & (finished_ns > requests.deadline_ns)
+    outcome = np.where(is_late, Outcome.LATE, requests.outcome).astype(np.int8)
+    return replace(requests, finished_ns=finished_ns, outcome=outcome)

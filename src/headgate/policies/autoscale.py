@@ -25,9 +25,9 @@ from headgate.core.clock import MINUTE_NS, SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.core.policy import Context, PolicyConfig, PolicyKind, Takes
 from headgate.planning.concurrency import Thresholds
-from headgate.planning.elastic import Elastic
-from headgate.planning.scaling import nodes_for
-from headgate.planning.tiers import Lot, Tiers
+from headgate.planning.rent_or_call import nodes_for
+from headgate.planning.targets import NodeOption, Tiers
+from headgate.policies._hybrid import Elastic
 
 _UNBOUNDED: Final = 1_000_000  # more than a node can have slots
 _BELOW: Final = 0.9  # of the target; above that nothing is removed, or it would be added again
@@ -78,7 +78,7 @@ class Autoscale(Elastic):
     def spills(self, function_id: int) -> bool:
         return not self.tiers.lots[function_id]
 
-    def count_for(self, lot: Lot, buckets: list[float]) -> int | None:
+    def count_for(self, lot: NodeOption, buckets: list[float]) -> int | None:
         rate_per_s = self.mean_per_s(buckets)
         aim_per_s = self._config.target * lot.rate_per_s
         present = self.wanted_of(lot)

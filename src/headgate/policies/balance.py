@@ -19,12 +19,12 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final, final
 
-from headgate.core.batching import take_batch
 from headgate.core.errors import ConfigError
-from headgate.core.lifecycle import TaskState
+from headgate.core.lazy_deletion import Withdrawals, sweep
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind, Takes
 from headgate.core.records import Node, Task
-from headgate.core.withdrawals import Withdrawals, sweep
+from headgate.core.states import TaskState
+from headgate.planning.batch_size import take_batch
 
 _READY: Final = TaskState.READY  # interpreted, a name of the module is read much faster
 

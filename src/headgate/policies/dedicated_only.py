@@ -22,8 +22,8 @@ from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.core.policy import Context, PolicyConfig, PolicyKind, Takes
 from headgate.planning.concurrency import Thresholds
-from headgate.planning.hybrid import Hybrid
-from headgate.planning.tiers import Tiers
+from headgate.planning.targets import Tiers
+from headgate.policies._hybrid import Hybrid
 
 _UNBOUNDED: Final = 1_000_000  # more than a node can have slots
 

@@ -23,12 +23,12 @@ from collections import deque
 from dataclasses import dataclass
 from typing import final
 
-from headgate.core.apportion import apportion
 from headgate.core.errors import ConfigError
-from headgate.core.lifecycle import TaskState
+from headgate.core.lazy_deletion import Withdrawals, sweep
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind
 from headgate.core.records import Node, Task
-from headgate.core.withdrawals import Withdrawals, sweep
+from headgate.core.states import TaskState
+from headgate.planning.placement import apportion
 
 
 @dataclass(frozen=True)

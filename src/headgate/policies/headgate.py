@@ -20,7 +20,7 @@ The policy that is meant for everything, with one configuration. Its parts:
   would make late anyway waits for a node instead, which costs nothing. As many instances are kept
   ready as were lately needed at once, provisioned or by calling them, whichever is cheaper.
 - *Renting.* A node of an elastic pool is taken and given back when the calls that it would have
-  saved are worth it (`headgate.planning.levels`).
+  saved are worth it (`headgate.planning.rent_or_call`).
 - *Correction.* Predictions are the profile's times a quantile of what was lately observed over it.
 
 Cost per decision: O(functions + nodes).
@@ -38,20 +38,17 @@ from typing import final
 
 from headgate.core.clock import NEVER_NS, SECOND_NS
 from headgate.core.errors import ConfigError
-from headgate.core.lifecycle import InstanceState, TaskState
+from headgate.core.lazy_deletion import Withdrawals
 from headgate.core.model import Variant
-from headgate.core.outcome import Rejection
 from headgate.core.policy import Context, Plan, Policy, PolicyConfig, PolicyKind, Takes
 from headgate.core.records import Batch, Instance, Node, Request, Task
-from headgate.core.withdrawals import Withdrawals
-from headgate.planning.demand import OfferedLoad
-from headgate.planning.prediction import Predictor
-from headgate.planning.renting import Renting
-from headgate.planning.scaling import is_nowhere
-from headgate.planning.slack import items_within
-from headgate.planning.spilling import TEND, Spilling
-from headgate.planning.spread import has_room, next_start
-from headgate.planning.worth import worthwhile_items
+from headgate.core.states import InstanceState, Rejection, TaskState
+from headgate.planning.batch_size import items_within, worthwhile_items
+from headgate.planning.forecast import OfferedLoad
+from headgate.planning.latency_predictor import Predictor
+from headgate.planning.placement import has_room, next_start
+from headgate.planning.rent_or_call import Renting, is_nowhere
+from headgate.planning.spillover import TEND, Spilling
 
 Entry = tuple[int, int, int, Task]  # (priority, deadline, task id, task): the smallest goes first
 

@@ -27,9 +27,9 @@ from headgate.core.clock import MINUTE_NS, SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.core.policy import Context, PolicyConfig, PolicyKind, Takes
 from headgate.planning.concurrency import Thresholds
-from headgate.planning.elastic import Elastic
-from headgate.planning.rates import trend
-from headgate.planning.tiers import Lot, Tiers
+from headgate.planning.forecast import trend
+from headgate.planning.targets import NodeOption, Tiers
+from headgate.policies._hybrid import Elastic
 
 _FORECASTS: Final = ("max", "mean", "trend")
 
@@ -116,7 +116,7 @@ class Mark(Elastic):
         return self.mean_per_s([amount]) * self._config.headroom
 
     def _fill(
-        self, lots: list[Lot], counts: list[int], rate_per_s: float, spill_usd: float
+        self, lots: list[NodeOption], counts: list[int], rate_per_s: float, spill_usd: float
     ) -> None:
         """Add what is cheapest per request that it serves, until nothing is missing."""
         span_s = self._config.horizon_ns / 1e9
@@ -136,7 +136,7 @@ class Mark(Elastic):
             counts[best] += 1
 
     def _release(
-        self, lots: list[Lot], counts: list[int], rate_per_s: float, spill_usd: float
+        self, lots: list[NodeOption], counts: list[int], rate_per_s: float, spill_usd: float
     ) -> None:
         """Give up the dearest per request, while it is not needed or costs more than calls."""
         for i, lot in sorted(enumerate(lots), key=lambda pair: -pair[1].usd_per_request):
@@ -148,7 +148,7 @@ class Mark(Elastic):
                 counts[i] -= 1
 
 
-def _rate_of(lots: list[Lot], counts: list[int]) -> float:
+def _rate_of(lots: list[NodeOption], counts: list[int]) -> float:
     return sum(lot.rate_per_s * count for lot, count in zip(lots, counts, strict=True))
 
 

@@ -23,11 +23,11 @@ from math import floor, log
 from typing import final
 
 from headgate.core.errors import ConfigError
-from headgate.core.lifecycle import TaskState
+from headgate.core.lazy_deletion import Withdrawals
 from headgate.core.model import Function
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind, Takes
 from headgate.core.records import STAGES_MAX, Node, Task
-from headgate.core.withdrawals import Withdrawals
+from headgate.core.states import TaskState
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections import deque
 from typing import final
 
-from headgate.core.lifecycle import TaskState
+from headgate.core.lazy_deletion import Withdrawals, sweep
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind, Takes
 from headgate.core.records import Node, Task
-from headgate.core.withdrawals import Withdrawals, sweep
+from headgate.core.states import TaskState
 
 
 @final

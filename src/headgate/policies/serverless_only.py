@@ -21,8 +21,8 @@ from typing import final
 from headgate.core.errors import ConfigError
 from headgate.core.policy import Context, PolicyConfig, PolicyKind, Takes
 from headgate.planning.concurrency import Thresholds
-from headgate.planning.hybrid import Hybrid
-from headgate.planning.tiers import Tiers
+from headgate.planning.targets import Tiers
+from headgate.policies._hybrid import Hybrid
 
 
 @dataclass(frozen=True)

@@ -25,15 +25,15 @@ from typing import final
 
 from headgate.core.clock import MINUTE_NS, NEVER_NS, SECOND_NS
 from headgate.core.errors import ConfigError
-from headgate.core.lifecycle import BatchState
 from headgate.core.model import Variant
 from headgate.core.policy import Context, PolicyConfig, PolicyKind, Takes
 from headgate.core.records import STAGES_MAX, Batch, Node, Task
+from headgate.core.states import BatchState
 from headgate.planning.concurrency import Thresholds, shares_of_rest
-from headgate.planning.elastic import Elastic
-from headgate.planning.quantile import QuantileTracker
-from headgate.planning.scaling import nodes_that_pay
-from headgate.planning.tiers import Lot, Tiers
+from headgate.planning.latency_predictor import QuantileTracker
+from headgate.planning.rent_or_call import nodes_that_pay
+from headgate.planning.targets import NodeOption, Tiers
+from headgate.policies._hybrid import Elastic
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Spandana(Elastic):
 
     # --- per plan ------------------------------------------------------------------------------
 
-    def count_for(self, lot: Lot, buckets: list[float]) -> int | None:
+    def count_for(self, lot: NodeOption, buckets: list[float]) -> int | None:
         bucket_s = self.bucket_ns / 1e9
         count = nodes_that_pay(
             buckets,

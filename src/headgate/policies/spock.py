@@ -23,10 +23,10 @@ from headgate.core.clock import MINUTE_NS, SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.core.policy import Context, PolicyConfig, PolicyKind, Takes
 from headgate.planning.concurrency import Thresholds
-from headgate.planning.elastic import Elastic
-from headgate.planning.rates import trend
-from headgate.planning.scaling import nodes_for
-from headgate.planning.tiers import Lot, Tiers
+from headgate.planning.forecast import trend
+from headgate.planning.rent_or_call import nodes_for
+from headgate.planning.targets import NodeOption, Tiers
+from headgate.policies._hybrid import Elastic
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Spock(Elastic):
         self._config = config
         self._plans_held = config.hold_ns // config.plan_every_ns + 1
 
-    def count_for(self, lot: Lot, buckets: list[float]) -> int | None:
+    def count_for(self, lot: NodeOption, buckets: list[float]) -> int | None:
         rate_per_s = self.mean_per_s(buckets)
         if self._config.is_predictive:
             ready_ns = lot.pool.boot_ns + lot.variant.profile.start_ns

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import final
 
-from headgate.core.lifecycle import TaskState
+from headgate.core.lazy_deletion import Withdrawals
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind, Takes
 from headgate.core.records import STAGES_MAX, Node, Task
-from headgate.core.withdrawals import Withdrawals
+from headgate.core.states import TaskState
 
 
 @dataclass(frozen=True)

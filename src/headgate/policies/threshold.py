@@ -25,8 +25,8 @@ from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.core.policy import Context, PolicyConfig, PolicyKind, Takes
 from headgate.planning.concurrency import Thresholds
-from headgate.planning.hybrid import Hybrid
-from headgate.planning.tiers import Tiers
+from headgate.planning.targets import Tiers
+from headgate.policies._hybrid import Hybrid
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from headgate.profiling.carried import measured, measured_functions
-    from headgate.profiling.document import read_profile
-    from headgate.profiling.tables import read_tables
+    from headgate.profiling.csv_import import measured, measured_functions, read_tables
+    from headgate.profiling.profile_file import read_profile
 
 __all__ = ["measured", "measured_functions", "read_profile", "read_tables"]
 
 _HOMES: Final = {
-    "measured": "carried",
-    "measured_functions": "carried",
-    "read_profile": "document",
-    "read_tables": "tables",
+    "measured": "csv_import",
+    "measured_functions": "csv_import",
+    "read_profile": "profile_file",
+    "read_tables": "csv_import",
 }
 
 

@@ -21,13 +21,17 @@ def main() -> None:
 
     import msgspec  # noqa: PLC0415  see above
 
-    from headgate.profiling.messages import Answer, Task, Wish  # noqa: PLC0415
+    from headgate.profiling.probe_client import (  # noqa: PLC0415  see above
+        Answer,
+        Task,
+        Wish,
+    )
 
     task = msgspec.json.decode(wishes.readline(), type=Task)
     os.sched_setaffinity(0, task.cores)
     answer = Answer()
     try:
-        from headgate.profiling.subject import Subject  # noqa: PLC0415
+        from headgate.profiling.measure import Subject  # noqa: PLC0415
 
         subject = Subject(task, READY_NS)
         answer.started = subject.started
@@ -38,7 +42,7 @@ def main() -> None:
             answer = Answer(found=found, peak_bytes=peak_bytes())
             output.write(msgspec.json.encode(answer) + b"\n")
     except BaseException as error:  # whatever a model does
-        from headgate.functions.words import words  # noqa: PLC0415
+        from headgate.functions.error_text import words  # noqa: PLC0415
 
         said = str(error) if type(error).__name__ == "ConfigError" else words(error)
         output.write(msgspec.json.encode(Answer(error=said)) + b"\n")

@@ -11,10 +11,9 @@ from typing import Final, final
 import msgspec
 
 from headgate.core.errors import ConfigError
-from headgate.planning.characterisation import Characterisation, ColdStart, Point
-from headgate.profiling.child import Child
+from headgate.planning.latency_model import Characterisation, ColdStart, Point
 from headgate.profiling.machine import usable_cores
-from headgate.profiling.messages import Task, Wish
+from headgate.profiling.probe_client import Child, Task, Wish
 
 SAMPLES_MIN: Final = 50  # fewer say little about a tail
 STARTS: Final = 3  # cold starts to take the median of

@@ -12,9 +12,9 @@ from headgate.core.errors import ConfigError
 from headgate.core.events import Rank
 from headgate.core.model import App, Pipeline
 from headgate.core.model import Client as DeclaredClient
-from headgate.core.outcome import Outcome
+from headgate.core.states import Outcome
 from headgate.sim.engine import Engine
-from headgate.sim.hooks import Client
+from headgate.sim.interfaces import Client
 from headgate.workload import ClosedLoop
 
 # A client that got no answer asks again only after this pause: one that is turned away at once,

@@ -50,25 +50,26 @@ from headgate.core.events import (
 )
 from headgate.core.model import App
 from headgate.core.records import STAGES_MAX
-from headgate.core.scheduler import Scheduler
-from headgate.sim.agenda import Agenda, Happening
-from headgate.sim.feed import Feed
-from headgate.sim.happenings import (
+from headgate.core.scheduler.scheduler import Scheduler
+from headgate.sim.event_queue import (
+    Agenda,
     Cancellation,
     ClientDue,
     Decided,
+    Feed,
+    Happening,
     Inbox,
     Order,
     Submission,
     TimerDue,
     TroubleDue,
 )
-from headgate.sim.hooks import Client, Observer, Trouble
+from headgate.sim.faas import Awakening, Invocation, Platform
+from headgate.sim.ground_truth import Truth
+from headgate.sim.interfaces import Client, Observer, Trouble
 from headgate.sim.node import RESTART_NS, Job, Report, Restart, SimNode, Wake
-from headgate.sim.platform import Awakening, Invocation, Platform
 from headgate.sim.recorder import Recorder
 from headgate.sim.shared_pools import SharedPools
-from headgate.sim.truth import Truth
 
 
 @final

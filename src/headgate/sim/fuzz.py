@@ -9,25 +9,287 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
+from math import inf
 from pathlib import Path
+from random import Random
 from traceback import extract_tb
 from typing import Final, final
 
+import numpy as np
+
 from headgate.core.actions import Action
-from headgate.core.clock import SECOND_NS
+from headgate.core.clock import MILLISECOND_NS, NEVER_NS, SECOND_NS
 from headgate.core.errors import ConfigError
+from headgate.core.event_log import LogEntry, Wire, replay, to_wire
 from headgate.core.events import Event
-from headgate.core.log import LogEntry, replay
-from headgate.core.outcome import OUTCOME_NAMES
-from headgate.core.policy import PolicyConfig, PolicyKind
+from headgate.core.model import (
+    LAMBDA_PAYLOAD_BYTES_MAX,
+    App,
+    Function,
+    Guard,
+    Limits,
+    Pipeline,
+    Pool,
+    Profile,
+    Serverless,
+    Shape,
+    Slo,
+    Stage,
+    Tier,
+    Variant,
+)
+from headgate.core.model import Client as DeclaredClient
+from headgate.core.policy import PolicyConfig, PolicyKind, Takes
 from headgate.core.rng import stream
-from headgate.core.wire import Wire, to_wire
+from headgate.core.states import OUTCOME_NAMES
 from headgate.policies import find_policy
 from headgate.sim.checkers import Checkers, all_checkers
 from headgate.sim.clients import LoopClients, Straggler
-from headgate.sim.hooks import Client, Observer
-from headgate.sim.random_case import Case, random_case
+from headgate.sim.faults import FaultPlan, random_plan
+from headgate.sim.ground_truth import DISTRIBUTIONS, TruthConfig
+from headgate.sim.interfaces import Client, Observer
 from headgate.sim.run import Setup, build_schedulers, simulate
+from headgate.workload import Arrivals, ClosedLoop, ConcurrencyStep
+
+# Small random applications and workloads, within what a policy can take.
+#
+# Times lie on a coarse grid in half of the cases, so that things happen at the same instant, and
+# limits are tight, so that they are met.
+
+
+_GIGABYTE = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """All that determines a run but its policy."""
+
+    app: App
+    arrivals: Arrivals
+    loop: ClosedLoop | None
+    plan: FaultPlan
+    truth: TruthConfig
+    schedulers: int
+    decision_ns: int
+    work_unit_ns: int
+    announces: bool
+
+
+def random_case(takes: Takes, seed: int) -> Case:
+    """Return a case that a policy which takes this must cope with. The same seed, the same case."""
+    rng = stream(seed, "case")
+    schedulers = rng.randint(1, 3) if takes.many_schedulers else 1
+    app = _with_small_calls(_Draft(takes, schedulers, rng).app(), stream(seed, "calls"))
+    duration_ns = rng.randint(50, 500) * MILLISECOND_NS
+    # Requests are announced by the id they will have, so nobody else may send any.
+    announces = takes.clairvoyance and rng.random() < 0.5
+    plan = random_plan(app, duration_ns, seed, intensity=rng.choice((0.0, 0.5, 1.5)))
+    if announces:
+        plan = FaultPlan(tuple(fault for fault in plan.faults if fault.kind != "burst"))
+    return Case(
+        app=app,
+        arrivals=_arrivals(app, duration_ns, rng),
+        loop=None if announces or rng.random() < 0.7 else _loop(app, duration_ns, rng),
+        plan=plan,
+        truth=TruthConfig(distribution=rng.choice(("exact", *DISTRIBUTIONS)), cv=0.5),
+        schedulers=schedulers,
+        decision_ns=rng.choice((0, 0, 0, 100_000, MILLISECOND_NS)),
+        work_unit_ns=rng.choice((0, 1_000)),
+        announces=announces,
+    )
+
+
+@final
+class _Draft:
+    """An application in the making."""
+
+    def __init__(self, takes: Takes, schedulers: int, rng: Random) -> None:
+        self._takes = takes
+        self._rng = rng
+        # A node that several Schedulers share holds one instance at a time: see `Broker`.
+        self._is_shared = schedulers > 1
+        self._variants = 0
+
+    def app(self) -> App:
+        """Draw everything."""
+        rng = self._rng
+        drafts = [self._pool(i) for i in range(rng.randint(1, 2) if self._takes.mixed_pools else 1)]
+        if self._takes.serverless:
+            drafts.append(self._serverless(len(drafts)))
+        functions = tuple(self._function(i, drafts) for i in range(rng.randint(1, 4)))
+        pools = tuple(self._with_memory(pool, functions) for pool in drafts)
+        pipelines = tuple(self._pipeline(i, functions) for i in range(rng.randint(1, 3)))
+        clients = tuple(
+            DeclaredClient(i, f"c{i}", rng.choice((1.0, 2.0))) for i in range(rng.randint(1, 3))
+        )
+        return App(functions, pipelines, pools, clients, self._limits())
+
+    def _pool(self, id: int) -> Pool:
+        rng = self._rng
+        limits_compute = rng.random() < 0.3
+        pool = Pool(
+            id,
+            f"pool{id}-",
+            nodes=rng.randint(1, 4),
+            slots=1 if self._is_shared else rng.choice((1, 1, 2, 3)),
+            queue_max=rng.choice((0, 0, 2)),
+            cpu_milli=4_000 if limits_compute else NEVER_NS,
+            gpu_sevenths=7 if limits_compute else NEVER_NS,
+            idle_timeout_ns=rng.choice((NEVER_NS, NEVER_NS, 30 * MILLISECOND_NS)),
+            usd_per_hour=1.0,
+            network_ns=rng.choice((0, 0, MILLISECOND_NS, 300_000)),
+            bytes_per_s=rng.choice((0.0, 1e9)),
+        )
+        if self._takes.serverless and not self._is_shared and rng.random() < 0.5:
+            boot_ns = rng.choice((0, 5, 100)) * MILLISECOND_NS
+            return replace(pool, is_elastic=True, boot_ns=boot_ns)
+        return pool
+
+    def _serverless(self, id: int) -> Pool:
+        rng = self._rng
+        platform = Serverless(
+            memory_bytes=_GIGABYTE,
+            concurrency_max=rng.randint(1, 5),
+            burst=rng.randint(1, 5),
+            starts_per_s=rng.choice((1.0, 100.0)),
+            keep_alive_ns=rng.choice((10, 1_000)) * MILLISECOND_NS,
+            usd_per_gb_s=1e-5,
+            usd_per_request=1e-7,
+        )
+        guard = Guard(
+            failures_max=rng.randint(1, 5),
+            rest_ns=rng.choice((5, 100)) * MILLISECOND_NS,
+            # What only a broken platform can run is to have failed within the run.
+            rest_max_ns=1_000 * MILLISECOND_NS,
+            usd_per_minute=rng.choice((inf, inf, 5e-5)),
+        )
+        return Pool(
+            id,
+            f"cloud{id}-",
+            Tier.SERVERLESS,
+            network_ns=rng.choice((0, MILLISECOND_NS)),
+            serverless=platform,
+            guard=guard,
+        )
+
+    def _with_memory(self, pool: Pool, functions: tuple[Function, ...]) -> Pool:
+        """Give a pool's nodes room for the largest variant at least, for all at most."""
+        rng = self._rng
+        sizes = [
+            v.profile.memory_bytes for f in functions for v in f.variants if pool.id in v.pool_ids
+        ]
+        if pool.serverless is not None or self._is_shared or not sizes or rng.random() < 0.4:
+            return pool
+        return replace(
+            pool,
+            memory_bytes=rng.randint(max(sizes), sum(sizes)),
+            host_memory_bytes=rng.choice((0, sum(sizes) // 2)),
+        )
+
+    def _function(self, id: int, pools: list[Pool]) -> Function:
+        rng = self._rng
+        own = [pool for pool in pools if pool.serverless is None]
+        chosen = rng.sample(own, rng.randint(1, len(own)))
+        chosen += [pool for pool in pools if pool.serverless is not None]
+        base_ns = rng.randint(1, 20) * MILLISECOND_NS
+        items_max = rng.randint(1, 4)
+        variants = tuple(self._variant(id, pool, base_ns, items_max) for pool in chosen)
+        is_idempotent = rng.random() < 0.8
+        warm = rng.choice((0, 1, 2)) if self._takes.serverless else 0
+        return Function(id, f"f{id}", variants, is_idempotent, warm)
+
+    def _variant(self, function_id: int, pool: Pool, base_ns: int, items_max: int) -> Variant:
+        rng = self._rng
+        factor = rng.choice((1, 1, 3))
+        profile = Profile(
+            exec_ns=tuple(base_ns * factor * (3 + items) // 4 for items in range(1, items_max + 1)),
+            slowdown=rng.choice(((1.0,), (1.0, 1.5), (1.0, 1.0, 1.3))),
+            start_ns=rng.choice((0, 5, 30)) * MILLISECOND_NS,
+            load_ns=rng.choice((0, 2)) * MILLISECOND_NS,
+            memory_bytes=rng.randint(1, 4) * _GIGABYTE,
+            output_bytes=rng.choice((0, 1_000_000)),
+        )
+        shape = Shape(rng.choice((500, 2_000, 4_000)), rng.randint(1, 7))
+        id = self._variants
+        self._variants += 1
+        concurrency = rng.randint(1, pool.slots)
+        return Variant(id, f"v{id}", function_id, (pool.id,), profile, shape, concurrency)
+
+    def _pipeline(self, id: int, functions: tuple[Function, ...]) -> Pipeline:
+        rng = self._rng
+        stages: list[Stage] = []
+        for index in range(rng.choice((1, 1, 2, 3, 4)) if self._takes.pipelines else 1):
+            after = tuple(before for before in range(index) if rng.random() < 0.6)
+            is_cascade = bool(after) and rng.random() < 0.3
+            function = rng.choice(functions)
+            stages.append(Stage(function, after, is_cascade, 0.5 if is_cascade else 1.0))
+        latency_ns = rng.choice((NEVER_NS, rng.randint(10, 300) * MILLISECOND_NS))
+        return Pipeline(id, f"p{id}", tuple(stages), Slo(latency_ns, gives_up=rng.random() < 0.4))
+
+    def _limits(self) -> Limits:
+        rng = self._rng
+        return Limits(
+            attempts_max=rng.randint(1, 3),
+            refusals_max=rng.choice((3, 64)),
+            backoff_ns=rng.choice((0, 1, 1, 5)) * MILLISECOND_NS,
+            lost_after=rng.choice((0.0, 2.0, 10.0)),
+            open_requests_max=rng.choice((10, 1_000, 1_000)),
+            lost_floor_ns=rng.choice((0, 50)) * MILLISECOND_NS,
+            start_backoff_ns=rng.choice((1, 20)) * MILLISECOND_NS,
+            start_backoff_max_ns=rng.choice((20, 200)) * MILLISECOND_NS,
+        )
+
+
+def _with_small_calls(app: App, rng: Random) -> App:
+    """Have platforms carry no more than 500 kB a call, in some cases: less than a result may be."""
+    payload_bytes_max = rng.choice((LAMBDA_PAYLOAD_BYTES_MAX, 500_000))
+    pools = tuple(
+        pool
+        if pool.serverless is None
+        else replace(pool, serverless=replace(pool.serverless, payload_bytes_max=payload_bytes_max))
+        for pool in app.pools
+    )
+    return replace(app, pools=pools)
+
+
+def _arrivals(app: App, duration_ns: int, rng: Random) -> Arrivals:
+    count = rng.randint(1, 50)
+    grid_ns = rng.choice((1, 5 * MILLISECOND_NS))
+    times_ns = sorted(rng.randrange(duration_ns) // grid_ns * grid_ns for _ in range(count))
+    pipelines = [rng.randrange(len(app.pipelines)) for _ in range(count)]
+    has_sizes = rng.random() < 0.5
+    return Arrivals(
+        np.array(times_ns, dtype=np.int64),
+        duration_ns,
+        np.array(pipelines, dtype=np.int32),
+        np.array([rng.randrange(len(app.clients)) for _ in range(count)], dtype=np.int32),
+        tuple(pipeline.name for pipeline in app.pipelines),
+        tuple(client.name for client in app.clients),
+        np.array([_items(app, p, has_sizes, rng) for p in pipelines], dtype=np.int32),
+    )
+
+
+def _items(app: App, pipeline: int, has_sizes: bool, rng: Random) -> int:
+    """A size that every variant can take which the request may come to."""
+    functions = [stage.function for stage in app.pipelines[pipeline].stages]
+    largest = min(v.profile.items_max for f in functions for v in f.variants)
+    return rng.randint(1, largest) if has_sizes else 1
+
+
+def _loop(app: App, duration_ns: int, rng: Random) -> ClosedLoop:
+    steps = (
+        ConcurrencyStep(0, rng.randint(0, 5)),
+        ConcurrencyStep(duration_ns // 2, rng.randint(0, 5)),
+    )
+    return ClosedLoop(
+        steps,
+        duration_ns,
+        think_ns=rng.choice((0, 1, 20)) * MILLISECOND_NS,
+        pipeline=rng.choice(app.pipelines).name,
+        client=rng.choice(app.clients).name,
+        requests_max=30,
+    )
+
 
 _LIMIT_NS: Final = 3_600 * SECOND_NS  # long after the last fault: what is open now stays open
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import App
-from headgate.core.outcome import Outcome
 from headgate.core.records import STAGES_MAX
+from headgate.core.states import Outcome
 from headgate.metrics.columns import Int32, Int64, RequestColumns, SpanColumns
 
 _MET: Final = Outcome.MET  # interpreted, a name of the module is read much faster

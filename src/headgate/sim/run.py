@@ -10,18 +10,15 @@ from headgate.core.errors import ConfigError
 from headgate.core.model import TIER_NAMES, App
 from headgate.core.policy import PolicyConfig, PolicyKind
 from headgate.core.rng import stream
-from headgate.core.scheduler import Scheduler
-from headgate.metrics.columns import ResourceUse, RunColumns
-from headgate.metrics.outside import as_clients_see
-from headgate.sim.agenda import Agenda
-from headgate.sim.cascade import has_cascades
+from headgate.core.scheduler.scheduler import Scheduler
+from headgate.metrics.columns import ResourceUse, RunColumns, as_clients_see
 from headgate.sim.engine import Engine
-from headgate.sim.feed import Feed
-from headgate.sim.hooks import Client, Observer, Trouble
+from headgate.sim.event_queue import Agenda, Feed
+from headgate.sim.faas import Platform
+from headgate.sim.ground_truth import Truth, TruthConfig, has_cascades
+from headgate.sim.interfaces import Client, Observer, Trouble
 from headgate.sim.node import SimNode
-from headgate.sim.platform import Platform
 from headgate.sim.recorder import Recorder
-from headgate.sim.truth import Truth, TruthConfig
 from headgate.workload.arrivals import Arrivals
 
 

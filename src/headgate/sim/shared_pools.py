@@ -12,7 +12,7 @@ from headgate.core.actions import StartInstance, StopInstance
 from headgate.core.broker import Broker
 from headgate.core.events import InstanceStopped, Rank
 from headgate.core.model import App
-from headgate.sim.agenda import Agenda
+from headgate.sim.event_queue import Agenda
 from headgate.sim.node import Report, SimNode
 
 

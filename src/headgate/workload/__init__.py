@@ -1,12 +1,24 @@
 """What arrives: synthetic processes, closed loops and traces, as columns."""
 
-from headgate.workload.arrivals import Arrivals, arrivals_at, constant_column
-from headgate.workload.closed_loop import ClosedLoop, ConcurrencyStep
-from headgate.workload.counts import counts_of_means, expand_counts
-from headgate.workload.generators import deterministic, gamma, mmpp, poisson, stepped
-from headgate.workload.read_options import ReadOptions
+from headgate.workload.arrivals import (
+    Arrivals,
+    ClosedLoop,
+    ConcurrencyStep,
+    arrivals_at,
+    constant_column,
+)
+from headgate.workload.generators import (
+    counts_of_means,
+    deterministic,
+    expand_counts,
+    gamma,
+    mmpp,
+    poisson,
+    stepped,
+)
 from headgate.workload.readers import layouts
 from headgate.workload.spec import parse_arrivals
+from headgate.workload.trace_file import ReadOptions
 from headgate.workload.traces import find_trace, read_trace
 from headgate.workload.transforms import assign, mix, named, rescale_rate, shift, stretch, window
 

@@ -13,8 +13,14 @@ from typing import Final, TypeVar
 from headgate.core.errors import ConfigError
 from headgate.core.units import parse_duration, parse_rate
 from headgate.workload import generators
-from headgate.workload.arrivals import ARRIVALS_MAX, DEFAULT_NAME, Arrivals, check_positive
-from headgate.workload.closed_loop import ClosedLoop, ConcurrencyStep
+from headgate.workload.arrivals import (
+    ARRIVALS_MAX,
+    DEFAULT_NAME,
+    Arrivals,
+    ClosedLoop,
+    ConcurrencyStep,
+    check_positive,
+)
 from headgate.workload.transforms import named
 
 CLIENTS_MAX: Final = 1_000_000  # in one closed loop; more is surely a slip

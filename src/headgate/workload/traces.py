@@ -6,10 +6,9 @@ from pathlib import Path
 
 from headgate.core.errors import ConfigError
 from headgate.workload.arrivals import Arrivals
-from headgate.workload.counts import Draw, Spread
-from headgate.workload.read_options import ReadOptions
+from headgate.workload.generators import Draw, Spread
 from headgate.workload.readers import layouts, recognise
-from headgate.workload.rows import SUFFIXES, read_header
+from headgate.workload.trace_file import SUFFIXES, ReadOptions, read_header
 
 
 def read_trace(

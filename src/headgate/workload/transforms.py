@@ -18,8 +18,7 @@ from headgate.workload.arrivals import (
     constant_column,
     take_rows,
 )
-from headgate.workload.counts import fill
-from headgate.workload.rng import column_stream
+from headgate.workload.generators import column_stream, fill
 
 
 def rescale_rate(arrivals: Arrivals, factor: float, *, seed: int) -> Arrivals:

@@ -202,7 +202,7 @@ def test_commands(arguments: list[str], said: str) -> None:
     [
         ("raises", "raise ValueError('boom\\nand more')", "ValueError: boom and more"),
         ("unclosed", "app = (", "SyntaxError: '(' was never closed"),
-        ("empty", "from headgate.app import declare\ndeclare({}, {})", "functions: is empty"),
+        ("empty", "from headgate.config import declare\ndeclare({}, {})", "functions: is empty"),
         ("other", "other = 1", "has no attribute 'app'"),
     ],
 )

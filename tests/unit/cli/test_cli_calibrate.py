@@ -9,11 +9,11 @@ import pytest
 import yaml
 from cli_rig import headgate, write
 
-from headgate.app import declare
-from headgate.cli.runs import truth_of
-from headgate.core.log import read_log
+from headgate.cli.simulation import truth_of
+from headgate.config import declare
+from headgate.core.event_log import read_log
 from headgate.live.event_log import EventLog, Rotation
-from headgate.sim.truth import Truth
+from headgate.sim.ground_truth import Truth
 
 APP = """
 functions: {resnet: {exec: 5ms, start: 20ms}, bert: {exec: {1: 20ms, 4: 50ms}, warm: 1}}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cli_rig import EXAMPLES, headgate, write
 
-from headgate.core.log import read_log
+from headgate.core.event_log import read_log
 
 UNMEASURED = """
 functions:

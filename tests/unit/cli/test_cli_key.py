@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cli_rig import headgate
 
-from headgate.app import from_spec
+from headgate.config import from_spec
 from headgate.core.errors import ConfigError
 
 

@@ -10,9 +10,9 @@ import pytest
 from cli_rig import APP, EXAMPLES, KAAS, headgate, write
 
 import headgate as package
-from headgate.app import from_spec
-from headgate.app.schema import json_schema
-from headgate.cli.fit import check_fit, policies_for
+from headgate.cli.app_loading import check_fit, policies_for
+from headgate.config import from_spec
+from headgate.config.schema import json_schema
 from headgate.core.errors import ConfigError
 from headgate.policies import find_policy, policy_names
 

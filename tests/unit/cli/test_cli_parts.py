@@ -7,16 +7,16 @@ from math import nan
 
 import pytest
 
-from headgate.app import declare
+from headgate.cli.commands.compare import spread_json
 from headgate.cli.options import duration_ns, setting
-from headgate.cli.rows import rows_table
-from headgate.cli.runs import truth_of
-from headgate.cli.spread import spread_json
+from headgate.cli.output import rows_table
+from headgate.cli.simulation import truth_of
+from headgate.config import declare
 from headgate.metrics.summary import Summary, summarise
-from headgate.metrics.tables import render
+from headgate.metrics.table import render
 from headgate.policies import find_policy
+from headgate.sim.ground_truth import Truth
 from headgate.sim.run import Setup, simulate
-from headgate.sim.truth import Truth
 from headgate.workload import poisson
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from cli_rig import KAAS, headgate
 
-from headgate.cli import progress as progress_module
-from headgate.cli.progress import Progress
+from headgate.cli import output as progress_module
+from headgate.cli.output import Progress
 
 SOURCE = Path(__file__).parents[3] / "src"
 COMMAND = (sys.executable, "-m", "headgate")

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from cli_rig import EXAMPLES, KAAS, headgate
 
-from headgate.cli.application import load_app
-from headgate.cli.chosen import choose
-from headgate.cli.log_observer import logging_to
-from headgate.core.log import read_log
+from headgate.cli.app_loading import choose, load_app
+from headgate.cli.simulation import logging_to
+from headgate.core.event_log import read_log
 from headgate.live.event_log import EventLog, Rotation
 from headgate.policies import policy_names
 

@@ -126,7 +126,7 @@ def test_a_whole_pipeline_with_overheads_and_an_uncertain_truth() -> None:
 def test_an_application_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`module:app` is found in the working directory."""
     functions, pools = {"f": {"exec": "5ms"}}, {"gpu": {"nodes": 2}}
-    source = f"from headgate.app import declare\napp = declare({functions}, {pools})\n"
+    source = f"from headgate.config import declare\napp = declare({functions}, {pools})\n"
     write(tmp_path / "declared_here.py", source)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])

@@ -18,7 +18,7 @@ import boto3
 import pytest
 from cli_rig import headgate, write
 
-from headgate.serverless import EmbeddedPlatform, client_options
+from headgate.lambda_emulator import EmbeddedPlatform, client_options
 
 APP = """
 functions: {double: {code: "mine:double"}}

@@ -10,15 +10,14 @@ import pytest
 from headgate.core.actions import Action, CancelBatch, CancelTimer, Dispatch, SetTimer, Settle
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import DriverError, PolicyError
+from headgate.core.event_log import LogEntry, Wire, to_wire
 from headgate.core.events import Event, NodeJoined, RequestAnnounced, RequestArrived, TimerFired
-from headgate.core.lifecycle import InstanceState, NodeState, Residency
-from headgate.core.log import LogEntry
 from headgate.core.model import App
 from headgate.core.policy import Policy, PolicyKind
 from headgate.core.rng import stream
-from headgate.core.scheduler import Scheduler
+from headgate.core.scheduler.scheduler import Scheduler
+from headgate.core.states import InstanceState, NodeState, Residency
 from headgate.core.view import View
-from headgate.core.wire import Wire, to_wire
 
 from .snapshot import snapshot
 from .toys import Fifo, Puppet

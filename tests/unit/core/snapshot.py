@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import is_dataclass
 from random import Random
 
-from headgate.core.scheduler import Scheduler
+from headgate.core.scheduler.scheduler import Scheduler
 
 
 def snapshot(scheduler: Scheduler) -> object:

@@ -17,9 +17,9 @@ from headgate.core.events import (
     WeightsLoaded,
 )
 from headgate.core.model import Pool, Shape, Slo, Stage
-from headgate.core.outcome import Outcome
 from headgate.core.policy import Context, Plan, PolicyConfig, Target
-from headgate.core.reconcile import reconcile
+from headgate.core.scheduler.fleet import reconcile
+from headgate.core.states import Outcome
 
 from .rig import Rig, wires
 from .toys import CLOUD, Puppet, make_app, make_function

@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 
 from headgate.core.actions import Dispatch, KeepWarm
+from headgate.core.circuit_breaker import DAY_NS
 from headgate.core.clock import MINUTE_NS, SECOND_NS
+from headgate.core.event_log import from_wire
 from headgate.core.events import (
     BatchFailed,
     BatchFinished,
@@ -19,8 +21,6 @@ from headgate.core.events import (
 )
 from headgate.core.model import Guard, Pool, Serverless
 from headgate.core.policy import Context, PolicyConfig
-from headgate.core.spillway import DAY_NS
-from headgate.core.wire import from_wire
 
 from .rig import Rig, wires
 from .toys import Puppet, make_app, make_function

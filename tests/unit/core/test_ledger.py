@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from headgate.core.events import BatchFinished, InstanceStarted, RequestArrived
-from headgate.core.ledger import Ledger
-from headgate.core.lifecycle import TaskState
 from headgate.core.model import Pool, Stage
-from headgate.core.residency import Residents
+from headgate.core.scheduler.state import Ledger, Residents
+from headgate.core.states import TaskState
 from headgate.core.view import View
 
 from .rig import Rig

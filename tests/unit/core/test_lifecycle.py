@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.core.lifecycle import (
+from headgate.core.states import (
     BATCH_TABLE,
     INSTANCE_TABLE,
     NODE_TABLE,

@@ -21,8 +21,8 @@ from headgate.core.events import (
     TimerFired,
 )
 from headgate.core.model import App, Function, Limits, Pool, Stage, Variant
-from headgate.core.outcome import Failure, Outcome, Rejection
 from headgate.core.policy import Plan, Target
+from headgate.core.states import Failure, Outcome, Rejection
 
 from .rig import Rig, wires
 from .toys import CLOUD, Fifo, Puppet, make_app, make_function

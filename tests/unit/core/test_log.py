@@ -9,8 +9,7 @@ import pytest
 
 from headgate.core.actions import Action
 from headgate.core.errors import ConfigError, PolicyError
-from headgate.core.events import BatchFinished, InstanceStarted, NodeJoined, RequestArrived
-from headgate.core.log import (
+from headgate.core.event_log import (
     LogEntry,
     LogHeader,
     LogWriter,
@@ -18,11 +17,12 @@ from headgate.core.log import (
     open_log,
     read_log,
     replay,
+    to_wire,
 )
+from headgate.core.events import BatchFinished, InstanceStarted, NodeJoined, RequestArrived
 from headgate.core.policy import PolicyKind
 from headgate.core.records import Task
-from headgate.core.scheduler import Scheduler
-from headgate.core.wire import to_wire
+from headgate.core.scheduler.scheduler import Scheduler
 
 from .rig import Rig
 from .toys import Fifo, Puppet, make_app

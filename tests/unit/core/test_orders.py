@@ -20,7 +20,7 @@ from headgate.core.events import (
 )
 from headgate.core.model import Pool, Shape, Stage
 from headgate.core.orders import RESERVED_TIMERS
-from headgate.core.outcome import Outcome
+from headgate.core.states import Outcome
 
 from .rig import Rig, wires
 from .toys import CLOUD, Puppet, make_app, make_function

@@ -8,18 +8,12 @@ from dataclasses import replace
 import pytest
 
 from headgate.core.actions import Dispatch, Settle
-from headgate.core.events import (
-    BatchFinished,
-    BatchRefused,
-    NodeJoined,
-    Refusal,
-    RequestArrived,
-)
+from headgate.core.circuit_breaker import Breaker
+from headgate.core.event_log import from_wire
+from headgate.core.events import BatchFinished, BatchRefused, NodeJoined, Refusal, RequestArrived
 from headgate.core.model import App, Function, Guard, Pool, Serverless, Stage
-from headgate.core.outcome import Failure, Outcome, Rejection
-from headgate.core.requests import payload_bytes_max
-from headgate.core.spillway import Breaker
-from headgate.core.wire import from_wire
+from headgate.core.scheduler.requests import payload_bytes_max
+from headgate.core.states import Failure, Outcome, Rejection
 
 from .rig import Rig, wires
 from .toys import Puppet, make_app, make_function

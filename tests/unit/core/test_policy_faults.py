@@ -7,6 +7,7 @@ import pytest
 from headgate.core.actions import Action, Dispatch, ReportFault, SetTimer, Settle
 from headgate.core.clock import MILLISECOND_NS, MINUTE_NS
 from headgate.core.errors import PolicyError
+from headgate.core.event_log import Wire, to_wire
 from headgate.core.events import (
     BatchFinished,
     Event,
@@ -16,11 +17,10 @@ from headgate.core.events import (
     TimerFired,
 )
 from headgate.core.model import Stage
-from headgate.core.outcome import Failure, Outcome
 from headgate.core.policy import Context, PolicyConfig, PolicyKind
 from headgate.core.records import Node, Request, Task
-from headgate.core.scheduler import Scheduler
-from headgate.core.wire import Wire, to_wire
+from headgate.core.scheduler.scheduler import Scheduler
+from headgate.core.states import Failure, Outcome
 
 from .rig import wires
 from .toys import Fifo, make_app, make_function

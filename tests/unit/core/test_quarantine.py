@@ -15,9 +15,8 @@ from headgate.core.events import (
     RequestCancelled,
     TimerFired,
 )
-from headgate.core.lifecycle import TaskState
 from headgate.core.model import Limits, Pool, Slo
-from headgate.core.outcome import Failure, Outcome
+from headgate.core.states import Failure, Outcome, TaskState
 
 from .rig import Rig, wires
 from .toys import CLOUD, Puppet, make_app, make_function

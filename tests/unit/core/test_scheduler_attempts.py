@@ -25,7 +25,7 @@ from headgate.core.events import (
     TimerFired,
 )
 from headgate.core.model import Limits, Pool, Shape, Slo
-from headgate.core.outcome import Outcome
+from headgate.core.states import Outcome
 
 from .rig import Rig, wires
 from .toys import CLOUD, Puppet, make_app, make_function

@@ -23,9 +23,8 @@ from headgate.core.events import (
     WeightsEvicted,
     WeightsLoaded,
 )
-from headgate.core.lifecycle import InstanceState, Residency
 from headgate.core.model import Limits, Pool
-from headgate.core.outcome import Outcome
+from headgate.core.states import InstanceState, Outcome, Residency
 
 from .rig import Rig, wires
 from .toys import Puppet, make_app, make_function

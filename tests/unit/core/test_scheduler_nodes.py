@@ -12,9 +12,8 @@ from headgate.core.events import (
     NodeLost,
     RequestArrived,
 )
-from headgate.core.lifecycle import InstanceState
 from headgate.core.model import Pool
-from headgate.core.outcome import Outcome
+from headgate.core.states import InstanceState, Outcome
 
 from .rig import Rig, wires
 from .toys import Puppet, make_app, make_function

@@ -12,9 +12,8 @@ from headgate.core.events import (
     RequestArrived,
     RequestCancelled,
 )
-from headgate.core.lifecycle import TaskState
 from headgate.core.model import Pool, Slo, Stage
-from headgate.core.outcome import Outcome
+from headgate.core.states import Outcome, TaskState
 
 from .rig import Rig, wires
 from .toys import Puppet, make_app, make_function

@@ -6,7 +6,7 @@ from headgate.core.actions import StartInstance, StopInstance
 from headgate.core.events import InstanceStarted, RequestArrived, TimerFired
 from headgate.core.model import Pool
 from headgate.core.policy import Plan, Target
-from headgate.core.reconcile import reconcile
+from headgate.core.scheduler.fleet import reconcile
 
 from .rig import Rig, wires
 from .toys import Puppet, make_app, make_function

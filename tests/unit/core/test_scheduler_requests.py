@@ -22,7 +22,7 @@ from headgate.core.events import (
     TimerFired,
 )
 from headgate.core.model import Limits, Slo
-from headgate.core.outcome import Outcome
+from headgate.core.states import Outcome
 
 from .rig import Rig, wires
 from .toys import Puppet, make_app, make_function

@@ -16,6 +16,7 @@ from headgate.core.actions import (
     StartInstance,
     StopInstance,
 )
+from headgate.core.event_log import from_wire, replay
 from headgate.core.events import (
     REFUSAL_NAMES,
     BatchFailed,
@@ -38,14 +39,12 @@ from headgate.core.events import (
     WeightsEvicted,
     WeightsLoaded,
 )
-from headgate.core.lifecycle import NodeState
-from headgate.core.log import replay
 from headgate.core.model import Limits, Pool, Slo, Stage
 from headgate.core.policy import Plan, Policy, PolicyKind
 from headgate.core.records import Node, Request, Task
 from headgate.core.rng import stream
-from headgate.core.scheduler import Scheduler
-from headgate.core.wire import from_wire
+from headgate.core.scheduler.scheduler import Scheduler
+from headgate.core.states import NodeState
 
 from .rig import Rig, wires
 from .toys import Fifo, Puppet, make_app, make_function

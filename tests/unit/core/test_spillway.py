@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headgate.core.circuit_breaker import DAY_NS, Breaker, Closed, Spillway
 from headgate.core.clock import MINUTE_NS, SECOND_NS
-from headgate.core.lifecycle import BatchState
 from headgate.core.model import Guard, Pool, Serverless, Tier
-from headgate.core.spillway import DAY_NS, Breaker, Closed, Spillway
+from headgate.core.states import BatchState
 
 from .toys import make_function
 

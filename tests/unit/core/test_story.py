@@ -16,7 +16,7 @@ from headgate.core.events import (
     WeightsLoaded,
 )
 from headgate.core.model import Limits, Pool, Slo, Stage
-from headgate.core.story import story
+from headgate.core.request_trace import story
 
 from .rig import Rig
 from .toys import Puppet, make_app, make_function

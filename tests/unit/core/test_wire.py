@@ -8,11 +8,11 @@ import json
 import pytest
 
 from headgate.core import actions, events
-from headgate.core import wire as wire_module
+from headgate.core import event_log as wire_module
 from headgate.core.actions import Action, Dispatch
 from headgate.core.errors import ConfigError
+from headgate.core.event_log import from_wire, to_wire
 from headgate.core.events import BatchRefused, Event, RequestArrived
-from headgate.core.wire import from_wire, to_wire
 
 CLASSES = [*Event.__subclasses__(), *Action.__subclasses__()]
 IS_COMPILED = not str(events.__file__).endswith(".py")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from headgate.core.lifecycle import TaskState
 from headgate.core.model import (
     App,
     Function,
@@ -20,6 +19,7 @@ from headgate.core.model import (
 )
 from headgate.core.policy import Context, Policy, PolicyConfig
 from headgate.core.records import Batch, Instance, Node, Request, Task
+from headgate.core.states import TaskState
 
 CLOUD = Pool(1, "cloud", serverless=Serverless(memory_bytes=1))
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from headgate.core.errors import ConfigError
 from headgate.core.model import LAMBDA_PAYLOAD_BYTES_MAX
-from headgate.functions.alone import Alone
 from headgate.functions.arrays import Array, to_array, to_tensor
-from headgate.functions.envelope import (
+from headgate.functions.lambda_handler import Handler
+from headgate.functions.lambda_payload import (
     Answer,
     body_bytes,
     decode_answer,
@@ -25,10 +25,9 @@ from headgate.functions.envelope import (
     seal_answer,
     works_of,
 )
-from headgate.functions.lambda_handler import Handler
 from headgate.functions.model import Model
 from headgate.functions.tensor import Tensor
-from headgate.functions.work import Result, Work
+from headgate.functions.unbatched import Alone, Result, Work
 
 CODE = """
 import time

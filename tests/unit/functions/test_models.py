@@ -14,10 +14,10 @@ from onnx import TensorProto, helper
 
 from headgate.core.errors import ConfigError
 from headgate.functions import Model, OnnxModel, TensorSpec, function
-from headgate.functions.columns import join, length, split
+from headgate.functions.arrays import join, length, split
+from headgate.functions.loader import build_model
 from headgate.functions.model import signature_of
-from headgate.functions.source import build_model
-from headgate.functions.specs import read_specs
+from headgate.functions.tensor import read_specs
 
 
 @dataclass(frozen=True)

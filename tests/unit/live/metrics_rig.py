@@ -15,9 +15,9 @@ from headgate.core.model import (
     Tier,
     Variant,
 )
-from headgate.core.outcome import Outcome, Rejection
+from headgate.core.states import Outcome, Rejection
 from headgate.live.call import Call
-from headgate.live.metrics import Metrics, Readings
+from headgate.live.telemetry import Metrics, Readings
 
 SLO_NS = 100 * MILLISECOND_NS
 

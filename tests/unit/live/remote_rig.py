@@ -9,11 +9,9 @@ from headgate.core.clock import NEVER_NS
 from headgate.core.events import Event
 from headgate.core.model import Pool, Serverless, Tier
 from headgate.functions.tensor import Tensor
-from headgate.live.messages import Ran, Work
-from headgate.live.remote.errand import Errand, Shares
-from headgate.live.remote.fate import Fate
-from headgate.live.remote.outpost import Outpost
-from headgate.live.remote.threads import Threads
+from headgate.live.ipc.messages import Ran, Work
+from headgate.live.pools.remote_pool import Errand, Fate, Outpost, Shares
+from headgate.system.threads import Threads
 
 PLATFORM = Serverless(1 << 30, keep_alive_ns=200_000_000, usd_per_gb_s=1.0, usd_per_request=0.5)
 CLOUD = Pool(0, "cloud", Tier.SERVERLESS, nodes=0, serverless=PLATFORM)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.functions.tensor import Block
-from headgate.live.arena import Arena
+from headgate.live.ipc.shared_memory import Arena
 
 PAGE = 4096
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.app import from_spec
+from headgate.config import from_spec
 from headgate.core.errors import ConfigError
-from headgate.functions.specs import read_specs
-from headgate.functions.tensor import Signature
-from headgate.live.catalogue import catalogue
-from headgate.live.messages import FunctionFacts
-from headgate.live.serving import Model
+from headgate.functions.tensor import Signature, read_specs
+from headgate.live.call import Model
+from headgate.live.ipc.messages import FunctionFacts
+from headgate.live.model_registry import catalogue
 
 FIRST = {"function": "a"}
 THEN = {"function": "b", "after": ["a"]}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.app import from_spec
-from headgate.app.functions import UNKNOWN_EXEC_NS
+from headgate.config import from_spec
+from headgate.config.build import UNKNOWN_EXEC_NS
 from headgate.core.errors import ConfigError
 from headgate.functions.tensor import Signature, TensorSpec
-from headgate.live.catalogue import catalogue
-from headgate.live.facts import with_facts
-from headgate.live.messages import FunctionFacts
-from headgate.live.places import places
+from headgate.live.deployment import places
+from headgate.live.ipc.messages import FunctionFacts
+from headgate.live.model_registry import catalogue, with_facts
 
 X = TensorSpec("x", "FP32", (-1, 3))
 Y = TensorSpec("y", "FP32", (-1, 10))

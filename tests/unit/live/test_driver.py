@@ -8,26 +8,13 @@ from time import monotonic_ns
 
 import pytest
 
-from headgate.core.actions import (
-    Action,
-    Dispatch,
-    KeepWarm,
-    PlacedAction,
-    Settle,
-    StartInstance,
-)
-from headgate.core.events import (
-    BatchFinished,
-    Event,
-    InstanceStarted,
-    NodeJoined,
-    RequestArrived,
-)
+from headgate.core.actions import Action, Dispatch, KeepWarm, PlacedAction, Settle, StartInstance
+from headgate.core.events import BatchFinished, Event, InstanceStarted, NodeJoined, RequestArrived
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
-from headgate.core.outcome import Outcome
 from headgate.core.policy import Policy, PolicyConfig, PolicyKind
 from headgate.core.records import Node, Request
-from headgate.core.scheduler import Scheduler
+from headgate.core.scheduler.scheduler import Scheduler
+from headgate.core.states import Outcome
 from headgate.live.driver import Driver
 from headgate.policies import find_policy
 

@@ -29,7 +29,7 @@ from headgate.core.events import (
     TimerFired,
 )
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
-from headgate.core.scheduler import Scheduler
+from headgate.core.scheduler.scheduler import Scheduler
 from headgate.live.driver import FAULTS_MAX, Driver
 from headgate.policies import find_policy
 

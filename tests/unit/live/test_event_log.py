@@ -13,8 +13,8 @@ import pytest
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
+from headgate.core.event_log import LogHeader, LogReader, read_log
 from headgate.core.events import BatchLost
-from headgate.core.log import LogHeader, LogReader, read_log
 from headgate.live import event_log
 from headgate.live.event_log import EventLog, Rotation
 

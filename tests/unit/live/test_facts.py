@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.app import declare
+from headgate.config import declare
 from headgate.core.model import App
 from headgate.functions.tensor import Signature
-from headgate.live.facts import LoadsFailed, LoadsNeeded, check_loads
-from headgate.live.messages import FunctionFacts
+from headgate.live.ipc.messages import FunctionFacts
+from headgate.live.model_registry import LoadsFailed, LoadsNeeded, check_loads
 
 
 def app() -> App:

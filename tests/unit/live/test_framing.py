@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.functions.tensor import Tensor
-from headgate.live.framing import Frames, frame
-from headgate.live.messages import MESSAGE_BYTES_MAX, Message, Release, Run, Work
+from headgate.live.ipc.messages import MESSAGE_BYTES_MAX, Frames, Message, Release, Run, Work, frame
 
 
 def test_tensors_share_the_memory_that_was_read() -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from headgate.app import declare
-from headgate.live import generation as generations
-from headgate.live.assignment import Assignment, Place
-from headgate.live.generation import Generation, problems_line
-from headgate.live.markers import LOAD, MEASURE, Markers
+from headgate.config import declare
+from headgate.live import supervisor as generations
+from headgate.live.deployment import Assignment, Place
+from headgate.live.ipc.crash_markers import LOAD, MEASURE, Markers
+from headgate.live.supervisor import Generation, problems_line
 
 
 class FakeChild:

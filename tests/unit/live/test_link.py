@@ -9,14 +9,24 @@ from typing import Any, cast
 import pytest
 
 from headgate.core.actions import StopInstance
+from headgate.core.event_log import to_wire
 from headgate.core.events import InstanceStopped
-from headgate.core.wire import to_wire
 from headgate.functions.tensor import Block, Tensor
-from headgate.live.arena import Arena
-from headgate.live.assignment import Place
-from headgate.live.framing import Frames, frame
-from headgate.live.link import PIECE_BYTES, Link
-from headgate.live.messages import Hello, Order, Ran, Release, Report, Result, Run, Work
+from headgate.live.deployment import Place
+from headgate.live.ipc.messages import (
+    Frames,
+    Hello,
+    Order,
+    Ran,
+    Release,
+    Report,
+    Result,
+    Run,
+    Work,
+    frame,
+)
+from headgate.live.ipc.shared_memory import Arena
+from headgate.live.ipc.worker_link import PIECE_BYTES, Link
 
 LARGE = 3 * PIECE_BYTES + 5
 ORDER = to_wire(StopInstance(1, 0))

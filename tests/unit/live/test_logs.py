@@ -13,7 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from headgate.live.logs import REPEATS_MAX, REPEATS_S, JsonFormatter, Repeats, TextFormatter
+from headgate.live.telemetry.logs import (
+    REPEATS_MAX,
+    REPEATS_S,
+    JsonFormatter,
+    Repeats,
+    TextFormatter,
+)
 
 TEXT = re.compile(
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (?P<level>[A-Z]+) (?P<logger>\S+) "
@@ -109,7 +115,7 @@ def test_the_last_one_that_is_said_says_that_more_are_counted() -> None:
 PROGRAM = """
 import logging, sys, threading, time, warnings
 from types import SimpleNamespace
-from headgate.live import logs
+from headgate.live.telemetry import logs
 logs.configure(SimpleNamespace(log_level={level!r}, log_format={format!r}), "gateway")
 log = logging.getLogger("headgate.live.thing")
 {body}

@@ -11,8 +11,8 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from headgate.core.outcome import Outcome
-from headgate.live.metrics import Exposition, Metrics
+from headgate.core.states import Outcome
+from headgate.live.telemetry import Exposition, Metrics
 
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from metrics_rig import SLO_NS, ended_call, small_app
 
 from headgate.core.clock import MILLISECOND_NS
-from headgate.core.outcome import Outcome, Rejection
-from headgate.live.metrics.histogram import Histogram
-from headgate.live.metrics.recorder import REASONS_MAX, ROWS_MAX, Metrics
+from headgate.core.states import Outcome, Rejection
+from headgate.live.telemetry.metrics import REASONS_MAX, ROWS_MAX, Histogram, Metrics
 
 
 def counts(metrics: Metrics) -> Counter[tuple[str, str, str, int]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.live.output import PIECE_BYTES_MAX, Output, keep_descriptors, text_stream
+from headgate.live.telemetry.logs import PIECE_BYTES_MAX, Output, keep_descriptors, text_stream
 
 LIMIT_S = 30.0
 
@@ -182,7 +182,7 @@ def test_a_forked_child_prints_too() -> None:
     """There is no thread in it to do that."""
     done = run(
         "import os, sys\n"
-        "from headgate.live.output import Output, text_stream\n"
+        "from headgate.live.telemetry.logs import Output, text_stream\n"
         "out = Output(1)\n"
         "sys.stdout = text_stream(out, 1)\n"
         "print('parent')\n"
@@ -201,7 +201,7 @@ def test_a_forked_child_prints_too() -> None:
 def test_descriptors_that_are_closed_are_not_taken_by_the_next_socket() -> None:
     done = run(
         "import os, socket\n"
-        "from headgate.live.output import keep_descriptors\n"
+        "from headgate.live.telemetry.logs import keep_descriptors\n"
         "keep_descriptors()\n"
         "assert socket.socket().fileno() > 2\n"
         "assert os.path.sameopenfile(2, os.open(os.devnull, os.O_WRONLY))\n"

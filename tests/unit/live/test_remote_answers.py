@@ -14,13 +14,13 @@ pytest.importorskip("botocore")
 
 from botocore.exceptions import ClientError
 
-from headgate.app.providers import Provider
+from headgate.config.providers import Provider
 from headgate.functions.tensor import Tensor
-from headgate.live.gateway.answers import STATUS_LINES
-from headgate.live.remote.fate import Done, Failed, Fate
-from headgate.live.remote.lambda_functions import LambdaFunctions
-from headgate.live.remote.sagemaker_endpoints import SageMakerEndpoints
-from headgate.live.remote.validation import check_outputs
+from headgate.live.gateway.http.responses import STATUS_LINES
+from headgate.live.pools.lambda_pool import LambdaFunctions
+from headgate.live.pools.remote_pool import Done, Failed, Fate
+from headgate.live.pools.sagemaker_pool import SageMakerEndpoints
+from headgate.live.pools.validation import check_outputs
 
 DEEP = b"[" * 1_000_000  # deeper than a parser may follow
 RIGHT: dict[str, object] = {"name": "y", "datatype": "FP32", "shape": [2], "data": "AAAAAAAAAAA="}

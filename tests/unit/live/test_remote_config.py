@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from headgate.app import from_spec
-from headgate.app.providers import Provider, providers_of
+from headgate.config import from_spec
+from headgate.config.providers import Provider, providers_of
 from headgate.core.errors import ConfigError
-from headgate.live.places import places
-from headgate.live.remote.outposts import check_providers
-from headgate.live.remote.signatures import elsewhere, look_up, with_siblings
+from headgate.live.deployment import places
+from headgate.live.model_registry import elsewhere, look_up, with_siblings
+from headgate.live.pools.registry import check_providers
 
 HERE = "http://127.0.0.1:1"
 CLOUD: dict[str, object] = {

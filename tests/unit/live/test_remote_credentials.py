@@ -19,11 +19,11 @@ pytest.importorskip("boto3")
 
 from botocore.exceptions import SSLError
 
-from headgate.app import from_spec
-from headgate.app.providers import Provider
+from headgate.config import from_spec
+from headgate.config.providers import Provider
 from headgate.core.errors import ConfigError
 from headgate.deploy import connect
-from headgate.live.remote.aws import make_client
+from headgate.live.pools.aws_client import make_client
 
 REAL_ID = "AKIAIOSFODNN7EXAMPLE"
 REAL_TOKEN = "FwoGZXIvYXdzEXAMPLETOKEN"

@@ -17,14 +17,13 @@ pytest.importorskip("botocore")
 
 from botocore.exceptions import ClientError, EndpointConnectionError
 
-from headgate.app.providers import Provider
+from headgate.config.providers import Provider
 from headgate.core.events import Refusal
 from headgate.functions.tensor import Signature, Tensor, TensorSpec
-from headgate.live.gateway.elements import joined, memoryview_of
-from headgate.live.messages import Work
-from headgate.live.remote.fate import Done, Failed, Refused
-from headgate.live.remote.joint import cut, join
-from headgate.live.remote.sagemaker_endpoints import SageMakerEndpoints
+from headgate.live.gateway.oip.json import joined, memoryview_of
+from headgate.live.ipc.messages import Work
+from headgate.live.pools.remote_pool import Done, Failed, Refused
+from headgate.live.pools.sagemaker_pool import SageMakerEndpoints, cut, join
 
 
 def model_error(status: int, said: str) -> ClientError:

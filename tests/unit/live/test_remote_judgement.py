@@ -17,8 +17,8 @@ from botocore.exceptions import (
 )
 
 from headgate.core.events import Refusal
-from headgate.live.remote.fate import Failed, Lost, Refused
-from headgate.live.remote.judgement import judge
+from headgate.live.pools.aws_client import judge
+from headgate.live.pools.remote_pool import Failed, Lost, Refused
 
 URL = "http://nowhere"
 

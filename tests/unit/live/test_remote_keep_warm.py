@@ -27,14 +27,14 @@ from headgate.core.model import (
 )
 from headgate.core.policy import Policy, PolicyConfig, PolicyKind, Takes
 from headgate.core.records import Node, Task
-from headgate.core.scheduler import Scheduler
-from headgate.live.accounts import Accounts, breakers
+from headgate.core.scheduler.scheduler import Scheduler
 from headgate.live.call import Call
+from headgate.live.cost_accounting import Accounts, breakers
 from headgate.live.driver import Driver
-from headgate.live.messages import Work
-from headgate.live.metrics import Exposition, Metrics, Readings
-from headgate.live.metrics.readings import Spill
-from headgate.live.remote.errand import Errand, make_errand
+from headgate.live.ipc.messages import Work
+from headgate.live.pools.remote_pool import Errand, make_errand
+from headgate.live.telemetry import Exposition, Metrics, Readings
+from headgate.live.telemetry.metrics import Spill
 
 MS = 1_000_000
 PLATFORM = Serverless(1 << 30, usd_per_request=0.5)

@@ -12,9 +12,8 @@ import pytest
 from remote_rig import Rig, errand, work
 
 from headgate.core.events import BatchFailed, BatchLost, BatchRefused, Event, Refusal
-from headgate.live.messages import Result
-from headgate.live.remote.errand import Errand
-from headgate.live.remote.fate import Done, Failed, Fate, Lost, Refused
+from headgate.live.ipc.messages import Result
+from headgate.live.pools.remote_pool import Done, Errand, Failed, Fate, Lost, Refused
 
 MS = 1_000_000
 

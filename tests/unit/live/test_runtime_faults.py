@@ -10,21 +10,20 @@ from typing import Any, cast
 
 import pytest
 
-from headgate.app import from_spec
+from headgate.config import from_spec
+from headgate.core.event_log import Wire, to_wire
 from headgate.core.events import BatchLost, InstanceStarted, InstanceStopped
-from headgate.core.outcome import Outcome
 from headgate.core.records import STAGES_MAX
-from headgate.core.wire import Wire, to_wire
+from headgate.core.states import Outcome
 from headgate.functions.tensor import Block, Signature, Tensor
-from headgate.live import link as links
-from headgate.live.arena import Arena
-from headgate.live.assignment import Assignment, Place
 from headgate.live.call import INTERNAL, Call
-from headgate.live.framing import frame
-from headgate.live.gateway.answers import verdict
+from headgate.live.deployment import Assignment, Place
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.link import Link
-from headgate.live.messages import FunctionFacts, Hello, Ran, Report, Result, Run, Work
+from headgate.live.gateway.http.responses import verdict
+from headgate.live.ipc import worker_link as links
+from headgate.live.ipc.messages import FunctionFacts, Hello, Ran, Report, Result, Run, Work, frame
+from headgate.live.ipc.shared_memory import Arena
+from headgate.live.ipc.worker_link import Link
 from headgate.live.runtime import Runtime
 
 PLACE = Place(0, 0, "n1", [])

@@ -17,10 +17,10 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from headgate.core.clock import MILLISECOND_NS
 from headgate.core.errors import ConfigError
-from headgate.core.outcome import Outcome, Rejection
+from headgate.core.states import Outcome, Rejection
 from headgate.live.call import Call
-from headgate.live.spans import SpanTracer, make_provider
-from headgate.live.tracing import NoTracer, make_tracer
+from headgate.live.telemetry.spans import SpanTracer, make_provider
+from headgate.live.telemetry.tracing import NoTracer, make_tracer
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
@@ -143,7 +143,7 @@ def test_without_the_extra_nothing_is_traced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whole clusters set these variables: it is said, and the server runs."""
-    monkeypatch.delitem(sys.modules, "headgate.live.spans")
+    monkeypatch.delitem(sys.modules, "headgate.live.telemetry.spans")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     assert not make_tracer({"OTEL_TRACES_EXPORTER": "console"}).is_on
     assert "headgate[otel]" in caplog.text
@@ -151,7 +151,7 @@ def test_without_the_extra_nothing_is_traced(
 
 def test_without_traces_opentelemetry_is_not_even_imported() -> None:
     code = (
-        "import sys, headgate.live.tracing as t; t.make_tracer({});"
+        "import sys, headgate.live.telemetry.tracing as t; t.make_tracer({});"
         "assert not any(name.startswith('opentelemetry') for name in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

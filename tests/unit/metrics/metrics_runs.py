@@ -8,14 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from headgate.core.clock import MILLISECOND_NS, NEVER_NS
-from headgate.core.outcome import Outcome
-from headgate.metrics.columns import (
-    RequestColumns,
-    ResourceUse,
-    RunColumns,
-    SpanColumns,
-    SpanKind,
-)
+from headgate.core.states import Outcome
+from headgate.metrics.columns import RequestColumns, ResourceUse, RunColumns, SpanColumns, SpanKind
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from headgate.core.actions import Action, Dispatch, Settle, StartInstance
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
+from headgate.core.event_log import LogEntry
 from headgate.core.events import (
     BatchFailed,
     BatchFinished,
@@ -20,12 +21,11 @@ from headgate.core.events import (
     NodeJoined,
     RequestArrived,
 )
-from headgate.core.log import LogEntry
 from headgate.core.model import App, Client, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
-from headgate.core.outcome import Outcome
 from headgate.core.records import STAGES_MAX
+from headgate.core.states import Outcome
 from headgate.metrics.calibration import VALUES_MAX, calibrate, calibrated, equally_likely
-from headgate.metrics.logged import LoggedColumns, read_columns
+from headgate.metrics.from_log import LoggedColumns, read_columns
 
 MS = 1_000_000
 BEGINS_NS = 7_000 * MS  # on the machine's own clock

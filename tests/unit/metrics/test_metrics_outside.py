@@ -5,8 +5,8 @@ from __future__ import annotations
 from metrics_runs import Row, make_run
 
 from headgate.core.clock import MILLISECOND_NS
-from headgate.core.outcome import Outcome
-from headgate.metrics.outside import as_clients_see
+from headgate.core.states import Outcome
+from headgate.metrics.columns import as_clients_see
 
 
 def test_what_was_just_in_time_is_late_for_its_client() -> None:

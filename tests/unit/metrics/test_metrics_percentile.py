@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.metrics.percentile import jain, nearest_rank
+from headgate.metrics.summary import jain, nearest_rank
 
 values = st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=200)
 

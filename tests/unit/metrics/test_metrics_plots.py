@@ -10,11 +10,10 @@ import pytest
 from metrics_runs import Row, Span, busy_run, make_run, node
 
 from headgate.core.errors import ConfigError
-from headgate.core.outcome import Outcome
+from headgate.core.states import Outcome
 from headgate.metrics.confidence import Interval, mean_interval
 from headgate.metrics.report.comparison_plots import comparison_figure, sweep_figure
-from headgate.metrics.report.gantt import schedule_figure
-from headgate.metrics.report.plots import latency_figure, run_plots, waits_figure
+from headgate.metrics.report.plots import latency_figure, run_plots, schedule_figure, waits_figure
 from headgate.metrics.report.style import new_figure, time_scale, to_svg
 from headgate.metrics.summary import summarise
 

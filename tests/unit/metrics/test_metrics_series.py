@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from metrics_runs import Row, Span, busy_run, make_run, node
 
 from headgate.core.clock import MILLISECOND_NS
-from headgate.core.outcome import Outcome
+from headgate.core.states import Outcome
 from headgate.metrics.columns import RunColumns
-from headgate.metrics.lanes import assign_lanes
-from headgate.metrics.series import (
+from headgate.metrics.report.chrome_trace import assign_lanes
+from headgate.metrics.report.plots import (
     TimeBins,
     arrival_rps,
     busy_share,

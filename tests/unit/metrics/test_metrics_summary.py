@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from metrics_runs import Row, busy_run, make_run, node
 
-from headgate.core.outcome import OUTCOME_NAMES, Outcome
+from headgate.core.states import OUTCOME_NAMES, Outcome
 from headgate.metrics.summary import Summary, summarise
 
 EVERY_OUTCOME = [

@@ -5,9 +5,16 @@ import math
 import pytest
 from metrics_runs import Row, busy_run, make_run
 
-from headgate.metrics.sheet import Quantity, format_column, format_value
 from headgate.metrics.summary import summarise
-from headgate.metrics.tables import group_table, render, resource_table, summary_table
+from headgate.metrics.table import (
+    Quantity,
+    format_column,
+    format_value,
+    group_table,
+    render,
+    resource_table,
+    summary_table,
+)
 
 BUSY = summarise(busy_run())
 ONE = summarise(make_run([Row(0, 0, 20)]))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.rng import stream
-from headgate.planning.dispersion import Dispersion
+from headgate.planning.forecast import Dispersion
 
 WINDOW_NS = 100
 

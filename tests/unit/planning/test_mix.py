@@ -9,21 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.app.prices import read_prices
+from headgate.config.prices import read_prices
+from headgate.core.catalog import InstanceType
 from headgate.core.clock import SECOND_NS
-from headgate.core.offers import InstanceType
-from headgate.planning.characterisation import Characterisation
-from headgate.planning.load_levels import Level, Load, Rise, closed_load, open_load
-from headgate.planning.mix import (
+from headgate.planning.capacity.load import Level, Load, Rise, closed_load, open_load
+from headgate.planning.capacity.mix import (
     Functions,
     best_of_type,
     break_even_rate,
     cheapest_mix,
     evaluate,
 )
-from headgate.planning.plan import Infeasible, Plan, Terms, make_plan
+from headgate.planning.capacity.plan import Infeasible, Plan, Terms, make_plan
+from headgate.planning.capacity.sizing import Site, function_sizes, knee_size, site
+from headgate.planning.latency_model import Characterisation
 from headgate.planning.queueing import erlang_b
-from headgate.planning.sizing import Site, function_sizes, knee_size, site
 from headgate.workload import Arrivals, parse_arrivals
 
 PAPER = Characterisation.surrogate()

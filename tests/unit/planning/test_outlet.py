@@ -19,7 +19,7 @@ from headgate.core.model import (
     Tier,
     Variant,
 )
-from headgate.planning.outlet import Outlet, find_outlet
+from headgate.planning.targets import FaasTarget, find_outlet
 
 MS = 1_000_000
 S = SECOND_NS
@@ -45,11 +45,11 @@ def app_of(*places: tuple[Pool, int], latency_ms: int = 1_000, burst: float = 1.
     return App((function,), pipelines, tuple(pool for pool, _ in places))
 
 
-def found(app: App) -> Outlet | None:
+def found(app: App) -> FaasTarget | None:
     return find_outlet(app, app.functions[0], MEMORY_NS)
 
 
-def outlet(platform: Serverless = TERMS, **options: float) -> Outlet:
+def outlet(platform: Serverless = TERMS, **options: float) -> FaasTarget:
     """Calls of 100 ms."""
     outlet = found(app_of((cloud(0, platform), 100), **options))  # type: ignore[arg-type]
     assert outlet is not None
@@ -133,7 +133,7 @@ def test_a_burst_fades_and_is_forgotten_at_last() -> None:
 # --- by which means -----------------------------------------------------------------------------
 
 
-def busy(platform: Serverless, share: float) -> Outlet:
+def busy(platform: Serverless, share: float) -> FaasTarget:
     """One instance, in use for this share of the last hours."""
     one = outlet(platform)
     for second in range(0, 5 * 3_600, 10):

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.model import Profile
-from headgate.planning.demand import OfferedLoad
-from headgate.planning.quantile import QuantileTracker
-from headgate.planning.slack import items_within
+from headgate.planning.batch_size import items_within
+from headgate.planning.forecast import OfferedLoad
+from headgate.planning.latency_predictor import QuantileTracker
 
 
 @pytest.mark.parametrize("quantile", [0.5, 0.9, 0.99])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.planning.rates import ArrivalCounts, trend
+from headgate.planning.forecast import ArrivalCounts, trend
 
 
 @given(

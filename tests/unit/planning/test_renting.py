@@ -18,8 +18,8 @@ from headgate.core.model import (
     Variant,
 )
 from headgate.core.policy import Target
-from headgate.planning.outlet import find_outlet
-from headgate.planning.renting import Renting
+from headgate.planning.rent_or_call import Renting
+from headgate.planning.targets import find_outlet
 
 MS = 1_000_000
 S = SECOND_NS

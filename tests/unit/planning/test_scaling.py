@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.core.lifecycle import InstanceState
 from headgate.core.model import (
     App,
     Function,
@@ -23,10 +22,11 @@ from headgate.core.model import (
     Variant,
 )
 from headgate.core.records import Instance
+from headgate.core.states import InstanceState
 from headgate.core.view import View
 from headgate.planning.concurrency import Thresholds
-from headgate.planning.scaling import nodes_for, nodes_that_pay, surplus
-from headgate.planning.tiers import Tiers
+from headgate.planning.rent_or_call import nodes_for, nodes_that_pay, surplus
+from headgate.planning.targets import Tiers
 
 HOUR_S = 3_600
 

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.app.prices import read_prices
-from headgate.core.offers import MIB, FunctionPlatform, InstanceType
-from headgate.planning.characterisation import Characterisation, Point
-from headgate.planning.sizing import (
+from headgate.config.prices import read_prices
+from headgate.core.catalog import MIB, FunctionPlatform, InstanceType
+from headgate.planning.capacity.sizing import (
     cheapest_size,
     function_sizes,
     knee_cores,
@@ -19,6 +18,7 @@ from headgate.planning.sizing import (
     largest_concurrency,
     site,
 )
+from headgate.planning.latency_model import Characterisation, Point
 
 PAPER = Characterisation.surrogate()
 

@@ -36,9 +36,9 @@ from headgate.core.model import (
 )
 from headgate.core.policy import Policy, PolicyKind
 from headgate.core.records import Batch, Node, Task
-from headgate.core.scheduler import Scheduler
-from headgate.planning.prediction import Predictor
-from headgate.planning.spilling import TEND, Spilling
+from headgate.core.scheduler.scheduler import Scheduler
+from headgate.planning.latency_predictor import Predictor
+from headgate.planning.spillover import TEND, Spilling
 
 S = SECOND_NS
 NODE = Pool(0, "node")

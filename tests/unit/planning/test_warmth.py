@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.model import Serverless
-from headgate.planning.warmth import Warmth
+from headgate.planning.warm_pool import Warmth
 
 START_NS = 100
 KEEP_ALIVE_NS = 1_000

@@ -21,7 +21,6 @@ from headgate.core.events import (
     RequestArrived,
     TimerFired,
 )
-from headgate.core.lifecycle import InstanceState
 from headgate.core.model import (
     App,
     Function,
@@ -34,7 +33,8 @@ from headgate.core.model import (
     Tier,
     Variant,
 )
-from headgate.core.scheduler import Scheduler
+from headgate.core.scheduler.scheduler import Scheduler
+from headgate.core.states import InstanceState
 from headgate.policies import find_policy
 
 MS: Final = 1_000_000

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.app import make_config
+from headgate.config import make_config
 from headgate.core.actions import Dispatch
 from headgate.core.events import BatchFinished, InstanceStarted, NodeJoined, RequestArrived
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Stage, Variant
-from headgate.core.scheduler import Scheduler
+from headgate.core.scheduler.scheduler import Scheduler
 from headgate.policies import find_policy
 
 MS = 1_000_000

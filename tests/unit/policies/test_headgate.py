@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from headgate.core.actions import Action, Dispatch, Settle, StartInstance
-from headgate.core.events import (
-    BatchFinished,
-    Event,
-    InstanceStarted,
-    NodeJoined,
-    RequestArrived,
-)
+from headgate.core.event_log import to_wire
+from headgate.core.events import BatchFinished, Event, InstanceStarted, NodeJoined, RequestArrived
 from headgate.core.model import App, Client, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
-from headgate.core.outcome import Outcome, Rejection
-from headgate.core.scheduler import Scheduler
-from headgate.core.wire import to_wire
+from headgate.core.scheduler.scheduler import Scheduler
+from headgate.core.states import Outcome, Rejection
 from headgate.policies import find_policy
 
 MS = 1_000_000

@@ -16,7 +16,7 @@ from headgate.core.actions import Action, Dispatch, Settle, StartInstance
 from headgate.core.clock import MINUTE_NS, NEVER_NS, SECOND_NS
 from headgate.core.events import BatchFailed, BatchRefused, Refusal, RequestArrived
 from headgate.core.model import LAMBDA_PAYLOAD_BYTES_MAX, Guard, Pool, Serverless
-from headgate.core.outcome import Outcome, Rejection
+from headgate.core.states import Outcome, Rejection
 
 S = SECOND_NS
 ONE = replace(NODES, nodes=1)

@@ -9,14 +9,7 @@ from hybrid_rig import CLOUD, MS, NODES, RENTED, HybridRig
 
 from headgate.core.actions import Dispatch
 from headgate.core.errors import ConfigError
-from headgate.core.events import (
-    BatchFailed,
-    BatchLost,
-    BatchRefused,
-    NodeJoined,
-    NodeLost,
-    Refusal,
-)
+from headgate.core.events import BatchFailed, BatchLost, BatchRefused, NodeJoined, NodeLost, Refusal
 from headgate.core.model import LAMBDA_PAYLOAD_BYTES_MAX, Guard, Pool
 from headgate.policies import find_policy
 

@@ -10,9 +10,9 @@ import pytest
 from headgate.core.clock import MILLISECOND_NS
 from headgate.core.events import NodeJoined, RequestArrived, RequestCancelled
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Stage, Variant
-from headgate.core.outcome import Outcome
 from headgate.core.rng import stream
-from headgate.core.scheduler import Scheduler
+from headgate.core.scheduler.scheduler import Scheduler
+from headgate.core.states import Outcome
 from headgate.policies import find_policy, policy_names
 
 MS = MILLISECOND_NS

@@ -12,14 +12,13 @@ from pathlib import Path
 import pytest
 
 from headgate.core.errors import ConfigError
-from headgate.planning.characterisation import Characterisation, ColdStart, Point
-from headgate.profiling import clients
-from headgate.profiling.clients import SAMPLES_MAX, measure, median_interval
-from headgate.profiling.figure import curves, profile_figure
-from headgate.profiling.findings import Objective, findings
+from headgate.planning.latency_model import Characterisation, ColdStart, Point
+from headgate.profiling import measure as clients
 from headgate.profiling.machine import this_machine, usable_cores
-from headgate.profiling.messages import Wish
-from headgate.profiling.store import fetch
+from headgate.profiling.measure import SAMPLES_MAX, measure, median_interval
+from headgate.profiling.model_store import fetch
+from headgate.profiling.probe_client import Wish
+from headgate.profiling.report import Objective, curves, findings, profile_figure
 
 
 def wish(concurrency: int, length_s: float = 0.2, precision: float = 1e-9) -> Wish:

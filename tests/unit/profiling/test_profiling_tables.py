@@ -9,7 +9,7 @@ import pytest
 
 from headgate.core.errors import ConfigError
 from headgate.profiling import measured, measured_functions, read_tables
-from headgate.profiling.tables import LAMBDA_MB_PER_CORE
+from headgate.profiling.csv_import import LAMBDA_MB_PER_CORE
 
 TOGETHER = """function,device,cores,concurrency,mean_ms,p50_ms,p95_ms,p99_ms,requests_per_s
 a,box,1,1,11,10,20,30,90

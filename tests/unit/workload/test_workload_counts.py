@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.errors import ConfigError
-from headgate.workload.counts import Spread, counts_of_means, expand_counts, fill
-from headgate.workload.rng import column_stream
+from headgate.workload.generators import Spread, column_stream, counts_of_means, expand_counts, fill
 
 SPREADS: tuple[Spread, ...] = ("uniform", "even")
 

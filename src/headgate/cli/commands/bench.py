@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import click
 
-from headgate.bench import bench_names, find_bench
 from headgate.cli.options import json_option
-from headgate.cli.progress import Progress
-from headgate.cli.results import show_list, show_result
-from headgate.cli.screen import show_json
+from headgate.cli.output import Progress, show_json, show_list, show_result
+from headgate.lab.bench import bench_names, find_bench
 
 
 @click.command("bench")

@@ -11,19 +11,16 @@ import click
 import yaml
 from rich.text import Text
 
-from headgate.app import LoadedApp, from_spec
-from headgate.app.brief import brief
-from headgate.cli.files import check_not_read, writing
-from headgate.cli.options import OutputPath, json_option
-from headgate.cli.progress import Progress
-from headgate.cli.rows import rows_table
-from headgate.cli.screen import show, show_json
+from headgate.cli.options import OutputPath, check_not_read, json_option, writing
+from headgate.cli.output import Progress, rows_table, show, show_json
+from headgate.config import LoadedApp, from_spec
+from headgate.config.loader import brief
 from headgate.core.errors import ConfigError
-from headgate.core.log import LogHeader, read_log
-from headgate.core.outcome import OUTCOME_NAMES
+from headgate.core.event_log import LogHeader, read_log
+from headgate.core.states import OUTCOME_NAMES
 from headgate.core.units import parse_duration
 from headgate.metrics.calibration import FunctionTruth, calibrate, calibrated
-from headgate.metrics.logged import LoggedColumns, read_columns
+from headgate.metrics.from_log import LoggedColumns, read_columns
 from headgate.metrics.summary import count_outcomes
 
 

@@ -8,15 +8,12 @@ from typing import Final
 import click
 from rich.text import Text
 
-from headgate.app import LoadedApp, make_config
-from headgate.app.objectives import unreachable_objectives
-from headgate.cli.application import load_app
-from headgate.cli.chosen import known_policy
-from headgate.cli.fit import check_fit, policies_for
+from headgate.cli.app_loading import check_fit, known_policy, load_app, policies_for
 from headgate.cli.options import app_argument, json_option, traces_option
-from headgate.cli.rows import rows_table
-from headgate.cli.screen import show, show_json
+from headgate.cli.output import rows_table, show, show_json
 from headgate.cli.workload import WorkloadOptions, choose_workload
+from headgate.config import LoadedApp, make_config
+from headgate.config.objectives import unreachable_objectives
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import TIER_NAMES, App, Pipeline, Pool, Variant
 from headgate.core.units import format_duration, format_size

@@ -2,38 +2,197 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from math import isfinite, nan
 from pathlib import Path
+from statistics import fmean
+from typing import Final
 
 import click
 from rich.text import Text
 
-from headgate.app import LoadedApp
-from headgate.app.names import unknown
-from headgate.cli.application import (
+from headgate.cli.app_loading import (
+    Chosen,
     assumed_times,
+    choose,
     load_app,
+    policies_for,
     warn_of_objectives,
     with_known_times,
 )
-from headgate.cli.chosen import Chosen, choose
-from headgate.cli.comparison import Comparison
-from headgate.cli.files import make_directory, writing
-from headgate.cli.fit import policies_for
 from headgate.cli.options import (
     app_argument,
     assume_exec_option,
     json_option,
+    make_directory,
     report_option,
     seed_option,
     set_option,
     workload_options,
+    writing,
 )
-from headgate.cli.runs import Run, run
-from headgate.cli.screen import show, show_assumed, show_json
+from headgate.cli.output import plain, show, show_assumed, show_json
+from headgate.cli.simulation import Run, run
 from headgate.cli.workload import WorkloadOptions, choose_workload
+from headgate.config import LoadedApp
+from headgate.config.errors import unknown
 from headgate.core.errors import ConfigError
-from headgate.metrics.tables import SheetTable
+from headgate.metrics.confidence import mean_interval
+from headgate.metrics.report.comparison_plots import comparison_figure
+from headgate.metrics.report.html import Picture, Tile, html_page
+from headgate.metrics.report.style import save_png, to_svg
+from headgate.metrics.summary import Summary
+from headgate.metrics.table import (
+    Column,
+    Quantity,
+    Sheet,
+    SheetTable,
+    comparison_sheet,
+    format_column,
+    format_value,
+)
+
+# The same comparison over several seeds: means, and how far they can be trusted.
+
+
+_COLUMNS: Final[tuple[tuple[str, str, Quantity, Callable[[Summary], float]], ...]] = (
+    ("met", "slo_attainment", "share", lambda summary: summary.slo_attainment),
+    ("goodput", "goodput_rps", "rate", lambda summary: summary.goodput_rps),
+    ("wait", "mean_wait_ms", "time_ms", lambda summary: summary.mean_wait_ms),
+    ("p99", "p99_ms", "time_ms", lambda summary: summary.p99_ms),
+    ("cold", "cold_request_share", "share", lambda summary: summary.cold_request_share),
+    ("busy", "utilisation", "share", lambda summary: summary.utilisation),
+    ("cost", "cost_usd", "usd", lambda summary: summary.cost_usd),
+)
+
+
+def spread_sheet(rows: Sequence[tuple[str, Sequence[Summary]]]) -> Sheet:
+    """Return one row per policy: means over its seeds with half the 95 % interval."""
+    columns = [format_column("", "text", [label for label, _ in rows])]
+    for title, _, quantity, value in _COLUMNS:
+        pairs = [_mean_and_half([value(summary) for summary in runs]) for _, runs in rows]
+        columns.append(_column(title, quantity, pairs))
+    return Sheet("Means over seeds, with half their 95 % interval", tuple(columns))
+
+
+def spread_json(runs: Sequence[Summary]) -> dict[str, object]:
+    """Return mean and half interval of what the sheet shows."""
+    found: dict[str, object] = {}
+    for _, name, _, value in _COLUMNS:
+        mean, half = _mean_and_half([value(summary) for summary in runs])
+        found[name] = {"mean": mean, "half_interval": half}
+    return found
+
+
+def mean_summary(runs: Sequence[Summary]) -> Summary:
+    """Return a summary that has the means of what the comparison plots."""
+    return replace(
+        runs[0],
+        slo_attainment=_mean([run.slo_attainment for run in runs]),
+        mean_wait_ms=_mean([run.mean_wait_ms for run in runs]),
+        cost_usd=_mean([run.cost_usd for run in runs]),
+    )
+
+
+def _mean_and_half(values: Sequence[float]) -> tuple[float, float]:
+    finite = [value for value in values if isfinite(value)]
+    if not finite:
+        return nan, nan
+    interval = mean_interval(finite)
+    return interval.mean, interval.high - interval.mean
+
+
+def _mean(values: Sequence[float]) -> float:
+    finite = [value for value in values if isfinite(value)]
+    return fmean(finite) if finite else nan
+
+
+def _column(title: str, quantity: Quantity, pairs: Sequence[tuple[float, float]]) -> Column:
+    """Means and halves in one unit and with the same decimals, side by side in one cell."""
+    both = format_column(title, quantity, [number for pair in pairs for number in pair])
+    means, halves = both.cells[::2], both.cells[1::2]
+    width = max(map(len, halves))
+    cells = (f"{mean} ±{half:>{width}}" for mean, half in zip(means, halves, strict=True))
+    return Column(title, both.unit, tuple(cells))
+
+
+# Several policies side by side: the table, the plot, and the files of a comparison.
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Runs of one workload, by policy; each policy has one per seed."""
+
+    app: str
+    seed: int
+    seeds: int
+    runs: dict[str, list[Run]]
+    assumed: dict[str, str]  # by variant: how long it was said to take, as nobody has measured it
+
+    @property
+    def title(self) -> str:
+        """What is compared."""
+        seeds = f"seed {self.seed}"
+        if self.seeds > 1:
+            seeds = f"{self.seeds} seeds from {self.seed}, means ± half their 95 % interval"
+        return f"{self.app}, {seeds}"
+
+    def sheet(self) -> Sheet:
+        """One row per policy."""
+        if self.seeds == 1:
+            return comparison_sheet(self._means())
+        return spread_sheet([(name, _summaries(runs)) for name, runs in self.runs.items()])
+
+    def to_json(self) -> dict[str, object]:
+        """One entry per run, and over several seeds the means by policy."""
+        content: dict[str, object] = {
+            "app": self.app,
+            "seed": self.seed,
+            "seeds": self.seeds,
+            "policies": list(self.runs),
+            "runs": [run.to_json() for runs in self.runs.values() for run in runs],
+            "assumed_exec": self.assumed,
+        }
+        if self.seeds > 1:
+            means = {name: spread_json(_summaries(runs)) for name, runs in self.runs.items()}
+            content["means"] = means
+        return content
+
+    def write(self, directory: Path) -> Path:
+        """Write the page, the plot and the numbers; return where the page is."""
+        means = self._means()
+        text = json.dumps(plain(self.to_json()), indent=2)
+        (directory / "comparison.json").write_text(text + "\n", encoding="utf-8")
+        meta: dict[str, object] = {"app": self.app, "seed": self.seed, "seeds": self.seeds}
+        if self.assumed:
+            meta["assumed_exec"] = self.assumed
+        pictures: list[Picture] = []
+        if find_spec("matplotlib") is not None:
+            figure = comparison_figure(means)
+            pictures.append(
+                Picture("The same requests under each policy", to_svg(figure, "compared"))
+            )
+            save_png(figure, directory / "comparison.png")
+        else:
+            meta["plots"] = "need matplotlib: pip install headgate[report]"
+        tiles = [
+            Tile(format_value("share", summary.slo_attainment), f"met by {name}")
+            for name, summary in means
+        ]
+        page = directory / "report.html"
+        title = f"{Path(self.app).stem}: {len(means)} policies"
+        page.write_text(html_page(title, meta, tiles, pictures, [self.sheet()]), encoding="utf-8")
+        return page
+
+    def _means(self) -> list[tuple[str, Summary]]:
+        return [(name, mean_summary(_summaries(runs))) for name, runs in self.runs.items()]
+
+
+def _summaries(runs: list[Run]) -> list[Summary]:
+    return [run.summary for run in runs]
 
 
 @click.command("compare")

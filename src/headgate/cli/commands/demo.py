@@ -10,15 +10,13 @@ import click
 from rich.text import Text
 
 import headgate
-from headgate.cli.files import make_directory, writing
-from headgate.cli.plan.words import sentences
-from headgate.cli.progress import Progress
-from headgate.cli.rows import rows_table
-from headgate.cli.screen import hanging, show
+from headgate.cli.options import make_directory, writing
+from headgate.cli.output import Progress, hanging, rows_table, show
+from headgate.cli.plan_text import sentences
 from headgate.core.errors import ConfigError
-from headgate.demo.hybrid import PROFILE_S, Planned, Shown, perform, prepare
-from headgate.demo.page import run_rows, write_page
-from headgate.demo.scale import Course
+from headgate.lab.demo.hybrid import PROFILE_S, Planned, Shown, perform, prepare
+from headgate.lab.demo.report import run_rows, write_page
+from headgate.lab.demo.setup import Course
 from headgate.profiling.machine import usable_cores
 
 _BUSY: Final = 0.5  # runnable processes of others, on average over a minute

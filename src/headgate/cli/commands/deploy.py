@@ -10,16 +10,14 @@ from pathlib import Path
 
 import click
 
-from headgate.app import LoadedApp
-from headgate.app.names import unknown
-from headgate.cli.application import load_app
+from headgate.cli.app_loading import load_app
 from headgate.cli.options import OutputPath
+from headgate.config import LoadedApp
+from headgate.config.errors import unknown
 from headgate.core.errors import ConfigError
 from headgate.deploy import LambdaFunction, Package, connect, deploy, pack, try_import
-from headgate.deploy.bundle import bundle
-from headgate.deploy.image import write_dockerfile
 from headgate.deploy.lambda_function import is_embedded
-from headgate.deploy.package import rough_size
+from headgate.deploy.package import bundle, rough_size, write_dockerfile
 
 HANDLER = "headgate.functions.lambda_handler.handle"
 

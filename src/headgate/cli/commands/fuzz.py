@@ -8,11 +8,9 @@ from collections.abc import Mapping
 import click
 from rich.text import Text
 
-from headgate.cli.chosen import known_policy
+from headgate.cli.app_loading import known_policy
 from headgate.cli.options import json_option, seed_option
-from headgate.cli.progress import Progress
-from headgate.cli.rows import cell
-from headgate.cli.screen import hanging, show, show_json
+from headgate.cli.output import Progress, cell, hanging, show, show_json
 from headgate.sim.fuzz import FuzzReport, fuzz
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from headgate.app.schema import schema_text
+from headgate.config.schema import schema_text
 from headgate.core.errors import ConfigError
 
 

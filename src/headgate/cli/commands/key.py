@@ -8,7 +8,7 @@ import secrets
 import click
 
 from headgate.cli.options import json_option
-from headgate.cli.screen import show_json
+from headgate.cli.output import show_json
 
 
 @click.command("key")

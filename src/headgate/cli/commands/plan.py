@@ -3,42 +3,222 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
 
 import click
+import numpy as np
 import yaml
 from rich.text import Text
 
-from headgate.app import from_spec
-from headgate.app.brief import brief
-from headgate.app.names import unknown
-from headgate.app.prices import read_prices
-from headgate.cli.application import load_app
-from headgate.cli.files import check_not_read, writing
+from headgate.cli.app_loading import load_app
 from headgate.cli.options import (
     OutputPath,
     app_argument,
+    check_not_read,
     json_option,
     seed_option,
     workload_options,
+    writing,
 )
-from headgate.cli.plan.application import planned_spec, with_workload
-from headgate.cli.plan.declared import declared
-from headgate.cli.plan.load import load_of
-from headgate.cli.plan.tables import instance_rows, plan_json, size_rows
-from headgate.cli.plan.words import infeasible_words, sentences
-from headgate.cli.rows import rows_table
-from headgate.cli.screen import hanging, show, show_json
-from headgate.cli.workload import WorkloadOptions, choose_workload, trace_files
-from headgate.core.clock import MILLISECOND_NS, NEVER_NS
+from headgate.cli.output import hanging, rows_table, show, show_json
+from headgate.cli.plan_text import declared, infeasible_words, percent, sentences
+from headgate.cli.plan_writer import planned_spec, with_workload
+from headgate.cli.workload import Workload, WorkloadOptions, choose_workload, trace_files
+from headgate.config import from_spec
+from headgate.config.errors import unknown
+from headgate.config.loader import brief
+from headgate.config.prices import read_prices
+from headgate.core.catalog import FunctionPlatform
+from headgate.core.clock import MILLISECOND_NS, NEVER_NS, SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.core.model import App, Function, Pipeline
-from headgate.core.offers import FunctionPlatform
-from headgate.core.units import parse_size
-from headgate.planning.characterisation import Characterisation
-from headgate.planning.plan import INSTANCES_MAX, Infeasible, Plan, Terms, make_plan
-from headgate.planning.sizing import knee_cores
+from headgate.core.units import format_duration, format_size, parse_size
+from headgate.planning.capacity.load import Ints, Level, Load, closed_load, open_load
+from headgate.planning.capacity.mix import Mix, break_even_rate
+from headgate.planning.capacity.plan import INSTANCES_MAX, Infeasible, Plan, Terms, make_plan
+from headgate.planning.capacity.sizing import Site, SizeRow, knee_cores
+from headgate.planning.latency_model import Characterisation
 from headgate.profiling import read_profile
+from headgate.workload import Arrivals, ClosedLoop
+
+# A plan as rows: what the tables show and what JSON carries.
+
+
+def instance_rows(plan: Plan) -> list[dict[str, object]]:
+    """One row per instance type, for people."""
+    rows: list[dict[str, object]] = []
+    for place, mix in zip(plan.sites, plan.by_type, strict=True):
+        is_chosen = plan.mix.site is place
+        rows.append(
+            {
+                "": ">" if is_chosen else "",
+                "instance": place.offer.name + ("*" if place.is_told else ""),
+                "CPUs": place.offer.cpus,
+                "$/h": f"{place.offer.usd_per_hour:.3f}",
+                "alone ms": f"{place.alone_ms:.1f}",
+                "holds": f"{place.threshold}{'+' if place.is_at_least else ''}",
+                "per s": f"{place.rate_per_s:.1f}" if place.threshold else "-",
+                "even at": _even(plan, place),
+                "wanted": mix.instances if mix is not None else None,
+                "$/1k": f"{mix.usd_per_1k:.5f}" if mix is not None else "-",
+                "met": percent(mix.attainment) if mix is not None else "-",
+            }
+        )
+    return rows
+
+
+def size_rows(plan: Plan) -> list[dict[str, object]]:
+    """One row per function size, for people."""
+    return [
+        {
+            "": ">" if plan.functions is not None and row is plan.functions.row else "",
+            "MiB": f"{row.memory_bytes >> 20}" + ("*" if row.is_told else ""),
+            "CPUs": f"{row.cpus:.2f}",
+            "alone ms": f"{row.time_ms:.1f}",
+            "$/1M": f"{1e6 * row.usd_per_call:.2f}",
+            "in time": row.meets if row.fits else "no room",
+            "is": ", ".join(_names(plan, row)),
+        }
+        for row in plan.sizes
+    ]
+
+
+def plan_json(plan: Plan) -> dict[str, object]:
+    """Return everything a program may want to know."""
+    terms, load = plan.terms, plan.terms.load
+    return {
+        "slo_ms": terms.slo_ms,
+        "quantile": terms.quantile,
+        "load": {
+            "rate_per_s": load.rate_per_s,
+            "peak_per_s": load.peak_per_s,
+            "peak_clients": load.peak_clients,
+            "duration_s": load.duration_s,
+        },
+        "instances": [_instance_json(plan, place) for place in plan.sites],
+        "sizes": [_size_json(plan, row) for row in plan.sizes],
+        "mix": _mix_json(plan.mix),
+        "functions_alone": _mix_json(plan.alone) if plan.alone is not None else None,
+        "instances_alone": _mix_json(plan.without) if plan.without is not None else None,
+        "is_enough": plan.is_enough,
+        "instances_short": plan.instances_short,
+    }
+
+
+def _even(plan: Plan, place: Site) -> str:
+    if plan.functions is None:
+        return "-"
+    rate = break_even_rate(place.offer.usd_per_hour, plan.functions.row.usd_per_call)
+    return f"{rate:.1f}/s" if isfinite(rate) else "-"
+
+
+def _names(plan: Plan, row: SizeRow) -> list[str]:
+    return [name for name, one in (("knee", plan.knee), ("cheapest", plan.cheapest)) if one is row]
+
+
+def _instance_json(plan: Plan, place: Site) -> dict[str, object]:
+    even = None
+    if plan.functions is not None:
+        even = break_even_rate(place.offer.usd_per_hour, plan.functions.row.usd_per_call)
+    return {
+        "name": place.offer.name,
+        "cpus": place.offer.cpus,
+        "memory": format_size(place.offer.memory_bytes),
+        "boot": format_duration(place.offer.boot_ns),
+        "usd_per_hour": place.offer.usd_per_hour,
+        "threshold": place.threshold,
+        "is_at_least": place.is_at_least,
+        "is_measured": not place.is_told,
+        "alone_ms": place.alone_ms,
+        "rate_per_s": place.rate_per_s,
+        "break_even_per_s": even,
+    }
+
+
+def _size_json(plan: Plan, row: SizeRow) -> dict[str, object]:
+    return {
+        "memory_mib": row.memory_bytes >> 20,
+        "cpus": row.cpus,
+        "is_measured": not row.is_told,
+        "time_ms": row.time_ms,
+        "run_ms": row.run_ms,
+        "usd_per_call": row.usd_per_call,
+        "is_within": row.meets,
+        "has_room": row.fits,
+        "is": _names(plan, row),
+    }
+
+
+def _mix_json(mix: Mix) -> dict[str, object]:
+    row = mix.functions.row if mix.functions is not None else None
+    return {
+        "instance": mix.site.offer.name if mix.site is not None else None,
+        "instances": mix.instances,
+        "threshold": mix.site.threshold if mix.site is not None else 0,
+        "function_memory_mib": row.memory_bytes >> 20 if row is not None else None,
+        "functions_peak": mix.functions_peak,
+        "spilled": mix.spilled,
+        "cold": mix.cold,
+        "attainment": mix.attainment,
+        "usd_per_hour": mix.usd_per_hour,
+        "usd_per_1k": mix.usd_per_1k,
+    }
+
+
+# The load that a plan is made for, from the requests that a command would send.
+
+
+def load_of(
+    workload: Workload, app: App, function: Function, slo_ms: float, lone_ms: float
+) -> Load:
+    """Return the levels of the requests that need the function.
+
+    Clients that think between an answer and their next request are taken for requests that come
+    by themselves, as fast as they would if every answer took `lone_ms`.
+    """
+    others = {
+        pipeline.name
+        for pipeline in app.pipelines
+        if all(stage.function is not function for stage in pipeline.stages)
+    }
+    loops = [loop for loop in workload.loops if loop.pipeline not in others]
+    times_ns = _times_ns(workload.arrivals, others)
+    if (len(times_ns) and loops) or len({loop.think_ns for loop in loops}) > 1:
+        problem = "clients that wait for answers come together with other requests"
+        raise ConfigError(problem, where="the workload", allowed="one kind at a time")
+    clients = (
+        step.clients for loop in loops for step in loop.steps if step.at_ns < loop.duration_ns
+    )
+    if not len(times_ns) and not any(clients):
+        problem = f"there are no requests for {function.name} to plan for"
+        raise ConfigError(problem, where="the workload", allowed="--arrivals SPEC, --trace FILE")
+    return _closed(loops, lone_ms) if loops else open_load(times_ns, workload.window_ns, slo_ms)
+
+
+def _times_ns(arrivals: Arrivals | None, others: set[str]) -> Ints:
+    if arrivals is None:
+        return np.zeros(0, dtype=np.int64)
+    left = [index for index, name in enumerate(arrivals.pipelines) if name in others]
+    times_ns = arrivals.times_ns
+    return times_ns[~np.isin(arrivals.pipeline, left)] if left else times_ns
+
+
+def _closed(loops: list[ClosedLoop], lone_ms: float) -> Load:
+    duration_ns = max(loop.duration_ns for loop in loops)
+    instants = {0, *(step.at_ns for loop in loops for step in loop.steps)}
+    starts_ns = sorted(instant for instant in instants if instant < duration_ns)
+    clients = [(start, sum(loop.clients_at(start) for loop in loops)) for start in starts_ns]
+    load = closed_load(clients, duration_ns)
+    think_s = loops[0].think_ns / SECOND_NS
+    if think_s == 0.0:
+        return load
+    cycle_s = think_s + lone_ms / 1e3
+    return Load(
+        tuple(Level(level.share, rate_per_s=level.clients / cycle_s) for level in load.levels),
+        load.duration_s,
+        load.rises,
+    )
 
 
 @click.command("plan")

@@ -16,8 +16,8 @@ from headgate.cli.options import OutputPath
 from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.core.units import parse_duration
-from headgate.serverless import EmbeddedPlatform, Settings, gb_s
-from headgate.serverless.settings import CpuMode
+from headgate.lambda_emulator import EmbeddedPlatform, Settings, gb_s
+from headgate.lambda_emulator.settings import CpuMode
 
 _EXPORTED: Final[Mapping[str, str]] = {
     "AWS_ACCESS_KEY_ID": "aws_access_key_id",

@@ -8,7 +8,7 @@ import click
 from rich.text import Text
 
 from headgate.cli.options import json_option
-from headgate.cli.screen import hanging, show, show_json
+from headgate.cli.output import hanging, show, show_json
 from headgate.core.policy import PolicyConfig
 from headgate.core.units import format_duration
 from headgate.policies import describe_policy, find_policy, policy_names

@@ -13,26 +13,22 @@ from typing import Final
 import click
 from rich.text import Text
 
-from headgate.app import LoadedApp
-from headgate.app.names import unknown
-from headgate.cli.application import load_app
-from headgate.cli.files import check_not_read, writing
-from headgate.cli.options import OutputPath, json_option
-from headgate.cli.progress import Progress
-from headgate.cli.rows import rows_table
-from headgate.cli.screen import plain, show, show_json
+from headgate.cli.app_loading import load_app
+from headgate.cli.options import OutputPath, check_not_read, json_option, writing
+from headgate.cli.output import Progress, plain, rows_table, show, show_json
+from headgate.config import LoadedApp
+from headgate.config.errors import unknown
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
 from headgate.core.units import parse_duration, parse_fraction
 from headgate.metrics.report.style import new_figure, save_png
-from headgate.planning.characterisation import Characterisation, Point
-from headgate.profiling.document import to_document
-from headgate.profiling.figure import profile_figure
-from headgate.profiling.findings import Objective, findings
+from headgate.planning.latency_model import Characterisation, Point
+from headgate.profiling.csv_import import read_tables
 from headgate.profiling.machine import this_machine, usable_cores
-from headgate.profiling.messages import Task
+from headgate.profiling.probe_client import Task
+from headgate.profiling.profile_file import to_document
 from headgate.profiling.profiler import Measured, Settings, profile
-from headgate.profiling.tables import read_tables
+from headgate.profiling.report import Objective, findings, profile_figure
 
 CONCURRENCY: Final = "1,2,3,5,8,12,20"
 BATCH_MAX: Final = 8  # by default

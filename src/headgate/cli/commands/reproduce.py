@@ -6,13 +6,10 @@ from pathlib import Path
 
 import click
 
-from headgate.cli.files import make_directory, writing
-from headgate.cli.options import OutputPath, json_option
-from headgate.cli.progress import Progress
-from headgate.cli.results import show_list, show_result
-from headgate.cli.screen import show_json
-from headgate.experiments import experiment_names, find_experiment
-from headgate.experiments.experiment import Experiment, Result
+from headgate.cli.options import OutputPath, json_option, make_directory, writing
+from headgate.cli.output import Progress, show_json, show_list, show_result
+from headgate.lab.experiments import experiment_names, find_experiment
+from headgate.lab.experiments.experiment import Experiment, Result
 
 
 @click.command("reproduce")

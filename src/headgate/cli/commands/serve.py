@@ -12,19 +12,17 @@ from typing import Any
 
 import click
 
-from headgate.app import LoadedApp, from_spec
-from headgate.app.providers import providers_of
-from headgate.cli.application import load_app, warn_of_objectives
-from headgate.cli.chosen import choose
+from headgate.cli.app_loading import choose, load_app, warn_of_objectives
+from headgate.config import LoadedApp, from_spec
+from headgate.config.providers import providers_of
 from headgate.core.errors import ConfigError
-from headgate.live import logs
-from headgate.live.assignment import Assignment
+from headgate.live.deployment import Assignment, places
 from headgate.live.gateway.config import BACKLOG
-from headgate.live.output import keep_descriptors
-from headgate.live.places import places
-from headgate.live.remote.outposts import check_providers
-from headgate.live.remote.signatures import elsewhere
+from headgate.live.model_registry import elsewhere
+from headgate.live.pools.registry import check_providers
 from headgate.live.supervisor import Supervisor
+from headgate.live.telemetry import logs
+from headgate.live.telemetry.logs import keep_descriptors
 
 
 @click.command("serve")

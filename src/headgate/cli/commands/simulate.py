@@ -8,33 +8,33 @@ from typing import Final
 import click
 from rich.text import Text
 
-from headgate.cli.application import (
+from headgate.cli.app_loading import (
     assumed_times,
+    choose,
     load_app,
     warn_of_objectives,
     with_known_times,
 )
-from headgate.cli.chosen import choose
-from headgate.cli.files import check_not_read, make_directory, writing
-from headgate.cli.headline import Headline
-from headgate.cli.log_observer import logging_to
 from headgate.cli.options import (
     OutputPath,
     app_argument,
     assume_exec_option,
+    check_not_read,
     json_option,
+    make_directory,
     policy_option,
     report_option,
     seed_option,
     set_option,
     workload_options,
+    writing,
 )
-from headgate.cli.runs import Run, run
-from headgate.cli.screen import show, show_assumed, show_json
+from headgate.cli.output import Headline, show, show_assumed, show_json
+from headgate.cli.simulation import Run, logging_to, run
 from headgate.cli.workload import WorkloadOptions, choose_workload, trace_files
 from headgate.metrics.columns import RunColumns
 from headgate.metrics.report import write_report
-from headgate.metrics.tables import group_table, resource_table
+from headgate.metrics.table import group_table, resource_table
 
 _RESOURCES_MAX: Final = 16  # more are in the JSON and in the report
 

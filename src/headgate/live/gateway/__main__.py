@@ -13,10 +13,11 @@ from typing import Final
 import uvloop
 
 from headgate.core.errors import ConfigError
-from headgate.live import assignment, logs
-from headgate.live.facts import LoadsFailed
+from headgate.live import deployment as assignment
 from headgate.live.gateway.process import GatewayProcess
-from headgate.live.generation import BAD_CONFIGURATION, problems_line
+from headgate.live.model_registry import LoadsFailed
+from headgate.live.supervisor import BAD_CONFIGURATION, problems_line
+from headgate.live.telemetry import logs
 
 BROKEN_EXIT: Final = 70
 

@@ -14,22 +14,134 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NoReturn, final
 
 from headgate.core.errors import ConfigError
-from headgate.live import assignment as assignments
-from headgate.live.call import Call
-from headgate.live.facts import LoadsNeeded
-from headgate.live.gateway.access import AccessLog
-from headgate.live.gateway.declared import gateway_config, tls_context
-from headgate.live.gateway.greeting import greeting
-from headgate.live.gateway.readiness import problems
-from headgate.live.gateway.server import HttpServer
-from headgate.live.metrics import Exposition, Metrics, Readings
-from headgate.live.orphan import end_without_trace, signal_on_orphaned, watch_supervisor
+from headgate.live import deployment as assignments
+from headgate.live.call import Call, Phase, problems
+from headgate.live.gateway.access_log import AccessLog
+from headgate.live.gateway.http.server import HttpServer
+from headgate.live.model_registry import LoadsNeeded
 from headgate.live.runtime import Runtime
-from headgate.live.serving import Phase
-from headgate.live.tracing import make_tracer
+from headgate.live.telemetry import Exposition, Metrics, Readings
+from headgate.live.telemetry.tracing import make_tracer
+from headgate.system.child_process import end_without_trace, signal_on_orphaned, watch_supervisor
 
 if TYPE_CHECKING:
-    from headgate.live.gateway.grpc_server import GrpcServer
+    from headgate.live.gateway.grpc.server import GrpcServer
+
+
+import ssl
+from collections.abc import Mapping
+
+import msgspec
+
+from headgate.config import LoadedApp, ServeChoice
+from headgate.functions.tensor import write_spec
+from headgate.live.call import Model
+from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit
+
+# What a gateway says when it is ready: what is served, and how to ask for it.
+
+
+_EXAMPLES: Final[dict[str, object]] = {"BYTES": "text", "BOOL": True, "FP32": 1.0, "FP64": 1.0}
+_ELEMENTS_MAX: Final = 64  # of an example that people can read
+
+
+def greeting(
+    url: str, grpc: str, policy: str, models: list[Model], problems: Mapping[str, str]
+) -> bytes:
+    """One line of JSON, for the supervisor. `problems` are of models that are not ready."""
+    asked = next((model for model in models if model.name not in problems), models[0])
+    content = {
+        "url": url,
+        "grpc": grpc,
+        "policy": policy,
+        "models": [
+            {"name": model.name, "signature": problems.get(model.name) or _signature(model)}
+            for model in models
+        ],
+        "curl": _curl(url, asked),
+    }
+    return msgspec.json.encode(content) + b"\n"
+
+
+def _signature(model: Model) -> str:
+    """What goes in and what comes out, in one line."""
+    inputs = ", ".join(f"{spec.name} {write_spec(spec)}" for spec in model.inputs)
+    outputs = ", ".join(f"{spec.name} {write_spec(spec)}" for spec in model.outputs)
+    return f"{inputs or 'any inputs'} -> {outputs or 'any outputs'}"
+
+
+def _curl(url: str, model: Model) -> str:
+    """A command that gets an answer of this model."""
+    path = f"{url}/v2/models/{model.name}"
+    small = all(_elements(spec.shape) <= _ELEMENTS_MAX for spec in model.inputs)
+    if not model.inputs or not small:
+        return f"curl {path}"
+    inputs = [
+        {
+            "name": spec.name,
+            "datatype": spec.datatype,
+            "shape": [max(1, size) for size in spec.shape],
+            "data": [_EXAMPLES.get(spec.datatype, 1)] * _elements(spec.shape),
+        }
+        for spec in model.inputs
+    ]
+    body = msgspec.json.encode({"inputs": inputs}).decode()
+    return f"curl {path}/infer -d '{body}'"
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= max(1, size)
+    return count
+
+
+# What an application file declares about its gateway.
+
+
+def gateway_config(loaded: LoadedApp) -> GatewayConfig:
+    """What the application file says of the front ends."""
+    serve = loaded.serve
+    return GatewayConfig(
+        body_bytes_max=serve.body_bytes,
+        answer_bytes_max=serve.answer_bytes,
+        bodies_bytes_max=serve.memory_bytes,
+        connections_max=serve.connections,
+        timeout_max_s=serve.timeout_ns / 1e9,
+        overload_status=serve.overload_status,
+        expose_errors=serve.expose_errors,
+        keys=tuple(
+            ApiKey(tenant.key_sha256, tenant.client_id)
+            for tenant in loaded.tenants
+            if tenant.key_sha256 is not None
+        ),
+        tenants=tuple(
+            TenantLimit(
+                tenant.client_id,
+                rate_per_s=tenant.rate_per_s or 0.0,
+                burst=tenant.burst,
+                concurrency_max=tenant.concurrency or 0,
+            )
+            for tenant in loaded.tenants
+        ),
+    )
+
+
+def tls_context(serve: ServeChoice, base: Path) -> ssl.SSLContext | None:
+    """How connections are encrypted, if they are."""
+    if serve.tls_certificate is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    key = None if serve.tls_key is None else base / serve.tls_key
+    try:
+        context.load_cert_chain(base / serve.tls_certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        problem = f"is no certificate with its key: {error}"
+        raise ConfigError(
+            problem, key="serve.tls_certificate", value=serve.tls_certificate
+        ) from None
+    return context
+
 
 POLL_S: Final = 0.005  # while it is starting, or about to end
 BEAT_S: Final = 0.5
@@ -172,7 +284,7 @@ class GatewayProcess:
         if serve.grpc_port is None:
             return None
         try:
-            from headgate.live.gateway.grpc_server import GrpcServer  # noqa: PLC0415  an extra
+            from headgate.live.gateway.grpc.server import GrpcServer  # noqa: PLC0415  an extra
         except ImportError as error:
             problem = f"needs the extra `grpc`: pip install 'headgate[grpc]' ({error})"
             raise ConfigError(problem, key="serve.grpc_port") from None

@@ -10,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from headgate.live import logs
-from headgate.live.assignment import Place, read, socket_path
-from headgate.live.orphan import signal_on_orphaned
-from headgate.live.worker.ending import end
+from headgate.live.deployment import Place, read, socket_path
+from headgate.live.telemetry import logs
+from headgate.live.telemetry.logs import end
+from headgate.system.child_process import signal_on_orphaned
 
 # How many threads the libraries behind NumPy and its friends start. They look when imported.
 _THREADS: Final = (

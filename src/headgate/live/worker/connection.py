@@ -10,13 +10,12 @@ from weakref import ref
 
 import numpy as np
 
+from headgate.core.event_log import to_wire
 from headgate.core.events import Event
-from headgate.core.wire import to_wire
 from headgate.functions.arrays import Array
 from headgate.functions.tensor import Block
-from headgate.live.arena import Arena
-from headgate.live.framing import Frames, frame
-from headgate.live.messages import AnyMessage, Hello, Release, Report, Run
+from headgate.live.ipc.messages import AnyMessage, Frames, Hello, Release, Report, Run, frame
+from headgate.live.ipc.shared_memory import Arena
 
 READ_BYTES: Final = 128 * 1024
 PIECES_MAX: Final = 64  # written at once

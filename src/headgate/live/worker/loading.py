@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from time import monotonic_ns
 from typing import Final, final
 
-from headgate.app.loaded import Source
+from headgate.config.options import Source
 from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.core.model import App, Variant
-from headgate.functions.source import build_model
-from headgate.functions.words import words
-from headgate.live.markers import LOAD, Markers
+from headgate.functions.error_text import words
+from headgate.functions.loader import build_model
+from headgate.live.ipc.crash_markers import LOAD, Markers
 from headgate.live.worker.runner import Runner
 
 _LOG: Final = logging.getLogger(__name__)

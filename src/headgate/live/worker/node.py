@@ -35,14 +35,12 @@ from headgate.core.events import (
     WeightsLoaded,
 )
 from headgate.core.model import App, Pool, Variant
-from headgate.live.framing import frame
-from headgate.live.messages import FunctionFacts, Learned, Run, Work
+from headgate.live.ipc.messages import FunctionFacts, Learned, Run, Work, frame
 from headgate.live.worker.connection import Connection
-from headgate.live.worker.job import Executor
-from headgate.live.worker.jobs import BatchJob, PrepareJob, TrialJob, UnloadJob
+from headgate.live.worker.executor import BatchJob, Executor, PrepareJob, TrialJob, UnloadJob
 from headgate.live.worker.loading import PREPARE_FACTOR, Loader
+from headgate.live.worker.model_cache import Stock
 from headgate.live.worker.runner import Runner
-from headgate.live.worker.stock import Stock
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -15,14 +15,12 @@ from typing import Final, final
 
 import numpy as np
 
-from headgate.functions.arrays import Array, to_array, to_tensor
-from headgate.functions.columns import join, length, likeness, split
+from headgate.functions.arrays import Array, join, length, likeness, split, to_array, to_tensor
+from headgate.functions.error_text import sendable, words
 from headgate.functions.model import Model, signature_of
-from headgate.functions.specs import fits, write_spec
-from headgate.functions.tensor import Tensor, TensorSpec
-from headgate.functions.words import sendable, words
-from headgate.live.arena import INLINE_BYTES_MAX, Arena
-from headgate.live.messages import Result, Work
+from headgate.functions.tensor import Tensor, TensorSpec, fits, write_spec
+from headgate.live.ipc.messages import Result, Work
+from headgate.live.ipc.shared_memory import INLINE_BYTES_MAX, Arena
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -23,22 +23,22 @@ from threading import Lock
 from time import monotonic_ns
 from typing import Final, final
 
-from headgate.app.loaded import LoadedApp
+from headgate.config.options import LoadedApp
 from headgate.core.actions import Action
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
-from headgate.core.wire import from_wire
-from headgate.live.assignment import Place
-from headgate.live.markers import Markers
-from headgate.live.memory import private_bytes
-from headgate.live.messages import AnyMessage, Hello, Order, Release, Run
+from headgate.core.event_log import from_wire
+from headgate.live.deployment import Place
+from headgate.live.ipc.crash_markers import Markers
+from headgate.live.ipc.messages import AnyMessage, Hello, Order, Release, Run
 from headgate.live.worker.connection import UNSENT_BYTES_MAX, Connection
-from headgate.live.worker.job import Executor, Job
+from headgate.live.worker.executor import Executor, Job
 from headgate.live.worker.loading import PREPARE_FACTOR, Loader
+from headgate.live.worker.model_cache import Stock
 from headgate.live.worker.node import Node
-from headgate.live.worker.pulse import Pulse
-from headgate.live.worker.stock import Stock
-from headgate.live.worker.survey import Survey
+from headgate.live.worker.warmup import Survey
+from headgate.live.worker.watchdog import Pulse
+from headgate.system.child_process import private_bytes
 
 _LOG: Final = logging.getLogger(__name__)
 

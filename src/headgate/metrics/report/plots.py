@@ -9,11 +9,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from headgate.core.clock import MICROSECOND_NS, MILLISECOND_NS, NEVER_NS
-from headgate.core.outcome import OUTCOME_NAMES, Outcome
+from headgate.core.states import OUTCOME_NAMES, Outcome
 from headgate.metrics.columns import Int64, RunColumns
-from headgate.metrics.groups import latencies_ns, split_by_group, waits_ns
-from headgate.metrics.percentile import nearest_rank
-from headgate.metrics.report.gantt import schedule_figure
 from headgate.metrics.report.style import (
     BLUE,
     GREEN,
@@ -31,19 +28,192 @@ from headgate.metrics.report.style import (
     plain,
     time_scale,
 )
-from headgate.metrics.series import (
-    Floats,
-    arrival_rps,
-    busy_share,
-    goodput_rps,
-    outcomes_by_arrival,
-    time_bins,
-)
+from headgate.metrics.summary import latencies_ns, nearest_rank, split_by_group, waits_ns
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+from typing import TYPE_CHECKING
+
+from headgate.metrics.columns import SpanKind
+from headgate.metrics.report.chrome_trace import LanedSpans, assign_lanes
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+
+from numpy.typing import NDArray
+
+from headgate.core.clock import SECOND_NS
+
+# The schedule of a short run, or the beginning of a long one, as bars.
+
+
+_LANES_MAX: Final = 32
+
+
+def schedule_figure(run: RunColumns, *, spans_max: int = 250) -> Figure:
+    """Draw the first `spans_max` spans, one row per node and lane, one colour per function."""
+    laned = assign_lanes(run.spans, spans_max)
+    places = _places(run, laned)
+    figure = new_figure(1.5 + 0.3 * len(places))
+    axes = figure.add_subplot()
+    last_ns = int(run.spans.end_ns[laned.rows].max())
+    scale = time_scale(last_ns)
+    bars: dict[int, Artist] = {}
+    for row, lane in zip(laned.rows.tolist(), laned.lanes, strict=True):
+        place = places.get((int(run.spans.node[row]), lane))
+        if place is None:
+            continue
+        function, kind = int(run.spans.function[row]), int(run.spans.kind[row])
+        start = int(run.spans.start_ns[row]) / scale.unit_ns
+        width = int(run.spans.end_ns[row]) / scale.unit_ns - start
+        (bar,) = axes.barh(place, width, left=start, height=0.74)
+        _paint(bar, function, kind)
+        if kind == SpanKind.RUN:
+            bars.setdefault(min(function, len(SERIES)), bar)
+    axes.set_xlim(0, last_ns / scale.unit_ns)
+    axes.set_ylim(len(places) - 0.4, -0.6)
+    axes.set_yticks(list(places.values()), [_lane_label(run, *key) for key in places])
+    dress(axes, title=_title(run, laned), x_label=f"time ({scale.unit})", grid="x")
+    axes.tick_params(axis="y", length=0)
+    labels = [run.functions[key] if key < len(SERIES) else "others" for key in sorted(bars)]
+    add_legend(axes, [bars[key] for key in sorted(bars)], labels)
+    return figure
+
+
+def _places(run: RunColumns, laned: LanedSpans) -> dict[tuple[int, int], int]:
+    """Return the row of each node and lane that has work, as many as can be read."""
+    nodes = run.spans.node[laned.rows].tolist()
+    used = sorted(set(zip(nodes, laned.lanes, strict=True)))[:_LANES_MAX]
+    return {key: place for place, key in enumerate(used)}
+
+
+def _paint(bar: Rectangle, function: int, kind: int) -> None:
+    colour = SERIES[function] if function < len(SERIES) else OTHER
+    is_start = kind == SpanKind.START
+    bar.set(
+        facecolor="white" if is_start else colour,
+        edgecolor=colour if is_start else "white",
+        hatch="//////" if is_start else None,
+        linewidth=0.8 if is_start else 0.3,
+        alpha=0.4 if kind == SpanKind.LOAD else 1.0,
+    )
+
+
+def _lane_label(run: RunColumns, node: int, lane: int) -> str:
+    name = plain(run.resources[node].name, 28)
+    return name if lane == 0 else f"#{lane + 1}"
+
+
+def _title(run: RunColumns, laned: LanedSpans) -> str:
+    if not laned.left_out:
+        return "Schedule"
+    return f"Schedule: the first {len(laned.rows):,} of {len(run.spans):,} spans"
+
+
+# A run over time, in equal bins: outcomes, rates, and how busy each resource was.
+
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBins:
+    """The bins [0, step), [step, 2 step), ... that cover a run."""
+
+    step_ns: int
+    count: int
+
+    @property
+    def edges_ns(self) -> Int64:
+        """The bounds of the bins: one more than there are bins."""
+        return np.arange(self.count + 1, dtype=np.int64) * self.step_ns
+
+    def index(self, times_ns: Int64) -> Int64:
+        """Return the bin of each time; what lies outside falls into the first or the last bin."""
+        return np.clip(times_ns // self.step_ns, 0, self.count - 1)
+
+
+def time_bins(run: RunColumns, count_max: int = 120) -> TimeBins:
+    """Return bins fine enough to see a burst, with ten requests a bin or so if there are few."""
+    count = min(count_max, max(20, len(run.requests) // 10))
+    # Rounding up makes the last bin as wide as the others: no false drop at the end of a rate.
+    return TimeBins(max(1, -(-max(run.end_ns, run.window_ns) // count)), count)
+
+
+def outcomes_by_arrival(run: RunColumns, bins: TimeBins) -> Int64:
+    """Return counts [outcome, bin]: how the requests that arrived in a bin ended."""
+    kinds = len(OUTCOME_NAMES)
+    cell = bins.index(run.requests.arrival_ns)
+    cell *= kinds
+    cell += run.requests.outcome
+    counts = np.bincount(cell, minlength=bins.count * kinds)
+    return counts.reshape(bins.count, kinds).T.astype(np.int64)
+
+
+def arrival_rps(run: RunColumns, bins: TimeBins) -> Floats:
+    """Return the requests that arrived, per second, in each bin."""
+    return _rate_rps(run.requests.arrival_ns, bins)
+
+
+def goodput_rps(run: RunColumns, bins: TimeBins) -> Floats:
+    """Return the answers in time that were given, per second, in each bin."""
+    met = run.requests.outcome == Outcome.MET
+    return _rate_rps(run.requests.finished_ns[met], bins)
+
+
+def busy_share(run: RunColumns, bins: TimeBins) -> Floats:
+    """Return shares [resource, bin]: how much of each resource was working, 0 to 1.
+
+    A node with several slots is fully busy when all of them work, and a serverless pool when as
+    many instances work as it had on average.
+    """
+    cumulative = _cumulative_work_ns(run, bins)
+    units = np.array(_parallel_units(run, cumulative[:, -1]))
+    share = np.diff(cumulative, axis=1) / (bins.step_ns * units[:, None])
+    busy: Floats = np.clip(share, 0.0, 1.0)
+    return busy
+
+
+def _rate_rps(times_ns: Int64, bins: TimeBins) -> Floats:
+    counts = np.bincount(bins.index(times_ns), minlength=bins.count)
+    return counts.astype(np.float64) * (SECOND_NS / bins.step_ns)
+
+
+def _cumulative_work_ns(run: RunColumns, bins: TimeBins) -> Floats:
+    """Return [resource, edge]: the work done on a resource before each edge.
+
+    A span that began at s has done e - s by the edge e, and one that ended at t takes e - t away
+    again. So the work at an edge is e times (begun - ended before it), less the sum of the begins,
+    plus the sum of the ends: two counts and two sums per bin instead of a loop over spans.
+    """
+    shape = (len(run.resources), bins.count)
+    open_spans, offset_ns = np.zeros(shape), np.zeros(shape)
+    for times_ns, sign in ((run.spans.start_ns, 1), (run.spans.end_ns, -1)):
+        cell = bins.index(times_ns) + run.spans.node * np.int64(bins.count)
+        size = shape[0] * shape[1]
+        open_spans += sign * np.bincount(cell, minlength=size).reshape(shape)
+        offset_ns += sign * np.bincount(cell, times_ns, size).reshape(shape)
+    edges_ns = bins.edges_ns[1:]
+    work_ns = np.cumsum(open_spans, axis=1) * edges_ns - np.cumsum(offset_ns, axis=1)
+    return np.hstack((np.zeros((shape[0], 1)), work_ns))
+
+
+def _parallel_units(run: RunColumns, work_ns: Floats) -> list[float]:
+    """Return, per resource, how many spans can run on it side by side."""
+    units = []
+    for resource, total_ns in zip(run.resources, work_ns, strict=True):
+        slots = max(1, round(total_ns / resource.busy_ns)) if resource.busy_ns else 1
+        instances = max(1.0, resource.up_ns / run.end_ns) if run.end_ns else 1.0
+        units.append(slots * instances)
+    return units
+
 
 _CURVE_POINTS: Final = 400  # per decade of the tail there are far fewer pixels than that
 _ROWS_MAX: Final = 24  # rows of text that fit a figure

@@ -2,9 +2,8 @@
 
 from headgate.core.model import App
 from headgate.sim.checkers.batches import Attempts, BatchLimits, Causes, Executions
-from headgate.sim.checkers.budgets import Budgets
 from headgate.sim.checkers.checker import EVENTS_MAX, Checker, Checkers, Clock
-from headgate.sim.checkers.failures import Starts, Suspects
+from headgate.sim.checkers.limits import Budgets, Starts, Suspects
 from headgate.sim.checkers.nodes import Exclusivity, Memory, Presence
 from headgate.sim.checkers.requests import Conservation, Deadlines, GivingUp, Stages, Starvation
 

@@ -9,7 +9,7 @@ from headgate.core.actions import Action
 from headgate.core.errors import InvariantError
 from headgate.core.events import Event
 from headgate.metrics.columns import RunColumns
-from headgate.sim.hooks import Observer
+from headgate.sim.interfaces import Observer
 
 _VIOLATIONS_MAX: Final = 20  # of one checker; one cause tends to have many effects
 EVENTS_MAX: Final = 1_000_000_000

@@ -18,8 +18,8 @@ from headgate.core.events import (
     TimerFired,
 )
 from headgate.core.model import App, Pipeline
-from headgate.core.outcome import OUTCOME_NAMES, Outcome
 from headgate.core.records import STAGES_MAX
+from headgate.core.states import OUTCOME_NAMES, Outcome
 from headgate.metrics.columns import RunColumns
 from headgate.sim.checkers.checker import Checker
 

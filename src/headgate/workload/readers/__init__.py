@@ -16,7 +16,7 @@ from typing import Protocol, cast
 
 from headgate.core.errors import ConfigError
 from headgate.workload.arrivals import Arrivals
-from headgate.workload.read_options import ReadOptions
+from headgate.workload.trace_file import ReadOptions
 
 
 class Layout(Protocol):

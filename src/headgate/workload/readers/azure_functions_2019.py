@@ -17,11 +17,8 @@ import numpy as np
 from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.workload.arrivals import DEFAULT_NAME, Arrivals, Int32, take_rows
-from headgate.workload.counts import fill, step_edges
-from headgate.workload.read_options import ReadOptions
-from headgate.workload.rng import column_stream
-from headgate.workload.rows import read_header, read_rows
-from headgate.workload.table import first_of, index_names
+from headgate.workload.generators import column_stream, fill, step_edges
+from headgate.workload.trace_file import ReadOptions, first_of, index_names, read_header, read_rows
 
 NAME: Final = "azure_functions_2019"
 

@@ -14,10 +14,8 @@ from typing import Final
 
 from headgate.core.errors import ConfigError
 from headgate.workload.arrivals import Arrivals
-from headgate.workload.read_options import ReadOptions
 from headgate.workload.readers import requests
-from headgate.workload.rows import read_header
-from headgate.workload.table import read_table
+from headgate.workload.trace_file import ReadOptions, read_header, read_table
 
 NAME: Final = "azure_functions_2021"
 

@@ -15,9 +15,7 @@ import numpy as np
 
 from headgate.core.errors import ConfigError
 from headgate.workload.arrivals import Arrivals, Int64
-from headgate.workload.read_options import ReadOptions
-from headgate.workload.rows import read_header
-from headgate.workload.table import Table, first_of, read_table
+from headgate.workload.trace_file import ReadOptions, Table, first_of, read_header, read_table
 
 NAME: Final = "requests"
 GENERAL: Final = True

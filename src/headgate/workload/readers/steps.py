@@ -14,10 +14,8 @@ from typing import Final
 from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.workload.arrivals import Arrivals
-from headgate.workload.counts import counts_of_means, expand_counts
-from headgate.workload.read_options import ReadOptions
-from headgate.workload.rows import read_header
-from headgate.workload.table import first_of, read_table
+from headgate.workload.generators import counts_of_means, expand_counts
+from headgate.workload.trace_file import ReadOptions, first_of, read_header, read_table
 
 NAME: Final = "steps"
 GENERAL: Final = True

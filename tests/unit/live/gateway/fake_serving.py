@@ -7,10 +7,9 @@ import time
 from collections.abc import Mapping
 
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
-from headgate.core.outcome import Failure, Outcome, Rejection
+from headgate.core.states import Failure, Outcome, Rejection
 from headgate.functions.tensor import Tensor, TensorSpec
-from headgate.live.call import Call
-from headgate.live.serving import Model, Phase
+from headgate.live.call import Call, Model, Phase
 
 
 class FakeServing:

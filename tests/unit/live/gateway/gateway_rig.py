@@ -15,7 +15,7 @@ import uvloop
 from fake_serving import FakeServing
 
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.server import HttpServer
+from headgate.live.gateway.http.server import HttpServer
 
 PATIENCE_S = 60.0  # machines may be busy with something else
 QUICK = GatewayConfig(sweep_s=0.02, linger_s=0.1)

@@ -12,11 +12,11 @@ import uvloop
 from fake_serving import FakeServing
 from grpc.aio import AioRpcError, Channel, UnaryUnaryMultiCallable, insecure_channel
 
-from headgate.live.gateway.access import AccessLog
+from headgate.live.gateway.access_log import AccessLog
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.grpc_messages import SERVICE, Messages
-from headgate.live.gateway.grpc_server import GrpcServer
-from headgate.live.gateway.server import HttpServer
+from headgate.live.gateway.grpc.messages import SERVICE, Messages
+from headgate.live.gateway.grpc.server import GrpcServer
+from headgate.live.gateway.http.server import HttpServer
 
 DEFAULTS = GatewayConfig()
 Trailers = dict[str, str | bytes]

@@ -12,7 +12,7 @@ import grpc_rig
 import pytest
 from gateway_rig import QUICK, Rig, body, infer, request, rig, run_alone
 
-from headgate.live.gateway.access import AccessLog
+from headgate.live.gateway.access_log import AccessLog
 from headgate.live.gateway.config import ApiKey, GatewayConfig
 
 MODELS = ["echo", "bytes", "free", "whole", "two"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.core.outcome import Failure, Outcome, Rejection
+from headgate.core.states import Failure, Outcome, Rejection
 from headgate.live.call import Call
-from headgate.live.gateway.answers import verdict
 from headgate.live.gateway.config import GatewayConfig
+from headgate.live.gateway.http.responses import verdict
 
 
 def settled(outcome: int, reason: str, retry_ns: int = 0) -> Call:

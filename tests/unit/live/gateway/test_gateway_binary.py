@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from headgate.functions.tensor import ITEM_BYTES, Tensor
-from headgate.live.gateway import binary, oip
+from headgate.live.gateway.codec.text import ReadText, read_text
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.elements import joined, split, to_json
-from headgate.live.gateway.refusal import Refused
-from headgate.live.gateway.text import ReadText, read_text
+from headgate.live.gateway.errors import Refused
+from headgate.live.gateway.oip import binary
+from headgate.live.gateway.oip import json as oip
+from headgate.live.gateway.oip.json import joined, split, to_json
 
 LIMITS = GatewayConfig(elements_max=10_000)
 OIP = ReadText("oip", "m")

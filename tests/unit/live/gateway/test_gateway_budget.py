@@ -14,8 +14,8 @@ from gateway_rig import QUICK, Client, Rig, body, infer, raw, request, run, tens
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.live.gateway.budget import Budget, Hold
 from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit
+from headgate.live.gateway.memory_budget import Budget, Hold
 
 KEYS = (ApiKey(sha256(b"first").hexdigest(), 1), ApiKey(sha256(b"second").hexdigest(), 2))
 BINARY = {"binary_data_output": True}

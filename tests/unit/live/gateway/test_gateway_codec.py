@@ -18,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.functions.tensor import TensorSpec
-from headgate.live.gateway.budget import Budget, Hold
-from headgate.live.gateway.codec import HasBroken, HasRefused, answer
-from headgate.live.gateway.codec_client import Codec, Job, Lane, Result
+from headgate.live.gateway.codec.client import Codec, Job, Lane, Result
+from headgate.live.gateway.codec.process import HasBroken, HasRefused, answer
+from headgate.live.gateway.codec.text import OutputText, ReadText, Understood, WriteText, write_text
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.elements import PIECE, from_json
-from headgate.live.gateway.refusal import Refused
-from headgate.live.gateway.text import OutputText, ReadText, Understood, WriteText, write_text
+from headgate.live.gateway.errors import Refused
+from headgate.live.gateway.memory_budget import Budget, Hold
+from headgate.live.gateway.oip.json import PIECE, from_json
 
 LIMITS = GatewayConfig()
 # Everything is long here, so that small requests show it.

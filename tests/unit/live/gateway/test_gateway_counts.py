@@ -13,8 +13,8 @@ import pytest
 from gateway_rig import QUICK, Rig, body, infer, request, run, tensor
 
 import headgate
+from headgate.live.call import Phase
 from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit
-from headgate.live.serving import Phase
 
 Row = tuple[str, str]
 LIMITED = replace(

@@ -12,12 +12,11 @@ from hashlib import sha256
 import pytest
 from gateway_rig import QUICK, Rig, body, infer, raw, request, run
 
-from headgate.core.outcome import Outcome
-from headgate.live.call import Call
-from headgate.live.gateway.answers import verdict
+from headgate.core.states import Outcome
+from headgate.live.call import Call, Phase
 from headgate.live.gateway.config import ApiKey, GatewayConfig
-from headgate.live.gateway.routes import KNOWN_MAX
-from headgate.live.serving import Phase
+from headgate.live.gateway.http.responses import verdict
+from headgate.live.gateway.http.router import KNOWN_MAX
 
 BINARY = {"binary_data_output": True}
 ROW = infer(body()).partition(b"\r\n\r\n")[2]

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from gateway_rig import QUICK, Rig, body, infer, request, run, tensor
 
+from headgate.live.call import Phase
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.elements import STRINGS_MAX
-from headgate.live.serving import Phase
+from headgate.live.gateway.oip.json import STRINGS_MAX
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

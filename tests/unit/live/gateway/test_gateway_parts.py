@@ -11,11 +11,11 @@ from hmac import compare_digest
 import pytest
 from gateway_rig import QUICK, Rig, body, request, run
 
+from headgate.live.gateway.auth import KeyRing, Tenant
 from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit
-from headgate.live.gateway.deadline import timeout_ns
-from headgate.live.gateway.keys import KeyRing, Tenant
-from headgate.live.gateway.openapi import document
-from headgate.live.gateway.refusal import Refused
+from headgate.live.gateway.errors import Refused
+from headgate.live.gateway.http.headers import timeout_ns
+from headgate.live.gateway.http.openapi import document
 
 MS = 1_000_000
 HOUR_NS = 3_600_000 * MS

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from gateway_rig import QUICK, Client, Rig, body, infer, raw, request, run, tensor
 
+from headgate.live.call import Phase
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.serving import Phase
 
 LIVE = request("GET", "/livez")
 

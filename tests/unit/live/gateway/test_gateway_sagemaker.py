@@ -8,7 +8,7 @@ import struct
 import pytest
 from gateway_rig import Reply, Rig, body, request, run, tensor
 
-from headgate.live.serving import Phase
+from headgate.live.call import Phase
 
 JSON = "application/json"
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -16,7 +16,7 @@ from fake_serving import FakeServing
 from gateway_rig import QUICK, Client, Rig, body, infer, raw, request, run_alone
 
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.server import HttpServer
+from headgate.live.gateway.http.server import HttpServer
 
 LIVE = request("GET", "/livez")
 

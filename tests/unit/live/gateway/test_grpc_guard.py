@@ -17,11 +17,11 @@ from grpc.aio import AioRpcError
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_rig import Rig, run
 
-from headgate.live.gateway import grpc_guard
+from headgate.live.call import Phase
 from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit
-from headgate.live.gateway.grpc_guard import LOOKAHEAD_BYTES, WAITING_MAX
-from headgate.live.gateway.grpc_messages import SERVICE
-from headgate.live.serving import Phase
+from headgate.live.gateway.grpc import admission as grpc_guard
+from headgate.live.gateway.grpc.admission import LOOKAHEAD_BYTES, WAITING_MAX
+from headgate.live.gateway.grpc.messages import SERVICE
 
 INFER = f"/{SERVICE}/ModelInfer"
 CHECK = "/grpc.health.v1.Health/Check"

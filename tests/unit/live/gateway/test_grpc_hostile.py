@@ -12,14 +12,14 @@ from grpc_rig import Rig, run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.core.outcome import Outcome
+from headgate.core.states import Outcome
 from headgate.functions.tensor import ITEM_BYTES, Tensor
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.elements import STRINGS_MAX
-from headgate.live.gateway.grpc_messages import Messages
-from headgate.live.gateway.grpc_status import trailers_of
-from headgate.live.gateway.grpc_tensors import FIELDS_MAX, encoded, take_apart, tensors
-from headgate.live.gateway.refusal import Refused
+from headgate.live.gateway.errors import Refused
+from headgate.live.gateway.grpc.messages import Messages
+from headgate.live.gateway.grpc.rpc import trailers_of
+from headgate.live.gateway.grpc.tensors import FIELDS_MAX, encoded, take_apart, tensors
+from headgate.live.gateway.oip.json import STRINGS_MAX
 
 MESSAGES = Messages()
 LIMITS = GatewayConfig(inputs_max=4, elements_max=100, dims_max=3)

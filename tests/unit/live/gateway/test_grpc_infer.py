@@ -10,8 +10,8 @@ from grpc import StatusCode
 from grpc_rig import Rig, run
 
 from headgate.core.clock import MILLISECOND_NS
+from headgate.live.call import Phase
 from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit
-from headgate.live.serving import Phase
 
 
 def test_an_answer_comes_the_way_it_was_asked_for() -> None:

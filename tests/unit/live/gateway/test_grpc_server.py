@@ -23,10 +23,10 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from grpc_rig import Rig, http_of, run
 
 from headgate.core.errors import ConfigError
+from headgate.live.call import Phase
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.grpc_messages import MESSAGES, Messages
-from headgate.live.gateway.grpc_server import GrpcServer
-from headgate.live.serving import Phase
+from headgate.live.gateway.grpc.messages import MESSAGES, Messages
+from headgate.live.gateway.grpc.server import GrpcServer
 
 
 def test_health_of_the_protocol() -> None:

@@ -1,0 +1,282 @@
+"""What goes to stdout: tables and text for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from io import StringIO
+from itertools import groupby
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+import click
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from headgate.lab.experiments.experiment import Check, Result
+from headgate.metrics.summary import Summary
+from headgate.metrics.table import MISSING, Column, Sheet, SheetTable, headline_sheet
+
+if TYPE_CHECKING:
+    import rich.progress
+
+
+_WIDE: Final = 10_000  # nobody wraps what goes to a file
+
+
+def show(*things: RenderableType) -> None:
+    """Print: with colour and within the width of a terminal, else plain and unwrapped.
+
+    It is rendered first and written at once, because a rich console that meets a closed pipe
+    would end the process itself.
+    """
+    is_terminal = sys.stdout.isatty()
+    console = Console(
+        file=StringIO(),
+        force_terminal=has_colour(),
+        no_color=not has_colour(),
+        width=shutil.get_terminal_size().columns if is_terminal else _WIDE,
+        highlight=False,
+        emoji=False,
+        markup=False,
+    )
+    with console.capture() as capture:
+        for thing in things:
+            console.print(thing)
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    click.echo("\n".join(lines))
+
+
+def hanging(label: str, width: int, text: str | Text, style: str = "") -> RenderableType:
+    """Return text beside a label; where it wraps, it stays beside it."""
+    grid = Table.grid()
+    grid.add_column(width=width, no_wrap=True)
+    grid.add_column()
+    grid.add_row(Text(label, style), text if isinstance(text, Text) else Text(text))
+    return grid
+
+
+def show_assumed(times: Mapping[str, str]) -> None:
+    """Print which times were assumed, if any: a result is worth no more than they are."""
+    if times:
+        told = ", ".join(f"{name} {time}" for name, time in times.items())
+        show(Text(f"assumed, because nobody has measured it: {told}", "yellow"))
+
+
+def show_json(content: object) -> None:
+    """Print JSON; what is not a number becomes null."""
+    click.echo(json.dumps(plain(content), indent=2, allow_nan=False))
+
+
+def plain(content: object) -> object:
+    """Return what JSON can carry.
+
+    >>> plain({"p99_ms": float("nan"), "waits": (1.5, 2)})
+    {'p99_ms': None, 'waits': [1.5, 2]}
+    """
+    if isinstance(content, Mapping):
+        return {str(key): plain(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [plain(value) for value in content]
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if content is None or isinstance(content, str | int):
+        return content
+    return str(content)
+
+
+def has_colour() -> bool:
+    """Whether stdout is a terminal that wants colour (https://no-color.org)."""
+    wants = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return wants and sys.stdout.isatty()
+
+
+# Rows of plain values (what JSON would carry) as a table.
+
+
+def rows_table(rows: Sequence[Mapping[str, object]], title: str = "") -> SheetTable:
+    """Return a table with a column for every key, in order of appearance."""
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    return SheetTable(Sheet(title, tuple(_column(key, rows) for key in keys)), title)
+
+
+def cell(value: object) -> str:
+    """Write one value for people.
+
+    >>> cell(1234567), cell(0.123456), cell(None), cell(True), cell([1, 2.5])
+    ('1,234,567', '0.1235', '-', 'yes', '1, 2.5')
+    """
+    if value is None:
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return _number(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {cell(inner)}" for key, inner in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(cell(inner) for inner in value)
+    return str(value)
+
+
+def _number(value: float) -> str:
+    if not math.isfinite(value):
+        return MISSING
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+
+
+def _column(key: str, rows: Sequence[Mapping[str, object]]) -> Column:
+    values = [row.get(key) for row in rows]
+    is_number = all(value is None or isinstance(value, int | float) for value in values)
+    return Column(key.replace("_", " "), "", tuple(map(cell, values)), is_text=not is_number)
+
+
+# The numbers of one run side by side, in as many columns as the terminal has room for.
+
+
+_GAP = 4
+
+
+class Headline:
+    """Names, values and units in three blocks: outcomes, times, resources; fewer if narrow."""
+
+    def __init__(self, summary: Summary) -> None:
+        self._rows = headline_sheet(summary).rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield one table without lines."""
+        widths = [max(len(row[place]) for row in self._rows) for place in range(3)]
+        block_width = sum(widths) + 2
+        blocks = max(1, min(3, (options.max_width + _GAP) // (block_width + _GAP)))
+        height = -(-len(self._rows) // blocks)
+        table = Table.grid()
+        for block in range(blocks):
+            last = _GAP if block < blocks - 1 else 0
+            table.add_column(width=widths[0] + 1, no_wrap=True)
+            table.add_column(width=widths[1], no_wrap=True, justify="right")
+            table.add_column(width=1)
+            table.add_column(width=widths[2] + last, no_wrap=True)
+        for line in range(height):
+            cells: list[str] = []
+            for name, value, unit in self._rows[line::height]:
+                cells += [name, value, "", unit]
+            table.add_row(*map(Text, cells))
+        yield table
+        yield ""
+
+
+# What experiments and benchmarks found: tables, then every check with expected and measured.
+
+
+def show_list(titles: Sequence[tuple[str, str]], usage: str) -> None:
+    """Print what there is to choose from, and how to choose."""
+    width = max((len(name) for name, _ in titles), default=0) + 2
+    for name, title in titles:
+        show(hanging(name, width, title, "bold"))
+    show(Text(f"\n{usage}"))
+
+
+def show_result(result: Result, title: str, explained: str) -> None:
+    """Print one result. `explained` says where to read about checks that do not hold."""
+    tables = [list(rows) for _, rows in groupby(result.rows, key=tuple)]
+    show(Text(f"{result.name}: {title}\n", style="bold"))
+    show(*(rows_table(rows) for rows in tables))
+    show(*_check_lines(result.checks))
+    for path in result.figures:
+        show(Text(f"written: {path}"))
+    failing = len(result.failing)
+    total = len(result.checks)
+    if failing:
+        verdict = f"{failing} of {total} checks do not hold: {explained}"
+        show(Text(verdict, style="bold red"))
+    elif total:
+        show(Text(f"all {total} checks hold", style="bold green"))
+
+
+def _check_lines(checks: Sequence[Check]) -> Iterator[RenderableType]:
+    """Two lines for a check, or one where there is nothing to set side by side."""
+    for check in checks:
+        mark, style = ("✓", "bold green") if check.holds else ("✗", "bold red")
+        expected, measured = cell(check.expected), cell(check.measured)
+        source = (f"  ({check.source})", "dim")
+        if check.holds and expected == measured:
+            text = Text.assemble(f"{check.claim}: {measured}, as expected", source)
+            yield hanging(mark, 2, text, style)
+        else:
+            yield hanging(mark, 2, Text.assemble(check.claim, source), style)
+            yield hanging("", 2, f"expected {expected}, measured {measured}")
+    if checks:
+        yield ""
+
+
+# A bar on stderr for whatever takes longer than a second. Nothing where there is no terminal.
+
+
+_PATIENCE_S: Final = 1.0
+
+
+class Progress:
+    """Use it as a context, and call `update` as work gets done.
+
+    The bar comes up from a thread of its own, so work that reports nothing still shows that time
+    passes. It leaves no trace behind.
+    """
+
+    def __init__(self, title: str, total: int | None = None) -> None:
+        self._bar: rich.progress.Progress | None = None
+        if sys.stderr.isatty():
+            self._bar = _new_bar()
+            self._task = self._bar.add_task(title, total=total)
+            self._timer = threading.Timer(_PATIENCE_S, self._bar.start)
+            self._timer.daemon = True
+
+    def update(self, done: int) -> None:
+        """So much of the total is done."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done)
+
+    def say(self, title: str, done: int | None = None, total: int | None = None) -> None:
+        """Change what it says is being done."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=title, completed=done, total=total)
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._timer.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._timer.cancel()
+            self._timer.join()  # from here on the bar is up, or never will be
+            if self._bar.live.is_started:
+                self._bar.stop()
+
+
+def _new_bar() -> rich.progress.Progress:
+    from rich import progress  # noqa: PLC0415  # costs a tenth of a second
+    from rich.console import Console  # noqa: PLC0415
+
+    return progress.Progress(
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(bar_width=30),
+        progress.TaskProgressColumn(show_speed=False),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+        console=Console(stderr=True),
+        refresh_per_second=5,
+        transient=True,
+    )

@@ -1,0 +1,146 @@
+"""A plan as an application file: the pools it asks for, and what was measured as their profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from decimal import Decimal
+from typing import Final, cast
+
+from headgate.cli.workload import WorkloadOptions
+from headgate.config import LoadedApp
+from headgate.core.clock import NEVER_NS
+from headgate.core.model import Function, Pipeline, Profile
+from headgate.core.units import format_duration, format_size
+from headgate.planning.capacity.mix import Functions, Mix
+from headgate.planning.capacity.plan import Plan
+from headgate.planning.capacity.sizing import Site
+from headgate.planning.latency_model import Characterisation, profile_of
+
+Spec = dict[str, object]
+
+# What a variant really is; all else about it was measured.
+_SOURCE: Final = ("model", "code", "options", "batch", "output")
+_FUNCTIONS: Final = "functions"  # the pool, where the application has none
+
+
+def planned_spec(
+    loaded: LoadedApp, function: Function, measured: Characterisation, plan: Plan
+) -> Spec:
+    """Return the application with the pools of the plan in place of its own.
+
+    A pool of its own of the same tier keeps its name and whatever the plan has no opinion on. Pools
+    of other functions stay.
+    """
+    spec = deepcopy(loaded.spec)
+    own = cast(dict[str, Spec], spec["pools"])
+    pools: dict[str, Spec] = {}
+    variants: dict[str, Spec] = {}
+    source = _source(spec, function)
+    mix = plan.mix
+    if mix.site is not None:
+        name, base = _own_pool(own, "dedicated", mix.site.offer.name)
+        pools[name] = {**base, **_instances(mix, mix.site, base)}
+        profile = profile_of(measured, mix.site.offer.cpus)
+        variants[name] = {
+            **source,
+            **_measured(profile, plan),
+            "slowdown": [1.0, *(round(factor, 4) for factor in profile.slowdown[1:])],
+            "concurrency": mix.site.threshold,
+            "pools": [name],
+        }
+    if mix.functions is not None and plan.platform is not None:
+        name, base = _own_pool(own, "serverless", _FUNCTIONS)
+        network = format_duration(plan.platform.network_ns)
+        pools[name] = {**base, **_serverless(mix.functions, base), "network": network}
+        profile = profile_of(measured, mix.functions.row.cpus)
+        variants[name] = {**source, **_measured(profile, plan), "pools": [name]}
+    functions = cast(dict[str, Spec], spec["functions"])
+    idempotent = functions[function.name]["idempotent"]
+    functions[function.name] = {
+        "idempotent": idempotent,
+        "warm": mix.instances,
+        "variants": variants,
+    }
+    spec["pools"] = {**own, **pools} if len(functions) > 1 else pools
+    return spec
+
+
+def with_workload(spec: Spec, pipeline: Pipeline, options: WorkloadOptions) -> Spec:
+    """Return the application with the requests of the command line as its workload."""
+    specs = list(options.arrivals)
+    if options.trace is not None:
+        specs.append(f"trace:{options.trace}")
+    workload = dict(cast(Spec, spec["workload"]))
+    if specs:
+        workload["arrivals"] = [{"pipeline": pipeline.name, "spec": text} for text in specs]
+    if options.duration_ns is not None:
+        workload["duration"] = format_duration(options.duration_ns)
+    return {**spec, "workload": workload}
+
+
+def _own_pool(own: Mapping[str, Spec], tier: str, default: str) -> tuple[str, Spec]:
+    found = next((name for name, pool in own.items() if pool["tier"] == tier), None)
+    return (default, {"tier": tier}) if found is None else (found, dict(own[found]))
+
+
+def _source(spec: Spec, function: Function) -> Spec:
+    written = cast(dict[str, Spec], spec["functions"])[function.name]
+    variants = list(cast(dict[str, Spec], written["variants"]).values())
+    first = variants[0] if variants else written
+    return {key: first[key] for key in _SOURCE}
+
+
+def _measured(profile: Profile, plan: Plan) -> Spec:
+    start_ns = profile.start_ns or round((plan.terms.start_ms or 0.0) * 1e6)
+    return {
+        "exec": [format_duration(max(1_000, round(ns, -3))) for ns in profile.exec_ns],
+        "start": format_duration(round(start_ns, -6)),
+        "memory": format_size(profile.memory_bytes),
+    }
+
+
+def _instances(mix: Mix, site: Site, base: Spec) -> Spec:
+    offer = site.offer
+    # Of a pool that can grow the application says how far; the plan says where it begins.
+    most = max(mix.instances, cast(int, base["nodes"])) if base.get("elastic") else mix.instances
+    return {
+        "nodes": most,
+        "slots": site.threshold,
+        "cpus": offer.cpus,
+        "memory": "unlimited"
+        if offer.memory_bytes == NEVER_NS
+        else format_size(offer.memory_bytes),
+        "price": f"${_plain(offer.usd_per_hour)}/h",
+        "boot": format_duration(offer.boot_ns),
+        "network": format_duration(offer.network_ns),
+    }
+
+
+def _serverless(functions: Functions, base: Spec) -> Spec:
+    terms = functions.terms
+    most = min(terms.concurrency_max, cast(int, base.get("concurrency", terms.concurrency_max)))
+    return {
+        "memory": f"{terms.memory_bytes >> 20}MiB",
+        "price": f"${_plain(terms.usd_per_gb_s)}/GB-s",
+        "request_price": f"${_plain(terms.usd_per_request * 1e6)}/1M",
+        "billing_step": format_duration(terms.billing_step_ns),
+        "bills_start": terms.bills_start,
+        "concurrency": most,
+        "burst": terms.burst,
+        "starts_rate": f"{_plain(terms.starts_per_s)}/s",
+        "keep_alive": format_duration(terms.keep_alive_ns),
+        "max_age": format_duration(terms.age_max_ns),
+        "provision": format_duration(terms.provision_ns),
+        "provisioned_price": f"${_plain(terms.provisioned_usd_per_gb_s)}/GB-s",
+        "provisioned_run_price": f"${_plain(terms.provisioned_run_usd_per_gb_s)}/GB-s",
+    }
+
+
+def _plain(number: float) -> str:
+    """Write a number without an exponent.
+
+    >>> _plain(1.66667e-05), _plain(0.2)
+    ('0.0000166667', '0.2')
+    """
+    return format(Decimal(f"{number:.12g}"), "f")

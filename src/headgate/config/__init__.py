@@ -1,0 +1,29 @@
+"""The application file: what users declare, and how it becomes the core's records."""
+
+from headgate.config.build import make_config
+from headgate.config.loader import declare, from_spec, load
+from headgate.config.options import (
+    ClientChoice,
+    LoadedApp,
+    PolicyChoice,
+    ServeChoice,
+    SimulationChoice,
+    StreamChoice,
+    WorkloadChoice,
+    without_keys,
+)
+
+__all__ = [
+    "ClientChoice",
+    "LoadedApp",
+    "PolicyChoice",
+    "ServeChoice",
+    "SimulationChoice",
+    "StreamChoice",
+    "WorkloadChoice",
+    "declare",
+    "from_spec",
+    "load",
+    "make_config",
+    "without_keys",
+]

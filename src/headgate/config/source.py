@@ -1,0 +1,144 @@
+"""YAML, read strictly: a key that is there twice is an error, and every error has a place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, final
+
+import yaml
+
+from headgate.core.errors import ConfigError
+
+_MERGE_TAG: Final = "tag:yaml.org,2002:merge"
+
+
+def read_yaml(path: str) -> object:
+    """Return the content of a YAML file; raise `ConfigError` with file:line:column."""
+    try:
+        return yaml.load(Path(path).read_bytes(), _StrictLoader)  # a `SafeLoader`
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", where=path) from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = path if mark is None else f"{path}:{mark.line + 1}:{mark.column + 1}"
+        # PyYAML tells in two parts: what it was doing, and what went wrong. Some problems are
+        # only the second half of a sentence.
+        is_half = (error.problem or "").startswith("but ")
+        problem = f"{error.context}, {error.problem}" if is_half else error.problem
+        raise ConfigError(_one_line(problem), where=where) from None
+    except RecursionError:
+        raise ConfigError("is nested too deeply", where=path) from None
+    except (yaml.YAMLError, ValueError) as error:
+        # Not text at all, or a date such as 2024-13-01, which PyYAML leaves to Python to refuse.
+        raise ConfigError(_one_line(str(error)), where=path) from None
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses a mapping with the same key twice, where YAML would let the last one win.
+
+    It looks at the text, before `<<` merges others in: overriding a merged key is the point of it.
+    """
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:  # the stubs are wrong on it
+        node = super().compose_mapping_node(anchor)
+        seen: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE_TAG:
+                continue
+            if (key.tag, key.value) in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key.value!r} is there twice", key.start_mark
+                )
+            seen.add((key.tag, key.value))
+        return node
+
+
+def _one_line(text: str | None) -> str:
+    return " ".join((text or "is not YAML").split())
+
+
+# Plain data: what both YAML and JSON can say.
+#
+# Everything that is declared passes through here first, so that the code behind sees only text,
+# finite numbers, booleans, None, lists and maps with text for keys, and so that a log can carry it.
+
+
+DEPTH_MAX: Final = 20
+VALUES_MAX: Final = 1_000_000
+_INTEGER_MAX: Final = 2**63 - 1
+
+
+def plain(value: object, where: str, key: str = "") -> object:
+    """Return a copy of `value` as plain data: tuples become lists, whole-number keys become text.
+
+    >>> plain({"exec": {1: "5ms", 8: "20ms"}, "slowdown": (1.0, 1.5)}, "app.yaml")
+    {'exec': {'1': '5ms', '8': '20ms'}, 'slowdown': [1.0, 1.5]}
+    """
+    return _Copier(where).copy(value, key, 0)
+
+
+def join(key: str, name: str) -> str:
+    """Return the path of `name` inside `key`, which is empty at the top: one line, always."""
+    name = name if name.isprintable() else repr(name)
+    return f"{key}.{name}" if key else name
+
+
+@final
+class _Copier:
+    """Counts what it copies: an alias in YAML can stand for more values than fit in memory."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._values_left = VALUES_MAX
+
+    def copy(self, value: object, key: str, depth: int) -> object:
+        self._values_left -= 1
+        if depth > DEPTH_MAX or self._values_left < 0:
+            raise ConfigError(
+                "is too large or contains itself",
+                where=self._where,
+                key=key,
+                allowed=f"{DEPTH_MAX} levels, {VALUES_MAX} values",
+            )
+        if isinstance(value, Mapping):
+            return self._copy_map(value, key, depth)
+        if isinstance(value, list | tuple):
+            return [self.copy(v, f"{key}[{i}]", depth + 1) for i, v in enumerate(value)]
+        if value is None or isinstance(value, str | bool):
+            return value
+        if isinstance(value, int | float):
+            return self._checked_number(value, key)
+        raise ConfigError(
+            f"is a {type(value).__name__}, which has no place here",
+            where=self._where,
+            key=key,
+            allowed="text (in quotes), a number, true, false, a list, a map",
+        )
+
+    def _copy_map(self, value: Mapping[object, object], key: str, depth: int) -> dict[str, object]:
+        copied: dict[str, object] = {}
+        for name, item in value.items():
+            if isinstance(name, bool) or not isinstance(name, str | int):
+                raise ConfigError(
+                    f"a key is {name!r}",
+                    where=self._where,
+                    key=key,
+                    allowed="text (in quotes, if YAML reads it otherwise)",
+                )
+            text = name if isinstance(name, str) else str(self._checked_number(name, key))
+            if text in copied:
+                raise ConfigError("is there twice", where=self._where, key=key, value=text)
+            copied[text] = self.copy(item, join(key, text), depth + 1)
+        return copied
+
+    def _checked_number(self, value: float, key: str) -> float:
+        if abs(value) <= _INTEGER_MAX:  # which also is false of NaN
+            return value
+        # The value is not shown: Python refuses to print an integer of many digits.
+        raise ConfigError(
+            "is not a finite number of 64 bits",
+            where=self._where,
+            key=key,
+            allowed=f"{-_INTEGER_MAX} to {_INTEGER_MAX}",
+        )

@@ -1,0 +1,630 @@
+"""The event log: what one Scheduler was told, when, and what it answered. JSON, one line per event.
+
+    {"headgate_log": 3, "app": {...}, "policy": "fifo", "settings": {...}, "seed": 7, ...}
+    [seq, now_ns, event, [action, ...]]
+    [seq, now_ns, ["end"], []]
+
+The last line, the end mark, tells a run that ended from one that was cut short. It has the shape
+of an entry, so its number says how many there are.
+
+A log may be rotated into segments: files that continue each other, `run.log` the newest of them
+and `run.log.1`, `run.log.2` and so on the older ones, the larger the number the younger. Each has
+the whole header, with the id of the log, the number of the segment and that of its first entry;
+all but the last end with the mark `["rotated"]`. A log that had to be given up while its run went
+on ends with `["stopped", why]`.
+
+Because the Scheduler is deterministic, its log is more than a record: `replay` feeds the events to
+another Scheduler and compares the answers, so a live incident is a unit test.
+"""
+
+from __future__ import annotations
+
+import gzip
+import inspect
+import io
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Final, Literal, TextIO, final
+
+from headgate.core.actions import Action
+from headgate.core.errors import ConfigError, DriverError, PolicyError
+from headgate.core.events import Event
+from headgate.core.scheduler.scheduler import Scheduler
+
+# Events and actions as lists that JSON can carry: `[class name, field, field, ...]`.
+#
+# Fields stand in the order of the constructor's arguments, so `cls(*fields)` rebuilds the thing.
+# The vocabulary is found, not listed: every subclass of `Event` and `Action` in their own
+# modules. Field names come from the constructors' signatures, because those are all that an
+# interpreted and a compiled build have in common: native classes have neither `__slots__` nor
+# annotations. Where there are annotations, values are checked against them; a compiled
+# constructor checks by itself.
+
+
+Wire = list[object]
+
+
+def to_wire(thing: Event | Action) -> Wire:
+    """Return an event or an action as a list of its own, sharing nothing with it.
+
+    >>> from headgate.core.events import TimerFired
+    >>> to_wire(TimerFired(("plan", 0)))
+    ['TimerFired', ['plan', 0]]
+    """
+    name = type(thing).__name__
+    wire: Wire = [name, *_GETTERS[name](thing)]
+    for place in _LIST_PLACES[name]:
+        value = wire[place]
+        assert isinstance(value, list | tuple)
+        wire[place] = list(value)
+    return wire
+
+
+def from_wire(wire: object, *, where: str | None = None) -> Event | Action:
+    """Return the event or the action that `to_wire` made this of.
+
+    Raises `ConfigError`, naming `where` it was read, if no such thing can be built. Integers
+    beyond 64 bits are refused: no clock and no counter of ours gets there.
+
+    >>> from_wire(["TimerFired", ["plan", 0]]).key
+    ('plan', 0)
+    """
+    name = wire[0] if isinstance(wire, list) and wire else None
+    if not isinstance(wire, list) or not isinstance(name, str) or name not in _FIELDS:
+        raise ConfigError("is neither an event nor an action", where=where, value=wire)
+    fields = _FIELDS[name]
+    if len(wire) != len(fields) + 1:
+        raise ConfigError(
+            "has too few or too many fields", where=where, value=wire, allowed=", ".join(fields)
+        )
+    for field, value in zip(fields, wire[1:], strict=True):
+        _check(name, field, value, where)
+    try:
+        values = [
+            tuple(value) if field in _TUPLES else value
+            for field, value in zip(fields, wire[1:], strict=True)
+        ]
+        return _CLASSES[name](*values)
+    except TypeError as error:  # a compiled constructor checks its arguments
+        raise ConfigError(
+            f"has a field of a wrong type: {error}", where=where, value=wire
+        ) from None
+
+
+def is_int(value: object) -> bool:
+    """Whether it is an integer of 64 bits. For Python `True` is one, for us it is not."""
+    return isinstance(value, int) and not isinstance(value, bool) and -_INT_END <= value < _INT_END
+
+
+def _check(name: str, field: str, value: object, where: str | None) -> None:
+    kind = _KINDS[name, field]
+    if kind == "int":
+        is_right = is_int(value)
+    elif kind == "int | None":
+        is_right = value is None or is_int(value)
+    elif kind == "float":
+        is_right = isinstance(value, float) or is_int(value)
+    elif kind == "str":
+        is_right = isinstance(value, str)
+    elif kind == "bool":
+        is_right = isinstance(value, bool)
+    elif kind in ("list[int]", "tuple[int, ...]"):
+        is_right = isinstance(value, list) and all(is_int(each) for each in value)
+    elif kind == "TimerKey":
+        is_right = (
+            isinstance(value, list)
+            and len(value) == 2
+            and isinstance(value[0], str)
+            and is_int(value[1])
+        )
+    else:
+        is_right = not isinstance(value, int) or is_int(value)
+    if not is_right:
+        problem = "null is a wrong type" if value is None else "is of a wrong type"
+        key, allowed = f"{name}.{field}", _ALLOWED.get(kind, kind)
+        raise ConfigError(problem, where=where, key=key, value=value, allowed=allowed)
+
+
+_INT_END: Final = 1 << 63
+# As JSON has it.
+_ALLOWED: Final[Mapping[str, str]] = {
+    "int": "an integer of 64 bits",
+    "int | None": "an integer of 64 bits, or null",
+    "float": "a number",
+    "str": "a string",
+    "bool": "true or false",
+    "list[int]": "a list of integers",
+    "tuple[int, ...]": "a list of integers",
+    "TimerKey": "[string, integer]",
+}
+# JSON knows lists only; these fields were tuples.
+_TUPLES: Final = frozenset(("broken", "key", "too_large", "unsure"))
+_LISTS: Final = _TUPLES | {"task_ids"}
+# A compiled constructor checks that it is given a list, but not what is in it; and for it, as for
+# Python, `True` is an integer.
+_STRICT: Final[Mapping[str, str]] = {
+    "broken": "tuple[int, ...]",
+    "gives_up": "bool",
+    "is_provisioned": "bool",
+    "key": "TimerKey",
+    "node_died": "bool",
+    "task_ids": "list[int]",
+    "too_large": "tuple[int, ...]",
+    "unsure": "tuple[int, ...]",
+}
+
+
+def _vocabulary() -> dict[str, Callable[..., Event | Action]]:
+    classes: dict[str, Callable[..., Event | Action]] = {}
+    for base in (Event, Action):
+        for cls in base.__subclasses__():
+            if cls.__module__ == base.__module__:
+                classes[cls.__name__] = cls
+    return classes
+
+
+def _getter(fields: tuple[str, ...]) -> Callable[[object], tuple[object, ...]]:
+    get = attrgetter(*fields)
+    return get if len(fields) > 1 else lambda thing: (get(thing),)
+
+
+def _kind(parameter: inspect.Parameter) -> str:
+    """Its annotation as it is written, which is how it is kept; compiled, there is none."""
+    if isinstance(parameter.annotation, str):
+        return parameter.annotation
+    return _STRICT.get(parameter.name, "")
+
+
+_CLASSES: Final = _vocabulary()
+_FIELDS: Final = {name: tuple(inspect.signature(cls).parameters) for name, cls in _CLASSES.items()}
+# Fetching all fields at once: a live gateway logs every event, so this is on its hot path.
+_GETTERS: Final = {name: _getter(fields) for name, fields in _FIELDS.items()}
+_LIST_PLACES: Final = {
+    name: tuple(place for place, field in enumerate(fields, start=1) if field in _LISTS)
+    for name, fields in _FIELDS.items()
+}
+_KINDS: Final = {
+    (name, parameter.name): _kind(parameter)
+    for name, cls in _CLASSES.items()
+    for parameter in inspect.signature(cls).parameters.values()
+}
+
+
+LOG_VERSION: Final = 3
+
+
+@dataclass(frozen=True)
+class LogHeader:
+    """All that it takes to build the Scheduler again."""
+
+    app: Mapping[str, object]
+    policy: str
+    settings: Mapping[str, object]
+    seed: int
+    index: int = 0
+    peers: int = 1
+    log_id: str = ""  # the same in all segments of a log; empty: it has only one
+    segment: int = 0
+    first_seq: int = 0  # of this segment
+    version: int = LOG_VERSION
+
+
+@dataclass(frozen=True)
+class LogEntry:
+    """One event and the actions it was answered with."""
+
+    seq: int
+    now_ns: int
+    event: Event
+    actions: list[Action]
+
+
+@final
+class LogWriter:
+    """Writes a header, one line per event, and at the end of a run, or of a segment, a mark.
+
+    `emit` turns what it is given into a line of JSON and puts it where the log is kept: see
+    `json_lines`.
+    """
+
+    def __init__(
+        self, emit: Callable[[object], None], header: LogHeader, *, last_ns: int = 0
+    ) -> None:
+        """`last_ns` is when the last event of the segment before happened."""
+        self._emit = emit
+        self._next_seq = header.first_seq
+        self._last_ns = last_ns
+        fields: dict[str, object] = {"headgate_log": header.version}
+        for name in _HEADER_TYPES:
+            fields[name] = getattr(header, name)
+        self._emit(fields)
+
+    def write(self, seq: int, now_ns: int, event: Event, actions: Iterable[Action]) -> None:
+        """Write one event and the actions it was answered with."""
+        self._emit([seq, now_ns, to_wire(event), [to_wire(action) for action in actions]])
+        self._next_seq = seq + 1
+        self._last_ns = now_ns
+
+    def close(self) -> None:
+        """Say that nothing is missing. Not for a run that broke: its log ends where it broke."""
+        self._emit([self._next_seq, self._last_ns, [_END], []])
+
+    def rotate(self) -> None:
+        """Say that another segment goes on from here."""
+        self._emit([self._next_seq, self._last_ns, [_ROTATED], []])
+
+    def stop(self, why: str) -> None:
+        """Say that the run goes on and its log does not."""
+        self._emit([self._next_seq, self._last_ns, [_STOPPED, why], []])
+
+
+def json_lines(stream: TextIO) -> Callable[[object], None]:
+    """Return what writes to a stream for a `LogWriter`. The stream is the caller's to close."""
+
+    def emit(content: object) -> None:
+        # One write per line, so that a crash can only cut off the end of the last one.
+        stream.write(json.dumps(content, separators=(",", ":")) + "\n")
+
+    return emit
+
+
+@final
+class LogReader:
+    """The entries of a log, one by one, through all of its segments that there are.
+
+    `events` says how many were read so far. A crash leaves a log without its end mark, perhaps cut
+    off within a line. That is no error: the entries end there and `is_complete` stays false. Nor is
+    it an error if the oldest segments have been deleted: `missing` says so, and `first_seq` which
+    entry is the first that is left.
+    """
+
+    def __init__(self, path: Path, stream: TextIO) -> None:
+        self.events = 0
+        self.first_seq = 0
+        self.segments_gone = 0
+        self.is_complete = False
+        self.stopped = ""  # why the log was given up before its run ended
+        self._path = path
+        self._stream = stream
+        self._header: LogHeader | None = None
+        self._log_id = ""
+        self._later: dict[int, Path] = {}  # segments that follow, by number
+        self._line = 0
+        self._last_ns = 0
+
+    def read_header(self) -> LogHeader:
+        """Return what the log says about itself, and go to its first segment that there is."""
+        header = _header(self.next_line(), self.where)
+        if header.log_id:
+            self._log_id = header.log_id
+            found = _segments(self._path, header.log_id)
+            self._later = {n: found[n] for n in found if n != header.segment}
+            if min(self._later, default=header.segment) < header.segment:
+                self._later = found
+                header = self._open(min(found))
+        self._header = header
+        self.first_seq, self.segments_gone = header.first_seq, header.segment
+        return header
+
+    def __iter__(self) -> Iterator[LogEntry]:
+        return self
+
+    def __next__(self) -> LogEntry:
+        entry = self._next_of_segment()
+        while entry is None and self._goes_on():
+            entry = self._next_of_segment()
+        if entry is None:
+            raise StopIteration
+        self.events += 1
+        self._last_ns = entry.now_ns
+        return entry
+
+    def next_line(self) -> str:
+        """Return the next line as it stands; empty, and the file closed, after the last one."""
+        self._line += 1
+        line = ""
+        if not self._stream.closed:
+            try:
+                line = self._stream.readline()
+            except EOFError:
+                pass  # compressed, and cut off
+            except (OSError, zlib.error) as error:
+                raise ConfigError(f"cannot be read: {error}", where=self.where) from None
+            if not line:
+                self.close()
+        return line
+
+    @property
+    def missing(self) -> str:
+        """Which part of the log is not there any more, in words; nothing if it is whole."""
+        if not self.segments_gone:
+            return ""
+        last = self.segments_gone - 1
+        segments = "segment 0 is" if last == 0 else f"segments 0-{last} are"
+        return f"{segments} gone, and with that the first {self.first_seq:,} events"
+
+    @property
+    def where(self) -> str:
+        """The file and the line last read."""
+        return f"{self._path}:{self._line}"
+
+    def close(self) -> None:
+        """Stop reading; needed only before the end."""
+        self._stream.close()
+
+    # --- segments ------------------------------------------------------------------------------
+
+    def _next_of_segment(self) -> LogEntry | None:
+        """Return the next entry of the file that is open; None after the last one."""
+        line = self.next_line()
+        if not line:
+            return None
+        try:
+            content = _parse(line, self.where)
+        except ConfigError:
+            if line.endswith("\n"):
+                raise
+            self.close()
+            return None
+        entry = self._entry(content)
+        if entry is None:
+            if self.next_line():
+                raise ConfigError("follows the end mark", where=self.where)
+            self.close()
+        return entry
+
+    def _goes_on(self) -> bool:
+        """Open the segment after the one that was read to its end; whether there is one."""
+        if not self._later or self._header is None or self.is_complete or self.stopped:
+            return False
+        header = self._open(self._header.segment + 1)
+        seq = self.first_seq + self.events
+        if header.first_seq != seq:
+            problem = f"the segment begins with entry {header.first_seq}"
+            raise ConfigError(problem, where=self.where, allowed=f"entry {seq}")
+        self._header = header
+        return True
+
+    def _open(self, number: int) -> LogHeader:
+        """Go to another segment. Whoever writes the log may rename it meanwhile: look twice."""
+        for _ in range(2):
+            self.close()
+            path = self._later.get(number)
+            if path is None:
+                break
+            self._path, self._line = path, 0
+            try:
+                self._stream = _open(path, "r")
+                header = _header(self.next_line(), self.where)
+                if (header.log_id, header.segment) == (self._log_id, number):
+                    self._later = {n: self._later[n] for n in self._later if n > number}
+                    return header
+            except (ConfigError, OSError):
+                pass  # it is another file by now
+            self._later = _segments(path, self._log_id)
+        problem = f"segment {number} of the log is not there, and later ones are"
+        raise ConfigError(problem, where=str(self._path))
+
+    def _entry(self, content: object) -> LogEntry | None:
+        """Return the entry, or None if it is a mark: of the end, or of that of a segment."""
+        if not isinstance(content, list) or len(content) != 4:
+            raise ConfigError("is not an entry", where=self.where, allowed=_ENTRY)
+        seq, now_ns, wire, wires = content
+        if not is_int(seq) or not is_int(now_ns) or not isinstance(wires, list):
+            raise ConfigError("is not an entry", where=self.where, allowed=_ENTRY)
+        expected = self.first_seq + self.events
+        if seq > expected:
+            raise ConfigError(f"entry {expected} is missing before it", where=self.where, value=seq)
+        if seq < expected or now_ns < self._last_ns:
+            raise ConfigError("is out of order", where=self.where, value=[seq, now_ns])
+        if not wires and self._is_mark(wire):
+            return None
+        event = from_wire(wire, where=self.where)
+        if not isinstance(event, Event):
+            raise ConfigError("is not an event", where=self.where, value=wire)
+        return LogEntry(seq, now_ns, event, [self._action(wire) for wire in wires])
+
+    def _is_mark(self, wire: object) -> bool:
+        if wire == [_END]:
+            self.is_complete = True
+            return True
+        if isinstance(wire, list) and len(wire) == 2 and wire[0] == _STOPPED:
+            self.stopped = str(wire[1])
+            return True
+        return wire == [_ROTATED]
+
+    def _action(self, wire: object) -> Action:
+        action = from_wire(wire, where=self.where)
+        if not isinstance(action, Action):
+            raise ConfigError("is not an action", where=self.where, value=wire)
+        return action
+
+
+def open_log(path: Path) -> TextIO:
+    """Open a file for a `LogWriter`, compressed if it is called `.gz`.
+
+    The same content gives the same bytes, whenever it is written: a compressed file has no date.
+    """
+    return _open(path, "w")
+
+
+def read_log(path: Path) -> tuple[LogHeader, LogReader]:
+    """Return what a log says about itself, and its entries.
+
+    Of a log that was rotated, any segment will do: all that lie beside it are read, in their order.
+    Raises `ConfigError` naming the file and the line if it is not a log or is damaged, except for
+    an end cut off by a crash; damage further down is found when the entries are read.
+    """
+    try:
+        stream = _open(path, "r")
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from None
+    reader = LogReader(path, stream)
+    try:
+        return reader.read_header(), reader
+    except ConfigError:
+        reader.close()
+        raise
+
+
+def segment_paths(path: Path) -> dict[int, Path]:
+    """Return the files that a log at this path has been rotated to, by the number they end in."""
+    pattern = re.compile(re.escape(path.name) + r"\.([0-9]{1,18})")
+    found = ((pattern.fullmatch(other.name), other) for other in path.parent.iterdir())
+    return {int(match[1]): other for match, other in found if match is not None}
+
+
+def is_log(path: Path) -> bool:
+    """Whether a file begins as an event log does."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_FIRST_BYTES)) == _FIRST_BYTES
+    except OSError:
+        return False
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a replay first answered something else."""
+
+    seq: int
+    now_ns: int
+    event: Event
+    expected: list[Wire]
+    got: list[Wire]
+
+    def __str__(self) -> str:
+        return (
+            f"event {self.seq} at {self.now_ns} ns, {to_wire(self.event)}: "
+            f"expected {self.expected}, got {self.got}"
+        )
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """How many events were fed and actions compared, and the first that differed, if any."""
+
+    events: int
+    actions: int
+    first_difference: Difference | None
+
+
+def replay(entries: Iterable[LogEntry], scheduler: Scheduler) -> ReplayResult:
+    """Feed the events of a log to a fresh Scheduler and compare its actions with the logged ones.
+
+    Ends at the first difference: what follows would speak of batches that never were. A fault of
+    the policy is among the actions, as it is in the log.
+    """
+    events = actions = 0
+    for entry in entries:
+        events += 1
+        expected = [to_wire(action) for action in entry.actions]
+        got = [to_wire(action) for action in _decide(entry, scheduler)]
+        if got != expected:
+            difference = Difference(entry.seq, entry.now_ns, entry.event, expected, got)
+            return ReplayResult(events, actions, difference)
+        actions += len(got)
+    return ReplayResult(events, actions, None)
+
+
+def _decide(entry: LogEntry, scheduler: Scheduler) -> list[Action]:
+    """Return what the Scheduler orders. A defect of the policy or of the core is part of a run.
+
+    What was ordered before an exception was carried out, and logged: it has to come out again.
+    """
+    try:
+        return scheduler.handle(entry.now_ns, entry.event)
+    except DriverError:
+        raise  # no driver logs such an event: it has changed nothing
+    except PolicyError as error:
+        return [action for action in error.actions if isinstance(action, Action)]
+    except Exception:
+        return scheduler.actions_so_far
+
+
+_END: Final = "end"
+_ROTATED: Final = "rotated"
+_STOPPED: Final = "stopped"
+_FIRST_BYTES: Final = b'{"headgate_log":'
+_HEADER_CHARACTERS_MAX: Final = 64 << 20
+_ENTRY: Final = "[seq, now_ns, event, [action, ...]]"
+_HEADER_TYPES: Final[Mapping[str, type]] = {
+    "app": dict,
+    "policy": str,
+    "settings": dict,
+    "seed": int,
+    "index": int,
+    "peers": int,
+    "log_id": str,
+    "segment": int,
+    "first_seq": int,
+}
+
+
+def _open(path: Path, mode: Literal["r", "w"]) -> TextIO:
+    # Entries are ASCII; what is not is damage, and shows as such when the line is parsed.
+    if path.suffix == ".gz":
+        binary = gzip.GzipFile(path, f"{mode}b", mtime=0)
+        return io.TextIOWrapper(binary, encoding="ascii", errors="replace")
+    return path.open(mode, encoding="ascii", errors="replace")
+
+
+def _parse(line: str, where: str) -> object:
+    try:
+        content: object = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"is not JSON: {error}", where=where) from None
+    return content
+
+
+def _header(line: str, where: str) -> LogHeader:
+    content = _parse(line, where)
+    version = content.get("headgate_log") if isinstance(content, dict) else None
+    if not isinstance(content, dict) or version is None:
+        raise ConfigError("is not an event log", where=where)
+    if version != LOG_VERSION:
+        raise ConfigError(
+            "unknown version",
+            where=where,
+            key="headgate_log",
+            value=version,
+            allowed=str(LOG_VERSION),
+        )
+    for key, kind in _HEADER_TYPES.items():
+        if not isinstance(content.get(key), kind):
+            raise ConfigError(
+                "is missing or of a wrong type",
+                where=where,
+                key=key,
+                value=content.get(key),
+                allowed=kind.__name__,
+            )
+    for key in ("segment", "first_seq"):
+        if not is_int(content[key]) or content[key] < 0:
+            raise ConfigError("is not a number of it", where=where, key=key, value=content[key])
+    return LogHeader(**{key: content[key] for key in _HEADER_TYPES})
+
+
+def _segments(path: Path, log_id: str) -> dict[int, Path]:
+    """Return the segments of a log that lie beside one of them, by number."""
+    found: dict[int, Path] = {}
+    for name in {path.name, re.sub(r"\.[0-9]{1,18}$", "", path.name)} - {""}:
+        base = path.with_name(name)
+        try:
+            others = [base, *segment_paths(base).values()]
+        except OSError:  # a directory that may not be listed
+            others = [base]
+        for other in filter(is_log, others):
+            try:
+                with _open(other, "r") as stream:
+                    header = _header(stream.readline(_HEADER_CHARACTERS_MAX), f"{other}:1")
+            except (ConfigError, OSError):
+                continue  # whatever that is, it is none of the segments
+            if header.log_id == log_id:
+                found[header.segment] = other
+    return found

@@ -1,0 +1,115 @@
+"""The story of one request: everything in a log that concerns it, from cause to effect.
+
+No table ties events to requests. A task id tells whose it is, an event that ends an action names
+it, and that is enough to follow the chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import final
+
+from headgate.core.actions import Action, Dispatch, LoadWeights, StartInstance
+from headgate.core.event_log import LogEntry
+from headgate.core.events import (
+    Event,
+    InstanceStarted,
+    InstanceStopped,
+    NodeLost,
+    TimerKey,
+    WeightsLoaded,
+)
+from headgate.core.records import STAGES_MAX
+
+
+def story(entries: Iterable[LogEntry], request_id: int) -> list[LogEntry]:
+    """Return what happened to one request, and why: entries with only the actions that concern it.
+
+    That is its arrival, its dispatches, what became of their batches, the starts and loads those
+    had to wait for, the loss of what they were out with, its timers, and how it was settled. The
+    event of an entry need not concern the request: then it caused the actions that do.
+    """
+    teller = _Teller(request_id)
+    for entry in entries:
+        teller.hear(entry)
+    return teller.told()
+
+
+@final
+class _Teller:
+    """Follows one request through a log, in one pass."""
+
+    def __init__(self, request_id: int) -> None:
+        self._request_id = request_id
+        self._batch_ids: set[int] = set()  # every batch with a task of ours
+        self._out: dict[int, Dispatch] = {}  # those of them that have not ended
+        self._awaited: set[int] = set()  # instances that our batches wait for
+        # Starts and loads under way, and where they were ordered: ours once a batch of ours waits.
+        self._preparing: dict[int, tuple[LogEntry, int]] = {}
+        self._kept: dict[int, tuple[LogEntry, set[int]]] = {}  # by seq; places of its actions
+
+    def hear(self, entry: LogEntry) -> None:
+        """Keep what concerns the request, and remember what may turn out to."""
+        event = entry.event
+        if self._concerns(event):
+            self._keep(entry)
+        if isinstance(event, InstanceStarted | InstanceStopped | WeightsLoaded):
+            self._preparing.pop(event.instance_id, None)
+            self._awaited.discard(event.instance_id)
+        batch_id = _batch_of(event)
+        if batch_id is not None:
+            self._out.pop(batch_id, None)
+        for place, action in enumerate(entry.actions):
+            self._hear_action(entry, place, action)
+
+    def told(self) -> list[LogEntry]:
+        """Return the story so far, in order."""
+        return [
+            LogEntry(entry.seq, entry.now_ns, entry.event, [entry.actions[i] for i in sorted(kept)])
+            for _, (entry, kept) in sorted(self._kept.items())
+        ]
+
+    def _hear_action(self, entry: LogEntry, place: int, action: Action) -> None:
+        if isinstance(action, StartInstance | LoadWeights):
+            self._preparing[action.instance_id] = (entry, place)
+        elif isinstance(action, Dispatch):
+            if any(task_id // STAGES_MAX == self._request_id for task_id in action.task_ids):
+                self._keep(entry, place)
+                self._follow(action)
+        elif self._concerns(action):
+            self._keep(entry, place)
+
+    def _follow(self, dispatch: Dispatch) -> None:
+        self._batch_ids.add(dispatch.batch_id)
+        self._out[dispatch.batch_id] = dispatch
+        instance_id = dispatch.instance_id
+        if instance_id is not None and instance_id in self._preparing:
+            self._awaited.add(instance_id)
+            self._keep(*self._preparing[instance_id])
+
+    def _keep(self, entry: LogEntry, place: int | None = None) -> None:
+        places = self._kept.setdefault(entry.seq, (entry, set()))[1]
+        if place is not None:
+            places.add(place)
+
+    def _concerns(self, thing: Event | Action) -> bool:
+        """Whether it names the request, one of its batches, or what those are out with."""
+        if isinstance(thing, NodeLost):
+            return any(thing.node_id == dispatch.node_id for dispatch in self._out.values())
+        if isinstance(thing, InstanceStopped):
+            return any(thing.instance_id == dispatch.instance_id for dispatch in self._out.values())
+        return (
+            getattr(thing, "request_id", None) == self._request_id
+            or getattr(thing, "key", None) == ("deadline", self._request_id)
+            or getattr(thing, "instance_id", None) in self._awaited
+            or _batch_of(thing) in self._batch_ids
+        )
+
+
+def _batch_of(thing: Event | Action) -> int | None:
+    """The batch that an event or an action speaks of; a Scheduler may give one up by timer."""
+    key: TimerKey | None = getattr(thing, "key", None)
+    if key is not None:
+        return key[1] if key[0] == "lost" else None
+    batch_id: int | None = getattr(thing, "batch_id", None)
+    return batch_id

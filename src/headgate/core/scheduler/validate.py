@@ -1,0 +1,151 @@
+"""`validate` mode: after every event, check the whole state against what must hold.
+
+Far too slow to serve with, and on in every test: a wrong book entry is found at the event that
+made it, not a thousand events later.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import final
+
+from headgate.core.errors import InvariantError
+from headgate.core.records import Node, Request
+from headgate.core.states import (
+    INSTANCE_TABLE,
+    TASK_TABLE,
+    BatchState,
+    InstanceState,
+    NodeState,
+    RequestState,
+    Residency,
+    Table,
+    TaskState,
+)
+from headgate.core.view import View, is_free
+
+
+@final
+class Validator:
+    """Remembers what it saw last, to check changes as well as states."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._task_states: dict[int, int] = {}
+        self._instance_states: dict[int, int] = {}
+        self._attempts_out: Counter[int] = Counter()  # by task id
+
+    def check(self) -> None:
+        """Raise `InvariantError` if anything contradicts anything."""
+        batches = self._view.batches.values()
+        self._attempts_out = Counter(task.id for batch in batches for task in batch.tasks)
+        for request in self._view.requests.values():
+            self._check_request(request)
+        for node in self._view.nodes.values():
+            self._check_node(node)
+        self._check_batches()
+        self._check_failures()
+        self._check_changes()
+
+    def _check_request(self, request: Request) -> None:
+        _require(request.state == RequestState.OPEN, f"request {request.id} is open but settled")
+        left = [t for t in request.tasks if t.state not in (TaskState.DONE, TaskState.SKIPPED)]
+        _require(len(left) == request.tasks_left, f"request {request.id} miscounts its tasks")
+        _require(bool(left), f"request {request.id} is open with nothing left to do")
+        for task in left:
+            out = self._attempts_out.get(task.id, 0)
+            expected = 1 + task.copies_out if task.state == TaskState.RUNNING else 0
+            _require(
+                out == expected, f"task {task.id} in state {task.state} has {out} attempts out"
+            )
+            if task.state != TaskState.RUNNING:
+                is_vain = task.function.id in self._view.unloadable
+                _require(not is_vain, f"task {task.id} waits for what cannot be loaded")
+            if task.state == TaskState.HELD:
+                has_turn = task.function.id in self._view.suspects
+                _require(has_turn, f"task {task.id} is held back for nobody")
+
+    def _check_node(self, node: Node) -> None:
+        view = self._view
+        is_listed = node.id in view.free_nodes
+        _require(not is_listed or is_free(view, node), f"{node.name} is listed free but is not")
+        if node.state != NodeState.UP:
+            _require(not node.instances, f"{node.name} is down and holds instances")
+            return
+        if is_free(view, node):
+            _require(
+                is_listed or ("unblock", node.id) in view.timers, f"{node.name} is free, not listed"
+            )
+        preparing = sum(1 for i in view.instances.values() if i.node is node and i.is_preparing)
+        out = [
+            b
+            for b in view.batches.values()
+            if b.node is node and b.instance is not None and b.instance.state != InstanceState.GONE
+        ]
+        _require(node.running == len(out) + preparing, f"{node.name} miscounts its work")
+        if node.limits_compute:
+            gpu = sum(b.variant.shape.gpu_sevenths for b in out)
+            _require(node.gpu_sevenths_used == gpu, f"{node.name} miscounts its GPU share")
+        on_device = sum(
+            i.variant.profile.memory_bytes
+            for i in node.instances.values()
+            if i.residency != Residency.HOST
+        )
+        _require(node.memory_used_bytes == on_device, f"{node.name} miscounts its memory")
+        _require(on_device <= node.pool.memory_bytes, f"{node.name} holds more than it can")
+
+    def _check_batches(self) -> None:
+        running: dict[int, int] = {}
+        for batch in self._view.batches.values():
+            _require(batch.state == BatchState.OUT, f"batch {batch.id} is out but ended")
+            if batch.instance is not None:
+                running[batch.instance.id] = running.get(batch.instance.id, 0) + 1
+        for instance in self._view.instances.values():
+            expected = running.get(instance.id, 0)
+            _require(instance.running == expected, f"instance {instance.id} miscounts its batches")
+            if instance.state == InstanceState.IDLE:
+                _require(instance.running == 0, f"instance {instance.id} is idle but runs")
+
+    def _check_failures(self) -> None:
+        """What cannot be loaded will be tried again: a timer is set, or a probe is under way."""
+        view = self._view
+        for variant_id, failure in view.load_failures.items():
+            is_timed = ("probe", variant_id) in view.timers
+            probe = None if failure.probe_id is None else view.instances.get(failure.probe_id)
+            is_tried = probe is not None and probe.state == InstanceState.STARTING
+            _require(is_timed != is_tried, f"variant {variant_id} is never tried again, or twice")
+
+    def _check_changes(self) -> None:
+        tasks = {t.id: t.state for r in self._view.requests.values() for t in r.tasks}
+        for task_id, state in tasks.items():
+            before = self._task_states.get(task_id, TaskState.BLOCKED)
+            _require(_reaches(TASK_TABLE, before, state), f"task {task_id}: {before} to {state}")
+        self._task_states = tasks
+        instances = {i.id: i.state for i in self._view.instances.values()}
+        for instance_id, state in instances.items():
+            before = self._instance_states.get(instance_id, state)
+            _require(
+                _reaches(INSTANCE_TABLE, before, state),
+                f"instance {instance_id}: {before} to {state}",
+            )
+        self._instance_states = instances
+
+
+def _reaches(table: Table, before: int, after: int) -> bool:
+    """Whether a sequence of legal changes leads from one state to the other."""
+    seen = {before}
+    frontier = [before]
+    while frontier:
+        state = frontier.pop()
+        if state == after:
+            return True
+        for following in table[state]:
+            if following not in seen:
+                seen.add(following)
+                frontier.append(following)
+    return False
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise InvariantError(message)

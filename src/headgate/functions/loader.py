@@ -1,0 +1,84 @@
+"""Where a function comes from: an ONNX file, or a class in a Python module."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from inspect import isclass, isfunction
+from pathlib import Path
+from typing import Protocol
+
+from headgate.core.errors import ConfigError
+from headgate.functions.error_text import words
+from headgate.functions.model import Model, function
+from headgate.functions.onnx_model import OnnxModel
+
+
+class Source(Protocol):
+    """What an application file says of one function."""
+
+    @property
+    def model(self) -> str | None:
+        """The path of an ONNX file, from the application's directory."""
+
+    @property
+    def code(self) -> str | None:
+        """A class or a function: "module:Class"."""
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        """Keyword arguments of the class."""
+
+
+def build_model(source: Source, base: str, where: str) -> Model:
+    """Return the model, not yet loaded. Modules are found in the `base` directory first.
+
+    Raises `ConfigError`, naming `where`, if there is none.
+    """
+    if source.code is not None:
+        return _made(_found(source.code, base, where), source.options, source.code, where)
+    if source.model is None:
+        raise ConfigError("has neither model nor code", where=where)
+    return _made(
+        OnnxModel, {"path": Path(base, source.model), **source.options}, source.model, where
+    )
+
+
+def _found(code: str, base: str, where: str) -> type[Model]:
+    module_name, _, path = code.partition(":")
+    names = [*module_name.split("."), *path.split(".")]
+    if not all(name.isidentifier() for name in names):
+        raise ConfigError(
+            "names no class", where=where, key="code", value=code, allowed="module:Class"
+        )
+    if base not in sys.path:
+        sys.path.insert(0, base)
+    try:
+        found: object = import_module(module_name)
+        for name in path.split("."):
+            found = getattr(found, name)
+    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
+        problem = f"cannot be imported: {words(error)}"
+        raise ConfigError(problem, where=where, key="code", value=code) from error
+    if isclass(found) and issubclass(found, Model):
+        return found
+    if isfunction(found):
+        return function(found)
+    raise ConfigError(
+        "is neither a Model nor a function",
+        where=where,
+        key="code",
+        value=code,
+        allowed="a subclass of headgate.functions.Model, or what @function decorates",
+    )
+
+
+def _made(cls: type[Model], options: Mapping[str, object], value: str, where: str) -> Model:
+    try:
+        return cls(**options)
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        problem = f"cannot be made: {words(error)}"
+        raise ConfigError(problem, where=where, key="options", value=value) from error

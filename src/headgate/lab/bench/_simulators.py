@@ -1,0 +1,158 @@
+"""One simulator under test, in a process: `python -m headgate.lab.bench._simulators`.
+
+Every contestant simulates the same thing, a queue with eight servers at 80 % load (SimFaaS has no
+queue, so it simulates the same load with requests turned away), and prints one line of JSON.
+Imports and the making of arrivals are not timed, for anybody.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import resource
+import sys
+import time
+from collections.abc import Callable, Generator
+from hashlib import sha256
+
+from headgate.config import make_config
+from headgate.core import build_kind
+from headgate.core.actions import Action
+from headgate.core.event_log import to_wire
+from headgate.core.events import Event
+from headgate.core.model import App, Function, Pipeline, Pool, Profile, Stage, Variant
+from headgate.metrics.columns import RunColumns
+from headgate.policies import find_policy
+from headgate.sim.ground_truth import TruthConfig
+from headgate.sim.interfaces import Observer
+from headgate.sim.run import Setup, simulate
+from headgate.workload.generators import poisson
+
+SERVERS = 8
+SERVICE_NS = 1_000_000
+RATE_PER_S = 0.8 * SERVERS * 1e9 / SERVICE_NS
+
+
+def ours(requests: int) -> dict[str, object]:
+    """Policy `balance`, one request to a batch."""
+    return _timed(_setup(), requests, RATE_PER_S)
+
+
+def ours_batching(requests: int) -> dict[str, object]:
+    """Policy `balance` with batches of up to 8, at 95 % of what full batches would carry."""
+    exec_ns = tuple(SERVICE_NS * (4 + size) // 5 for size in range(1, 9))
+    rate_per_s = 0.95 * SERVERS * 8 * 1e9 / exec_ns[-1]
+    return _timed(_setup(exec_ns, batch_max=8), requests, rate_per_s)
+
+
+def ours_log(requests: int) -> dict[str, object]:
+    """A hash of every action of a run, to compare builds."""
+    observer = _Hasher()
+    arrivals = poisson(RATE_PER_S, int(requests / RATE_PER_S * 1e9), seed=1)
+    simulate(_setup(), arrivals, observer=observer)
+    return {"hash": observer.digest.hexdigest(), "build": build_kind()}
+
+
+def simpy(requests: int) -> dict[str, object]:
+    """SimPy: a process per request, a resource of eight."""
+    import simpy  # noqa: PLC0415 - optional, and only here
+
+    rng = random.Random(1)
+    environment = simpy.Environment()
+    servers = simpy.Resource(environment, capacity=SERVERS)
+    waits: list[float] = []
+
+    def request() -> Generator[simpy.Event, object, None]:
+        arrived = environment.now
+        with servers.request() as turn:
+            yield turn
+            waits.append(environment.now - arrived)
+            yield environment.timeout(rng.expovariate(1.0))
+
+    def source() -> Generator[simpy.Event, object, None]:
+        for _ in range(requests):
+            yield environment.timeout(rng.expovariate(0.8 * SERVERS))
+            environment.process(request())
+
+    environment.process(source())
+    seconds = _seconds(environment.run)
+    return _row(requests, seconds, sum(waits) / len(waits) * SERVICE_NS / 1e6)
+
+
+def simfaas(requests: int) -> dict[str, object]:
+    """SimFaaS: eight instances at most, and no queue: what does not fit is turned away."""
+    from simfaas.ServerlessSimulator import ServerlessSimulator  # noqa: PLC0415 - likewise
+
+    simulator = ServerlessSimulator(
+        arrival_rate=0.8 * SERVERS,
+        warm_service_rate=1.0,
+        cold_service_rate=1.0,
+        expiration_threshold=600,
+        max_time=requests / (0.8 * SERVERS),
+        maximum_concurrency=SERVERS,
+    )
+    seconds = _seconds(lambda: simulator.generate_trace(debug_print=False, progress=False))
+    return _row(simulator.total_req_count, seconds, 0.0)
+
+
+class _Hasher(Observer):
+    def __init__(self) -> None:
+        self.digest = sha256()
+
+    def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+        line = [now_ns, scheduler, to_wire(event), [to_wire(action) for action in actions]]
+        self.digest.update(json.dumps(line).encode())
+
+
+def _setup(exec_ns: tuple[int, ...] = (SERVICE_NS,), batch_max: int = 1) -> Setup:
+    variant = Variant(0, "function", 0, (0,), Profile(exec_ns=exec_ns))
+    function = Function(0, "function", (variant,))
+    pipeline = Pipeline(0, "function", (Stage(function),))
+    app = App((function,), (pipeline,), (Pool(0, "node", nodes=SERVERS),))
+    kind = find_policy("balance")
+    config = make_config(kind.config, {"batch_max": batch_max}, "bench")
+    return Setup(app, kind, config, truth=TruthConfig("exponential"))
+
+
+def _timed(setup: Setup, requests: int, rate_per_s: float) -> dict[str, object]:
+    arrivals = poisson(rate_per_s, int(requests / rate_per_s * 1e9), seed=1)
+    runs: list[RunColumns] = []
+    seconds = _seconds(lambda: runs.append(simulate(setup, arrivals)))
+    rows = runs[0].requests
+    wait_ms = float((rows.started_ns - rows.arrival_ns).mean()) / 1e6
+    return _row(len(rows), seconds, wait_ms)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    gc.collect()
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def _row(requests: int, seconds: float, mean_wait_ms: float) -> dict[str, object]:
+    return {
+        "requests": requests,
+        "seconds": seconds,
+        "requests_per_s": requests / seconds,
+        "mean_wait_ms": mean_wait_ms,
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "build": build_kind(),
+    }
+
+
+def main() -> None:
+    """Run the contestant named on the command line, with so many requests."""
+    contestants: dict[str, Callable[[int], dict[str, object]]] = {
+        "ours": ours,
+        "ours-batching": ours_batching,
+        "ours-log": ours_log,
+        "simpy": simpy,
+        "simfaas": simfaas,
+    }
+    print(json.dumps(contestants[sys.argv[1]](int(sys.argv[2]))))
+
+
+if __name__ == "__main__":
+    main()

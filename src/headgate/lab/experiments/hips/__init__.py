@@ -1,0 +1,1 @@
+"""What the experiments of HiPS'21 share."""

@@ -1,0 +1,183 @@
+"""One run of the HiPS'21 experiments: a policy under the bursty load, and what its requests saw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import nan
+from typing import Final, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headgate.core.actions import Action, Dispatch
+from headgate.core.clock import HOUR_NS, MILLISECOND_NS, SECOND_NS
+from headgate.core.events import Event
+from headgate.core.records import STAGES_MAX
+from headgate.core.states import Outcome
+from headgate.lab.experiments.hips.environment import (
+    FUNCTION_POOL,
+    INSTANCE_POOL,
+    Phase,
+    Scene,
+    Setting,
+    World,
+    build_scene,
+    lead_in_s,
+    period_of,
+    wave_sizes,
+    waves,
+)
+from headgate.metrics.columns import RunColumns
+from headgate.policies import find_policy
+from headgate.sim.interfaces import Observer
+from headgate.sim.run import Setup, simulate
+from headgate.workload import Arrivals
+
+_NOWHERE: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A policy with the settings that one row of a table is about."""
+
+    label: str
+    policy: str
+    config: tuple[tuple[str, float | bool], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run, in plain values: worker processes can be given it."""
+
+    setting: Setting
+    way: Way
+    world: World
+    course: tuple[Phase, ...]
+
+    @property
+    def period_ns(self) -> int:
+        """From wave to wave."""
+        return period_of(self.setting.sla_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """What every request of a run saw, in order of arrival."""
+
+    arrival_s: NDArray[np.float64]
+    response_ms: NDArray[np.float64]  # until it was settled, whatever the outcome
+    pool: NDArray[np.int64]  # where it was sent; the last place, if to several
+    is_met: NDArray[np.bool_]
+    is_cold: NDArray[np.bool_]  # it waited for a start
+
+    def on(self, pool: int) -> Requests:
+        """Those that went there."""
+        return self._only(self.pool == pool)
+
+    def since(self, from_s: float) -> Requests:
+        """Those that arrived then or later."""
+        return self._only(self.arrival_s >= from_s)
+
+    @property
+    def attainment(self) -> float:
+        """The share that was answered in time; not a number if there is none."""
+        return float(self.is_met.mean()) if len(self.is_met) else nan
+
+    def _only(self, rows: NDArray[np.bool_]) -> Requests:
+        return Requests(
+            self.arrival_s[rows],
+            self.response_ms[rows],
+            self.pool[rows],
+            self.is_met[rows],
+            self.is_cold[rows],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one run came to. Shares are of the requests of the run, 0 to 1."""
+
+    requests: int
+    attainment: float
+    on_instance: float  # share that went to the instance
+    instance_attainment: float  # of those; not a number if there are none
+    function_attainment: float
+    violations: int
+    cold_violations: int  # those of requests that waited for a start
+    cold_starts: int  # of functions
+    p99_ms: float
+    call_ms: float  # mean length of a call of a function, cold start included, network not
+    usd_per_hour: float
+    usd_per_1000: float  # answers in time
+
+
+def measure(case: Case, seed: int) -> Measured:
+    """Run a case and count. A top-level function: worker processes can be given it."""
+    sizes = wave_sizes(case.course, case.period_ns, seed)
+    scene = build_scene(case.setting, case.world)
+    run, requests = observe(scene, case.way, waves(sizes, case.period_ns), seed)
+    return condense(run, requests.since(lead_in_s(case.course, case.period_ns)))
+
+
+def observe(scene: Scene, way: Way, arrivals: Arrivals, seed: int) -> tuple[RunColumns, Requests]:
+    """Run a policy and keep what every request saw."""
+    kind = find_policy(way.policy)
+    config = kind.config(**dict(way.config))
+    routes = _Routes()
+    setup = Setup(scene.app, kind, config, seed=seed, truth=scene.truth)
+    run = simulate(setup, arrivals, observer=routes)
+    columns = run.requests
+    return run, Requests(
+        columns.arrival_ns / SECOND_NS,
+        (columns.finished_ns - columns.arrival_ns) / MILLISECOND_NS,
+        np.array([routes.pools.get(row, _NOWHERE) for row in range(len(columns))], dtype=np.int64),
+        columns.outcome == Outcome.MET,
+        columns.cold == 1,
+    )
+
+
+def condense(run: RunColumns, requests: Requests) -> Measured:
+    """Return what a run came to; `requests` may be those of a part of it, the bill is for all."""
+    late = ~requests.is_met
+    cost_usd = sum(use.allocation_usd for use in run.resources)
+    return Measured(
+        requests=len(late),
+        attainment=requests.attainment,
+        on_instance=float(np.mean(requests.pool == INSTANCE_POOL)),
+        instance_attainment=requests.on(INSTANCE_POOL).attainment,
+        function_attainment=requests.on(FUNCTION_POOL).attainment,
+        violations=int(late.sum()),
+        cold_violations=int((late & requests.is_cold).sum()),
+        cold_starts=sum(r.cold_starts for r in run.resources if r.tier == "serverless"),
+        p99_ms=float(np.quantile(requests.response_ms, 0.99)),
+        call_ms=_mean_call_ms(run, requests),
+        usd_per_hour=cost_usd / run.end_ns * HOUR_NS,
+        usd_per_1000=1000 * cost_usd / requests.is_met.sum() if requests.is_met.any() else nan,
+    )
+
+
+def _mean_call_ms(run: RunColumns, requests: Requests) -> float:
+    calls = int(np.count_nonzero(requests.pool == FUNCTION_POOL))
+    busy_ns = sum(use.busy_ns for use in run.resources if use.tier == "serverless")
+    return busy_ns / calls / MILLISECOND_NS if calls else nan
+
+
+@final
+class _Routes(Observer):
+    """Writes down which pool each request was sent to: the columns of a run do not say."""
+
+    def __init__(self) -> None:
+        self.pools: dict[int, int] = {}  # by request id
+
+    def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Dispatch):
+                for task_id in action.task_ids:
+                    self.pools[task_id // STAGES_MAX] = action.pool_id
+
+
+def cold_share(runs: Sequence[Measured]) -> float:
+    """The part of all violations that cold starts are to blame for; 0 if there are none."""
+    violations = sum(run.violations for run in runs)
+    return sum(run.cold_violations for run in runs) / max(1, violations)

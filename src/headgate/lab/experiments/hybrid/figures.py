@@ -1,0 +1,233 @@
+"""One run of the hybrid experiments as it went: demand, instances, functions in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headgate.core.actions import Action, Dispatch, StartInstance
+from headgate.core.clock import MINUTE_NS, SECOND_NS
+from headgate.core.events import (
+    BatchFinished,
+    BatchRefused,
+    Event,
+    InstanceStarted,
+    InstanceStopped,
+)
+from headgate.lab.experiments.hybrid.offline_optimum import Clairvoyant
+from headgate.lab.experiments.hybrid.run import Case, arrivals_of, run_case
+from headgate.metrics.report.style import (
+    BLUE,
+    GREEN,
+    INK,
+    MUTED,
+    ORANGE,
+    OTHER,
+    VERMILION,
+    dress,
+    new_figure,
+    plain,
+)
+from headgate.sim.interfaces import Observer
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+STEP_NS: Final = 10 * SECOND_NS
+Float64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What was there in each step: means of demand and instances, the most calls at once."""
+
+    demand: Float64  # in instances that it would keep busy
+    ready: Float64
+    paid: Float64  # those that boot included
+    in_flight: Float64
+
+
+@final
+class Watcher(Observer):
+    """Notes every change of what is there."""
+
+    def __init__(self) -> None:
+        self.paid: list[tuple[int, int]] = [(0, 0)]  # (from when, how many)
+        self.ready: list[tuple[int, int]] = [(0, 0)]
+        self.in_flight: list[tuple[int, int]] = [(0, 0)]
+        self._calls: set[int] = set()
+        self._ready: set[int] = set()
+
+    def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+        if isinstance(event, InstanceStarted):
+            self._ready.add(event.instance_id)
+            _note(self.ready, now_ns, 1)
+        elif isinstance(event, InstanceStopped):
+            _note(self.paid, now_ns, -1)
+            if event.instance_id in self._ready:
+                _note(self.ready, now_ns, -1)
+        elif isinstance(event, BatchFinished | BatchRefused) and event.batch_id in self._calls:
+            self._calls.remove(event.batch_id)
+            _note(self.in_flight, now_ns, -1)
+        for action in actions:
+            if isinstance(action, StartInstance):
+                _note(self.paid, now_ns, 1)
+            elif isinstance(action, Dispatch) and action.node_id is None:
+                self._calls.add(action.batch_id)
+                _note(self.in_flight, now_ns, 1)
+
+
+def watch(case: Case, seed: int) -> Timeline:
+    """Run a case and return how it went."""
+    watcher = Watcher()
+    run = run_case(case, seed, observer=watcher)
+    steps = -(-run.window_ns // STEP_NS)
+    counts = np.bincount(arrivals_of(case, seed).times_ns // STEP_NS, minlength=steps)
+    return Timeline(
+        counts / (case.world.capacity_per_s * STEP_NS / SECOND_NS),
+        means_of(watcher.ready, steps),
+        means_of(watcher.paid, steps),
+        most_of(watcher.in_flight, steps),
+    )
+
+
+def means_of(changes: list[tuple[int, int]], steps: int) -> Float64:
+    """Return the mean in each step of a number that changes now and then.
+
+    >>> means_of([(0, 2), (STEP_NS // 2, 4)], 2).tolist()
+    [3.0, 4.0]
+    """
+    edges_ns = np.arange(steps + 1) * STEP_NS
+    times_ns, numbers = np.array(changes).T
+    sums = np.concatenate(([0], np.cumsum(numbers[:-1] * np.diff(times_ns))))  # up to each change
+    last = np.searchsorted(times_ns, edges_ns, side="right") - 1
+    until = sums[last] + numbers[last] * (edges_ns - times_ns[last])
+    means: Float64 = np.diff(until) / STEP_NS
+    return means
+
+
+def most_of(changes: list[tuple[int, int]], steps: int) -> Float64:
+    """Return the largest value in each step of a number that changes now and then.
+
+    >>> most_of([(0, 2), (1, 7), (2, 1)], 2).tolist()
+    [7.0, 1.0]
+    """
+    times_ns, numbers = np.array(changes).T
+    edges_ns = np.arange(steps) * STEP_NS
+    most: Float64 = numbers[np.searchsorted(times_ns, edges_ns, side="right") - 1].astype(
+        np.float64
+    )
+    within = times_ns // STEP_NS
+    is_seen = within < steps
+    np.maximum.at(most, within[is_seen], numbers[is_seen])
+    return most
+
+
+def _note(changes: list[tuple[int, int]], now_ns: int, change: int) -> None:
+    changes.append((now_ns, changes[-1][1] + change))
+
+
+# Figures of the hybrid experiments. They need matplotlib.
+
+
+_COLUMNS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What one policy came to on one trace."""
+
+    policy: str
+    dedicated_usd: float
+    functions_usd: float
+    attainment: float
+
+
+def cost_figure(
+    bars: Mapping[str, Sequence[Bar]], limits_usd: Mapping[str, float], attained: float
+) -> Figure:
+    """Plot, trace by trace, the cost of each policy, its attainment, and the clairvoyant's cost."""
+    rows = -(-len(bars) // _COLUMNS)
+    policies = len(next(iter(bars.values())))
+    figure = new_figure(0.6 + rows * (0.75 + 0.2 * policies))
+    axes = figure.subplots(rows, _COLUMNS, squeeze=False, sharey=True).ravel()
+    percent = f"{100 * attained:g} %"
+    figure.suptitle(
+        f"Cost, and beside it the share in time (pale: below {percent})", fontsize=10, color=MUTED
+    )
+    for place, (trace, of_trace) in enumerate(bars.items()):
+        _draw_costs(axes[place], trace, of_trace, limits_usd[trace], attained)
+    for unused in axes[len(bars) :]:
+        unused.set_visible(False)
+    figure.legend(
+        *axes[0].get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=3,
+        frameon=False,
+        fontsize=9,
+        labelcolor=INK,
+    )
+    return figure
+
+
+def timeline_figure(timeline: Timeline, known: Clairvoyant, title: str) -> Figure:
+    """Plot demand and instances over time, and below them the calls in flight."""
+    figure = new_figure(4.6)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.4))
+    minutes = np.arange(len(timeline.demand)) * (STEP_NS / MINUTE_NS)
+    upper.fill_between(minutes, timeline.demand, step="post", color=OTHER, alpha=0.35, linewidth=0)
+    upper.step(minutes, timeline.paid, where="post", color=ORANGE, linewidth=1.2, linestyle="--")
+    upper.step(minutes, timeline.ready, where="post", color=BLUE, linewidth=1.8)
+    known_minutes = np.arange(len(known.instances)) * (known.step_ns / MINUTE_NS)
+    upper.step(known_minutes, known.instances, where="post", color=GREEN, linewidth=1.2)
+    dress(upper, title=title, y_label="instances")
+    upper.legend(
+        ["demand", "paid for, booting included", "ready", "ready if all were known"],
+        loc="upper right",
+        ncols=2,
+        frameon=False,
+        fontsize=9,
+        labelcolor=INK,
+    )
+    upper.set_ylim(0, 1.35 * max(timeline.demand.max(), timeline.paid.max(), *known.instances))
+    lower.fill_between(minutes, timeline.in_flight, step="post", color=VERMILION, linewidth=0)
+    dress(lower, title="", x_label="time (min)", y_label="calls in flight")
+    lower.set_xlim(0, minutes[-1])
+    lower.set_ylim(bottom=0)
+    return figure
+
+
+def _draw_costs(
+    axes: Axes, trace: str, bars: Sequence[Bar], limit_usd: float, attained: float
+) -> None:
+    places = range(len(bars))
+    dedicated = [bar.dedicated_usd for bar in bars]
+    totals = [bar.dedicated_usd + bar.functions_usd for bar in bars]
+    functions = [bar.functions_usd for bar in bars]
+    axes.barh(places, dedicated, 0.68, color=BLUE, label="instances")
+    axes.barh(places, functions, 0.68, left=dedicated, color=ORANGE, label="functions")
+    for place, (bar, total_usd) in enumerate(zip(bars, totals, strict=True)):
+        is_good = bar.attainment >= attained
+        if not is_good:  # cheap, but not what was asked for
+            axes.barh(place, total_usd, 0.72, color="white", alpha=0.7)
+        axes.annotate(
+            f"{100 * bar.attainment:.1f} %",
+            (total_usd, place),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            color=INK if is_good else MUTED,
+        )
+    axes.axvline(limit_usd, color=GREEN, linewidth=1.4, label="clairvoyant")
+    axes.set_yticks(places, [plain(bar.policy, 24) for bar in bars])
+    axes.set_ylim(len(bars) - 0.4, -0.6)
+    axes.set_xlim(0, 1.22 * max(totals))
+    dress(axes, title=trace, x_label="cost (USD)", grid="x")
+    axes.tick_params(axis="y", length=0)

@@ -1,0 +1,138 @@
+"""One run of the hybrid experiments: a policy with its settings, on one trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from headgate.core.clock import MINUTE_NS, SECOND_NS
+from headgate.core.model import TIER_NAMES, App, Tier
+from headgate.core.policy import PolicyConfig, PolicyKind
+from headgate.core.states import Outcome
+from headgate.lab.experiments.hybrid.environment import (
+    PEAK_INSTANCES,
+    SMALL,
+    Trace,
+    World,
+    build_app,
+    draw_arrivals,
+)
+from headgate.metrics.columns import RunColumns
+from headgate.policies import find_policy
+from headgate.sim.ground_truth import TruthConfig
+from headgate.sim.interfaces import Observer
+from headgate.sim.run import Setup, simulate
+from headgate.workload import Arrivals
+
+Setting = float | int | bool | str
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A policy with its settings."""
+
+    policy: str
+    config: tuple[tuple[str, Setting], ...] = ()
+
+    def build(self) -> tuple[PolicyKind, PolicyConfig]:
+        """Return the policy and its configuration."""
+        kind = find_policy(self.policy)
+        return kind, kind.config(**dict(self.config))
+
+    @property
+    def settings(self) -> str:
+        """The settings in words; times are in seconds.
+
+        >>> Form("spock", (("target", 0.8), ("hold_ns", 60_000_000_000))).settings
+        'target=0.8 hold=60s'
+        """
+        return " ".join(
+            f"{key.removesuffix('_ns')}={value / SECOND_NS:g}s"
+            if key.endswith("_ns") and not isinstance(value, str)
+            else f"{key}={value}"
+            for key, value in self.config
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is run: a policy, on a trace, in a world; without a directory arrivals are generated."""
+
+    form: Form
+    trace: Trace
+    directory: Path | None = None
+    world: World = SMALL
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a run came to."""
+
+    requests: int
+    attainment: float
+    dedicated_usd: float
+    functions_usd: float
+    cold_starts: int  # of functions
+    cold_misses: int  # requests that waited for a cold start and were not in time
+    function_share: float  # of the requests' work that functions did
+
+    @property
+    def cost_usd(self) -> float:
+        """The whole bill."""
+        return self.dedicated_usd + self.functions_usd
+
+
+def measure(case: Case, seed: int) -> Measured:
+    """Run a case. A top-level function of plain values: worker processes can be given it."""
+    return condense(run_case(case, seed))
+
+
+def run_case(case: Case, seed: int, *, observer: Observer | None = None) -> RunColumns:
+    """Run a case and return all that happened."""
+    arrivals = arrivals_of(case, seed)
+    kind, config = case.form.build()
+    setup = Setup(
+        app_of(case.world, arrivals),
+        kind,
+        config,
+        seed=seed,
+        truth=TruthConfig("lognormal", cv=0.1),
+    )
+    return simulate(setup, arrivals, observer=observer)
+
+
+def arrivals_of(case: Case, seed: int) -> Arrivals:
+    """Return the arrivals of a case; they do not depend on the policy."""
+    peak_per_s = PEAK_INSTANCES * case.world.capacity_per_s
+    return draw_arrivals(case.trace, peak_per_s, case.directory, seed)
+
+
+def app_of(world: World, arrivals: Arrivals) -> App:
+    """Return the application, with the instances that the first minute needs on average."""
+    in_first_minute = int(np.searchsorted(arrivals.times_ns, MINUTE_NS))
+    return build_app(world, warm=world.instances_for(in_first_minute / 60))
+
+
+def condense(run: RunColumns) -> Measured:
+    """Return what a run came to."""
+    requests = run.requests
+    is_met = requests.outcome == Outcome.MET
+    usd = {True: 0.0, False: 0.0}
+    busy_ns = {True: 0, False: 0}
+    cold_starts = 0
+    for use in run.resources:
+        is_function = use.tier == TIER_NAMES[Tier.SERVERLESS]
+        usd[is_function] += use.allocation_usd
+        busy_ns[is_function] += use.busy_ns
+        cold_starts += use.cold_starts if is_function else 0
+    return Measured(
+        requests=len(requests),
+        attainment=float(is_met.mean()) if len(requests) else 1.0,
+        dedicated_usd=usd[False],
+        functions_usd=usd[True],
+        cold_starts=cold_starts,
+        cold_misses=int(np.count_nonzero((requests.cold == 1) & ~is_met)),
+        function_share=busy_ns[True] / max(1, sum(busy_ns.values())),
+    )

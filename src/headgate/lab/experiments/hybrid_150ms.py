@@ -1,0 +1,16 @@
+"""Figures 7 to 9: 8 cores, 150 ms, the same load; first without functions, then with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headgate.lab.experiments.experiment import Progress, Result
+from headgate.lab.experiments.hips.spill import run_on
+
+NAME = "hybrid-150ms"
+TITLE = "Bursts on 8 cores with an SLA of 150 ms, without functions and with them"
+
+
+def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
+    """Run every policy, on the surrogate and on the measured tables."""
+    return run_on(8, NAME, (7, 8, 9), quick=quick, out=out, progress=progress)

@@ -1,0 +1,16 @@
+"""Figures 3 to 6: 2 cores, 200 ms, 5 to 20 requests at once; first without functions, then with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headgate.lab.experiments.experiment import Progress, Result
+from headgate.lab.experiments.hips.spill import run_on
+
+NAME = "hybrid-200ms"
+TITLE = "Bursts on 2 cores with an SLA of 200 ms, without functions and with them"
+
+
+def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
+    """Run every policy, on the surrogate and on the measured tables."""
+    return run_on(2, NAME, (3, 4, 5, 6), quick=quick, out=out, progress=progress)

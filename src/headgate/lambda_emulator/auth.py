@@ -1,0 +1,346 @@
+"""Who may use the platform: what a request must look like before anything is done about it.
+
+Everything but the signature is checked when the head of a request has come, so that the body of
+a request that is refused is never kept. `Origin` and `Host` are what tells a web page, which may
+be opened by the very user who runs the platform, from a program.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final, final
+from urllib.parse import quote, unquote_to_bytes, urlsplit
+
+import msgspec
+
+from headgate.config.providers import (
+    FILE_VARIABLE,
+    KEY_PREFIX,
+    KeysFile,
+    PlatformKeys,
+    fixed_keys,
+    keys_for,
+    keys_path,
+)
+from headgate.core.errors import ConfigError
+from headgate.lambda_emulator.cleanup_process import unfinished_keys
+from headgate.lambda_emulator.errors import ServiceError
+from headgate.lambda_emulator.http import Request, Response
+
+# AWS Signature Version 4 in the `Authorization` header, as the side that checks it.
+#
+# A signature in the query string is never looked at: clients of Lambda do not send one, and a URL
+# that is good by itself is what a web page could be made to open.
+
+
+ALGORITHM: Final = "AWS4-HMAC-SHA256"
+SKEW_S_MAX: Final = 300.0  # between the clocks of client and platform, either way
+_SERVICE: Final = "lambda"
+_TERMINATOR: Final = "aws4_request"
+_UNRESERVED: Final = "-_.~"
+_MUST_BE_SIGNED: Final = frozenset(("host", "x-amz-date"))
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What an `Authorization` header says, beside the time of the request."""
+
+    access_key_id: str
+    date: str  # YYYYMMDD
+    region: str
+    headers: tuple[str, ...]  # in small letters, sorted
+    time: str  # YYYYMMDDTHHMMSSZ
+    digest: str  # in hexadecimal
+
+
+def read_signature(request: Request, now_s: float) -> Signature:
+    """Read who has signed a request, without checking the signature. Raises `ServiceError`."""
+    if "authorization" not in request.headers:
+        raise ServiceError(
+            403, "MissingAuthenticationTokenException", "Missing Authentication Token"
+        )
+    algorithm, _, rest = request.headers["authorization"].partition(" ")
+    pairs = [part.strip().partition("=") for part in rest.split(",")]
+    fields = {name: value for name, _, value in pairs}
+    scope = fields.get("Credential", "").split("/")
+    names = tuple(sorted(fields.get("SignedHeaders", "").split(";")))
+    digest, time = fields.get("Signature", ""), request.headers.get("x-amz-date", "")
+    is_whole = (
+        algorithm == ALGORITHM
+        and len(pairs) == len(fields) == 3
+        and len(scope) == 5
+        and scope[3:] == [_SERVICE, _TERMINATOR]
+        and re.fullmatch("[0-9a-f]{64}", digest) is not None
+    )
+    if not is_whole:
+        raise _incomplete(f"an {ALGORITHM} header for the service {_SERVICE} is needed")
+    unsigned = {name for name in request.headers if name.startswith("x-amz-")} | _MUST_BE_SIGNED
+    unsigned -= set(names)
+    if unsigned:
+        raise _incomplete(f"these headers must be signed: {', '.join(sorted(unsigned))}")
+    signature = Signature(scope[0], scope[1], scope[2], names, time, digest)
+    _check_time(signature, now_s)
+    return signature
+
+
+def check_signature(signature: Signature, request: Request, secret: str) -> None:
+    """See that a request was signed with the secret, all of it. Raises `ServiceError`."""
+    body_digest = hashlib.sha256(request.body).hexdigest()
+    declared = request.headers.get("x-amz-content-sha256", body_digest)
+    wanted = sign(signature, canonical_request(signature.headers, request, body_digest), secret)
+    # Compared as bytes: text that is not ASCII cannot be compared in constant time.
+    is_right = hmac.compare_digest(wanted.encode(), signature.digest.encode())
+    if not is_right or declared != body_digest:
+        raise _invalid(
+            "The request signature we calculated does not match the signature you provided."
+        )
+
+
+def canonical_request(names: tuple[str, ...], request: Request, body_digest: str) -> str:
+    """Return what is signed of a request, in the one form that both sides agree on."""
+    pairs = (pair.partition("=") for pair in request.query_string.split("&") if pair)
+    query = sorted((_encoded(name), _encoded(value)) for name, _, value in pairs)
+    headers = ((name, " ".join(request.headers.get(name, "").split())) for name in names)
+    return "\n".join(
+        (
+            request.method,
+            # Encoded once more than it comes, as everywhere but with S3.
+            quote(request.path.encode("latin-1"), safe="/~"),
+            "&".join(f"{name}={value}" for name, value in query),
+            *(f"{name}:{value}" for name, value in headers),
+            "",
+            ";".join(names),
+            body_digest,
+        )
+    )
+
+
+def sign(signature: Signature, canonical: str, secret: str) -> str:
+    """Return the digest that whoever has the secret would have sent."""
+    scope = (signature.date, signature.region, _SERVICE, _TERMINATOR)
+    digest = hashlib.sha256(canonical.encode()).hexdigest()
+    text = "\n".join((ALGORITHM, signature.time, "/".join(scope), digest))
+    key = f"AWS4{secret}".encode()
+    for part in scope:
+        key = hmac.digest(key, part.encode(), "sha256")
+    return hmac.digest(key, text.encode(), "sha256").hex()
+
+
+def _check_time(signature: Signature, now_s: float) -> None:
+    try:
+        signed = datetime.strptime(signature.time, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    except ValueError:
+        raise _incomplete("X-Amz-Date must be YYYYMMDDTHHMMSSZ") from None
+    if signature.date != signature.time[:8]:
+        raise _invalid("the dates of Credential and X-Amz-Date differ")
+    if abs(signed.timestamp() - now_s) > SKEW_S_MAX:
+        now = datetime.fromtimestamp(now_s, UTC).strftime("%Y%m%dT%H%M%SZ")
+        raise _invalid(f"Signature expired: {signature.time} is too far from {now}")
+
+
+def _encoded(text: str) -> str:
+    return quote(unquote_to_bytes(text.encode("latin-1")), safe=_UNRESERVED)
+
+
+def _incomplete(problem: str) -> ServiceError:
+    return ServiceError(403, "IncompleteSignatureException", problem)
+
+
+def _invalid(problem: str) -> ServiceError:
+    return ServiceError(403, "InvalidSignatureException", problem)
+
+
+_LOOPBACK: Final = frozenset(("localhost", "127.0.0.1", "::1"))
+_HOST: Final = re.compile(r"(?:\[(?P<ip>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::\d{1,5})?")
+_JSON: Final = re.compile(r"application/(?:json|x-amz-json-1\.\d)(?:\s*;.*)?", re.IGNORECASE)
+_SHOWN_MAX: Final = 100  # characters of what a client has sent
+
+
+@final
+class Access:
+    """Checks requests. Without keys, whoever reaches the platform and is no web page may use it."""
+
+    def __init__(
+        self,
+        keys: PlatformKeys | None,
+        host: str,
+        named: Iterable[str] = (),
+        clock_s: Callable[[], float] = time.time,
+    ) -> None:
+        """Requests may be for the host that is bound, for this machine, and for hosts `named`."""
+        self.keys_are = "with whoever started it"  # where they are found, in words
+        self._keys = keys
+        self._named = frozenset(each.lower().strip("[]") for each in named)
+        self._hosts = _LOOPBACK | self._named | {host.lower()}
+        self._clock_s = clock_s
+
+    def screen(self, request: Request) -> Response | None:
+        """Refuse a request by its head; None if its body may come."""
+        try:
+            _check_host(request, self._hosts)
+            self._check_origin(request)
+            _check_content_type(request)
+            if self._keys is not None:
+                self._read(request, self._keys)
+        except ServiceError as error:
+            return error.response()
+        return None
+
+    def check(self, request: Request) -> None:
+        """Check the signature of a request that has come whole. Raises `ServiceError`."""
+        if self._keys is not None:
+            signature = self._read(request, self._keys)
+            check_signature(signature, request, self._keys.secret_access_key)
+
+    def _read(self, request: Request, keys: PlatformKeys) -> Signature:
+        signature = read_signature(request, self._clock_s())
+        if signature.access_key_id != keys.access_key_id:
+            raise ServiceError(
+                403,
+                "UnrecognizedClientException",
+                "The security token included in the request is invalid: the keys of this "
+                f"platform are {self.keys_are}",
+            )
+        return signature
+
+    def _check_origin(self, request: Request) -> None:
+        """Refuse web pages, unless they are on a host that was named."""
+        site = request.headers.get("sec-fetch-site", "none")
+        origin = request.headers.get("origin")
+        if request.method == "OPTIONS":
+            raise _denied("no web page may call this platform")
+        if origin is None and site not in ("cross-site", "same-site"):
+            return
+        try:
+            host = urlsplit(origin or "").hostname
+        except ValueError:
+            host = None
+        if host not in self._named:
+            raise _denied("no web page may call this platform, unless --allow-host names its host")
+
+
+def _check_host(request: Request, names: frozenset[str]) -> None:
+    """Refuse a request that is meant for another host. Raises `ServiceError`.
+
+    A page whose name is made to resolve to this machine (DNS rebinding) sends its own name. The
+    address that the connection came in on cannot be a name.
+    """
+    said = request.headers.get("host", "")
+    match = _HOST.fullmatch(said)
+    host = (match["ip"] or match["name"]).lower() if match else ""
+    if host in names:
+        return
+    try:
+        if host and ip_address(host) == ip_address(request.local[0]):
+            return
+    except ValueError:
+        pass  # a name
+    raise _denied(
+        f"Host {said[:_SHOWN_MAX]!r} is none of this platform's: --allow-host NAME makes it one"
+    )
+
+
+def _check_content_type(request: Request) -> None:
+    """Refuse forms and plain text, which a web page can send without asking first.
+
+    An invocation takes any bytes.
+    """
+    headers = request.headers
+    has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+    if not has_body or request.parts[-1:] == ("invocations",):
+        return
+    if not _JSON.fullmatch(headers.get("content-type", "")):
+        raise ServiceError(
+            415, "UnsupportedMediaTypeException", "Content-Type must be application/json"
+        )
+
+
+def _denied(problem: str) -> ServiceError:
+    return ServiceError(403, "AccessDeniedException", problem)
+
+
+# The keys of a platform: made when it starts, left in a file for its user, removed at its end.
+
+
+REGION: Final = "us-east-1"
+_MODE: Final = 0o600
+
+
+def make_keys() -> PlatformKeys:
+    """Return the keys that variables fix, or else new ones. Raises `ConfigError`."""
+    fixed = fixed_keys()
+    if fixed is not None:
+        return fixed
+    id = KEY_PREFIX + base64.b32encode(secrets.token_bytes(10)).decode()
+    return PlatformKeys(id, secrets.token_urlsafe(30))
+
+
+def client_options(endpoint_url: str, region: str = REGION) -> dict[str, str]:
+    """Return what `boto3.client` needs for the platform at an address of this machine."""
+    keys = keys_for(endpoint_url)
+    return {
+        "endpoint_url": endpoint_url,
+        "region_name": region,
+        "aws_access_key_id": keys.access_key_id,
+        "aws_secret_access_key": keys.secret_access_key,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class KeysPlace:
+    """Where a platform leaves its keys, and under which name it does so."""
+
+    path: Path
+    platform: str
+
+    @classmethod
+    def choose(cls, path: Path | None, port: int) -> KeysPlace:
+        """Take the path that was asked for, or the usual one of a port."""
+        named = os.environ.get(FILE_VARIABLE)
+        chosen = path or (Path(named) if named else keys_path(port))
+        return cls(chosen.absolute(), str(uuid.uuid4()))
+
+    @property
+    def words(self) -> str:
+        """Where keys are, for whoever came without: not whose home it is."""
+        shown = str(self.path)
+        home = os.path.expanduser("~") + os.sep  # noqa: PTH111  # which may not be known
+        if shown.startswith(home):
+            shown = f"~/{shown.removeprefix(home)}"
+        return f"in {shown}, for the user who started it"
+
+    def write(self, keys: PlatformKeys, endpoint_url: str, region: str) -> None:
+        """Write the keys where nobody but this user can read them. Raises `ConfigError`."""
+        written = KeysFile(
+            self.platform, endpoint_url, region, keys.access_key_id, keys.secret_access_key
+        )
+        # Under another name first: nobody finds half of it, and a link in the way is not followed.
+        unfinished = unfinished_keys(self.path, self.platform)
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
+            with os.fdopen(descriptor, "wb") as file:
+                os.fchmod(descriptor, _MODE)  # whatever the umask
+                file.write(msgspec.json.format(msgspec.json.encode(written)) + b"\n")
+            unfinished.replace(self.path)
+        except OSError as error:
+            with suppress(OSError):
+                unfinished.unlink()
+            raise ConfigError(
+                f"the keys cannot be written: {error.strerror}",
+                where=str(self.path),
+                allowed="--keys-file PATH",
+            ) from None

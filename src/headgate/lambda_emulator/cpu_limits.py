@@ -1,0 +1,251 @@
+"""A share of the machine for every instance, in proportion to its memory as on AWS.
+
+A quota of a control group gives any share, of one CPU or of many. Where none can be set, an
+instance is confined to as many whole CPUs as its share begins, which keeps it from using more
+but gives a small function more than it would get on AWS: `words` says which of the two it is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import math
+import os
+import re
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Protocol, final
+
+from headgate.core.errors import ConfigError
+from headgate.lambda_emulator.cleanup_process import kill_control_group, remove_control_group
+from headgate.lambda_emulator.settings import CpuMode
+
+# A quota is refilled this often: short, so that a small function runs evenly and not in fits.
+PERIOD_US: Final = 20_000
+QUOTA_US_MIN: Final = 1_000  # the kernel takes no less
+_PATIENCE_S: Final = 1.0  # with processes that have been killed
+THREAD_VARIABLES: Final = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+
+
+class Shares(Protocol):
+    """Confines processes to their share of the CPUs."""
+
+    words: str
+    group: Path | None  # the control group that holds all processes, if there is one
+
+    def confine(self, pid: int, vcpus: float) -> None:
+        """Give a process that has just been started its share."""
+
+    def release(self, pid: int) -> None:
+        """Forget a process that has ended."""
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+
+
+def threads(vcpus: float) -> int:
+    """How many threads a share is good for.
+
+    >>> threads(0.07), threads(1.0), threads(1.2)
+    (1, 1, 2)
+    """
+    return max(1, math.ceil(round(vcpus, 3)))
+
+
+def make_shares(mode: CpuMode, cpus: tuple[int, ...] | None) -> Shares:
+    """Return what works on this machine. Raises `ConfigError` if it is not what was asked for."""
+    allowed = sorted(os.sched_getaffinity(0))
+    chosen = list(cpus) if cpus is not None else allowed
+    if not chosen or not set(chosen) <= set(allowed):
+        names = ", ".join(map(str, allowed))
+        raise ConfigError(
+            "not ours to use", where="platform", key="cpus", value=cpus, allowed=names
+        )
+    if mode == "none":
+        return _NoShares()
+    if mode != "affinity":
+        group = next(filter(None, map(_make_group, _candidates())), None)
+        if group is not None:
+            return _GroupShares(*group, None if cpus is None else chosen)
+    if mode == "cgroup":
+        problem = "no control group with a CPU quota can be made here"
+        raise ConfigError(
+            problem, where="platform", key="cpu", value=mode, allowed="auto, affinity"
+        )
+    return _AffinityShares(chosen)
+
+
+@final
+class _NoShares:
+    def __init__(self) -> None:
+        self.words = "not limited"
+        self.group: Path | None = None
+
+    def confine(self, pid: int, vcpus: float) -> None:
+        pass
+
+    def release(self, pid: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@final
+class _GroupShares:
+    def __init__(self, group: Path, lock: int, cpus: list[int] | None) -> None:
+        self.words = "quota of a control group"
+        self.group: Path | None = group
+        self._group = group
+        self._lock = lock  # as long as we live, or until `close`
+        self._cpus = cpus
+
+    def confine(self, pid: int, vcpus: float) -> None:
+        group = self._group / str(pid)
+        group.mkdir(exist_ok=True)  # that of an earlier process of this number
+        quota_us = max(QUOTA_US_MIN, round(vcpus * PERIOD_US))
+        _set_quota(group, quota_us)
+        with suppress(ProcessLookupError):  # it has ended already
+            (group / "cgroup.procs").write_text(str(pid))
+            if self._cpus is not None:
+                os.sched_setaffinity(pid, self._cpus)
+
+    def release(self, pid: int) -> None:
+        group = self._group / str(pid)
+        kill_control_group(group)  # whom it has left behind
+        with suppress(OSError):  # not all of them are dead yet: `close` tries again
+            group.rmdir()
+
+    def close(self) -> None:
+        remove_control_group(self._group)
+        patience_s = time.monotonic() + _PATIENCE_S
+        while self._group.exists() and time.monotonic() < patience_s:
+            time.sleep(0.01)
+            kill_control_group(self._group)
+            remove_control_group(self._group)
+        os.close(self._lock)
+
+
+@final
+class _AffinityShares:
+    def __init__(self, cpus: list[int]) -> None:
+        self.words = "whole CPUs by affinity"
+        self.group: Path | None = None
+        self._cpus = cpus
+        self._used: Counter[int] = Counter()
+        self._held: dict[int, list[int]] = {}
+
+    def confine(self, pid: int, vcpus: float) -> None:
+        count = min(threads(vcpus), len(self._cpus))
+        held = sorted(self._cpus, key=lambda cpu: self._used[cpu])[:count]
+        self._used.update(held)
+        self._held[pid] = held
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(pid, held)
+
+    def release(self, pid: int) -> None:
+        self._used.subtract(self._held.pop(pid, ()))
+
+    def close(self) -> None:
+        pass
+
+
+def _candidates() -> list[Path]:
+    """Where a group might be made: below our own, and at the top."""
+    try:
+        groups = Path("/proc/self/cgroup").read_text().splitlines()
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return []  # this kernel knows no control groups
+    own: dict[str, str] = {}
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        own.update(dict.fromkeys(controllers.split(","), path))
+    found: list[Path] = []
+    for line in mounts:
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.split(" ", 2)
+        top = Path(before.split(" ")[4])
+        if kind == "cgroup2":
+            found += [top / own.get("", "/").lstrip("/"), top]
+        elif kind == "cgroup" and "cpu" in options.split(","):
+            found += [top / own.get("cpu", "/").lstrip("/"), top]
+    return list(dict.fromkeys(found))
+
+
+def _make_group(parent: Path) -> tuple[Path, int] | None:
+    """A group of ours in which quotas can be set, with the lock on it, or None."""
+    for old in parent.glob("headgate-*"):
+        lock = _lock(old) if re.fullmatch(r"headgate-\d+-\d+", old.name) else None
+        if lock is not None:  # left behind by a platform that was killed
+            kill_control_group(old)
+            remove_control_group(old)
+            os.close(lock)
+    claimed = _claim_group(parent)
+    if claimed is None:
+        return None
+    group, lock = claimed
+    # What counts is whether groups inside of it get quotas, so one is made to try.
+    trial = group / "trial"
+    try:
+        with suppress(OSError):
+            (group / "cgroup.subtree_control").write_text("+cpu")
+        trial.mkdir()
+        _set_quota(trial, PERIOD_US)
+        trial.rmdir()
+    except OSError:
+        remove_control_group(group)
+        os.close(lock)
+        return None
+    return group, lock
+
+
+def _claim_group(parent: Path) -> tuple[Path, int] | None:
+    """Make an empty group and lock it; None where that is not allowed."""
+    for number in itertools.count():
+        group = parent / f"headgate-{os.getpid()}-{number}"
+        try:
+            group.mkdir()
+        except FileExistsError:
+            continue
+        except OSError:
+            return None
+        lock = _lock(group)
+        # Another platform that starts now may take it for one that was left behind.
+        if lock is not None and group.exists():
+            return group, lock
+        if lock is not None:
+            os.close(lock)
+    return None  # never: there are numbers enough
+
+
+def _lock(group: Path) -> int | None:
+    """Say that a group is in use, unless somebody else says so."""
+    try:
+        descriptor = os.open(group, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _set_quota(group: Path, quota_us: int) -> None:
+    if (group / "cpu.max").exists():
+        (group / "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
+    else:
+        # Not a name to be made anew: in a group without the controller, it is missing.
+        with (group / "cpu.cfs_period_us").open("r+") as file:
+            file.write(str(PERIOD_US))
+        with (group / "cpu.cfs_quota_us").open("r+") as file:
+            file.write(str(quota_us))

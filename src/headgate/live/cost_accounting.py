@@ -1,0 +1,174 @@
+"""What a gateway keeps account of beside its requests: money, cold starts, and how profiles err."""
+
+from __future__ import annotations
+
+from collections import Counter
+from time import monotonic_ns
+from typing import Final, final
+
+from headgate.core.circuit_breaker import BREAKER_NAMES, Closed
+from headgate.core.clock import HOUR_NS
+from headgate.core.model import TIER_NAMES, App
+from headgate.core.states import InstanceState
+from headgate.core.view import View
+from headgate.live.call import Call
+from headgate.live.pools.registry import Outposts
+from headgate.live.pools.remote_pool import Shares
+from headgate.live.telemetry.metrics import Readings, Spill
+
+FORGET: Final = 0.05  # how much the latest batch counts in a mean that forgets
+STATE_NAMES: Final = {
+    InstanceState.STARTING: "starting",
+    InstanceState.IDLE: "idle",
+    InstanceState.BUSY: "busy",
+    InstanceState.DRAINING: "draining",
+}
+
+
+@final
+class Accounts:
+    """Adds up per batch; makes `Readings` when somebody looks."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        # By pipeline, client and pool: time that a slot of a node worked for them.
+        self._busy_ns: Counter[tuple[int, int, int]] = Counter()
+        self._idle_ns: Counter[tuple[int, int, int]] = Counter()  # and time they answer for
+        self._up_ns: Counter[int] = Counter()  # by pool: time of nodes that are gone
+        self._up_since_ns: dict[int, tuple[int, int]] = {}  # by node: its pool, and since when
+        self._error_s: dict[int, float] = {}  # by variant
+        # What was paid by the call, by pipeline, client and pool; and what keeping ready cost, by
+        # pipeline and pool: that is no client's.
+        self._called_usd: dict[tuple[int, int, int], float] = {}
+        self._warm_usd: dict[tuple[int, int], float] = {}
+
+    def node_joined(self, node_id: int, pool_id: int) -> None:
+        """It costs money from now on."""
+        self._up_since_ns[node_id] = (pool_id, monotonic_ns())
+
+    def node_lost(self, node_id: int) -> None:
+        """It costs nothing any more."""
+        found = self._up_since_ns.pop(node_id, None)
+        if found is not None:
+            self._up_ns[found[0]] += monotonic_ns() - found[1]
+
+    def batch_ran(self, variant_id: int, items: int, took_ns: int) -> None:
+        """A batch took so long."""
+        error_s = (took_ns - self._app.variants[variant_id].profile.exec_ns[items - 1]) * 1e-9
+        before_s = self._error_s.get(variant_id, error_s)
+        self._error_s[variant_id] = before_s + FORGET * (error_s - before_s)
+
+    def call_ran(self, call: Call, pool_id: int) -> None:
+        """A call had its part of a batch."""
+        share_ns = (call.ended_ns - call.began_ns) * call.items // max(1, call.batch_items)
+        self._busy_ns[call.pipeline_id, call.client_id, pool_id] += share_ns
+
+    def called(self, pool_id: int, shares: Shares, took_ns: int) -> None:
+        """A call took so long, for so many items of each pipeline and client."""
+        platform = self._app.pools[pool_id].serverless
+        if platform is None:
+            return  # that is paid by the hour
+        usd = platform.usd(took_ns) / max(1, sum(items for _, _, items in shares))
+        for pipeline_id, client_id, items in shares:
+            key = (pipeline_id, client_id, pool_id)
+            self._called_usd[key] = self._called_usd.get(key, 0.0) + usd * items
+
+    def kept_warm(self, pool_id: int, function: str, usd: float) -> None:
+        """Keeping instances of a function ready has cost so much: for whoever uses it first."""
+        for pipeline in self._app.pipelines:
+            if any(stage.function.name == function for stage in pipeline.stages):
+                key = (pipeline.id, pool_id)
+                self._warm_usd[key] = self._warm_usd.get(key, 0.0) + usd
+                return
+
+    def readings(
+        self, view: View | None, calls: list[Call], outposts: Outposts | None = None
+    ) -> Readings:
+        """One look at everything."""
+        app = self._app
+        names = [pipeline.name for pipeline in app.pipelines]
+        queued = Counter(dict.fromkeys(names, 0))
+        open_calls = Counter(dict.fromkeys(names, 0))
+        for call in calls:
+            name = names[call.pipeline_id]
+            open_calls[name] += 1
+            queued[name] += call.sent_ns == 0
+        replicas: Counter[tuple[str, str]] = Counter()
+        for instance in () if view is None else view.instances.values():
+            function = app.functions[instance.variant.function_id]
+            replicas[function.name, STATE_NAMES.get(instance.state, "gone")] += 1
+        errors = {
+            app.functions[app.variants[id].function_id].name: error_s
+            for id, error_s in self._error_s.items()
+        }
+        spills = {} if view is None else _spills(view, outposts)
+        return Readings(queued, open_calls, replicas, errors, self._cost_usd(), spills)
+
+    def _cost_usd(self) -> dict[tuple[str, str, str, str], float]:
+        """By model, tenant, tier and basis."""
+        self._share_out_idle_time()
+        app = self._app
+        costs: dict[tuple[str, str, str, str], float] = {}
+        for basis, spent in (("usage", self._busy_ns), ("idle", self._idle_ns)):
+            for (pipeline_id, client_id, pool_id), time_ns in spent.items():
+                pool = app.pools[pool_id]
+                who = (app.pipelines[pipeline_id].name, app.clients[client_id].name)
+                key = (*who, TIER_NAMES[pool.tier], basis)
+                usd = time_ns * pool.usd_per_hour / HOUR_NS / pool.slots
+                costs[key] = costs.get(key, 0.0) + usd
+        for (pipeline_id, client_id, pool_id), usd in self._called_usd.items():
+            who = (app.pipelines[pipeline_id].name, app.clients[client_id].name)
+            key = (*who, TIER_NAMES[app.pools[pool_id].tier], "usage")
+            costs[key] = costs.get(key, 0.0) + usd
+        for (pipeline_id, pool_id), usd in self._warm_usd.items():
+            tier = TIER_NAMES[app.pools[pool_id].tier]
+            costs[app.pipelines[pipeline_id].name, "", tier, "warm"] = usd
+        return costs
+
+    def _share_out_idle_time(self) -> None:
+        """What nobody used since the last look is everybody's, by what each has used so far."""
+        now_ns = monotonic_ns()
+        held_ns = self._up_ns.copy()
+        for pool_id, since_ns in self._up_since_ns.values():
+            held_ns[pool_id] += now_ns - since_ns
+        for pool in self._app.pools:
+            mine = {key: time_ns for key, time_ns in self._busy_ns.items() if key[2] == pool.id}
+            shared_ns = sum(time_ns for key, time_ns in self._idle_ns.items() if key[2] == pool.id)
+            busy_ns = sum(mine.values())
+            idle_ns = held_ns[pool.id] * pool.slots - busy_ns - shared_ns
+            if idle_ns <= 0:
+                continue
+            for key, time_ns in mine.items():
+                self._idle_ns[key] += idle_ns * time_ns // busy_ns if busy_ns else 0
+
+
+def breakers(view: View) -> dict[str, str]:
+    """Return the state of each breaker, by pool that is paid by the call.
+
+    Where something else keeps calls from going there, that follows: `closed, budget`.
+    """
+    now_ns = monotonic_ns()
+    told: dict[str, str] = {}
+    for spillway in view.spillways:
+        if spillway is not None:
+            state, reason = BREAKER_NAMES[spillway.breaker], spillway.closed_by(now_ns)
+            is_other = reason not in (Closed.NOT, Closed.BREAKER)
+            told[spillway.pool.name] = f"{state}, {reason}" if is_other else state
+    return told
+
+
+def _spills(view: View, outposts: Outposts | None) -> dict[str, Spill]:
+    now_ns = monotonic_ns()
+    spills: dict[str, Spill] = {}
+    for pool_id, outpost in () if outposts is None else outposts.by_pool.items():
+        spillway = view.spillways[pool_id]
+        if spillway is not None and outposts is not None:
+            spills[spillway.pool.name] = Spill(
+                spillway.breaker,
+                spillway.closed_by(now_ns),
+                spillway.in_flight,
+                outpost.ended,
+                outposts.warmths[pool_id].pings,
+                spillway.spent_usd(now_ns),
+            )
+    return spills

@@ -1,0 +1,111 @@
+"""The assignment: what the supervisor tells its gateway and its workers, as a file.
+
+They all read the same one, so that an application file edited meanwhile cannot make them disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, final
+
+import msgspec
+from msgspec import Struct
+
+from headgate.config import LoadedApp, from_spec
+from headgate.config.providers import Provider
+from headgate.core.clock import NEVER_NS
+from headgate.core.errors import ConfigError
+from headgate.core.model import App, Tier
+
+_FILE: Final = "assignment.json"
+
+
+@final
+class Place(Struct, frozen=True):
+    """One node, and the cores that its worker is pinned to."""
+
+    id: int
+    pool_id: int
+    name: str
+    cores: list[int]
+
+
+@final
+class Assignment(Struct, frozen=True):
+    """An application, where its files are, and the nodes that serve it."""
+
+    spec: dict[str, Any]  # the application as plain data, every default filled in
+    base: str  # directory that `model` and `code` are relative to
+    nodes: list[Place]
+
+    def load(self) -> LoadedApp:
+        """Return the application."""
+        return from_spec(self.spec, _FILE)
+
+
+def write(run_dir: Path, assignment: Assignment) -> None:
+    """Leave it where `read` finds it."""
+    (run_dir / _FILE).write_bytes(msgspec.json.encode(assignment))
+
+
+def read(run_dir: Path) -> Assignment:
+    """Return what the supervisor left there."""
+    return msgspec.json.decode((run_dir / _FILE).read_bytes(), type=Assignment)
+
+
+def socket_path(run_dir: Path, node_id: int) -> Path:
+    """Where the worker of a node listens."""
+    return run_dir / f"node-{node_id}.sock"
+
+
+# Which node gets which cores.
+
+
+def places(
+    app: App,
+    cores: Sequence[int],
+    where: str,
+    providers: Sequence[Provider | None] = (),
+) -> list[Place]:
+    """Return the nodes of all pools that run here, each with cores of its own as far as they go.
+
+    A pool that says how many CPUs a node has gets as many, rounded up. The others share what is
+    left, but for one core, which is the gateway's. Cores are given away from the last one down,
+    because whatever else runs on a machine tends to run on the first. Without `providers` all
+    pools are meant to run here.
+    """
+    declared = 0
+    undeclared = 0
+    kinds = [provider.kind if provider is not None else "local" for provider in providers]
+    pools = [pool for pool in app.pools if not kinds or kinds[pool.id] == "local"]
+    for pool in pools:
+        if pool.serverless is not None or pool.tier != Tier.DEDICATED:
+            is_gpu = pool.tier == Tier.GPU
+            problem = (
+                "live GPU pools are not available yet"
+                if is_gpu
+                else "cannot be served from here yet"
+            )
+            allowed = "tier: dedicated, or headgate simulate"
+            raise ConfigError(problem, where=where, key=f"pools.{pool.name}", allowed=allowed)
+        if pool.cpu_milli < NEVER_NS:
+            declared += pool.nodes * _cpus(pool.cpu_milli)
+        else:
+            undeclared += pool.nodes
+    left = len(cores) - 1 - declared
+    share = max(1, left // undeclared) if undeclared else 1
+    found: list[Place] = []
+    order = sorted(cores, reverse=True)
+    taken = 0
+    for pool in pools:
+        count = _cpus(pool.cpu_milli) if pool.cpu_milli < NEVER_NS else share
+        for number in range(pool.nodes):
+            own = [order[(taken + i) % len(order)] for i in range(min(count, len(order)))]
+            taken += count
+            found.append(Place(len(found), pool.id, f"{pool.name}{number + 1}", sorted(own)))
+    return found
+
+
+def _cpus(milli: int) -> int:
+    return max(1, -(-milli // 1000))

@@ -1,0 +1,1 @@
+"""The gRPC front end of the Open Inference Protocol."""

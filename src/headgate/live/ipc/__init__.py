@@ -1,0 +1,1 @@
+"""Between gateway and workers: messages, shared memory, connections, crash markers."""

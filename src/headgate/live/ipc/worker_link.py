@@ -1,0 +1,448 @@
+"""The crew: connections to all workers, made again whenever they end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections import deque
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Final, Protocol, cast, final
+
+from headgate.core.errors import ConfigError
+from headgate.core.event_log import Wire, from_wire
+from headgate.core.events import BatchLost, BatchRefused, Event
+from headgate.functions.tensor import Block, Tensor
+from headgate.live.deployment import Place, socket_path
+from headgate.live.driver import Fault, no_fault
+from headgate.live.ipc.messages import (
+    MESSAGE_BYTES_MAX,
+    AnyMessage,
+    Frames,
+    FunctionFacts,
+    Hello,
+    Learned,
+    Message,
+    Order,
+    Ran,
+    Release,
+    Report,
+    Run,
+    Work,
+    frame,
+)
+from headgate.live.ipc.shared_memory import INLINE_BYTES_MAX, Arena, room_for
+
+# The gateway's end of the connection to one worker.
+#
+# Orders go out, reports come in. Whatever goes wrong with a worker (it dies, hangs and is ended,
+# runs out of memory, says something that makes no sense) ends this connection, and that is one
+# event: its batches are lost and its node is gone.
+
+
+_LOG: Final = logging.getLogger(__name__)
+
+PIECE_BYTES: Final = 2 << 20  # that are copied at a time: requests of others come in between
+Copies = deque[tuple[memoryview, memoryview]]  # where to, and from where
+_NO_COPIES: Final[Copies] = deque()
+
+
+class Listener(Protocol):
+    """Who hears what a worker says."""
+
+    def ran(self, link: Link, message: Ran) -> None:
+        """A batch has ended. Tensors in it are the listener's own."""
+
+    def reported(self, event: Event) -> None:
+        """Something else has happened."""
+
+    def learned(self, facts: FunctionFacts) -> None:
+        """A function that could not be loaded can be by now."""
+
+    def lost(self, link: Link, batch_ids: list[int]) -> None:
+        """The worker is gone, and these batches with it."""
+
+
+@final
+class Link(asyncio.Protocol):
+    """One connection, from its handshake to its end."""
+
+    def __init__(
+        self,
+        place: Place,
+        hello: Hello,
+        listener: Listener,
+        own: Arena,
+        theirs: Arena,
+        fault: Fault = no_fault,
+    ) -> None:
+        self.place = place
+        self.hello = hello
+        self.closed = asyncio.get_running_loop().create_future()
+        self._listener = listener
+        self._own = own
+        self._theirs = theirs
+        self._fault = fault
+        self._frames = Frames()
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._batch_ids: set[int] = set()  # that are out
+        self._unsent: deque[tuple[Copies, bytes]] = deque()  # orders, and what to copy before each
+        self._unread: deque[AnyMessage] = deque()  # behind one whose outputs are being copied
+        self._copies: Copies | None = None  # of those outputs
+
+    # --- orders --------------------------------------------------------------------------------
+
+    def run(self, message: Run) -> None:
+        """Send a batch. Its large tensors are put into shared memory first.
+
+        Their blocks are taken again when the worker releases them: a function may keep an array.
+        Raises only if nothing of it has been sent: `ValueError` if it is too large.
+        """
+        offsets: list[int] = []
+        copies: Copies = deque()
+        try:
+            inline_bytes = 0
+            for work in message.works:
+                inline_bytes += self._share(work, offsets, copies)
+                if inline_bytes > MESSAGE_BYTES_MAX:  # do not even begin to copy it
+                    raise ValueError(
+                        f"a batch of {inline_bytes} bytes; at most {MESSAGE_BYTES_MAX}"
+                    )
+            data = frame(message)
+        except BaseException:
+            self._free(offsets)
+            raise
+        self._batch_ids.add(message.batch_id)
+        self._write(data, copies)
+
+    def order(self, wire: Wire) -> None:
+        """Send any other order."""
+        self._send(Order(wire))
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def _share(self, work: Work, offsets: list[int], copies: Copies) -> int:
+        """Put what is large into shared memory, or, where that takes long, say what is to be put
+        there; return how many large bytes did not fit.
+        """
+        left_bytes = 0
+        for place, tensor in enumerate(work.inputs):
+            data = tensor.data
+            if isinstance(data, Block) or data.nbytes < INLINE_BYTES_MAX:
+                continue
+            if data.nbytes <= PIECE_BYTES:
+                block = self._own.allocate(data)
+            else:
+                reserved = self._own.reserve(data.nbytes)
+                block = None if reserved is None else reserved[0]
+                if reserved is not None:
+                    copies.append((reserved[1], data))
+            if block is None:  # it is full, and the tensor goes the slow way
+                left_bytes += data.nbytes
+                continue
+            offsets.append(block.offset)
+            # A copy: the call keeps its own, for another attempt.
+            work.inputs[place] = Tensor(tensor.name, tensor.datatype, tensor.shape, block)
+        return left_bytes
+
+    def _send(self, message: Message) -> None:
+        self._write(frame(message))
+
+    def _write(self, data: bytes, copies: Copies = _NO_COPIES) -> None:
+        """Send bytes when what they speak of has been copied, and after all that was sent before.
+
+        Nobody knows how many went out if that fails: then the connection ends.
+        """
+        if copies or self._unsent:
+            self._unsent.append((copies, data))
+            if len(self._unsent) == 1:
+                self._loop.call_soon(self._copy_unsent)
+            return
+        if self._transport is None:
+            return
+        try:
+            self._transport.write(data)
+        except Exception:
+            _LOG.exception("worker %s cannot be written to, and is left", self.place.name)
+            self._fault("worker_connection")
+            self._transport.abort()
+
+    def _copy_unsent(self) -> None:
+        """Copy a piece of what is to be sent, and send what needs no more."""
+        if not self._unsent:
+            return  # the connection has ended
+        _copy_piece(self._unsent[0][0])
+        unsent, self._unsent = self._unsent, deque()
+        while unsent and not unsent[0][0]:
+            self._write(unsent.popleft()[1])
+        self._unsent = unsent
+        if unsent:
+            self._loop.call_soon(self._copy_unsent)
+
+    # --- reports -------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not derived from it
+
+    def data_received(self, data: bytes) -> None:
+        """Read whatever messages are complete."""
+        try:
+            self._unread.extend(self._frames.feed(data))
+        except ValueError as error:
+            self._makes_no_sense(error)
+        else:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Deal with messages in their order, up to one that takes longer."""
+        try:
+            while self._unread and self._copies is None:
+                self._received(self._unread.popleft())
+        except (ValueError, ConfigError) as error:
+            self._makes_no_sense(error)
+
+    def _makes_no_sense(self, error: Exception) -> None:
+        """A worker of ours would not say that."""
+        _LOG.error("worker %s makes no sense, and is left: %s", self.place.name, error)
+        self._fault("worker_message")
+        self._unread.clear()
+        self.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """End, and say what was lost."""
+        self._transport = None
+        self._unsent.clear()
+        self._unread.clear()
+        self._copies = None
+        if not self.closed.done():
+            self.closed.set_result(None)
+        lost, self._batch_ids = sorted(self._batch_ids), set()
+        try:
+            self._listener.lost(self, lost)
+        except Exception:
+            self._listener_broke(None)
+        finally:
+            self._own.close()
+            self._theirs.close()
+
+    def _received(self, message: Message) -> None:
+        if isinstance(message, Ran):
+            self._free(message.released)
+            self._take_outputs(message)
+        elif isinstance(message, Report):
+            event = from_wire(message.wire)
+            if not isinstance(event, Event):
+                raise ValueError(f"{message.wire} is not an event")
+            if isinstance(event, BatchRefused):
+                self._batch_ids.discard(event.batch_id)
+            try:
+                self._listener.reported(event)
+            except Exception:
+                self._listener_broke(None)
+        elif isinstance(message, Release):
+            self._free(message.offsets)
+        elif isinstance(message, Learned):
+            try:
+                self._listener.learned(message.facts)
+            except Exception:
+                self._listener_broke(None)
+        else:
+            raise ValueError(f"{type(message).__name__} is not for a gateway")
+
+    def _listener_broke(self, batch_id: int | None) -> None:
+        """A mistake of ours, not of the worker: have the batch end, and read on."""
+        _LOG.exception("what worker %s said could not be dealt with", self.place.name)
+        self._fault("report")
+        if batch_id is not None:
+            try:
+                self._listener.reported(BatchLost(batch_id))
+            except Exception:
+                _LOG.exception("batch %d of worker %s is not reported", batch_id, self.place.name)
+
+    def _take_outputs(self, message: Ran) -> None:
+        """Copy what is in the worker's memory, so that it can have it back; then they have come."""
+        offsets: list[int] = []
+        copies: Copies = deque()
+        for result in message.results:
+            for tensor in result.outputs:
+                if isinstance(tensor.data, Block):
+                    offsets.append(tensor.data.offset)
+                    view = self._theirs.view(tensor.data)
+                    if len(view) <= PIECE_BYTES:
+                        tensor.data = memoryview(bytes(view))
+                        continue
+                    room = room_for(len(view))
+                    copies.append((room, view))
+                    tensor.data = room.toreadonly()
+        if copies:
+            self._copies = copies
+            self._loop.call_soon(self._copy_outputs, message, offsets)
+        else:
+            self._ran(message, offsets)
+
+    def _copy_outputs(self, message: Ran, offsets: list[int]) -> None:
+        """Copy a piece of the outputs of a batch. What the worker says meanwhile waits."""
+        if self._copies is None:
+            return  # the connection has ended, and the batch is lost
+        _copy_piece(self._copies)
+        if self._copies:
+            self._loop.call_soon(self._copy_outputs, message, offsets)
+            return
+        self._copies = None
+        self._ran(message, offsets)
+        self._read_on()
+
+    def _ran(self, message: Ran, offsets: list[int]) -> None:
+        self._batch_ids.discard(message.batch_id)
+        if offsets:
+            self._send(Release(offsets))
+        try:
+            self._listener.ran(self, message)
+        except Exception:
+            self._listener_broke(message.batch_id)
+
+    def _free(self, offsets: list[int]) -> None:
+        for offset in offsets:
+            self._own.free(offset)
+
+
+def _copy_piece(copies: Copies) -> None:
+    """Copy as much as may be copied at a time; what is left stays."""
+    left = PIECE_BYTES
+    while copies and left > 0:
+        to, source = copies.popleft()
+        size = min(left, len(source))
+        to[:size] = source[:size]
+        left -= size
+        if size < len(source):
+            copies.appendleft((to[size:], source[size:]))
+
+
+RETRY_S: Final = 0.02
+FAULT_S: Final = 1.0  # after a mistake of ours, which may well happen again
+HELLO_BYTES: Final = 64 * 1024
+
+
+class CrewListener(Listener, Protocol):
+    """Who hears of workers that come."""
+
+    def joined(self, link: Link) -> None:
+        """A worker is there, or there again, empty."""
+
+    def failed(self, error: BaseException) -> None:
+        """The crew has given up, which it never should."""
+
+
+@final
+class Crew:
+    """Keeps one link to each worker."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        places: list[Place],
+        listener: CrewListener,
+        *,
+        arena_bytes: int,
+        fault: Fault = no_fault,
+    ) -> None:
+        self._run_dir = run_dir
+        self._places = places
+        self._listener = listener
+        self._arena_bytes = arena_bytes
+        self._fault = fault
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to connect, and never give up."""
+        self._tasks = [asyncio.create_task(self._keep(place)) for place in self._places]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
+
+    async def stop(self) -> None:
+        """Leave the workers to themselves."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._listener.failed(error)
+
+    async def _keep(self, place: Place) -> None:
+        while True:
+            try:
+                is_lost = await self._serve(place)
+            except Exception:
+                _LOG.exception("worker %s cannot be used, and is left", place.name)
+                self._fault("worker_connection")
+                await asyncio.sleep(FAULT_S)
+            else:
+                if not is_lost:
+                    await asyncio.sleep(RETRY_S)
+
+    async def _serve(self, place: Place) -> bool:
+        """Have a link to a worker until it ends; False if there was none."""
+        link = await self._connect(place)
+        if link is None:
+            return False
+        try:
+            self._listener.joined(link)
+            _LOG.info("worker %s (process %d) has joined", place.name, link.hello.pid)
+            await link.closed
+            _LOG.info("worker %s (process %d) has left", place.name, link.hello.pid)
+        finally:
+            link.close()
+        return True
+
+    async def _connect(self, place: Place) -> Link | None:
+        """Return a link once the worker has said hello; None if it is not there yet."""
+        loop = asyncio.get_running_loop()
+        path = str(socket_path(self._run_dir, place.id))
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # A worker says hello only when it has looked at its functions: that may take a while.
+            hello, theirs = await loop.run_in_executor(None, _shake_hands, sock, path)
+            own = Arena.create(self._arena_bytes)
+            with ExitStack() as unless_linked:
+                unless_linked.callback(own.close)
+                unless_linked.callback(theirs.close)
+                socket.send_fds(sock, [b"\0"], [own.fd])
+                sock.setblocking(False)
+                link = Link(place, hello, self._listener, own, theirs, self._fault)
+                await loop.create_unix_connection(lambda: link, sock=sock)
+                unless_linked.pop_all()
+        except (OSError, ValueError):
+            sock.close()
+            return None
+        except BaseException:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)  # or the thread would wait for a hello for ever
+            sock.close()
+            raise
+        return link
+
+
+def _shake_hands(sock: socket.socket, path: str) -> tuple[Hello, Arena]:
+    """Connect, and wait for the worker's first message and its shared memory."""
+    sock.connect(path)
+    frames = Frames()
+    descriptors: list[int] = []
+    while True:
+        data, received, _, _ = socket.recv_fds(sock, HELLO_BYTES, 1)
+        descriptors.extend(received)
+        if not data:
+            raise ConnectionError("the worker left without a word")
+        for message in frames.feed(data):
+            if not isinstance(message, Hello) or len(descriptors) != 1:
+                raise ValueError("that is no worker")
+            size = os.fstat(descriptors[0]).st_size
+            return message, Arena.attach(descriptors[0], size)

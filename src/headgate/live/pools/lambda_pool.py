@@ -1,0 +1,119 @@
+"""Functions of AWS Lambda, and of whatever speaks like it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from time import monotonic_ns
+from typing import Any, Final, final
+
+from msgspec import Struct
+from msgspec.json import Decoder
+
+from headgate.config.providers import Provider
+from headgate.core.events import Refusal
+from headgate.functions.error_text import sendable, words
+from headgate.functions.lambda_payload import body_bytes, decode_answer, encode_ping, encode_request
+from headgate.live.ipc.messages import Result
+from headgate.live.pools.aws_client import first_line, judge
+from headgate.live.pools.remote_pool import Done, Errand, Failed, Fate, Refused
+from headgate.live.pools.validation import check_outputs, error_status
+
+THROTTLES: Final = (429,)  # it never ran
+TOO_LARGE: Final = (413,)  # nor did this; no other status says so for certain
+_WORDS_MAX: Final = 500
+_TOOK_MS_MAX: Final = 1e9  # no call takes so long, whatever a platform says
+
+
+@final
+class LambdaFunctions:
+    """Calls functions. Everything here blocks; nothing of it raises."""
+
+    def __init__(self, client: Any, provider: Provider, payload_bytes_max: int) -> None:
+        self._client = client  # boto3 has no types
+        self._provider = provider
+        self._payload_bytes_max = payload_bytes_max
+
+    def call(self, errand: Errand) -> Fate:
+        """Have a batch run, and wait for it."""
+        size, most = body_bytes([work.inputs for work in errand.works]), self._payload_bytes_max
+        if size > most:
+            return Refused(Refusal.TOO_LARGE, f"it takes {size} bytes, a call carries {most}")
+        body = encode_request(
+            errand.function,
+            errand.works,
+            deadline_ms=errand.left_ms(monotonic_ns()),
+            gives_up=errand.gives_up,
+            traceparent=errand.traceparent,
+            tenant=errand.tenant,
+        )
+        return self._invoke(errand.function, body)
+
+    def ping(self, function: str) -> Fate:
+        """Wake an instance, or keep one awake."""
+        return self._invoke(function, encode_ping())
+
+    def provision(self, function: str, count: int) -> str:
+        """Have so many instances kept ready; return what is wrong with that, if anything."""
+        target = self._provider.target_of(function)
+        head, _, qualifier = target.rpartition(":")
+        # An ARN has colons of its own: arn:aws:lambda:REGION:ACCOUNT:function:NAME[:QUALIFIER].
+        if not head or (target.startswith("arn:") and target.count(":") < 7):
+            return f"{target}: only an alias can have provisioned instances (target: name:alias)"
+        try:
+            if count:
+                self._client.put_provisioned_concurrency_config(
+                    FunctionName=head,
+                    Qualifier=qualifier,
+                    ProvisionedConcurrentExecutions=count,
+                )
+            else:
+                self._client.delete_provisioned_concurrency_config(
+                    FunctionName=head, Qualifier=qualifier
+                )
+        except Exception as error:  # of any kind: AWS's client is not ours
+            return f"{target}: {first_line(error)}"
+        return ""
+
+    def _invoke(self, function: str, body: bytes) -> Fate:
+        try:
+            response = self._client.invoke(
+                FunctionName=self._provider.target_of(function), Payload=body
+            )
+            payload: bytes = response["Payload"].read()
+        except Exception as error:  # of any kind: AWS's client is not ours
+            return judge(error, throttles=THROTTLES, too_large=TOO_LARGE)
+        if response.get("FunctionError"):  # although its status is 200
+            return Failed(_said(payload))
+        try:
+            answer, results = decode_answer(payload)
+            for result in results:
+                check_outputs(result.outputs)
+        except (ValueError, RecursionError) as error:
+            return Failed(f"its answer is not understood: {words(error)}")
+        told = [
+            Result(r.task_id, r.outputs, r.error, error_status(r.status), r.is_unsure)
+            if r.error
+            else Result(r.task_id, r.outputs, is_unsure=r.is_unsure)
+            for r in results
+        ]
+        took_ms = min(max(0.0, answer.took_ms), _TOOK_MS_MAX)
+        return Done(told, int(took_ms * 1e6), answer.cold)
+
+
+@final
+class _ErrorJson(Struct, rename="camel"):
+    error_message: str = ""
+    error_type: str = ""
+
+
+def _said(payload: bytes) -> str:
+    """What a function that failed says about it."""
+    error = _ErrorJson()
+    with suppress(ValueError, RecursionError):
+        error = _DECODER.decode(payload)
+    said = ": ".join(filter(None, (error.error_type, error.error_message)))
+    return sendable(" ".join(said[:_WORDS_MAX].split())) or "the function failed"
+
+
+# Made here, once: msgspec's first look at a type is not safe between threads.
+_DECODER: Final = Decoder(_ErrorJson)

@@ -1,0 +1,401 @@
+"""An outpost: one pool that somebody else runs, as the gateway's event loop sees it.
+
+Errands go out in threads, and each comes back as exactly one event. One that stays away for too
+long is given up: nobody knows whether it ran, and what it may bring later is nobody's any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic_ns
+from typing import Final, Protocol, TypeAlias, final
+
+from headgate.core.actions import Dispatch
+from headgate.core.clock import MILLISECOND_NS, NEVER_NS
+from headgate.core.events import BatchFailed, BatchLost, BatchRefused, Event, Refusal
+from headgate.core.model import Pool, Serverless
+from headgate.core.records import STAGES_MAX
+from headgate.core.view import View
+from headgate.live.call import Call
+from headgate.live.ipc.messages import Ran, Result, Work
+from headgate.system.threads import Threads
+
+# An errand: a batch on its way to a place that somebody else runs.
+
+
+Shares: TypeAlias = tuple[tuple[int, int, int], ...]  # pipeline, client and items of each request
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """What is to be run, by when, and on whose behalf."""
+
+    batch_id: int
+    variant_id: int
+    function: str
+    pool_id: int
+    node_id: int | None
+    works: list[Work]
+    deadline_ns: int  # of the one request among them that has the most time
+    gives_up: bool  # nobody wants any of it after that
+    traceparent: str | None
+    tenant: str | None
+    shares: Shares
+
+    def left_ms(self, now_ns: int) -> float | None:
+        """How long until the deadline; None: there is none."""
+        if self.deadline_ns >= NEVER_NS:
+            return None
+        return (self.deadline_ns - now_ns) / MILLISECOND_NS
+
+
+def make_errand(
+    view: View, action: Dispatch, works: list[Work], calls: Mapping[int, Call]
+) -> Errand:
+    """Return a dispatched batch as an errand. Calls are by request id, and open."""
+    app = view.app
+    asked = [calls[task_id // STAGES_MAX] for task_id in action.task_ids]
+    ids = {call.request_id for call in asked}
+    requests = [view.requests[id] for id in ids if id in view.requests]
+    tenants = {call.client_id for call in asked}
+    return Errand(
+        action.batch_id,
+        action.variant_id,
+        app.functions[app.variants[action.variant_id].function_id].name,
+        action.pool_id,
+        action.node_id,
+        works,
+        max((request.deadline_ns for request in requests), default=NEVER_NS),
+        bool(requests) and all(request.gives_up for request in requests),
+        traceparent_of(asked),
+        app.clients[tenants.pop()].name if len(tenants) == 1 else None,
+        tuple((call.pipeline_id, call.client_id, call.items) for call in asked),
+    )
+
+
+def traceparent_of(calls: Sequence[Call]) -> str | None:
+    """Return where the first call that is traced stands in its trace, as headers have it."""
+    for call in calls:
+        trace = call.trace
+        if isinstance(trace, bytes):
+            return trace.decode("ascii", "replace")
+        context_of = getattr(trace, "get_span_context", None)  # OpenTelemetry's, where it is on
+        if context_of is not None:
+            context = context_of()
+            flags = int(context.trace_flags)
+            return f"00-{context.trace_id:032x}-{context.span_id:016x}-{flags:02x}"
+    return None
+
+
+# What became of an errand, in the words of the core: it ran, it broke, it never ran, who knows.
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Done:
+    """It ran, and each of its requests has a result."""
+
+    results: list[Result]
+    took_ns: int  # as the far end has it
+    is_cold: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It ran, or may have, and the far end said that it broke."""
+
+    reason: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """It never ran: `reason` is a `Refusal`."""
+
+    reason: int
+    words: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Nobody knows whether it ran."""
+
+    words: str
+
+
+Fate: TypeAlias = Done | Failed | Refused | Lost
+
+
+GRACE_NS: Final = 1_000_000_000  # how much later than its deadline an answer may still come
+QUIET_S: Final = 5.0  # between two warnings about one pool
+OUTCOMES: Final = ("finished", "failed", "refused", "throttled", "lost")
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+class Listener(Protocol):
+    """Who hears what became of errands."""
+
+    def ran_at(self, pool_id: int, message: Ran) -> None:
+        """A batch has ended. Tensors in it are the listener's own."""
+
+    def reported(self, event: Event) -> None:
+        """Something else has happened."""
+
+
+class Books(Protocol):
+    """Who keeps account of money."""
+
+    def called(self, pool_id: int, shares: Shares, took_ns: int) -> None:
+        """A call has been paid for that took so long."""
+
+    def kept_warm(self, pool_id: int, function: str, usd: float) -> None:
+        """Keeping instances of a function ready has cost so much."""
+
+
+Started = Callable[[str, int], None]  # an instance of a function had to be, and that took so long
+
+
+@final
+class Outpost:
+    """Sends errands to one pool."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        call: Callable[[Errand], Fate],
+        listener: Listener,
+        books: Books,
+        started: Started,
+        threads: Threads,
+        *,
+        hang_ns: int,
+    ) -> None:
+        self.pool = pool
+        self.threads = threads
+        self.ended: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))  # by one of `OUTCOMES`
+        self.running: Counter[str] = Counter()  # by function: errands that are out
+        self.on_gone: Callable[[Errand], None] | None = None  # the far end is not there
+        self._call = call
+        self._listener = listener
+        self._books = books
+        self._started = started
+        self._hang_ns = hang_ns
+        self._loop = asyncio.get_running_loop()
+        self._out: dict[int, tuple[Errand, int, asyncio.TimerHandle]] = {}  # by batch
+        self._quiet_until_s = 0.0
+
+    @property
+    def in_flight(self) -> int:
+        """How many errands are out."""
+        return len(self._out)
+
+    def send(self, now_ns: int, errand: Errand) -> None:
+        """Have a batch run there. Ends in one event, later."""
+        if not self.threads.free:
+            problem = f"{self.threads.count_max} calls are under way"
+            self._end(errand, Refused(Refusal.THROTTLED, problem), 0)
+            return
+        limit_ns = self._hang_ns
+        if errand.gives_up:
+            limit_ns = min(limit_ns, max(0, errand.deadline_ns - now_ns) + GRACE_NS)
+        timer = self._loop.call_later(limit_ns / 1e9, self._give_up, errand.batch_id)
+        self._out[errand.batch_id] = (errand, now_ns, timer)
+        self.running[errand.function] += 1
+        self.threads.do(partial(self._call, errand), partial(self._came_back, errand.batch_id))
+
+    def warn(self, text: str) -> None:
+        """Log a warning about the pool, now and then: what breaks often is not news each time."""
+        now_s = self._loop.time()
+        is_news = now_s >= self._quiet_until_s
+        if is_news:
+            self._quiet_until_s = now_s + QUIET_S
+        _LOG.log(logging.WARNING if is_news else logging.DEBUG, "pool %s: %s", self.pool.name, text)
+
+    def stop(self) -> None:
+        """Forget whatever is out."""
+        for _, _, timer in self._out.values():
+            timer.cancel()
+        self._out.clear()
+        self.threads.stop()
+
+    def _give_up(self, batch_id: int) -> None:
+        self._came_back(batch_id, Lost("no answer came in time"))
+
+    def _came_back(self, batch_id: int, fate: Fate) -> None:
+        found = self._out.pop(batch_id, None)
+        if found is None:
+            return  # it was given up before
+        errand, sent_ns, timer = found
+        timer.cancel()
+        self.running[errand.function] -= 1
+        self._end(errand, fate, monotonic_ns() - sent_ns)
+
+    def _end(self, errand: Errand, fate: Fate, away_ns: int) -> None:
+        listener = self._listener
+        if isinstance(fate, Done):
+            self._done(errand, fate, away_ns)
+            return
+        if isinstance(fate, Refused):
+            is_throttled = fate.reason == Refusal.THROTTLED
+            self.ended["throttled" if is_throttled else "refused"] += 1
+            listener.reported(BatchRefused(errand.batch_id, fate.reason))
+            if fate.reason == Refusal.GONE:
+                self.warn(fate.words)
+                if self.on_gone is not None:
+                    self.on_gone(errand)
+            return
+        self._books.called(self.pool.id, errand.shares, away_ns)  # for all we know
+        if isinstance(fate, Failed):
+            self.ended["failed"] += 1
+            self.warn(fate.reason)
+            listener.reported(BatchFailed(errand.batch_id, fate.reason))
+        else:
+            self.ended["lost"] += 1
+            self.warn(fate.words)
+            listener.reported(BatchLost(errand.batch_id, node_died=False))
+
+    def _done(self, errand: Errand, fate: Done, away_ns: int) -> None:
+        self.ended["finished"] += 1
+        took_ns = min(fate.took_ns, away_ns)
+        platform = self.pool.serverless
+        is_billed_whole = fate.is_cold and platform is not None and platform.bills_start
+        self._books.called(self.pool.id, errand.shares, away_ns if is_billed_whole else took_ns)
+        if fate.is_cold:
+            self._started(errand.function, away_ns - took_ns)
+        by_id = {result.task_id: result for result in fate.results}
+        missing = "there was no answer for it among those of its batch"
+        results = [
+            by_id.get(work.task_id) or Result(work.task_id, [], missing, 500)
+            for work in errand.works
+        ]
+        ended_ns = monotonic_ns()
+        ran = Ran(errand.batch_id, ended_ns - took_ns, ended_ns, results)
+        self._listener.ran_at(self.pool.id, ran)
+
+
+# Keeps instances of a platform ready: by calling them now and then, or provisioned.
+
+
+GIVE_BACK_S: Final = 3.0  # how long the end waits for what is to be paid for no longer
+LOOK_S: Final = 0.01
+
+
+@final
+class Warmth:
+    """The standing wishes for one pool, by function. The newest replaces the one before."""
+
+    def __init__(
+        self,
+        outpost: Outpost,
+        platform: Serverless,
+        ping: Callable[[str], Fate],
+        provision: Callable[[str, int], str],
+        books: Books,
+        started: Started,
+    ) -> None:
+        self.pings = 0
+        self._outpost = outpost
+        self._platform = platform
+        self._ping = ping
+        self._provision = provision
+        self._books = books
+        self._started = started
+        self._loop = asyncio.get_running_loop()
+        self._pinged: dict[str, int] = {}  # how many are called
+        self._provisioned: dict[str, tuple[int, int]] = {}  # how many are paid for, since when
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._puts = 0  # orders to provision that are under way
+
+    def wish(self, function: str, count: int, *, is_provisioned: bool) -> None:
+        """Keep so many instances ready from now on, by this means. The others may age and go."""
+        before = self._pinged.get(function, 0)
+        self._pinged[function] = 0 if is_provisioned else count
+        self._set_provisioned(function, count if is_provisioned else 0)
+        timer = self._timers.get(function)
+        if timer is None or count > before or is_provisioned:
+            self._keep(function)
+
+    async def stop(self) -> None:
+        """Wish for nothing any more. What is provisioned would go on costing money."""
+        for timer in self._timers.values():
+            timer.cancel()
+        for function, (count, _) in list(self._provisioned.items()):
+            if count:
+                self._set_provisioned(function, 0)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GIVE_BACK_S):
+                while self._puts:
+                    await asyncio.sleep(LOOK_S)
+
+    def _keep(self, function: str) -> None:
+        """Call as many as are to be kept, and again before any of them would leave."""
+        timer = self._timers.pop(function, None)
+        if timer is not None:
+            timer.cancel()
+        kept, provisioned = self._pinged[function], self._provisioned.get(function, (0, 0))[0]
+        if not kept and not provisioned:
+            return
+        if provisioned:
+            self._put(function, provisioned)  # again: somebody else may have changed it
+            self._pay(function)
+        # Those that run are awake.
+        wanted = kept - self._outpost.running[function]
+        for _ in range(max(0, min(wanted, self._outpost.threads.free))):
+            self.pings += 1
+            done = partial(self._pinged_one, function, monotonic_ns())
+            self._outpost.threads.do(partial(self._ping, function), done)
+        every_s = self._platform.ping_every_ns / 1e9
+        self._timers[function] = self._loop.call_later(every_s, self._keep, function)
+
+    def _pinged_one(self, function: str, sent_ns: int, fate: Fate) -> None:
+        if not isinstance(fate, Done):
+            words = fate.words if isinstance(fate, Refused | Lost) else fate.reason
+            self._outpost.warn(f"cannot keep {function} warm: {words}")
+            return
+        pool_id, away_ns = self._outpost.pool.id, monotonic_ns() - sent_ns
+        is_billed_whole = fate.is_cold and self._platform.bills_start
+        usd = self._platform.usd(away_ns if is_billed_whole else fate.took_ns)
+        self._books.kept_warm(pool_id, function, usd)
+        if fate.is_cold:
+            self._started(function, max(0, away_ns - fate.took_ns))
+
+    # --- provisioned ---------------------------------------------------------------------------
+
+    def _set_provisioned(self, function: str, count: int) -> None:
+        before = self._provisioned.get(function, (0, 0))[0]
+        self._pay(function)
+        if before != count:
+            self._provisioned[function] = (count, monotonic_ns())
+            if not count:
+                self._put(function, 0)
+
+    def _put(self, function: str, count: int) -> None:
+        if self._outpost.threads.free:
+            self._puts += 1
+            self._outpost.threads.do(partial(self._provision, function, count), self._was_put)
+
+    def _was_put(self, problem: str) -> None:
+        self._puts -= 1
+        if problem:
+            self._outpost.warn(f"nothing is provisioned: {problem}")
+
+    def _pay(self, function: str) -> None:
+        """Account for what was provisioned until now."""
+        count, since_ns = self._provisioned.get(function, (0, 0))
+        if count:
+            now_ns = monotonic_ns()
+            rate = self._platform.provisioned_usd_per_gb_s * self._platform.gigabytes
+            self._books.kept_warm(
+                self._outpost.pool.id, function, count * rate * (now_ns - since_ns) / 1e9
+            )
+            self._provisioned[function] = (count, now_ns)

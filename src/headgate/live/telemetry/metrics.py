@@ -1,0 +1,435 @@
+"""Counts how requests ended.
+
+A request costs one row of integers in a buffer of fixed size. Rows are added up, by numpy, when the
+buffer is full or somebody asks: that is what keeps it well below two microseconds per request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from struct import Struct
+from time import monotonic_ns
+from typing import Final, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headgate.core.clock import MILLISECOND_NS, NEVER_NS, SECOND_NS
+from headgate.core.model import TIER_NAMES, App, Pipeline
+from headgate.core.states import Outcome, Rejection
+from headgate.live.call import Call
+
+# Counts of integers by bucket, many at once, and where the buckets of a model lie.
+
+
+Int64 = NDArray[np.int64]
+
+# Multiples of the objective. Close around it, because whether it is kept is what is looked at; it
+# is a bound itself, so the share of requests within it is exact and not interpolated.
+_TIMES_SLO: Final = (
+    *(0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
+    *(1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0),
+)
+_SLACK_TIMES_SLO: Final = (
+    *(-4.0, -2.0, -1.0, -0.5, -0.25, -0.1, -0.05, 0.0),
+    *(0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+)
+_SLO_UNKNOWN_NS: Final = 100 * MILLISECOND_NS
+_STARTS_S: Final = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
+
+BATCH_BOUNDS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256)
+START_BOUNDS_NS: Final = tuple(round(s * SECOND_NS) for s in _STARTS_S)
+
+
+@final
+class Histogram:
+    """How many values were at most each bound; the last count is of those beyond all."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[int]) -> None:
+        self.bounds = np.array(bounds, np.int64)
+        self.counts = np.zeros(len(bounds) + 1, np.int64)
+        self.total = 0  # the sum of all values
+
+    def add(self, values: Int64) -> None:
+        """Count these too.
+
+        >>> histogram = Histogram((10, 20))
+        >>> histogram.add(np.array([10, 11, 99]))
+        >>> histogram.cumulative(unit=10), histogram.total
+        ([(1.0, 1), (2.0, 2), (inf, 3)], 120)
+        """
+        places = np.searchsorted(self.bounds, values)
+        self.counts += np.bincount(places, minlength=len(self.counts))
+        self.total += int(values.sum())
+
+    def cumulative(self, *, unit: int) -> list[tuple[float, int]]:
+        """Bounds, divided by `unit`, with the count of values up to each."""
+        bounds = [bound / unit for bound in self.bounds.tolist()]
+        return list(zip([*bounds, float("inf")], accumulate(self.counts.tolist()), strict=True))
+
+
+def latency_bounds_ns(slo_ns: int) -> list[int]:
+    """Buckets for anything that takes time out of what the objective allows."""
+    return _times(_TIMES_SLO, slo_ns)
+
+
+def slack_bounds_ns(slo_ns: int) -> list[int]:
+    """Buckets for what was left at the end; below zero it was late."""
+    return _times(_SLACK_TIMES_SLO, slo_ns)
+
+
+def _times(factors: tuple[float, ...], slo_ns: int) -> list[int]:
+    scale_ns = _SLO_UNKNOWN_NS if slo_ns == NEVER_NS else slo_ns
+    return sorted({round(factor * scale_ns) for factor in factors})
+
+
+# What is true at the moment of a scrape and is counted by nobody: the runtime is asked for it.
+
+
+@dataclass(frozen=True, slots=True)
+class Spill:
+    """One pool that is paid by the call."""
+
+    breaker: int  # `core.spillway.Breaker`
+    closed_by: str  # `core.spillway.Closed`: what keeps calls from going out; empty: nothing
+    in_flight: int
+    calls: Mapping[str, int]  # ever, by how they ended
+    pings: int  # ever, to keep instances ready
+    spent_usd: float  # ever, as the budgets count it
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """One look at the runtime. What it does not know it leaves out."""
+
+    queue_depth: Mapping[str, int] = field(default_factory=dict)  # by model: requests that wait
+    inflight: Mapping[str, int] = field(default_factory=dict)  # by model: taken, not yet settled
+    # By function and state (`core.lifecycle`): instances, whatever they are doing.
+    replicas: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    # By function: how far the time of its batches lately lay above what was predicted.
+    prediction_error_s: Mapping[str, float] = field(default_factory=dict)
+    # By model, tenant, tier and basis ("usage", "idle" or "warm"); only ever grows.
+    cost_usd: Mapping[tuple[str, str, str, str], float] = field(default_factory=dict)
+    spills: Mapping[str, Spill] = field(default_factory=dict)  # by pool
+
+
+# Counts every answer of a gateway by protocol, code and reason, whatever it was an answer to.
+
+
+HTTP: Final = "http"
+GRPC: Final = "grpc"
+
+# The values that the label `reason` can have. Whatever else is said is `other`: a function, a
+# policy or a client must not be able to make new time series.
+REASONS: Final = frozenset(
+    {
+        Rejection.OVERLOADED,
+        Rejection.UNFAIR,
+        Rejection.INFEASIBLE,
+        Rejection.UNAVAILABLE,
+        Rejection.FULL,
+        Rejection.LOAD_FAILED,
+        "answer_too_large",
+        "answers",
+        "client_gone",
+        "codec_busy",
+        "codec_lost",
+        "codec_timeout",
+        "concurrency_limited",
+        "connections",
+        "deadline_exceeded",
+        "draining",
+        "failed",
+        "function_failed",
+        "function_refused",
+        "internal",
+        "invalid",
+        "malformed",
+        "memory",
+        "method_not_allowed",
+        "no_message",
+        "not_acceptable",
+        "not_ready",
+        "policy_fault",
+        "rate_limited",
+        "refused",
+        "slow",
+        "starting",
+        "too_large",
+        "too_many_rpcs",
+        "unauthenticated",
+        "unknown_method",
+        "unknown_model",
+        "unknown_path",
+        "unsupported",
+        "worker_lost",
+    }
+)
+OTHER: Final = "other"
+
+# Refusals that give no reason have one all the same.
+_BY_STATUS: Final[Mapping[int, str]] = {
+    400: "invalid",
+    401: "unauthenticated",
+    404: "unknown_path",
+    405: "method_not_allowed",
+    406: "not_acceptable",
+    408: "slow",
+    413: "too_large",
+    414: "too_large",
+    415: "unsupported",
+    417: "unsupported",
+    431: "too_large",
+    500: "internal",
+    503: "not_ready",
+}
+
+
+@final
+class Responses:
+    """How many answers there were of each kind, since the gateway began.
+
+    >>> responses = Responses()
+    >>> responses.count(HTTP, 405, "")
+    >>> responses.count(GRPC, "NOT_FOUND", "unknown_model")
+    >>> sorted(responses.counted())[1]
+    (('http', '200', ''), 0)
+    >>> sorted(responses.counted())[2]
+    (('http', '405', 'method_not_allowed'), 1)
+    """
+
+    def __init__(self) -> None:
+        # A rate needs a beginning, so the usual answer is there from the start.
+        self._counts: dict[tuple[str, int | str, str], int] = {(HTTP, 200, ""): 0}
+
+    def count(self, protocol: str, code: int | str, reason: str) -> None:
+        """Count one answer: an HTTP status or the name of a gRPC status, and why it is no success.
+
+        An HTTP status is taken for one that this server knows: their number bounds the label.
+        """
+        key = (protocol, code, reason)
+        if key in self._counts:
+            self._counts[key] += 1
+            return
+        if not reason and isinstance(code, int):
+            reason = _BY_STATUS.get(code, OTHER if code >= 400 else "")
+        elif reason and reason not in REASONS:
+            reason = OTHER
+        key = (protocol, code, reason)
+        self._counts[key] = self._counts.get(key, 0) + 1
+
+    def counted(self) -> Iterator[tuple[tuple[str, str, str], int]]:
+        """Every protocol, code and reason that there was, and how often."""
+        for (protocol, code, reason), count in self._counts.items():
+            yield (protocol, str(code), reason), count
+
+
+CLASS_NAMES: Final = ("urgent", "usual", "background")  # priority below, at and above 0
+ROWS_MAX: Final = 2048  # adding up that many takes a fraction of a millisecond
+REASONS_MAX: Final = 64
+ARRIVAL_WINDOW_S: Final = 10
+
+_ROW: Final = Struct("=11q")
+_REJECTED: Final = Outcome.REJECTED
+_PACK: Final = _ROW.pack_into
+_ROW_BYTES: Final = _ROW.size
+_BUFFER_BYTES: Final = ROWS_MAX * _ROW.size
+_OTHER_REASON: Final = "other"
+_FAULTS_MAX: Final = 64  # kinds of faults that are told apart
+
+
+@final
+class ModelMetrics:
+    """What is kept of one model, and stays as it is when the model is declared anew."""
+
+    def __init__(self, name: str, slo_ns: int, tier: str) -> None:
+        self.name = name
+        self.slo_ns = slo_ns
+        self.tier = tier
+        self.request = Histogram(latency_bounds_ns(slo_ns))
+        self.queue = Histogram(latency_bounds_ns(slo_ns))
+        self.execute = Histogram(latency_bounds_ns(slo_ns))
+        self.slack = Histogram(slack_bounds_ns(slo_ns))
+        self.batch = Histogram(BATCH_BOUNDS)
+        self.arrivals: dict[int, int] = {}  # by second of the monotonic clock; recent ones only
+
+    def add(self, rows: Int64) -> None:
+        """Count requests of this model: columns as `Metrics.settled` writes them."""
+        outcome, arrived_ns, began_ns, ended_ns, deadline_ns, settled_ns, items = rows.T[4:]
+        ran = began_ns > 0
+        answered = outcome <= Outcome.LATE
+        self.request.add((settled_ns - arrived_ns)[answered])
+        self.queue.add(np.maximum(began_ns - arrived_ns, 0)[ran])
+        self.execute.add(np.maximum(ended_ns - began_ns, 0)[ran & (ended_ns > 0)])
+        self.batch.add(items[items > 0])
+        if self.slo_ns != NEVER_NS:
+            deadline_ns = np.where(deadline_ns == 0, arrived_ns + self.slo_ns, deadline_ns)
+        due = answered & (deadline_ns > 0) & (deadline_ns < NEVER_NS)
+        self.slack.add((deadline_ns - settled_ns)[due])
+        self._count_arrivals(arrived_ns)
+
+    def arrival_rps(self, now_ns: int) -> float:
+        """Mean over the last whole seconds; one second late, for requests still being answered."""
+        last_s = now_ns // SECOND_NS - 1
+        window = range(last_s - ARRIVAL_WINDOW_S, last_s)
+        return sum(self.arrivals.get(second, 0) for second in window) / ARRIVAL_WINDOW_S
+
+    def _count_arrivals(self, arrived_ns: Int64) -> None:
+        seconds, counts = np.unique(arrived_ns // SECOND_NS, return_counts=True)
+        for second, count in zip(seconds.tolist(), counts.tolist(), strict=True):
+            self.arrivals[second] = self.arrivals.get(second, 0) + count
+        oldest_s = max(self.arrivals) - 2 * ARRIVAL_WINDOW_S
+        self.arrivals = {s: count for s, count in self.arrivals.items() if s > oldest_s}
+
+
+@final
+class Metrics:
+    """Everything counted since the gateway began."""
+
+    def __init__(
+        self,
+        app: App,
+        read: Callable[[], Readings] = Readings,
+        now_ns: Callable[[], int] = monotonic_ns,
+    ) -> None:
+        self.read = read
+        self.now_ns = now_ns
+        self.models: list[ModelMetrics] = []
+        self._tenants: list[str] = []
+        self._reasons: list[str] = [""]
+        self.starts: dict[str, Histogram] = {}  # cold starts, by function
+        self.responses = Responses()
+        self.faults: dict[str, int] = {}  # by kind
+        # By model, tenant, reason, class and outcome, in one integer: see `fold`.
+        self._tally: dict[int, int] = {}
+        self._model_ids: dict[str, int] = {}
+        self._tenant_ids: dict[str, int] = {}
+        self._reason_ids: dict[str, int] = {"": 0}
+        self._buffer = bytearray(_BUFFER_BYTES)
+        self._used_bytes = 0
+        self.declare(app)
+
+    def declare(self, app: App) -> None:
+        """These are served from now on. A model with another objective gets new buckets."""
+        self.fold()
+        for pipeline in app.pipelines:
+            known = self._model_ids.get(pipeline.name)
+            if known is None or self.models[known].slo_ns != pipeline.slo.latency_ns:
+                model = ModelMetrics(pipeline.name, pipeline.slo.latency_ns, _tier(app, pipeline))
+                self._keep_model(model)
+        for client in app.clients:
+            self._tenant_id(client.name)
+
+    def settled(self, call: Call, model: str, tenant: str) -> None:
+        """Count a request that has just ended, once, whatever its end."""
+        used_bytes = self._used_bytes
+        if used_bytes == _BUFFER_BYTES:
+            self.fold()
+            used_bytes = 0
+        try:
+            model_id = self._model_ids[model]
+            tenant_id = self._tenant_ids[tenant]
+        except KeyError:  # declared by nobody; not what is served, so it may cost
+            model_id = self._model_id(model)
+            tenant_id = self._tenant_id(tenant)
+        priority = call.priority
+        outcome = call.outcome
+        _PACK(
+            self._buffer,
+            used_bytes,
+            model_id,
+            tenant_id,
+            self._reason_id(call.reason) if outcome == _REJECTED else 0,
+            1 if priority == 0 else 0 if priority < 0 else 2,
+            outcome,
+            call.arrived_ns,
+            call.began_ns,
+            call.ended_ns,
+            call.deadline_ns,
+            self.now_ns(),
+            call.batch_items,
+        )
+        self._used_bytes = used_bytes + _ROW_BYTES
+
+    def cold_started(self, function: str, duration_ns: int) -> None:
+        """An instance of the function has been started, and that took so long."""
+        starts = self.starts.setdefault(function, Histogram(START_BOUNDS_NS))
+        starts.add(np.array([duration_ns], np.int64))
+
+    def fault(self, kind: str) -> None:
+        """Count a defect of ours, or of a policy, that serving has survived."""
+        if kind not in self.faults and len(self.faults) >= _FAULTS_MAX:
+            kind = _OTHER_REASON
+        self.faults[kind] = self.faults.get(kind, 0) + 1
+
+    def fold(self) -> None:
+        """Add up the rows that have come in since last time."""
+        if not self._used_bytes:
+            return
+        cells = np.frombuffer(self._buffer, np.int64, self._used_bytes // 8)
+        rows = cells.reshape(-1, _ROW.size // 8)
+        self._used_bytes = 0
+        model, tenant, reason, priority_class, outcome = rows.T[:5]
+        keys = model << 40 | tenant << 20 | reason << 8 | priority_class << 4 | outcome
+        distinct, counts = np.unique(keys, return_counts=True)
+        for key, count in zip(distinct.tolist(), counts.tolist(), strict=True):
+            self._tally[key] = self._tally.get(key, 0) + count
+        for model_id in np.unique(model).tolist():
+            self.models[model_id].add(rows[model == model_id])
+
+    def counted(self) -> Iterator[tuple[int, ModelMetrics, str, str, str, int]]:
+        """How many there were of each model, tenant, reason, class and outcome."""
+        for key, count in self._tally.items():
+            model, tenant, reason = key >> 40, key >> 20 & 0xFFFFF, key >> 8 & 0xFFF
+            yield (
+                count,
+                self.models[model],
+                self._tenants[tenant],
+                self._reasons[reason],
+                CLASS_NAMES[key >> 4 & 0xF],
+                key & 0xF,
+            )
+
+    def _model_id(self, name: str) -> int:
+        if name not in self._model_ids:
+            self._keep_model(ModelMetrics(name, NEVER_NS, TIER_NAMES[0]))
+        return self._model_ids[name]
+
+    def _keep_model(self, model: ModelMetrics) -> None:
+        known = self._model_ids.setdefault(model.name, len(self.models))
+        if known == len(self.models):
+            self.models.append(model)
+        else:
+            self.models[known] = model
+
+    def _tenant_id(self, name: str) -> int:
+        if name not in self._tenant_ids:
+            self._tenant_ids[name] = len(self._tenants)
+            self._tenants.append(name)
+        return self._tenant_ids[name]
+
+    def _reason_id(self, reason: str) -> int:
+        """A policy may say what it likes, but only so many different things."""
+        known = self._reason_ids.get(reason)
+        if known is None:
+            if len(self._reasons) >= REASONS_MAX - 1:
+                reason = _OTHER_REASON
+            known = self._reason_ids.setdefault(reason, len(self._reasons))
+            if known == len(self._reasons):
+                self._reasons.append(reason)
+        return known
+
+
+def _tier(app: App, pipeline: Pipeline) -> str:
+    """Where requests of a pipeline can run, if that is one kind of place."""
+    tiers = {
+        app.pools[pool_id].tier
+        for stage in pipeline.stages
+        for variant in stage.function.variants
+        for pool_id in variant.pool_ids
+    }
+    return TIER_NAMES[tiers.pop()] if len(tiers) == 1 else "mixed"

@@ -1,0 +1,330 @@
+"""The text that Prometheus reads. Base units; no label has more values than were declared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import inf
+from platform import python_version
+from typing import Final, final
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from headgate import __version__
+from headgate.core.circuit_breaker import CLOSED_REASONS
+from headgate.core.clock import NEVER_NS, SECOND_NS
+from headgate.core.states import OUTCOME_NAMES, Outcome, Rejection
+from headgate.live.telemetry.metrics import CLASS_NAMES, Histogram, Metrics, ModelMetrics, Spill
+
+TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
+OPEN_METRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+_REASONS: Final = (
+    Rejection.OVERLOADED,
+    Rejection.UNFAIR,
+    Rejection.INFEASIBLE,
+    Rejection.UNAVAILABLE,
+    Rejection.FULL,
+    Rejection.LOAD_FAILED,
+    Rejection.TOO_LARGE,
+)
+
+_HISTOGRAMS: Final[tuple[tuple[str, str, int, Callable[[ModelMetrics], Histogram]], ...]] = (
+    (
+        "headgate_request_duration_seconds",
+        "From arrival to answer, of requests that were answered, in time or late.",
+        SECOND_NS,
+        lambda model: model.request,
+    ),
+    (
+        "headgate_queue_duration_seconds",
+        "From arrival until a worker began, of requests that were run.",
+        SECOND_NS,
+        lambda model: model.queue,
+    ),
+    (
+        "headgate_execute_duration_seconds",
+        "How long the worker ran the batch that a request was in.",
+        SECOND_NS,
+        lambda model: model.execute,
+    ),
+    (
+        "headgate_deadline_slack_seconds",
+        "What was left until the deadline when a request was answered; below zero it was late.",
+        SECOND_NS,
+        lambda model: model.slack,
+    ),
+    (
+        "headgate_batch_size",
+        "Items that ran together, as each request saw it.",
+        1,
+        lambda model: model.batch,
+    ),
+)
+
+
+@final
+class Exposition:
+    """Writes out what a `Metrics` has counted."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_Families(metrics))
+        ProcessCollector(registry=self._registry)
+
+    def text(self, accept: str = "") -> tuple[bytes, str]:
+        """The whole of it and its media type: OpenMetrics where the scraper asks for that."""
+        if wants_open_metrics(accept):
+            text: bytes = openmetrics.generate_latest(self._registry)  # type: ignore[no-untyped-call]
+            return text, OPEN_METRICS
+        return generate_latest(self._registry), TEXT
+
+
+def wants_open_metrics(accept: str) -> bool:
+    """Whether a header `Accept` names OpenMetrics, and not as second to plain text.
+
+    >>> wants_open_metrics("application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.3")
+    True
+    >>> wants_open_metrics("text/plain, application/openmetrics-text;q=0.1")
+    False
+    >>> wants_open_metrics("*/*")
+    False
+    """
+    weights = {"application/openmetrics-text": 0.0, "text/plain": 0.0}
+    for part in accept.split(","):
+        media_type, *parameters = (piece.strip().lower() for piece in part.split(";"))
+        if media_type in weights:
+            weights[media_type] = max(weights[media_type], _weight(parameters))
+    return weights["application/openmetrics-text"] > 0 and (
+        weights["application/openmetrics-text"] >= weights["text/plain"]
+    )
+
+
+def _weight(parameters: list[str]) -> float:
+    """The `q` of a media type, which a client may have written wrong."""
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "q":
+            try:
+                return float(value)
+            except ValueError:
+                return 0.0
+    return 1.0
+
+
+@final
+class _Families(Collector):
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # else the registry would collect once just to learn the names
+
+    def collect(self) -> Iterator[Metric]:
+        self._metrics.fold()
+        yield InfoMetricFamily(
+            "headgate_build",
+            "What is running.",
+            {"version": __version__, "python": python_version()},
+        )
+        yield self._requests()
+        yield self._responses()
+        yield self._rejections()
+        yield self._faults()
+        yield from self._objectives()
+        yield from self._histograms()
+        yield from self._cold_starts()
+        yield from self._readings()
+
+    def _requests(self) -> Metric:
+        family = CounterMetricFamily(
+            "headgate_requests",
+            "Requests that have ended, by how.",
+            labels=("model", "tier", "class", "outcome"),
+        )
+        # Also those of which there was none yet: a rate needs a beginning.
+        counts = Counter[tuple[str, ...]]()
+        for model in self._metrics.models:
+            for outcome_name in OUTCOME_NAMES:
+                counts[model.name, model.tier, CLASS_NAMES[1], outcome_name] = 0
+        for count, model, _, _, priority_class, outcome in self._metrics.counted():
+            counts[model.name, model.tier, priority_class, OUTCOME_NAMES[outcome]] += count
+        return _filled(family, counts.items())
+
+    def _responses(self) -> Metric:
+        family = CounterMetricFamily(
+            "headgate_responses",
+            "Answers of the front ends, by protocol, status and reason; 499: the client has gone.",
+            labels=("protocol", "code", "reason"),
+        )
+        return _filled(family, self._metrics.responses.counted())
+
+    def _faults(self) -> Metric:
+        family = CounterMetricFamily(
+            "headgate_internal_errors",
+            "Defects of the server or of a policy that serving has survived, by kind.",
+            labels=("kind",),
+        )
+        return _filled(family, (((kind,), count) for kind, count in self._metrics.faults.items()))
+
+    def _rejections(self) -> Metric:
+        family = CounterMetricFamily(
+            "headgate_admission_rejections",
+            "Requests turned away at admission, by why.",
+            labels=("model", "reason"),
+        )
+        counts = Counter[tuple[str, ...]]()
+        for model in self._metrics.models:
+            for reason in _REASONS:
+                counts[model.name, reason] = 0
+        for count, model, _, reason, _, outcome in self._metrics.counted():
+            if outcome == Outcome.REJECTED:
+                counts[model.name, reason] += count
+        return _filled(family, counts.items())
+
+    def _objectives(self) -> Iterator[Metric]:
+        attained = Counter[tuple[str, ...]]()
+        missed = Counter[tuple[str, ...]]()
+        for count, model, tenant, _, _, outcome in self._metrics.counted():
+            if outcome != Outcome.CANCELLED:
+                # Each has both counters from the first: one without the other makes no share.
+                attained[model.name, tenant] += count if outcome == Outcome.MET else 0
+                missed[model.name, tenant] += count if outcome != Outcome.MET else 0
+        for name, help_text, counts in (
+            ("attained", "Requests answered by their deadline.", attained),
+            ("missed", "Requests late, rejected, expired or failed; not the cancelled.", missed),
+        ):
+            family = CounterMetricFamily(
+                f"headgate_slo_{name}", help_text, labels=("model", "tenant")
+            )
+            yield _filled(family, counts.items())
+        gauge = GaugeMetricFamily("headgate_slo_seconds", "Latency objective.", labels=("model",))
+        for model in self._metrics.models:
+            if model.slo_ns != NEVER_NS:
+                gauge.add_metric((model.name,), model.slo_ns / SECOND_NS)
+        yield gauge
+
+    def _histograms(self) -> Iterator[Metric]:
+        for name, help_text, unit, of in _HISTOGRAMS:
+            family = HistogramMetricFamily(name, help_text, labels=("model",))
+            for model in self._metrics.models:
+                _add_histogram(family, model.name, of(model), unit)
+            yield family
+
+    def _cold_starts(self) -> Iterator[Metric]:
+        labels = ("function",)
+        count = CounterMetricFamily("headgate_cold_starts", "Instances started.", labels=labels)
+        duration = HistogramMetricFamily(
+            "headgate_cold_start_duration_seconds",
+            "How long it took to start an instance.",
+            labels=labels,
+        )
+        for function, histogram in self._metrics.starts.items():
+            count.add_metric((function,), int(histogram.counts.sum()))
+            _add_histogram(duration, function, histogram, SECOND_NS)
+        yield count
+        yield duration
+
+    def _readings(self) -> Iterator[Metric]:
+        now_ns = self._metrics.now_ns()
+        readings = self._metrics.read()
+        arrival_rps = {model.name: model.arrival_rps(now_ns) for model in self._metrics.models}
+        for name, help_text, label, values in (
+            ("queue_depth", "Requests that wait.", "model", readings.queue_depth),
+            ("inflight", "Requests taken and not yet settled.", "model", readings.inflight),
+            ("arrival_rps", "Arrivals per second, lately.", "model", arrival_rps),
+            (
+                "prediction_error_seconds",
+                "How far the time of batches lately lay above what was predicted.",
+                "function",
+                readings.prediction_error_s,
+            ),
+        ):
+            gauge = GaugeMetricFamily(f"headgate_{name}", help_text, labels=(label,))
+            yield _filled(gauge, (((key,), value) for key, value in values.items()))
+        replicas = GaugeMetricFamily(
+            "headgate_replicas", "Instances, by state.", labels=("function", "state")
+        )
+        yield _filled(replicas, readings.replicas.items())
+        cost = CounterMetricFamily(
+            "headgate_cost_usd",
+            "What it cost: what was used, what was held idle, and what was kept warm.",
+            labels=("model", "tenant", "tier", "basis"),
+        )
+        yield _filled(cost, readings.cost_usd.items())
+        if readings.spills:
+            yield from _spills(readings.spills)
+
+
+def _spills(spills: Mapping[str, Spill]) -> Iterator[Metric]:
+    for name, help_text, values in (
+        (
+            "breaker_state",
+            "Breaker before a pool that is paid by the call: 0 closed, 1 open, 2 half-open.",
+            {pool: spill.breaker for pool, spill in spills.items()},
+        ),
+        (
+            "open",
+            "Whether one more call may go there now: breaker, back-off and budgets allow it.",
+            {pool: int(not spill.closed_by) for pool, spill in spills.items()},
+        ),
+        ("inflight", "Calls under way.", {pool: s.in_flight for pool, s in spills.items()}),
+    ):
+        gauge = GaugeMetricFamily(f"headgate_spill_{name}", help_text, labels=("pool",))
+        yield _filled(gauge, (((pool,), value) for pool, value in values.items()))
+    closed = GaugeMetricFamily(
+        "headgate_spill_closed",
+        "Whether this is what keeps calls from going there now.",
+        labels=("pool", "reason"),
+    )
+    spent = CounterMetricFamily(
+        "headgate_spill_spent_usd",
+        "What counts against the budgets: calls, and instances that are kept warm.",
+        labels=("pool",),
+    )
+    calls = CounterMetricFamily(
+        "headgate_spill_calls", "Calls that have ended, by how.", labels=("pool", "outcome")
+    )
+    pings = CounterMetricFamily(
+        "headgate_spill_pings", "Calls that only kept an instance ready.", labels=("pool",)
+    )
+    for pool, spill in spills.items():
+        for reason in CLOSED_REASONS:
+            closed.add_metric((pool, reason), int(spill.closed_by == reason))
+        spent.add_metric((pool,), spill.spent_usd)
+        pings.add_metric((pool,), spill.pings)
+        for outcome, count in spill.calls.items():
+            calls.add_metric((pool, outcome), count)
+    yield closed
+    yield spent
+    yield calls
+    yield pings
+
+
+def _filled(
+    family: CounterMetricFamily | GaugeMetricFamily,
+    values: Iterable[tuple[tuple[str, ...], float]],
+) -> Metric:
+    for labels, value in values:
+        family.add_metric(labels, value)
+    return family
+
+
+def _add_histogram(
+    family: HistogramMetricFamily, label: str, histogram: Histogram, unit: int
+) -> None:
+    buckets = [
+        ("+Inf" if bound == inf else repr(bound), float(count))
+        for bound, count in histogram.cumulative(unit=unit)
+    ]
+    family.add_metric((label,), buckets, histogram.total / unit)

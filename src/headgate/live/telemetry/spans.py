@@ -1,0 +1,129 @@
+"""Spans of requests, by OpenTelemetry. Imported only where traces are asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Final, final
+
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from headgate.core.errors import ConfigError
+from headgate.core.states import OUTCOME_NAMES, Outcome
+from headgate.live.call import Call
+
+_ERRORS: Final = (Outcome.EXPIRED, Outcome.FAILED)
+
+
+def export_spans(exporters: list[str], environment: Mapping[str, str]) -> SpanTracer:
+    """A tracer that sends its spans to these, in batches. Raises `ConfigError`."""
+    made = [_exporter(name, environment) for name in exporters]
+    provider = make_provider()
+    for exporter in made:
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+    return SpanTracer(provider)
+
+
+@final
+class SpanTracer:
+    """Makes spans of calls: a `Tracer`."""
+
+    is_on: Final = True
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("headgate")
+        self._propagator = TraceContextTextMapPropagator()
+        # Calls are timed by the monotonic clock and spans by the calendar's. Taken once, so that
+        # an adjusted calendar cannot make a span end before it began.
+        self._wall_ns = time.time_ns() - time.monotonic_ns()
+
+    def begin(self, call: Call, traceparent: str | None = None) -> None:
+        """Open the span; whether it is sampled is decided here."""
+        if traceparent is None and isinstance(call.trace, bytes):
+            traceparent = call.trace.decode("ascii", "replace")
+        context = None
+        if traceparent:
+            context = self._propagator.extract({"traceparent": traceparent})
+        call.trace = self._tracer.start_span(
+            "infer",
+            context,
+            kind=SpanKind.SERVER,
+            start_time=self._wall(call.arrived_ns or time.monotonic_ns()),
+        )
+
+    def end(self, call: Call, model: str) -> None:
+        """Close it, with all that is known by now."""
+        span, call.trace = call.trace, None
+        if not isinstance(span, Span):
+            return
+        if span.is_recording():
+            self._describe(span, call, model)
+            within = set_span_in_context(span)
+            self._part("queue", within, call.arrived_ns, call.began_ns)
+            self._part("execute", within, call.began_ns, call.ended_ns)
+        span.end(self._wall(time.monotonic_ns()))
+
+    def close(self) -> None:
+        """Send what is left; takes no longer than the exporter's own timeout."""
+        self._provider.shutdown()
+
+    def _describe(self, span: Span, call: Call, model: str) -> None:
+        assert call.outcome is not None
+        span.update_name(f"infer {model}")
+        span.set_attributes(
+            {
+                "headgate.model": model,
+                "headgate.outcome": OUTCOME_NAMES[call.outcome],
+                "headgate.items": call.items,
+                "headgate.priority": call.priority,
+            }
+        )
+        if call.batch_items:
+            span.set_attribute("headgate.batch_items", call.batch_items)
+        if call.reason:
+            span.set_attribute("headgate.reason", call.reason)
+        if call.outcome in _ERRORS:
+            span.set_status(StatusCode.ERROR, call.reason or call.error)
+
+    def _part(self, name: str, within: Context, from_ns: int, to_ns: int) -> None:
+        if 0 < from_ns <= to_ns:
+            part = self._tracer.start_span(name, within, start_time=self._wall(from_ns))
+            part.end(self._wall(to_ns))
+
+    def _wall(self, monotonic_ns: int) -> int:
+        return monotonic_ns + self._wall_ns
+
+
+def make_provider() -> TracerProvider:
+    """As the environment has it: sampler, limits and resource; a service without name is ours."""
+    resource = Resource.create()
+    if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
+        resource = resource.merge(Resource({SERVICE_NAME: "headgate"}))
+    return TracerProvider(resource=resource, shutdown_on_exit=False)
+
+
+def _exporter(name: str, environment: Mapping[str, str]) -> SpanExporter:
+    """Found as OpenTelemetry finds them: by the name that a package has registered."""
+    registered = name
+    if name == "otlp":
+        protocol = environment.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environment.get(
+            "OTEL_EXPORTER_OTLP_PROTOCOL"
+        )
+        registered = "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
+    known = {entry.name: entry for entry in entry_points(group="opentelemetry_traces_exporter")}
+    if registered not in known:
+        raise ConfigError(
+            "no such exporter is installed",
+            key="OTEL_TRACES_EXPORTER",
+            value=name,
+            allowed=", ".join(sorted(known)) or "none",
+        )
+    made: SpanExporter = known[registered].load()()
+    return made

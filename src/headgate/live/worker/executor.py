@@ -1,0 +1,264 @@
+"""Jobs, and the threads that do them.
+
+The thread that listens to gateways leaves jobs to others, of which there are as many as jobs ever
+ran at once; the Backend's slots limit that. One that has finished goes on by itself: waiting for
+the listening thread would cost two switches between threads per batch. A job that is shorter than
+such a switch the listening thread does itself, before it listens again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread, get_ident
+from time import monotonic_ns
+from typing import Final, final
+
+from headgate.core.actions import Dispatch, LoadWeights, StartInstance
+from headgate.core.clock import NEVER_NS
+from headgate.core.model import Variant
+from headgate.functions.error_text import words
+from headgate.functions.tensor import Block
+from headgate.live.ipc.messages import MESSAGE_BYTES_MAX, Ran, Result, Work, frame
+from headgate.live.telemetry.logs import BROKEN_EXIT, end
+from headgate.live.worker.connection import Connection
+from headgate.live.worker.loading import Loader, LoadError
+from headgate.live.worker.model_cache import Stock
+from headgate.live.worker.runner import Runner
+from headgate.live.worker.trial_load import run_trial
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+class Job:
+    """Something to do in a thread of its own."""
+
+    what = "something"  # for people, who see it when it takes too long
+    is_awaited = True  # a worker that leaves finishes it first
+    began_ns = 0  # 0: not yet
+    limit_ns = 0  # how long it may take
+
+    def run(self) -> None:
+        """Do it. Raises nothing."""
+        raise NotImplementedError
+
+    def over(self) -> None:
+        """Act on it being done."""
+
+
+@final
+class Executor:
+    """Runs jobs in threads, which call `on_done` when they have done one.
+
+    Nothing here is locked: `submit` and `finish` must not overlap.
+    """
+
+    def __init__(self, on_done: Callable[[Job], None]) -> None:
+        self.running: set[Job] = set()
+        self.short: Job | None = None  # for the thread that made this, to `do`
+        self._home = get_ident()
+        self._on_done = on_done
+        self._todo: SimpleQueue[Job] = SimpleQueue()
+        self._threads = 0
+
+    def submit(self, job: Job, *, is_short: bool = False) -> None:
+        """Have it begun at once."""
+        self.running.add(job)
+        if is_short and self.short is None and get_ident() == self._home:
+            self.short = job
+            return
+        if len(self.running) > self._threads:
+            self._threads += 1
+            # A daemon: a job that hangs must not keep the process from ending.
+            Thread(target=self._work, name=f"executor-{self._threads}", daemon=True).start()
+        self._todo.put(job)
+
+    def do(self, job: Job) -> None:
+        """Do it right here."""
+        job.began_ns = monotonic_ns()
+        job.run()
+        self._on_done(job)
+
+    def finish(self, job: Job) -> None:
+        """Act on a job being done."""
+        self.running.discard(job)
+        job.over()
+
+    def is_busy(self) -> bool:
+        """Whether there is a job that must be finished before the process may end."""
+        return any(job.is_awaited for job in list(self.running))
+
+    def hanging(self, now_ns: int) -> Job | None:
+        """Return a job that takes longer than it may."""
+        for job in list(self.running):
+            if job.began_ns and now_ns - job.began_ns > job.limit_ns:
+                return job
+        return None
+
+    def _work(self) -> None:
+        while True:
+            try:
+                self.do(self._todo.get())
+            except BaseException:  # ours, not the function's: nothing can be relied on any more
+                _LOG.critical("the worker is broken, and ends itself", exc_info=True)
+                end(BROKEN_EXIT)
+
+
+# What a worker does in its threads: run a batch, load a model, try one, let one go.
+
+
+PROBLEM_BYTES_MAX: Final = 8192  # what an error takes of a message, at most
+
+
+@final
+class BatchJob(Job):
+    """Runs one batch; afterwards `answer` is what the gateway is told."""
+
+    def __init__(
+        self,
+        order: Dispatch,
+        works: list[Work],
+        runner: Runner,
+        connection: Connection,
+        on_over: Callable[[BatchJob], None],
+        limit_ns: int,
+    ) -> None:
+        self.what = f"a batch of {runner.name!r}"
+        self.order = order
+        self.limit_ns = limit_ns
+        self.answer = b""
+        self._works = works
+        self._runner = runner
+        self._connection = connection
+        self._on_over = on_over
+
+    def run(self) -> None:
+        """Run it, and frame the answer."""
+        runner = self._runner
+        results = runner.run(self._works, self._connection.own)
+        ended_ns = monotonic_ns()
+        runner.usual_ns += (ended_ns - self.began_ns - runner.usual_ns) / 8
+        for work in self._works:
+            work.inputs.clear()
+        batch_id = self.order.batch_id % Connection.IDS
+        returned = self._connection.take_returned()
+        self.answer = self._framed(Ran(batch_id, self.began_ns, ended_ns, results, returned))
+
+    def _framed(self, ran: Ran) -> bytes:
+        """Return the message. What cannot be sent, or is too large for it, fails by itself."""
+        try:
+            return frame(ran)
+        except Exception:  # the usual case is not looked at piece by piece
+            left_bytes = MESSAGE_BYTES_MAX
+            left_bytes -= PROBLEM_BYTES_MAX * (1 + len(ran.results) + len(ran.released))
+            for place, result in enumerate(ran.results):
+                size, problem = _size(result)
+                if size > left_bytes:
+                    problem = f"its outputs are {size} bytes, for which the answer has no room"
+                if problem:
+                    self._drop(result)
+                    ran.results[place] = Result(result.task_id, [], problem, 500)
+                else:
+                    left_bytes -= size
+            return frame(ran)
+
+    def _drop(self, result: Result) -> None:
+        for tensor in result.outputs:
+            if isinstance(tensor.data, Block):
+                self._connection.own.free(tensor.data.offset)
+
+    def over(self) -> None:
+        """Tell who waits for it."""
+        self._on_over(self)
+
+
+@final
+class PrepareJob(Job):
+    """Makes an instance ready; afterwards it has a `runner` or an `error`."""
+
+    def __init__(
+        self,
+        order: StartInstance | LoadWeights,
+        variant: Variant,
+        stock: Stock | None,
+        on_over: Callable[[PrepareJob], None],
+        limit_ns: int,
+    ) -> None:
+        self.what = f"loading {variant.name!r}"
+        self.order = order
+        self.variant = variant
+        self.limit_ns = limit_ns
+        self.runner: Runner | None = None
+        self.error = ""
+        self._stock = stock
+        self._on_over = on_over
+
+    def run(self) -> None:
+        """Take a model from the stock. Weights are in host memory always: they need no loading."""
+        if self._stock is None:
+            return
+        try:
+            self.runner = self._stock.take(self.variant)
+        except BaseException as error:  # there may be no memory for anything
+            self.error = str(error) if isinstance(error, LoadError) else words(error)
+
+    def over(self) -> None:
+        """Tell who waits for it."""
+        self._on_over(self)
+
+
+@final
+class UnloadJob(Job):
+    """Lets a model go."""
+
+    def __init__(self, variant: Variant, runner: Runner, stock: Stock, limit_ns: int) -> None:
+        self.what = f"unloading {variant.name!r}"
+        self.limit_ns = limit_ns
+        self._variant = variant
+        self._runner = runner
+        self._stock = stock
+
+    def run(self) -> None:
+        """Have it unloaded."""
+        self._stock.give(self._variant, self._runner, keep=False)
+
+
+@final
+class TrialJob(Job):
+    """Loads a function that may end its process in a process of its own, to see what happens."""
+
+    is_awaited = False
+    limit_ns = NEVER_NS  # the trial is watched by itself
+
+    def __init__(
+        self, variant: Variant, loader: Loader, run_dir: Path, limit_ns: int, memory_bytes: int
+    ) -> None:
+        self.what = f"a trial of {variant.name!r}"
+        self._variant = variant
+        self._loader = loader
+        self._run_dir = run_dir
+        self._limit_s = limit_ns / 1e9
+        self._memory_bytes = memory_bytes
+
+    def run(self) -> None:
+        """Try it."""
+        try:
+            reason = run_trial(
+                self._run_dir,
+                self._variant.id,
+                limit_s=self._limit_s,
+                memory_bytes=self._memory_bytes,
+            )
+        except OSError as error:  # there is no room for another process, or no memory
+            reason = words(error)
+        self._loader.ended_trial(self._variant, reason)
+
+
+def _size(result: Result) -> tuple[int, str]:
+    """Return how many bytes a result is in a message, and what is wrong if it cannot be in one."""
+    try:
+        return len(frame(Ran(0, 0, 0, [result]))), ""
+    except Exception as error:
+        return 0, words(error)

@@ -1,0 +1,98 @@
+"""A trial: a function that may end the process that loads it is loaded in one of its own first.
+
+    python -m headgate.live.worker.trial_load RUN_DIR VARIANT_ID ANSWER_FD PARENT_PID
+
+The process says on a pipe whether the load went well: an exit status would not do, because `load`
+may exit with any. It is watched for time and memory by the worker, ends with it, and lets others on
+the same cores go first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from headgate.core.clock import NEVER_NS
+from headgate.live.deployment import read
+from headgate.live.ipc.crash_markers import Markers
+from headgate.live.telemetry import logs
+from headgate.live.worker.loading import load_runner, reason_of, tell_once
+from headgate.system.child_process import how_ended, private_bytes
+
+LOOK_EVERY_S: Final = 0.02
+WENT_WELL: Final = b"ok"
+ANSWER_BYTES_MAX: Final = 65_536
+NICENESS: Final = 10
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def run_trial(run_dir: Path, variant_id: int, *, limit_s: float, memory_bytes: int) -> str:
+    """Load a function in a process of its own; return why that failed, nothing if it went well."""
+    answer_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    arguments = [str(run_dir), str(variant_id), str(write_fd), str(os.getpid())]
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, *arguments],
+            pass_fds=[write_fd],
+            stdin=subprocess.DEVNULL,
+            process_group=0,
+        )
+        try:
+            problem = _watch(process, time.monotonic() + limit_s, memory_bytes)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # and whatever it has started
+            status = process.wait()
+        with suppress(BlockingIOError):  # it has not answered
+            answer = os.read(answer_fd, ANSWER_BYTES_MAX)
+            return "" if answer == WENT_WELL else answer.decode("utf-8", "replace")
+        return problem or f"ProcessDied: {how_ended(status)} while it was loaded"
+    finally:
+        os.close(write_fd)
+        os.close(answer_fd)
+
+
+def _watch(process: subprocess.Popen[bytes], until_s: float, memory_bytes: int) -> str:
+    """Wait until the process has ended; return why it must not go on, if so."""
+    while process.poll() is None:
+        if memory_bytes < NEVER_NS and private_bytes(process.pid) > memory_bytes:
+            return "MemoryError: loading takes more memory than the pool has"
+        if time.monotonic() > until_s:
+            return "TimeoutError: loading takes too long"
+        time.sleep(LOOK_EVERY_S)
+    return ""
+
+
+def main() -> None:
+    """Load the function, and say how that went."""
+    run_dir = Path(sys.argv[1])
+    variant_id, answer_fd, parent_pid = (int(argument) for argument in sys.argv[2:])
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it has ended before we could say that we end with it
+        os._exit(1)
+    os.nice(NICENESS)
+    assignment = read(run_dir)
+    loaded = assignment.load()
+    variant = loaded.app.variants[variant_id]
+    logs.configure(loaded.serve, f"trial of {variant.name}")
+    answer = WENT_WELL
+    try:
+        load_runner(loaded.app, loaded.sources, assignment.base, variant)
+    except BaseException as error:  # whatever a model does
+        reason = reason_of(error, variant.name)
+        tell_once(Markers(run_dir), variant.name, reason, error)
+        answer = reason.encode("utf-8", "replace")
+    logs.flush()
+    os.write(answer_fd, answer)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

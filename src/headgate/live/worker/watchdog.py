@@ -1,0 +1,74 @@
+"""The pulse: tells the supervisor that the worker lives, and ends it when a function does not."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from threading import Lock, Thread
+from typing import Final, final
+
+from headgate.live.telemetry.logs import HUNG_EXIT, end
+from headgate.live.worker.executor import Executor
+
+_LOG: Final = logging.getLogger(__name__)
+
+BEAT_S: Final = 0.5
+
+
+@final
+class Pulse:
+    """Beats in a thread of its own: neither a long batch nor a long read may stop it."""
+
+    def __init__(
+        self,
+        name: str,
+        fd: int | None,
+        executor: Executor,
+        lock: Lock,
+        on_alone: Callable[[], None],
+    ) -> None:
+        self._name = name
+        self._fd = fd
+        self._executor = executor
+        self._lock = lock
+        self._on_alone = on_alone
+
+    def start(self) -> None:
+        """Begin to beat. `on_alone` is called when nobody listens to it any more."""
+        if self._fd is not None:
+            os.set_blocking(self._fd, False)
+        self._beat()  # the thread may not come to that, if a function holds the interpreter
+        Thread(target=self._beat_on, name="pulse", daemon=True).start()
+
+    def _beat_on(self) -> None:
+        while True:
+            self._look_for_hanging()
+            with self._lock:  # to be able to act is what being alive means
+                self._beat()
+            time.sleep(BEAT_S)
+
+    def _look_for_hanging(self) -> None:
+        now_ns = time.monotonic_ns()
+        hanging = self._executor.hanging(now_ns)
+        if hanging is not None:
+            seconds = (now_ns - hanging.began_ns) / 1e9
+            _LOG.error(
+                "worker %s: %s hung for %.1f s, and the worker ends itself",
+                self._name,
+                hanging.what,
+                seconds,
+            )
+            end(HUNG_EXIT)
+
+    def _beat(self) -> None:
+        if self._fd is None:
+            return
+        try:
+            os.write(self._fd, b".")
+        except BlockingIOError:
+            pass  # the supervisor is busy
+        except OSError:  # it is gone, and so are we
+            self._fd = None
+            self._on_alone()

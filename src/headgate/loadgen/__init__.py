@@ -1,0 +1,41 @@
+"""Load on a live server: requests sent at their own times, and what became of each."""
+
+from headgate.loadgen.closed_loop import run_closed_loop
+from headgate.loadgen.open_loop import run_open_loop
+from headgate.loadgen.requests import (
+    Address,
+    Body,
+    InputSpec,
+    LoadOptions,
+    fetch_inputs,
+    make_body,
+    parse_address,
+    read_body,
+)
+from headgate.loadgen.results import (
+    TROUBLE_NAMES,
+    LoadResult,
+    LoadSummary,
+    Standing,
+    Trouble,
+    summarise_load,
+)
+
+__all__ = [
+    "TROUBLE_NAMES",
+    "Address",
+    "Body",
+    "InputSpec",
+    "LoadOptions",
+    "LoadResult",
+    "LoadSummary",
+    "Standing",
+    "Trouble",
+    "fetch_inputs",
+    "make_body",
+    "parse_address",
+    "read_body",
+    "run_closed_loop",
+    "run_open_loop",
+    "summarise_load",
+]

@@ -1,0 +1,168 @@
+"""Open-loop load: every request is sent at its own time, whatever became of those before it.
+
+A client that waits for an answer before it sends the next request slows down together with the
+server, and then measures how fast it is asked rather than how long people wait ("coordinated
+omission"). Here the times are fixed beforehand, and latency counts from them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from time import CLOCK_MONOTONIC, monotonic_ns
+from typing import Final
+
+from headgate.core.clock import MILLISECOND_NS, SECOND_NS
+from headgate.loadgen.connections import OnStanding, Pool, run_in_loop, watch
+from headgate.loadgen.requests import LoadOptions, Requests, parse_address
+from headgate.loadgen.results import LoadResult, Rows, Tally, make_result
+from headgate.workload.arrivals import Arrivals
+
+# Wakes the event loop at an instant, to some microseconds.
+#
+# The timers of event loops count whole milliseconds, which is more than many an answer takes. The
+# kernel's own (timerfd) count nanoseconds and are a descriptor like any other.
+
+
+_ABSOLUTE: Final = 1  # TFD_TIMER_ABSTIME
+
+
+class _Spec(ctypes.Structure):
+    """`struct itimerspec`: every how often, and when first."""
+
+    _fields_ = (
+        ("every_s", ctypes.c_long),
+        ("every_ns", ctypes.c_long),
+        ("at_s", ctypes.c_long),
+        ("at_ns", ctypes.c_long),
+    )
+
+
+class Alarm:
+    """Calls `ring` once for each `set`; a later `set` replaces an earlier one. Linux only."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._settime = libc.timerfd_settime
+        self._spec = _Spec()
+        self._ring = ring
+        self._loop = loop
+        self._fd: int = libc.timerfd_create(CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._fd < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+        loop.add_reader(self._fd, self._on_readable)
+
+    def set(self, at_ns: int) -> None:
+        """Ring at this instant of the monotonic clock; at once if it is past."""
+        spec = self._spec
+        # Zero would disarm the timer, and so would never ring.
+        spec.at_s, spec.at_ns = divmod(max(at_ns, 1), SECOND_NS)
+        self._settime(self._fd, _ABSOLUTE, ctypes.byref(spec), None)
+
+    def close(self) -> None:
+        """Never ring again."""
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+
+    def _on_readable(self) -> None:
+        with suppress(BlockingIOError):  # set anew between its ringing and now
+            os.read(self._fd, 8)
+            self._ring()
+
+
+_HEADWAY_NS: Final = 20 * MILLISECOND_NS  # so that the first request is not late already
+
+
+def run_open_loop(
+    url: str,
+    arrivals: Arrivals,
+    options: LoadOptions | None = None,
+    *,
+    on_standing: OnStanding | None = None,
+) -> LoadResult:
+    """Send the arrivals to a server and return what became of each.
+
+    What the server does is in the result; raises ConfigError for what cannot be sent at all.
+    """
+    options = options or LoadOptions()
+    address = parse_address(url)
+    requests = Requests(address, options)
+    kinds = list(zip(arrivals.pipeline.tolist(), arrivals.sizes.tolist(), strict=True))
+    bytes_of = {kind: requests.of(arrivals.pipelines[kind[0]], kind[1]) for kind in set(kinds)}
+    to_send = [bytes_of[kind] for kind in kinds]
+
+    async def main() -> LoadResult:
+        rows = Rows()
+        start_ns = monotonic_ns() + _HEADWAY_NS
+        sender = _Sender(arrivals.times_ns.tolist(), to_send, rows, start_ns)
+        pool = Pool(
+            address,
+            rows,
+            start_ns=start_ns,
+            connections_max=options.connections_max,
+            timeout_ns=options.timeout_ns,
+            on_end=sender.on_end,
+        )
+        try:
+            sender.begin(pool)
+            await watch(sender.done, pool, Tally(rows, options.slo_ns), on_standing)
+        finally:
+            sender.close()
+            await pool.close()
+        return make_result(
+            rows,
+            arrivals.pipeline,
+            arrivals.client,
+            (arrivals.pipelines, arrivals.clients),
+            window_ns=arrivals.duration_ns,
+            slo_ns=options.slo_ns,
+            connections=pool.opened_count,
+        )
+
+    return run_in_loop(main())
+
+
+class _Sender:
+    """Hands requests to the pool as they fall due."""
+
+    def __init__(
+        self, times_ns: list[int], to_send: list[bytes], rows: Rows, start_ns: int
+    ) -> None:
+        self._times_ns = times_ns
+        self._to_send = to_send
+        self._rows = rows
+        self._start_ns = start_ns
+        self._pool: Pool | None = None
+        self._alarm = Alarm(asyncio.get_running_loop(), self._send_due)
+        self.done = asyncio.Event()
+
+    def begin(self, pool: Pool) -> None:
+        """Send from now on."""
+        self._pool = pool
+        self.on_end()
+        self._send_due()
+
+    def on_end(self) -> None:
+        """Called when a request has ended."""
+        if len(self._rows.ended) == len(self._times_ns):
+            self.done.set()
+
+    def close(self) -> None:
+        self._alarm.close()
+
+    def _send_due(self) -> None:
+        assert self._pool is not None
+        rows, times_ns, to_send = self._rows, self._times_ns, self._to_send
+        submit = self._pool.submit
+        total, row = len(times_ns), len(rows)
+        now_ns = monotonic_ns() - self._start_ns
+        while row < total and times_ns[row] <= now_ns:
+            rows.add(times_ns[row], now_ns)
+            submit(row, to_send[row])
+            row += 1
+            now_ns = monotonic_ns() - self._start_ns
+        if row < total:
+            self._alarm.set(self._start_ns + times_ns[row])

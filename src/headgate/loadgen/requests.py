@@ -1,0 +1,321 @@
+"""Where requests go, and the bytes that they are."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+from random import Random
+from typing import Final
+from urllib.parse import quote, urlsplit
+
+import msgspec
+import numpy as np
+
+from headgate.core.clock import SECOND_NS
+from headgate.core.errors import ConfigError
+from headgate.core.rng import stream
+from headgate.functions.tensor import ITEM_BYTES
+from headgate.workload.arrivals import DEFAULT_NAME
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A server, and the path that its URL ends in: without a slash at the end, if it is more."""
+
+    host: str
+    port: int
+    is_secure: bool
+    path: str
+
+    @property
+    def authority(self) -> str:
+        """Host and port, as the `Host` header has them."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    def model_path(self, model: str) -> str:
+        """Where the Open Inference Protocol has a model."""
+        return f"{self.path.rstrip('/')}/v2/models/{quote(model, safe='')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What a request carries, and the headers that say how to read it."""
+
+    content: bytes
+    headers: Mapping[str, str]
+
+
+def parse_address(url: str) -> Address:
+    """Read a URL.
+
+    >>> parse_address("http://127.0.0.1:8080/v2/").path
+    '/v2'
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"is not a URL: {error}", where="URL", value=url) from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        allowed = "http://HOST:PORT or https://HOST:PORT"
+        raise ConfigError("is not a URL of a server", where="URL", value=url, allowed=allowed)
+    if not url.isascii() or not url.isprintable() or " " in url:
+        raise ConfigError("holds a character that no URL may", where="URL", value=url)
+    is_secure = parts.scheme == "https"
+    path = parts.path if parts.path == "/" else parts.path.rstrip("/")
+    path += f"?{parts.query}" if parts.query else ""
+    return Address(parts.hostname, port or (443 if is_secure else 80), is_secure, path)
+
+
+def request_bytes(
+    address: Address, method: str, path: str, body: Body | None, headers: Mapping[str, str]
+) -> bytes:
+    """Return a whole request. What cannot stand in a header is refused."""
+    content = b"" if body is None else body.content
+    lines = {"Host": address.authority}
+    if body is not None:
+        lines |= {**body.headers, "Content-Length": str(len(content))}
+    lines |= headers
+    head = [f"{method} {path or '/'} HTTP/1.1"]
+    for name, value in lines.items():
+        line = f"{name}: {value}"
+        if not name or not line.isascii() or not line.isprintable() or ":" in name or " " in name:
+            raise ConfigError("is not a header", where="--header", value=line)
+        head.append(line)
+    return "\r\n".join((*head, "", "")).encode() + content
+
+
+# One request and its whole answer: for what is asked before and after a run.
+
+
+_ANSWER_BYTES_MAX: Final = 256 << 20
+
+
+def exchange(
+    address: Address, method: str, path: str, body: Body | None = None, *, timeout_s: float = 10.0
+) -> tuple[int, bytes]:
+    """Return status and content. Raises OSError, also for what is not HTTP."""
+    if address.is_secure:
+        context = ssl.create_default_context()
+        connection: HTTPConnection = HTTPSConnection(
+            address.host, address.port, timeout=timeout_s, context=context
+        )
+    else:
+        connection = HTTPConnection(address.host, address.port, timeout=timeout_s)
+    try:
+        content = None if body is None else body.content
+        connection.request(method, path or "/", content, {} if body is None else dict(body.headers))
+        answer = connection.getresponse()
+        return answer.status, answer.read(_ANSWER_BYTES_MAX)
+    except HTTPException as error:
+        raise OSError(f"does not speak HTTP: {type(error).__name__}") from None
+    finally:
+        connection.close()
+
+
+# What requests carry: made up from what a model says that it takes, or read from a file.
+#
+# The Open Inference Protocol has tensors as JSON, and as raw bytes after it (the binary extension).
+
+
+_DTYPES: Final = (
+    *("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
+    *("FP16", "FP32", "FP64", "BYTES"),
+)
+_ELEMENTS_MAX: Final = 64 << 20
+JSON_HEADERS: Final = {"Content-Type": "application/json"}
+
+
+class InputSpec(msgspec.Struct, frozen=True):
+    """One input of a model, as its metadata describe it."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+class _Metadata(msgspec.Struct):
+    inputs: tuple[InputSpec, ...] = ()
+
+
+def fetch_inputs(address: Address, model: str) -> tuple[InputSpec, ...]:
+    """Ask the server what a model takes."""
+    path = address.model_path(model)
+    where = f"http{'s' if address.is_secure else ''}://{address.authority}{path}"
+    try:
+        status, content = exchange(address, "GET", path)
+    except OSError as error:
+        raise ConfigError(f"cannot be reached: {error}", where=where) from None
+    if status != 200:
+        text = content[:200].decode(errors="replace").strip()
+        raise ConfigError(f"answers {status}: {text}", where=where)
+    try:
+        inputs = msgspec.json.decode(content, type=_Metadata).inputs
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"are no metadata of a model: {error}", where=where) from None
+    if not inputs:
+        problem = "does not say what inputs it takes"
+        raise ConfigError(problem, where=where, allowed="--payload FILE")
+    return inputs
+
+
+def make_body(
+    inputs: Sequence[InputSpec], items: int, rng: Random, *, is_binary: bool = False
+) -> Body:
+    """Return tensors of the right shape: fractions in [0, 1), integers 0 or 1, texts of a digit.
+
+    A dimension of -1 is `items` if it comes first, and 1 elsewhere.
+
+    >>> make_body([InputSpec("x", "INT32", (-1, 2))], 1, Random(0)).content[:52]
+    b'{"inputs":[{"name":"x","datatype":"INT32","shape":[1'
+    """
+    generator = np.random.default_rng(rng.getrandbits(64))
+    described: list[dict[str, object]] = []
+    raw: list[bytes] = []
+    for spec in inputs:
+        shape = _shape(spec, items)
+        values = _values(spec, shape, generator)
+        tensor: dict[str, object] = {"name": spec.name, "datatype": spec.datatype, "shape": shape}
+        if is_binary:
+            raw.append(_raw(values))
+            tensor["parameters"] = {"binary_data_size": len(raw[-1])}
+        else:
+            tensor["data"] = _plain(values)
+        described.append(tensor)
+    document: dict[str, object] = {"inputs": described}
+    if not is_binary:
+        return Body(_json(document), JSON_HEADERS)
+    document["parameters"] = {"binary_data_output": True}
+    head = _json(document)
+    headers = {
+        "Content-Type": "application/octet-stream",
+        "Inference-Header-Content-Length": str(len(head)),
+    }
+    return Body(b"".join((head, *raw)), headers)
+
+
+def read_body(path: Path) -> Body:
+    """Return a file as it is: JSON if that is what it holds, else bytes."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+        raise ConfigError(problem, where="--payload", value=str(path)) from None
+    try:
+        json.loads(content)
+    except ValueError:
+        return Body(content, {"Content-Type": "application/octet-stream"})
+    return Body(content, JSON_HEADERS)
+
+
+def _shape(spec: InputSpec, items: int) -> list[int]:
+    shape = [1 if size == -1 else size for size in spec.shape]
+    if spec.shape and spec.shape[0] == -1:
+        shape[0] = items
+    elif items > 1:
+        problem = f"takes no requests of {items} items"
+        raise ConfigError(problem, key=f"input {spec.name}", value=list(spec.shape))
+    if min(shape, default=1) < 0 or np.prod(shape, dtype=float) > _ELEMENTS_MAX:
+        raise ConfigError("has no usable shape", key=f"input {spec.name}", value=list(spec.shape))
+    return shape
+
+
+def _values(
+    spec: InputSpec, shape: list[int], generator: np.random.Generator
+) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
+    if spec.datatype not in _DTYPES:
+        problem = "no such tensors can be made up"
+        allowed = f"{', '.join(_DTYPES)}, or --payload FILE"
+        key = f"input {spec.name}"
+        raise ConfigError(problem, key=key, value=spec.datatype, allowed=allowed)
+    if spec.datatype.startswith("FP"):
+        width = ITEM_BYTES[spec.datatype]
+        return generator.random(shape).astype(f"<f{width}")
+    # Integers are often positions in some table, and every table has two.
+    bits = generator.integers(0, 2, shape)
+    if spec.datatype == "BYTES":
+        return bits.astype("S1")
+    if spec.datatype == "BOOL":
+        return bits.astype(bool)
+    kind = "u" if spec.datatype.startswith("U") else "i"
+    return bits.astype(f"<{kind}{ITEM_BYTES[spec.datatype]}")
+
+
+def _raw(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> bytes:
+    if values.dtype.kind != "S":
+        return values.tobytes()
+    texts = [bytes(text) for text in values.ravel().tolist()]
+    return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+
+
+def _plain(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> list[object]:
+    flat: list[object] = values.ravel().tolist()
+    if values.dtype.kind == "S":
+        return [text.decode() if isinstance(text, bytes) else text for text in flat]
+    return flat
+
+
+def _json(document: dict[str, object]) -> bytes:
+    return msgspec.json.encode(document)
+
+
+# What is sent and how: what both kinds of run share.
+
+
+CONNECTIONS_MAX: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How requests look and how long they are waited for."""
+
+    model: str | None = None  # every request goes to it; None: to the model its pipeline names
+    body: Body | None = None  # None: made up from what the model says it takes
+    is_binary: bool = False  # tensors as raw bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    connections_max: int = CONNECTIONS_MAX
+    timeout_ns: int = 30 * SECOND_NS  # from the intended time
+    slo_ns: int | None = None  # None: an answer is late if the server says so
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("connections_max", "timeout_ns"):
+            if getattr(self, name) < 1:
+                raise ConfigError("must be positive", key=name, value=getattr(self, name))
+
+
+class Requests:
+    """The bytes of each kind of request, made before the run."""
+
+    def __init__(self, address: Address, options: LoadOptions) -> None:
+        self._address = address
+        self._options = options
+        self._made: dict[tuple[str, int], bytes] = {}
+
+    def of(self, pipeline: str, items: int) -> bytes:
+        """Return the request for so many items of a pipeline. Asks the server, the first time."""
+        model = self._options.model or (None if pipeline == DEFAULT_NAME else pipeline)
+        key = model or "", items
+        if key not in self._made:
+            self._made[key] = self._make(model, items)
+        return self._made[key]
+
+    def _make(self, model: str | None, items: int) -> bytes:
+        address, options = self._address, self._options
+        body = options.body
+        if model is None and (body is None or not address.path):
+            problem = "does not say what to send"
+            allowed = "--model NAME, or a URL with a path together with --payload FILE"
+            raise ConfigError(problem, where="URL", value=address.authority, allowed=allowed)
+        if body is None:
+            assert model is not None
+            rng = stream(options.seed, f"payload/{model}/{items}")
+            inputs = fetch_inputs(address, model)
+            body = make_body(inputs, items, rng, is_binary=options.is_binary)
+        path = address.path if model is None else f"{address.model_path(model)}/infer"
+        return request_bytes(address, "POST", path, body, options.headers)

@@ -1,0 +1,430 @@
+"""What happens to every request while it happens: one row each, filled in as it goes."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from math import nan
+from types import MappingProxyType
+from typing import Final, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headgate.core.clock import MICROSECOND_NS, MILLISECOND_NS, NEVER_NS, SECOND_NS
+from headgate.core.states import OUTCOME_NAMES, Outcome
+from headgate.metrics.columns import Int8, Int32, Int64, RequestColumns, RunColumns, SpanColumns
+from headgate.metrics.summary import Summary, nearest_rank, summarise
+
+UNSAID: Final = -1
+_OUTCOMES: Final[Mapping[bytes, int]] = MappingProxyType(
+    {name.encode(): outcome for outcome, name in enumerate(OUTCOME_NAMES)}
+)
+
+
+class Trouble:
+    """Why a request has no answer. Its status is 0 then."""
+
+    NONE: Final = 0
+    REFUSED: Final = 1  # no connection could be opened
+    LOST: Final = 2  # the connection ended, or spoke no HTTP, before the answer was complete
+    TIMED_OUT: Final = 3  # the client would wait no longer
+
+
+TROUBLE_NAMES: Final = ("", "no connection", "connection lost", "timed out")
+
+
+@final
+class Rows:
+    """Columns that grow. Times are nanoseconds since the start; NEVER_NS: it did not happen."""
+
+    __slots__ = (
+        "ended",
+        "ended_ns",
+        "intended_ns",
+        "reached_ns",
+        "said",
+        "sent_ns",
+        "status",
+        "timing",
+        "trouble",
+    )
+
+    def __init__(self) -> None:
+        self.intended_ns = array("q")  # when it should be sent
+        self.reached_ns = array("q")  # when the sender got to it
+        self.sent_ns = array("q")  # when a connection took it
+        self.ended_ns = array("q")  # when its answer was complete, or it was given up
+        self.status = array("h")
+        self.trouble = array("b")
+        self.said = array("b")  # the outcome in the server's own words, or UNSAID
+        self.timing: list[bytes] = []  # Server-Timing, as it came
+        self.ended: list[int] = []  # rows in the order in which they ended
+
+    def __len__(self) -> int:
+        return len(self.intended_ns)
+
+    def add(self, intended_ns: int, reached_ns: int) -> int:
+        """Begin a row and return its number."""
+        row = len(self.intended_ns)
+        self.intended_ns.append(intended_ns)
+        self.reached_ns.append(reached_ns)
+        self.sent_ns.append(NEVER_NS)
+        self.ended_ns.append(NEVER_NS)
+        self.status.append(0)
+        self.trouble.append(Trouble.NONE)
+        self.said.append(UNSAID)
+        self.timing.append(b"")
+        return row
+
+    def answer(self, row: int, now_ns: int, status: int, outcome: bytes, timing: bytes) -> None:
+        """The answer is complete."""
+        self.ended_ns[row] = now_ns
+        self.status[row] = status
+        if outcome:
+            self.said[row] = _OUTCOMES.get(outcome, UNSAID)
+        if timing:
+            self.timing[row] = timing
+        self.ended.append(row)
+
+    def give_up(self, row: int, now_ns: int, trouble: int) -> None:
+        """There will be no answer."""
+        self.ended_ns[row] = now_ns
+        self.trouble[row] = trouble
+        self.ended.append(row)
+
+
+# What a load run measured, as columns, and how that becomes the columns of any other run.
+
+
+Int16 = NDArray[np.int16]
+_TIMINGS_MAX: Final = 8  # names of Server-Timing; a server that sends more is not ours
+_EXPIRED: Final = (408, 504)
+_REJECTED: Final = 429
+
+
+@dataclass(frozen=True, eq=False)
+class LoadResult:
+    """One row per request, in order of its intended time.
+
+    Times are nanoseconds since the start; NEVER_NS: it did not happen. Latency counts from the
+    intended time, so whatever made a request wait is in it, the sender included.
+    """
+
+    intended_ns: Int64
+    reached_ns: Int64  # when the sender got to it: later than intended, the sender was too slow
+    sent_ns: Int64  # when a connection took it
+    ended_ns: Int64  # when its answer was complete, or it was given up
+    status: Int16  # 0: there is no answer
+    trouble: Int8  # why there is none: one of `Trouble`
+    said: Int8  # the outcome that the server named, or UNSAID
+    timings_ns: dict[str, Int64]  # the parts of Server-Timing
+    pipeline: Int32
+    client: Int32
+    pipelines: tuple[str, ...]
+    clients: tuple[str, ...]
+    window_ns: int
+    slo_ns: int | None
+    connections: int  # how many were opened
+    is_closed_loop: bool = False
+
+    def __len__(self) -> int:
+        return len(self.intended_ns)
+
+    @cached_property
+    def latency_ns(self) -> Int64:
+        """From the intended time to the end, whatever the end."""
+        return self.ended_ns - self.intended_ns
+
+    @cached_property
+    def lag_ns(self) -> Int64:
+        """How far the sender was behind its own schedule."""
+        return self.reached_ns - self.intended_ns
+
+    @cached_property
+    def connection_wait_ns(self) -> Int64:
+        """How long each request that was sent had waited for a free connection."""
+        was_sent = self.sent_ns != NEVER_NS
+        waits_ns: Int64 = self.sent_ns[was_sent] - self.reached_ns[was_sent]
+        return waits_ns
+
+    @cached_property
+    def outcome(self) -> Int8:
+        """One of `Outcome` per request."""
+        return classify(self.status, self.trouble, self.said, self.latency_ns, self.slo_ns)
+
+    def to_run(self) -> RunColumns:
+        """Return what summaries and reports read. A load run knows nothing of resources."""
+        never = np.full(len(self), NEVER_NS, np.int64)
+        deadline_ns = never if self.slo_ns is None else self.intended_ns + self.slo_ns
+        requests = RequestColumns(
+            arrival_ns=self.intended_ns,
+            started_ns=self._started_ns(),
+            finished_ns=self.ended_ns,
+            deadline_ns=deadline_ns,
+            outcome=self.outcome,
+            pipeline=self.pipeline,
+            client=self.client,
+            attempts=np.ones(len(self), np.int32),
+            cold=np.zeros(len(self), np.int8),
+        )
+        return RunColumns(
+            requests,
+            _no_spans(),
+            resources=(),
+            pipelines=self.pipelines,
+            functions=self.pipelines,
+            clients=self.clients,
+            window_ns=self.window_ns,
+            end_ns=int(self.ended_ns.max(initial=self.window_ns)),
+        )
+
+    def _started_ns(self) -> Int64:
+        """When work began, as far as the server tells: it ran last, just before it answered."""
+        exec_ns = self.timings_ns.get("exec")
+        if exec_ns is None:
+            return np.full(len(self), NEVER_NS, np.int64)
+        started_ns = np.maximum(self.ended_ns - exec_ns, self.intended_ns)
+        return np.where(exec_ns == NEVER_NS, NEVER_NS, started_ns)
+
+
+def classify(
+    status: Int16, trouble: Int8, said: Int8, latency_ns: Int64, slo_ns: int | None
+) -> Int8:
+    """Return the outcome of each request.
+
+    An answer is late by the client's own objective, else by what the server says. Anything else is
+    what the server says it is; where it says nothing, what its status means.
+    """
+    outcome = np.full(len(status), Outcome.FAILED, np.int8)
+    outcome[status == _REJECTED] = Outcome.REJECTED
+    outcome[np.isin(status, _EXPIRED) | (trouble == Trouble.TIMED_OUT)] = Outcome.EXPIRED
+    outcome = np.where(said != UNSAID, said, outcome)
+    answered = (status >= 200) & (status < 300)
+    if slo_ns is not None:
+        in_time = latency_ns <= slo_ns
+    else:
+        in_time = said != Outcome.LATE
+    outcome[answered] = np.where(in_time[answered], Outcome.MET, Outcome.LATE)
+    return outcome.astype(np.int8)
+
+
+def make_result(
+    rows: Rows,
+    pipeline: Int32,
+    client: Int32,
+    names: tuple[tuple[str, ...], tuple[str, ...]],
+    *,
+    window_ns: int,
+    slo_ns: int | None,
+    connections: int,
+    first: int = 0,
+    is_closed_loop: bool = False,
+) -> LoadResult:
+    """Return the columns of a run that is over, without the rows before `first`."""
+    return LoadResult(
+        intended_ns=np.array(rows.intended_ns[first:], np.int64),
+        reached_ns=np.array(rows.reached_ns[first:], np.int64),
+        sent_ns=np.array(rows.sent_ns[first:], np.int64),
+        ended_ns=np.array(rows.ended_ns[first:], np.int64),
+        status=np.array(rows.status[first:], np.int16),
+        trouble=np.array(rows.trouble[first:], np.int8),
+        said=np.array(rows.said[first:], np.int8),
+        timings_ns=parse_timings(rows.timing[first:]),
+        pipeline=pipeline[first:],
+        client=client[first:],
+        pipelines=names[0],
+        clients=names[1],
+        window_ns=window_ns,
+        slo_ns=slo_ns,
+        connections=connections,
+        is_closed_loop=is_closed_loop,
+    )
+
+
+def parse_timings(texts: list[bytes]) -> dict[str, Int64]:
+    """Return a column per name of Server-Timing, in nanoseconds; what is no number is left out.
+
+    >>> parse_timings([b"queue;dur=1.5, exec;dur=2", b"exec;dur=1"])["exec"].tolist()
+    [2000000, 1000000]
+    """
+    columns: dict[str, Int64] = {}
+    for row, text in enumerate(texts):
+        for part in text.split(b",") if text else ():
+            name, found, rest = part.partition(b";dur=")
+            key = name.strip().decode("latin-1")
+            if not found or (key not in columns and len(columns) == _TIMINGS_MAX):
+                continue
+            try:
+                took_ns = round(float(rest.partition(b";")[0]) * MILLISECOND_NS)
+            except (ValueError, OverflowError):
+                continue
+            if key not in columns:
+                columns[key] = np.full(len(texts), NEVER_NS, np.int64)
+            columns[key][row] = min(max(took_ns, 0), NEVER_NS)
+    return columns
+
+
+def _no_spans() -> SpanColumns:
+    empty = np.zeros(0, np.int64)
+    narrow = empty.astype(np.int32)
+    return SpanColumns(narrow, narrow, empty.astype(np.int8), empty, empty, empty, narrow)
+
+
+# How a run goes so far: counts and percentiles that cost next to nothing to keep.
+
+
+_PER_OCTAVE = 16  # buckets per doubling: percentiles are right within 4 %
+_BUCKETS = 64 * _PER_OCTAVE
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What to show while a run is under way."""
+
+    elapsed_ns: int
+    sent: int
+    ended: int
+    rate_per_s: float  # of answers, since the last time
+    outcomes: tuple[int, ...]  # in the order of `OUTCOME_NAMES`
+    p50_ms: float  # of the answered requests
+    p99_ms: float
+
+
+class Tally:
+    """Reads the rows that have ended since it was last asked."""
+
+    def __init__(self, rows: Rows, slo_ns: int | None) -> None:
+        self._rows = rows
+        self._slo_ns = slo_ns
+        self._seen = 0
+        self._at_ns = 0
+        self._outcomes = np.zeros(len(OUTCOME_NAMES), np.int64)
+        self._histogram = np.zeros(_BUCKETS, np.int64)
+
+    def update(self, now_ns: int) -> Standing:
+        """Count what is new."""
+        rows = self._rows
+        new = rows.ended[self._seen :]
+        self._seen += len(new)
+        if new:
+            self._count(new)
+        since_ns = max(now_ns - self._at_ns, 1)
+        self._at_ns = now_ns
+        return Standing(
+            elapsed_ns=now_ns,
+            sent=len(rows),
+            ended=self._seen,
+            rate_per_s=len(new) * SECOND_NS / since_ns,
+            outcomes=tuple(self._outcomes.tolist()),
+            p50_ms=self._percentile_ms(500),
+            p99_ms=self._percentile_ms(990),
+        )
+
+    def _count(self, new: list[int]) -> None:
+        rows = self._rows
+        latency_ns = np.array([rows.ended_ns[row] - rows.intended_ns[row] for row in new], np.int64)
+        outcome = classify(
+            np.array([rows.status[row] for row in new], np.int16),
+            np.array([rows.trouble[row] for row in new], np.int8),
+            np.array([rows.said[row] for row in new], np.int8),
+            latency_ns,
+            self._slo_ns,
+        )
+        self._outcomes += np.bincount(outcome, minlength=len(OUTCOME_NAMES))
+        answered_ns = latency_ns[outcome <= 1]
+        self._histogram += np.bincount(_bucket(answered_ns), minlength=_BUCKETS)
+
+    def _percentile_ms(self, per_mille: int) -> float:
+        total = int(self._histogram.sum())
+        if not total:
+            return nan
+        rank = (total * per_mille + 999) // 1000
+        bucket = int(np.searchsorted(np.cumsum(self._histogram), rank))
+        return float(2 ** ((bucket + 0.5) / _PER_OCTAVE)) / MILLISECOND_NS
+
+
+def _bucket(latency_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    return (np.log2(np.maximum(latency_ns, 1)) * _PER_OCTAVE).astype(np.int64)
+
+
+# A load run in numbers: those of every run, and what only a client can know.
+
+
+# The sender's own lateness is part of every latency. Below these it is lost in them.
+_LAG_SHARE_MAX: Final = 0.25
+_LAG_MS_MAX: Final = 1.0
+_TOOK_NO_TIME_NS: Final = 100 * MICROSECOND_NS
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSummary:
+    """What is not a number had nothing to count."""
+
+    run: Summary
+    offered_rps: float
+    answers: dict[str, int]  # by status, or by why there was none
+    rejected_p50_ms: float  # how soon a rejected request was told so
+    rejected_p99_ms: float
+    connections: int
+    waited_for_connection: int  # requests that found no free connection
+    connection_wait_p99_ms: float  # of all requests that were sent
+    lag_p50_ms: float  # how far the sender was behind its own schedule
+    lag_p99_ms: float
+    lag_max_ms: float
+    is_doubtful: bool  # the sender was so late that it measured itself
+    timings_p50_ms: dict[str, float]  # the parts that the server names
+
+    def to_json(self) -> dict[str, object]:
+        """Return plain dicts, lists and numbers; the summary's own come first."""
+        rest = asdict(self)
+        del rest["run"]
+        return {**self.run.to_json(), "load": rest}
+
+
+def summarise_load(result: LoadResult) -> LoadSummary:
+    """Condense a run."""
+    run = summarise(result.to_run())
+    rejected_ns = result.latency_ns[result.outcome == Outcome.REJECTED]
+    rejected_p50_ms, rejected_p99_ms, _ = _spread_ms(rejected_ns)
+    lag_p50_ms, lag_p99_ms, lag_max_ms = _spread_ms(result.lag_ns)
+    waits_ns = result.connection_wait_ns
+    return LoadSummary(
+        run=run,
+        offered_rps=len(result) * 1e9 / result.window_ns if result.window_ns else 0.0,
+        answers=_answers(result),
+        rejected_p50_ms=rejected_p50_ms,
+        rejected_p99_ms=rejected_p99_ms,
+        connections=result.connections,
+        waited_for_connection=int(np.count_nonzero(waits_ns > _TOOK_NO_TIME_NS)),
+        connection_wait_p99_ms=_spread_ms(waits_ns)[1],
+        lag_p50_ms=lag_p50_ms,
+        lag_p99_ms=lag_p99_ms,
+        lag_max_ms=lag_max_ms,
+        is_doubtful=lag_p99_ms > max(_LAG_MS_MAX, _LAG_SHARE_MAX * run.p99_ms),
+        timings_p50_ms={
+            name: _spread_ms(column[column != NEVER_NS])[0]
+            for name, column in result.timings_ns.items()
+        },
+    )
+
+
+def _answers(result: LoadResult) -> dict[str, int]:
+    """Count answers by status, the most frequent first."""
+    counts = Counter(result.status[result.trouble == Trouble.NONE].tolist())
+    answers = {str(status): count for status, count in counts.most_common()}
+    for trouble, count in Counter(result.trouble.tolist()).most_common():
+        if trouble != Trouble.NONE:
+            answers[TROUBLE_NAMES[trouble]] = count
+    return answers
+
+
+def _spread_ms(values_ns: Int64) -> tuple[float, float, float]:
+    """Return median, 99th percentile and maximum."""
+    if not len(values_ns):
+        return nan, nan, nan
+    p50_ns, p99_ns, most_ns = nearest_rank(values_ns, (500, 990, 1000))
+    return p50_ns / MILLISECOND_NS, p99_ns / MILLISECOND_NS, most_ns / MILLISECOND_NS

@@ -1,0 +1,381 @@
+"""What was measured of a function: how long it takes, alone and in company, and how it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+from math import exp, isfinite
+from statistics import NormalDist
+from typing import Final, NamedTuple, TypeAlias, final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from headgate.core.errors import ConfigError
+from headgate.core.model import Profile
+
+# A surface through measured times: what was not measured is told from what was.
+#
+# A few forms are fitted by non-negative least squares of relative errors, because more work or
+# more company never makes anything faster. With n cores, c requests at once and b items in each,
+# of which min(n, knee) cores help:
+#
+#     shared    1, cb, cb/min(n, knee)         the shape of the hybrid-serving paper's figure 2
+#     calls     as above, and c, c/min(...)    a call costs something beside its items
+#     crowded   as above, and the same with max(0, c - n): more requests than cores get in the way
+#
+# The form that tells points best which it was not shown (cross-validation) wins; the knee is
+# tried at every core count. Below one core all times are in proportion. What a form misses at the
+# points is carried over to places nearby, so that the result is exact where it was measured.
+
+
+Floats: TypeAlias = NDArray[np.float64]
+
+FORMS: Final = ("shared", "calls", "crowded")  # simpler ones first: they win a tie
+FOLDS: Final = 10
+_CALLS: Final = 5  # terms before those of a crowd
+_NEARNESS: Final = 4  # how fast a point loses its say with distance
+
+
+class Sample(NamedTuple):
+    """A time that was measured, and where."""
+
+    cores: float
+    concurrency: float
+    batch: float
+    time_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Surface:
+    """A fitted form. Its errors are those at points that it was not shown; None: too few points."""
+
+    form: str
+    knee: float  # cores beyond this do not help
+    coefficients: tuple[float, ...]  # ms, in the order of the form's terms
+    mean_error: float | None = None  # relative: 0.1 is 10 %
+    max_error: float | None = None
+
+    def time_ms(self, cores: float, concurrency: float, batch: float = 1.0) -> float:
+        """Return what the form alone says.
+
+        >>> Surface("shared", 4, (0.0, 16.0, 40.0)).time_ms(8, 5)
+        130.0
+        """
+        place = np.array([[cores, concurrency, batch]], dtype=np.float64)
+        return float((_terms(self.form, self.knee, place) @ np.array(self.coefficients))[0])
+
+
+def fit_surface(samples: Sequence[Sample]) -> Surface:
+    """Return the surface that tells held-out samples best. Times must be positive.
+
+    >>> exact = Surface("shared", 2, (1.0, 3.0, 8.0))
+    >>> grid = [(n, c) for n in (1.0, 2.0, 4.0) for c in (1.0, 3.0, 9.0)]
+    >>> found = fit_surface([Sample(n, c, 1.0, exact.time_ms(n, c)) for n, c in grid])
+    >>> found.form, found.knee, [round(value, 6) for value in found.coefficients]
+    ('shared', 2.0, [1.0, 3.0, 8.0])
+    """
+    assert samples, "a surface needs a point"
+    table = np.array(samples, dtype=np.float64)
+    judged = [(form, _held_out_errors(form, table)) for form in FORMS]
+    form, errors = min(judged, key=lambda each: round(float(each[1].mean()), 6))
+    fitted = _fit(form, table)
+    if np.isinf(errors).any():
+        return fitted
+    return replace(fitted, mean_error=float(errors.mean()), max_error=float(errors.max()))
+
+
+@final
+class Interpolation:
+    """A surface bent through its samples: exact there, and near them as much off as they are."""
+
+    def __init__(self, surface: Surface, samples: Sequence[Sample]) -> None:
+        table = np.array(samples, dtype=np.float64)
+        coefficients = np.array(surface.coefficients)
+        self._surface = surface
+        self._times_ms: list[float] = table[:, 3].tolist()
+        self._places = np.log(table[:, :3])
+        told_ms = _terms(surface.form, surface.knee, table) @ coefficients
+        self._misses = np.log(table[:, 3] / told_ms)
+
+    def time_ms(self, cores: float, concurrency: float, batch: float = 1.0) -> float:
+        """Return the time there. O(samples)."""
+        place = np.log((cores, concurrency, batch))
+        distances = ((self._places - place) ** 2).sum(axis=1)
+        nearest = int(distances.argmin())
+        if distances[nearest] < 1e-18:
+            return self._times_ms[nearest]
+        weights = distances ** (-_NEARNESS / 2)
+        miss = float((weights * self._misses).sum() / weights.sum())
+        return self._surface.time_ms(cores, concurrency, batch) * exp(miss)
+
+
+def _terms(form: str, knee: float, places: Floats) -> Floats:
+    """Return the terms of a form, a column each, at places in rows."""
+    cores, concurrency, batch = places[:, 0], places[:, 1], places[:, 2]
+    share = np.minimum(cores, 1.0)  # of a core; a share of one does everything in proportion
+    cores = np.maximum(cores, 1.0)
+    helping = np.minimum(cores, max(knee, 1.0))
+    items = concurrency * batch
+    terms = [np.ones_like(cores), items, items / helping]
+    if form != "shared":
+        terms += [concurrency, concurrency / helping]
+    if form == "crowded":
+        crowd = np.maximum(concurrency - cores, 0.0)
+        terms += [crowd, crowd / helping]
+    return np.stack(terms, axis=1) / share[:, None]
+
+
+def _fit(form: str, table: Floats) -> Surface:
+    """Return the form with the knee and the coefficients of least relative error."""
+    best, best_error = None, np.inf
+    for knee in np.unique(table[:, 0]):
+        relative = _terms(form, knee, table) / table[:, 3:]
+        wanted = np.ones(len(table))
+        coefficients = _non_negative(relative, wanted)
+        if not coefficients[:_CALLS].any():  # then a lone request would take no time at all
+            coefficients[:_CALLS] = _non_negative(relative[:, :_CALLS], wanted)
+            coefficients[_CALLS:] = 0.0
+        error = float(np.sum((relative @ coefficients - 1.0) ** 2))
+        # A later knee must be truly better: where nothing tells them apart, no more cores help.
+        if best is None or error < best_error - 1e-9:
+            best, best_error = (float(knee), coefficients), error
+    assert best is not None
+    return Surface(form, best[0], tuple(float(value) for value in best[1]))
+
+
+def _held_out_errors(form: str, table: Floats) -> Floats:
+    """Return the relative error at each point, told from points that do not include it."""
+    count = len(table)
+    errors = np.full(count, np.inf)
+    folds = np.arange(count) % min(FOLDS, count)
+    if count < 3:
+        return errors
+    for fold in range(folds.max() + 1):
+        surface = _fit(form, table[folds != fold])
+        told = Interpolation(surface, [Sample(*row) for row in table[folds != fold].tolist()])
+        for index in np.flatnonzero(folds == fold):
+            errors[index] = abs(told.time_ms(*table[index, :3]) / table[index, 3] - 1.0)
+    return errors
+
+
+def _non_negative(matrix: Floats, wanted: Floats) -> Floats:
+    """Return x >= 0 that minimises |matrix x - wanted|: the active sets of Lawson and Hanson."""
+    lengths = np.linalg.norm(matrix, axis=0)
+    lengths[lengths == 0.0] = 1.0
+    scaled = matrix / lengths
+    found = np.zeros(scaled.shape[1])
+    is_free = np.zeros(scaled.shape[1], dtype=bool)
+    for _ in range(3 * len(found)):
+        gain = scaled.T @ (wanted - scaled @ found)
+        gain[is_free] = -np.inf
+        if gain.max() <= 1e-9:
+            break
+        is_free[gain.argmax()] = True
+        while True:
+            tried = np.zeros_like(found)
+            tried[is_free] = np.linalg.lstsq(scaled[:, is_free], wanted, rcond=None)[0]
+            is_below = is_free & (tried <= 0.0)
+            if not is_below.any():
+                break
+            # As far towards it as nothing becomes negative; what gets there stays zero.
+            steps = found[is_below] / np.maximum(found[is_below] - tried[is_below], 1e-300)
+            found = found + steps.min() * (tried - found)
+            is_free &= found > 1e-12
+        found = tried
+    return np.asarray(found / lengths)
+
+
+SCHEMA: Final = "headgate-profile/1"
+
+
+@dataclass(frozen=True)
+class Point:
+    """Response times of requests of `batch` items, `concurrency` of them at once, on some cores."""
+
+    cores: float
+    concurrency: int
+    batch: int
+    mean_ms: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    samples: int
+    # The bounds that hold the true median with 95 % confidence, where that is known.
+    p50_low_ms: float | None = None
+    p50_high_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        times = (self.mean_ms, self.p50_ms, self.p95_ms, self.p99_ms)
+        if not all(isfinite(value) and value > 0 for value in (self.cores, *times)):
+            raise ValueError("cores and times must be more than zero")
+        if self.concurrency < 1 or self.batch < 1:
+            raise ValueError("concurrency and batch must be at least 1")
+
+    def time_ms(self, quantile: float) -> float:
+        """Return a quantile of the times: between and beyond those known as if log-normal.
+
+        >>> point = Point(1, 1, 1, 11.0, 10.0, 20.0, 30.0, 50)
+        >>> point.time_ms(0.5), point.time_ms(0.95), round(point.time_ms(0.9), 1)
+        (10.0, 20.0, 17.2)
+        """
+        p95_ms = max(self.p50_ms, self.p95_ms)
+        p99_ms = max(p95_ms, self.p99_ms)
+        known = {0.5: self.p50_ms, 0.95: p95_ms, 0.99: p99_ms}
+        if quantile in known:
+            return known[quantile]
+        if quantile < 0.5:
+            return self.p50_ms
+        low, high = (0.5, 0.95) if quantile < 0.95 else (0.95, 0.99)
+        z, z_low, z_high = (_NORMAL.inv_cdf(min(q, 0.9999)) for q in (quantile, low, high))
+        part = (z - z_low) / (z_high - z_low)
+        rise: float = (known[high] / known[low]) ** part
+        return known[low] * rise
+
+
+@dataclass(frozen=True)
+class ColdStart:
+    """The parts of a cold start, one after the other. The first call is all of that call."""
+
+    process_ms: float
+    imports_ms: float
+    fetch_ms: float
+    load_ms: float
+    first_call_ms: float
+
+    @property
+    def total_ms(self) -> float:
+        """From nothing to the first answer."""
+        return self.process_ms + self.imports_ms + self.fetch_ms + self.load_ms + self.first_call_ms
+
+
+@dataclass(frozen=True)
+class Characterisation:
+    """What is known of one function on one kind of machine."""
+
+    function: str
+    device: str
+    points: tuple[Point, ...]
+    cold_start: ColdStart | None = None
+    peak_memory_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.points:
+            raise ValueError("there must be a point")
+
+    @property
+    def cores(self) -> tuple[float, ...]:
+        """The core counts that were measured, rising."""
+        return tuple(sorted({point.cores for point in self.points}))
+
+    @property
+    def concurrencies(self) -> tuple[int, ...]:
+        """The numbers of requests at once that were measured, rising."""
+        return tuple(sorted({point.concurrency for point in self.points}))
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """The batch sizes that were measured, rising."""
+        return tuple(sorted({point.batch for point in self.points}))
+
+    @cached_property
+    def surface(self) -> Surface:
+        """What is laid through the medians."""
+        return fit_surface(self._samples(0.5))
+
+    def time_ms(
+        self, cores: float, concurrency: int, batch: int = 1, quantile: float = 0.5
+    ) -> float:
+        """Return a response time: as measured at the points, told by the surface elsewhere."""
+        told = self._told.get(quantile)
+        if told is None:
+            told = self._told[quantile] = Interpolation(self.surface, self._samples(quantile))
+        return told.time_ms(cores, concurrency, batch)
+
+    def to_json(self) -> dict[str, object]:
+        """Return plain data."""
+        surface = asdict(self.surface)
+        return {"schema": SCHEMA, **asdict(self), "surface": surface}
+
+    @classmethod
+    def from_json(cls, document: object, where: str | None = None) -> Characterisation:
+        """Read what `to_json` gave; what stands beside it is left alone. Raises `ConfigError`."""
+        schema = document.get("schema") if isinstance(document, dict) else None
+        if schema != SCHEMA:
+            problem = "is no profile"
+            raise ConfigError(problem, where=where, key="schema", value=schema, allowed=SCHEMA)
+        try:
+            return msgspec.convert(document, cls)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"is no profile: {error}", where=where) from None
+
+    @classmethod
+    def surrogate(
+        cls,
+        s_ms: float = 16.0,
+        p_ms: float = 40.0,
+        cores: Sequence[float] = (1, 2, 4, 6, 8),
+        concurrency: Sequence[int] = range(1, 21),
+    ) -> Characterisation:
+        """Return RT(c, n) = c (s + p / min(n, 4)), which does what the hybrid paper says of it.
+
+        >>> paper = Characterisation.surrogate()
+        >>> [paper.time_ms(n, c) for n, c in ((2, 5), (2, 6), (8, 5), (8, 6))]
+        [180.0, 216.0, 130.0, 156.0]
+        """
+        points = []
+        for n in cores:
+            for c in concurrency:
+                time_ms = c * (s_ms + p_ms / min(n, 4))
+                points.append(Point(n, c, 1, time_ms, time_ms, time_ms, time_ms, 1))
+        return cls("recommender", "surrogate", tuple(points))
+
+    @cached_property
+    def _told(self) -> dict[float, Interpolation]:
+        """By quantile, what was asked for before: planners ask thousands of times."""
+        return {}
+
+    def _samples(self, quantile: float) -> list[Sample]:
+        return [
+            Sample(point.cores, point.concurrency, point.batch, point.time_ms(quantile))
+            for point in self.points
+        ]
+
+
+def profile_of(characterisation: Characterisation, cores: float, quantile: float = 0.5) -> Profile:
+    """Return what a Scheduler should know of the function on so many cores.
+
+    Batches and company up to the largest that were measured; both only ever make things slower,
+    whatever noise says. The first call's own work is no part of the start: it is run time.
+    """
+    exec_ms = accumulate(
+        (
+            characterisation.time_ms(cores, 1, batch, quantile)
+            for batch in range(1, characterisation.batches[-1] + 1)
+        ),
+        max,
+    )
+    alone_ms = characterisation.time_ms(cores, 1, 1, quantile)
+    slowdown = accumulate(
+        (
+            max(1.0, characterisation.time_ms(cores, concurrency, 1, quantile) / alone_ms)
+            for concurrency in range(1, characterisation.concurrencies[-1] + 1)
+        ),
+        max,
+    )
+    cold = characterisation.cold_start
+    start_ms = 0.0
+    if cold is not None:
+        start_ms = max(cold.total_ms - alone_ms, cold.total_ms - cold.first_call_ms)
+    return Profile(
+        exec_ns=tuple(max(1, round(ms * 1e6)) for ms in exec_ms),
+        slowdown=tuple(slowdown),
+        start_ns=round(start_ms * 1e6),
+        memory_bytes=characterisation.peak_memory_bytes or 0,
+    )
+
+
+_NORMAL: Final = NormalDist()

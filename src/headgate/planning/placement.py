@@ -1,0 +1,83 @@
+"""Spreading functions over nodes before they are needed there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from headgate.core.model import Variant
+from headgate.core.records import Node
+from headgate.core.view import View
+from headgate.planning.forecast import OfferedLoad
+
+# Below so much load, in Erlangs, a function does not need to be in more places than it is.
+_ERLANGS_MIN: Final = 0.05
+
+
+def has_room(view: View, node: Node, variant: Variant) -> bool:
+    """Whether a node could start a variant beside what it holds."""
+    free_bytes = node.pool.memory_bytes - node.memory_used_bytes
+    return (
+        variant.id not in node.instances
+        and variant.profile.memory_bytes <= free_bytes
+        and not view.is_barred(node, variant)
+    )
+
+
+def next_start(view: View, loads: Sequence[OfferedLoad]) -> tuple[Variant, Node] | None:
+    """The start that helps most, on a node with nothing to do and room; None if none does.
+
+    That is of the function with most load per node that holds it. One idle node is left alone, for
+    whoever comes while the other is starting. O(functions x nodes).
+    """
+    idle = [
+        node
+        for node in view.free_nodes.values()
+        if node.running == 0 and not node.pool.is_elastic  # what is paid for is a plan's business
+    ]
+    best: tuple[Variant, Node] | None = None
+    best_load = 0.0
+    for function in view.app.functions if len(idle) > 1 else ():
+        load = loads[function.id].erlangs(view.now_ns)
+        if load < _ERLANGS_MIN:
+            continue
+        homes = sum(1 for node in view.nodes.values() if view.is_resident(node, function.id))
+        if homes and load / homes <= best_load:
+            continue
+        for node in idle:
+            variant = node.variants[function.id]
+            if variant is not None and has_room(view, node, variant):
+                best, best_load = (variant, node), load / max(1, homes)
+                break
+    return best
+
+
+# Sharing whole things out in proportion to real numbers.
+
+
+def apportion(total: int, weights: list[float]) -> list[int]:
+    """Split `total` by largest remainder; everybody gets one first, as far as that goes.
+
+    Equal weights, or none at all, share evenly; ties go to the earlier.
+
+    >>> apportion(4, [1.0, 1.0])
+    [2, 2]
+    >>> apportion(4, [9.0, 1.0])
+    [3, 1]
+    >>> apportion(2, [1.0, 1.0, 5.0])
+    [1, 0, 1]
+    """
+    count = len(weights)
+    if total <= count:
+        chosen = sorted(range(count), key=lambda i: (-weights[i], i))[:total]
+        return [1 if i in chosen else 0 for i in range(count)]
+    whole = sum(weights)
+    shares = [total * w / whole if whole > 0 else total / count for w in weights]
+    parts = [max(1, int(share)) for share in shares]
+    while sum(parts) > total:  # the ones that everybody gets went beyond the total
+        richest = max(range(count), key=lambda i: (parts[i] - shares[i] if parts[i] > 1 else -1, i))
+        parts[richest] -= 1
+    while sum(parts) < total:
+        neediest = max(range(count), key=lambda i: (shares[i] - parts[i], -i))
+        parts[neediest] += 1
+    return parts

@@ -1,0 +1,215 @@
+"""Tables of times that were measured elsewhere, as CSV (also .csv.gz).
+
+Either a row is a place, with `cores` and a time (`p50_ms`, `median_ms` or `mean_ms`), and as far as
+known `function`, `device`, `concurrency`, `batch`, `p95_ms`, `p99_ms` and `samples`; or a row is
+one call of a cloud function, with `lambda_memory_mb` and `infer_ms`, and as far as known `model`,
+`status` (only "ok" counts) and `suspect`.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from math import isfinite
+from pathlib import Path
+from statistics import fmean, median
+from typing import Final
+
+import numpy as np
+
+from headgate.config.errors import unknown
+from headgate.core.errors import ConfigError
+from headgate.planning.latency_model import Characterisation, Point
+from headgate.profiling.profile_file import check_bounds
+
+LAMBDA_MB_PER_CORE: Final = 1769  # of memory: the platform gives CPU in proportion to it
+_MEDIANS: Final = ("p50_ms", "median_ms", "mean_ms")
+_NEEDED: Final = "cores and p50_ms, median_ms or mean_ms; or lambda_memory_mb and infer_ms"
+
+
+def read_tables(paths: Sequence[Path], function: str | None = None) -> Characterisation:
+    """Return what tables say of a function, which may go unnamed where there is only one.
+
+    Where two tables have the same place, the first one counts. Where a row has no tail (p95, p99),
+    it gets one in proportion to those of the other rows. Raises `ConfigError`.
+    """
+    rows = [row for path in paths for row in _read(path)]
+    where = ", ".join(map(str, paths))
+    name = _choose(function, rows, where)
+    chosen = [row for row in rows if row.function in (name, None)]
+    device = next((row.cells["device"] for row in chosen if row.cells.get("device")), "unknown")
+    places: dict[tuple[float, int, int], _Times] = {}
+    for key, times in (*_places(chosen), *_calls(chosen)):
+        places.setdefault(key, times)
+    if not places:
+        raise ConfigError(f"holds no times of {name}", where=where)
+    return check_bounds(Characterisation(name, device, tuple(_points(places))), where)
+
+
+def function_names(path: Path) -> list[str]:
+    """Return the functions that a table names, in their order."""
+    return _names(_read(path))
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    mean_ms: float
+    p50_ms: float
+    p95_ms: float | None
+    p99_ms: float | None
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row, and where it stands."""
+
+    where: str
+    cells: Mapping[str, str]
+
+    @property
+    def function(self) -> str | None:
+        """Whose row it is; None where the table does not say."""
+        return self.cells.get("function") or self.cells.get("model")
+
+    def number(self, *columns: str) -> float | None:
+        """Return the first of these columns that is filled in."""
+        for column in columns:
+            text = self.cells.get(column)
+            if text:
+                try:
+                    value = float(text)
+                except ValueError:
+                    value = 0.0
+                if not isfinite(value) or value <= 0:
+                    problem = "must be a number above zero"
+                    raise ConfigError(problem, where=self.where, key=column, value=text)
+                return value
+        return None
+
+    def count(self, column: str) -> int:
+        """Return a whole number; 1 where it is not said."""
+        value = self.number(column) or 1.0
+        if value != int(value):
+            problem = "must be a whole number"
+            raise ConfigError(problem, where=self.where, key=column, value=self.cells[column])
+        return int(value)
+
+
+def _read(path: Path) -> list[_Row]:
+    try:
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8-sig")
+        reader = csv.DictReader(text.splitlines(), restval="", restkey="")
+        columns = set(reader.fieldnames or ())
+        rows = [_Row(f"{path}:{reader.line_num}", cells) for cells in reader]
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror or error}"
+        raise ConfigError(problem, where=str(path)) from None
+    except (UnicodeDecodeError, csv.Error, EOFError, zlib.error) as error:
+        raise ConfigError(f"is no CSV: {error}", where=str(path)) from None
+    is_of_places = "cores" in columns and not columns.isdisjoint(_MEDIANS)
+    if not is_of_places and not {"lambda_memory_mb", "infer_ms"} <= columns:
+        shown = ", ".join(map(str, reader.fieldnames or ())) or "none"
+        raise ConfigError(f"has the wrong columns: {shown}", where=str(path), allowed=_NEEDED)
+    return rows
+
+
+def _names(rows: Sequence[_Row]) -> list[str]:
+    return list(dict.fromkeys(row.function for row in rows if row.function is not None))
+
+
+def _choose(function: str | None, rows: Sequence[_Row], where: str) -> str:
+    names = _names(rows)
+    if function is None:
+        if len(names) != 1:
+            problem = "holds several functions: say which" if names else "does not say of what"
+            allowed = ", ".join(names) or "--function NAME"
+            raise ConfigError(problem, where=where, key="--function", allowed=allowed)
+        return names[0]
+    if names and function not in names:
+        raise unknown("function", function, names, where=where, key="--function")
+    return function
+
+
+def _places(rows: Iterable[_Row]) -> list[tuple[tuple[float, int, int], _Times]]:
+    found = []
+    for row in rows:
+        cores, p50_ms = row.number("cores"), row.number(*_MEDIANS)
+        if cores is None or p50_ms is None:
+            continue
+        times = _Times(
+            mean_ms=row.number("mean_ms") or p50_ms,
+            p50_ms=p50_ms,
+            p95_ms=row.number("p95_ms"),
+            p99_ms=row.number("p99_ms"),
+            samples=row.count("samples") if row.cells.get("samples") else 0,
+        )
+        found.append(((cores, row.count("concurrency"), row.count("batch")), times))
+    return found
+
+
+def _calls(rows: Iterable[_Row]) -> list[tuple[tuple[float, int, int], _Times]]:
+    by_memory: dict[float, list[float]] = {}
+    for row in rows:
+        memory_mb, time_ms = row.number("lambda_memory_mb"), row.number("infer_ms")
+        is_fine = row.cells.get("status", "ok") == "ok" and row.cells.get("suspect", "") in (
+            "",
+            "0",
+        )
+        if memory_mb is not None and time_ms is not None and is_fine:
+            by_memory.setdefault(memory_mb, []).append(time_ms)
+    found = []
+    for memory_mb, times_ms in by_memory.items():
+        p50_ms, p95_ms, p99_ms = np.quantile(times_ms, (0.5, 0.95, 0.99)).tolist()
+        times = _Times(fmean(times_ms), p50_ms, p95_ms, p99_ms, len(times_ms))
+        found.append(((memory_mb / LAMBDA_MB_PER_CORE, 1, 1), times))
+    return found
+
+
+def _points(places: Mapping[tuple[float, int, int], _Times]) -> Iterable[Point]:
+    known = places.values()
+    p95 = median([t.p95_ms / t.p50_ms for t in known if t.p95_ms is not None] or [1.0])
+    p99 = median([t.p99_ms / t.p50_ms for t in known if t.p99_ms is not None] or [p95])
+    for (cores, concurrency, batch), times in sorted(places.items()):
+        p95_ms = max(times.p50_ms, times.p95_ms or times.p50_ms * p95)
+        p99_ms = max(p95_ms, times.p99_ms or times.p50_ms * p99)
+        yield Point(
+            cores, concurrency, batch, times.mean_ms, times.p50_ms, p95_ms, p99_ms, times.samples
+        )
+
+
+# The tables that Headgate carries: eight models on a server's cores, measured for it.
+
+
+_TABLES: Final = ("cpu_concurrency_latency.csv", "cpu_batch_latency.csv")
+
+
+def measured(function: str) -> Characterisation:
+    """Return what was measured of a function. Raises `ConfigError` for one that was not.
+
+    >>> measured("recommender").time_ms(cores=2, concurrency=5)
+    15.748
+    """
+    with ExitStack() as stack:
+        return read_tables([_path(stack, name) for name in _TABLES], function)
+
+
+def measured_functions() -> list[str]:
+    """Return the functions that were measured with several requests at once.
+
+    >>> measured_functions()
+    ['bert', 'classification', 'recommender']
+    """
+    with ExitStack() as stack:
+        return function_names(_path(stack, _TABLES[0]))
+
+
+def _path(stack: ExitStack, name: str) -> Path:
+    table = files("headgate").joinpath("data", "measured", name)
+    return stack.enter_context(as_file(table))

@@ -1,0 +1,1 @@
+"""A thin layer over the operating system: child processes, memory, threads."""

@@ -1,0 +1,37 @@
+"""One platform for all tests of a module that do not need their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from platform_rig import Caller, platform_in
+
+from headgate.lambda_emulator import EmbeddedPlatform
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keys of the platforms of tests are not left in anybody's home."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedPlatform, Caller]]:
+    """A platform with the limits of AWS, and a client of it."""
+    with platform_in(tmp_path_factory.mktemp("platform")) as both:
+        yield both
+
+
+@pytest.fixture
+def platform(served: tuple[EmbeddedPlatform, Caller]) -> EmbeddedPlatform:
+    """The platform of the module."""
+    return served[0]
+
+
+@pytest.fixture
+def caller(served: tuple[EmbeddedPlatform, Caller]) -> Caller:
+    """A client of the platform of the module."""
+    return served[1]

@@ -1,0 +1,182 @@
+"""Functions that do what they are told, and clients that do not try again by themselves."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import urlsplit
+
+import boto3
+import pytest
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.config import Config
+from botocore.credentials import Credentials
+from botocore.exceptions import ClientError
+
+from headgate.lambda_emulator import EmbeddedPlatform
+from headgate.lambda_emulator.api_models import RUNTIME
+
+ROLE = "arn:aws:iam::000000000000:role/any"
+HANDLER = '''
+import os
+import time
+from pathlib import Path
+
+print("module imported")
+calls = 0
+
+
+def handle(event, context):
+    """Do what the event says, in this order; answer with who has done it."""
+    global calls
+    calls += 1
+    print("asked for", event.get("note"))
+    if "mark" in event:  # proof that it ran, which outlives this process
+        with open(event["mark"], "a") as file:
+            file.write(context.aws_request_id + "\\n")
+    time.sleep(event.get("sleep", 0))
+    if "spin" in event:
+        end, began = time.monotonic() + event["spin"], time.process_time()
+        while time.monotonic() < end:
+            pass
+        return {"cpu_s": time.process_time() - began}
+    if "exit" in event:
+        os._exit(event["exit"])
+    if "until" in event and not os.path.exists(event["until"]):
+        raise FileNotFoundError(event["until"])
+    if "fail" in event:
+        raise ValueError(event["fail"])
+    if "bytes" in event:
+        return "x" * (event["bytes"] - 2)
+    return {
+        "note": event.get("note"),
+        "pid": os.getpid(),
+        "calls": calls,
+        "id": context.aws_request_id,
+        "arn": context.invoked_function_arn,
+        "left_ms": context.get_remaining_time_in_millis(),
+        "client": getattr(context.client_context, "custom", None),
+        "env": {name: os.environ.get(name) for name in event.get("env", ())},
+        "cpus": sorted(os.sched_getaffinity(0)),
+    }
+'''
+
+
+@dataclass(frozen=True)
+class Called:
+    """What a call came back with."""
+
+    status: int
+    error: str | None  # FunctionError
+    body: Any
+    response: dict[str, Any]
+
+
+class Caller:
+    """A boto3 client of one platform."""
+
+    def __init__(self, options: Mapping[str, str], **config: Any) -> None:
+        settings = {"retries": {"total_max_attempts": 1}, "max_pool_connections": 64, **config}
+        self.boto = boto3.client("lambda", **options, config=Config(**settings))
+
+    def invoke(self, function: str, event: object = None, **options: Any) -> Called:
+        """Call a function and wait for it."""
+        if event is not None:
+            options["Payload"] = json.dumps(event).encode()
+        response = self.boto.invoke(FunctionName=function, **options)
+        body = response["Payload"].read()
+        return Called(
+            response["StatusCode"],
+            response.get("FunctionError"),
+            json.loads(body) if body else None,
+            response,
+        )
+
+    def create(self, name: str, code: str = HANDLER, **options: Any) -> dict[str, Any]:
+        """Create a function from the text of its only module."""
+        asked: dict[str, Any] = {"Runtime": RUNTIME, "Role": ROLE, "Handler": "module.handle"}
+        asked |= {"MemorySize": 1_769, "Timeout": 60, **options}  # less may be too little
+        made: dict[str, Any] = self.boto.create_function(
+            FunctionName=name, Code={"ZipFile": zipped({"module.py": code})}, **asked
+        )
+        return made
+
+    def refused(self, operation: str, **options: Any) -> tuple[int, str, str]:
+        """Status, code and message of a call that must be refused."""
+        with pytest.raises(ClientError) as caught:
+            getattr(self.boto, operation)(**options)
+        response = caught.value.response
+        status = response["ResponseMetadata"]["HTTPStatusCode"]
+        return status, response["Error"]["Code"], response["Error"]["Message"]
+
+
+@contextmanager
+def platform_in(directory: Path, **settings: Any) -> Iterator[tuple[EmbeddedPlatform, Caller]]:
+    """A platform with a function `f` in it, and its client."""
+    code = directory / "source"
+    code.mkdir()
+    (code / "module.py").write_text(HANDLER, encoding="utf-8")
+    with EmbeddedPlatform(directory / "data", **settings) as platform:
+        platform.register("f", code, "module.handle")
+        caller = Caller(platform.client_options)
+        try:
+            yield platform, caller
+        finally:
+            caller.boto.close()
+
+
+def signed(
+    platform: EmbeddedPlatform,
+    method: bytes,
+    path: bytes,
+    body: bytes = b"",
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> bytes:
+    """The bytes of a request, signed as boto3 signs: path and headers are sent as they are."""
+    named = {"Host": urlsplit(platform.url).netloc, "Content-Type": "application/json", **headers}
+    url = f"{platform.url}{path.decode('latin-1')}"
+    asked = AWSRequest(method.decode(), url, headers=named, data=body)
+    options = platform.client_options
+    keys = Credentials(options["aws_access_key_id"], options["aws_secret_access_key"])
+    SigV4Auth(keys, "lambda", "eu-central-1").add_auth(asked)
+    asked.headers["Content-Length"] = str(len(body))
+    head = "".join(f"{name}: {value}\r\n" for name, value in asked.headers.items())
+    return method + b" " + path + b" HTTP/1.1\r\n" + head.encode("latin-1") + b"\r\n" + body
+
+
+def sent(platform: EmbeddedPlatform, data: bytes, *, ends: bool = False) -> bytes:
+    """What comes back first on a connection of its own."""
+    with socket.create_connection(("127.0.0.1", platform.port), timeout=60) as client:
+        client.sendall(data)
+        if ends:
+            client.shutdown(socket.SHUT_WR)
+        return client.recv(65_536)
+
+
+def zipped(files: dict[str, str]) -> bytes:
+    """A zip file with these files in it."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return buffer.getvalue()
+
+
+def eventually(holds: Callable[[], bool], timeout_s: float = 60.0) -> bool:
+    """Whether something comes true in time."""
+    end_s = time.monotonic() + timeout_s
+    while not holds():
+        if time.monotonic() > end_s:
+            return False
+        time.sleep(0.02)
+    return True

@@ -1,0 +1,45 @@
+"""The environment of instances: what AWS promises, what the function sets, and nothing of ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from platform_rig import platform_in
+
+from headgate.lambda_emulator.cpu_limits import THREAD_VARIABLES
+from headgate.lambda_emulator.instance import RESERVED
+
+SEES = """
+import os
+
+
+def handle(event, context):
+    return dict(os.environ)
+"""
+OURS = {
+    "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE",
+    "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+    "AWS_SESSION_TOKEN": "FwoGZXIvYXdzEXAMPLETOKEN",
+    "AWS_SHARED_CREDENTIALS_FILE": "/ours/credentials",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://ours/",
+    "HEADGATE_PLATFORM_ACCESS_KEY_ID": "OURKEYID",
+    "HEADGATE_PLATFORM_SECRET_ACCESS_KEY": "our-secret-of-the-platform",
+    "DATABASE_PASSWORD": "hunter2",
+    "HTTPS_PROXY": "http://ours:1",
+    "PYTHONSTARTUP": "/ours/startup.py",
+}
+INHERITED = {"PATH", "LD_LIBRARY_PATH", "TMPDIR"}
+SET = {"LANG", "LC_CTYPE", "TZ", "PYTHONPATH", "AWS_DEFAULT_REGION", *THREAD_VARIABLES}
+
+
+def test_instances_get_a_clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ours it has the paths that programs need; whatever else we have stays with us."""
+    for name, value in OURS.items():
+        monkeypatch.setenv(name, value)
+    with platform_in(tmp_path) as (_, caller):
+        caller.create("sees", SEES, Environment={"Variables": {"COLOUR": "red"}})
+        found: dict[str, str] = caller.invoke("sees").body
+    assert found["COLOUR"] == "red"
+    assert not set(found.values()) & set(OURS.values())
+    assert set(found) <= INHERITED | SET | RESERVED | {"COLOUR"}

@@ -1,0 +1,127 @@
+"""Clients that mean no good, or that do not know better: each gets an answer, and others too."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from platform_rig import Caller, platform_in, sent, signed
+
+from headgate.lambda_emulator import EmbeddedPlatform, http
+
+FUNCTIONS = b"/2015-03-31/functions"
+INVOKE = FUNCTIONS + b"/f/invocations"
+
+
+@pytest.fixture(autouse=True)
+def _still_serves(platform: EmbeddedPlatform, capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
+    """Whatever a test does, the next client is served, and nothing was a defect of ours."""
+    yield
+    answer = sent(platform, signed(platform, b"GET", FUNCTIONS))
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def request(method: bytes, path: bytes, body: bytes = b"", head: bytes = b"") -> bytes:
+    """The bytes of a request that nobody has signed."""
+    length = str(len(body)).encode()
+    first = method + b" " + path + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+    return first + head + b"Content-Length: " + length + b"\r\n\r\n" + body
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        bytes(range(256)) * 8,
+        b"\x16\x03\x01\x00\xc8\x01\x00\x00\xc4\x03\x03" + b"x" * 200,  # as TLS begins
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        request(b"GET", b"http://["),
+        request(b"GET", FUNCTIONS + b"/\xff"),
+        request(b"GET", b"/" + b"a" * 100_000),
+        request(b"GET", FUNCTIONS, head=b"Content-Length: -5\r\n"),
+        request(b"POST", FUNCTIONS, b"zzz\r\n", b"Transfer-Encoding: chunked\r\n"),
+    ],
+    ids=range(8),
+)
+def test_what_is_no_http(platform: EmbeddedPlatform, data: bytes) -> None:
+    answer = sent(platform, data)
+    assert answer.startswith(b"HTTP/1.1 400 ") and answer.endswith(b'can be read."}')
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        (b"POST", FUNCTIONS, b'{"a":' * 100_000, 400),
+        (b"POST", FUNCTIONS, b'{"Code":' * 100_000, 400),
+        (b"POST", FUNCTIONS, b"\xff", 400),
+        (b"POST", INVOKE, b"[" * 100_000, 400),
+        (b"GET", FUNCTIONS + b"?MaxItems=" + b"9" * 5_000, b"", 200),
+        (b"GET", FUNCTIONS + b"?MaxItems=%C2%B2&Marker=%FF", b"", 200),
+        (b"GET", FUNCTIONS + b"?Mark=1", b"", 400),
+        (b"GET", FUNCTIONS + b"/%00", b"", 400),
+        (b"PUT", FUNCTIONS + b"/f/configuration", b'{"Handler":""}', 400),
+        (b"POST", b"/2017-10-31/functions/f/concurrency", b"", 404),
+        (b"PUT", b"/2017-03-31/tags/f", b"{}", 404),
+    ],
+    ids=range(11),
+)
+def test_what_makes_no_sense(
+    platform: EmbeddedPlatform, method: bytes, path: bytes, body: bytes, status: int
+) -> None:
+    answer = sent(platform, signed(platform, method, path, body))
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+
+
+@pytest.mark.parametrize("context", [b"[" * 2_600, b"[" * 990 + b"]" * 990, b"[1]", b"\xff"])
+def test_contexts_that_are_no_objects(platform: EmbeddedPlatform, context: bytes) -> None:
+    headers = {"X-Amz-Client-Context": base64.b64encode(context).decode()}
+    answer = sent(platform, signed(platform, b"POST", INVOKE, b"{}", headers))
+    assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+def test_requests_that_never_end(
+    platform: EmbeddedPlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of one is nobody's answer; who is silent for too long is hung up on."""
+    assert sent(platform, b"GET / HT", ends=True) == b""
+    assert sent(platform, signed(platform, b"POST", INVOKE, b"x" * 100)[:-50], ends=True) == b""
+    monkeypatch.setattr(http, "_REQUEST_S_MAX", 0.2)
+    for begun in (b"", b"GET /", signed(platform, b"POST", INVOKE, b"xx")[:-1]):
+        assert sent(platform, begun) == b""
+
+
+def test_a_head_without_end(platform: EmbeddedPlatform) -> None:
+    """Too long, and too many headers, of one name or of many."""
+    for lines in (
+        b"".join(b"X%d: %s\r\n" % (number, b"a" * 1_500) for number in range(64)),
+        b"X: a\r\n" * 300,
+    ):
+        assert b"HTTP/1.1 400 " in sent(platform, request(b"GET", FUNCTIONS, head=lines))
+
+
+def test_code_that_goes_away(tmp_path: Path) -> None:
+    """An instance that cannot start is the reason that is given, and leaves nothing open."""
+    with platform_in(tmp_path) as (platform, caller):
+        source = tmp_path / "gone"
+        source.mkdir()
+        (source / "module.py").write_text("", encoding="utf-8")
+        platform.register("gone", source, "module.handle")
+        shutil.rmtree(source)
+        refused = _refusals(caller, 3)
+        before = _open_files()
+        refused += _refusals(caller, 20)
+        assert all(status == 500 and "no instance can" in said for status, _, said in refused)
+        assert not any(str(tmp_path) in said for _, _, said in refused), "whose files they are"
+        assert _open_files() <= before + 2
+        assert platform.instances() == []
+
+
+def _open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def _refusals(caller: Caller, count: int) -> list[tuple[int, str, str]]:
+    return [caller.refused("invoke", FunctionName="gone") for _ in range(count)]

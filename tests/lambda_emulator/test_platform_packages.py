@@ -1,0 +1,195 @@
+"""Packages that are broken, or mean no good: each is refused, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import io
+import stat
+import struct
+import zipfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from platform_rig import Caller, eventually, platform_in, zipped
+
+from headgate.lambda_emulator import EmbeddedPlatform, Settings
+from headgate.lambda_emulator.api_models import RUNTIME
+from headgate.lambda_emulator.errors import ServiceError
+from headgate.lambda_emulator.functions import unpack
+
+MODULE = "def handle(event, context):\n    return 1\n" * 50
+GOOD = zipped({"module.py": MODULE})
+ROLE = "arn:aws:iam::000000000000:role/any"
+
+
+def deflated(name: str = "module.py", text: str = MODULE) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, text)
+    return buffer.getvalue()
+
+
+def flipped(package: bytes, position: int) -> bytes:
+    """With all bits of one byte turned."""
+    return package[:position] + bytes([package[position] ^ 0xFF]) + package[position + 1 :]
+
+
+def with_mode(mode: int, name: str = "link", text: str = "/etc/passwd") -> bytes:
+    """With a file of a kind of its own."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        entry = zipfile.ZipInfo(name)
+        entry.external_attr = mode << 16
+        archive.writestr(entry, text)
+    return buffer.getvalue()
+
+
+def packed(how: int) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", how) as archive:
+        archive.writestr("module.py", MODULE)
+    return buffer.getvalue()
+
+
+def lying(size: int) -> bytes:
+    """A file that says it is smaller than it is, in both places that say so."""
+    package = deflated(text="x" * 1_000_000)
+    return package.replace(struct.pack("<L", 1_000_000), struct.pack("<L", size))
+
+
+BROKEN = {
+    "cut short": GOOD[:-30],
+    "text": b"no zip",
+    "nothing": b"",
+    "a deflated stream that is none": flipped(deflated(), 60),
+    "another text than that of the checksum": flipped(GOOD, 60),
+    "up and away": zipped({"../../evil.py": ""}),
+    "up and away, further down": zipped({"a/../../evil.py": ""}),
+    "absolute": zipped({"/evil.py": ""}),
+    "a link": with_mode(stat.S_IFLNK | 0o777),
+    "a link to a directory, and a file in it": with_mode(stat.S_IFLNK | 0o777, "a", "/tmp"),
+    "a device": with_mode(stat.S_IFCHR | 0o777),
+    "a pipe": with_mode(stat.S_IFIFO | 0o777),
+    "a name that is too long": zipped({"a" * 300: ""}),
+    "a file where a directory should be": zipped({"a": "", "a/b": ""}),
+    "packed with bzip2": packed(zipfile.ZIP_BZIP2),
+    "packed with LZMA": packed(zipfile.ZIP_LZMA),
+    "larger than it says": lying(10),
+}
+
+
+@pytest.fixture(scope="module")
+def victim(served: tuple[EmbeddedPlatform, Caller]) -> str:
+    """A function whose code nobody may change by a package that is none."""
+    served[1].create("victim", MODULE)
+    return "victim"
+
+
+@pytest.mark.parametrize("package", BROKEN.values(), ids=BROKEN.keys())
+def test_what_is_no_package(
+    platform: EmbeddedPlatform, caller: Caller, victim: str, package: bytes
+) -> None:
+    """Neither creates a function nor changes one, by the same words that AWS uses."""
+    before = _below(platform)
+    shown = caller.boto.get_function(FunctionName=victim)["Configuration"]
+    for status, code, said in (
+        caller.refused(
+            "create_function",
+            FunctionName="broken",
+            Role=ROLE,
+            Runtime=RUNTIME,
+            Handler="module.handle",
+            Code={"ZipFile": package},
+        ),
+        caller.refused("update_function_code", FunctionName=victim, ZipFile=package),
+    ):
+        assert (status, code) == (400, "InvalidParameterValueException"), said
+        assert "Could not unzip uploaded file" in said
+        assert str(platform.directory) not in said
+    assert caller.refused("get_function", FunctionName="broken")[0] == 404
+    assert caller.boto.get_function(FunctionName=victim)["Configuration"] == shown
+    assert _below(platform) == before, "something was left behind"
+    assert not list(platform.directory.parent.rglob("evil.py"))
+
+
+def test_a_package_with_nothing_in_it(tmp_path: Path) -> None:
+    with pytest.raises(ServiceError, match="must be a non-empty zip"):
+        unpack(zipped({}), tmp_path, Settings())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("size", [262_144_001, 2**32 - 2])
+def test_a_bomb(platform: EmbeddedPlatform, caller: Caller, size: int) -> None:
+    """It says itself how large it would be, and nothing of it is unpacked."""
+    before = _below(platform)
+    refused = caller.refused(
+        "create_function",
+        FunctionName="bomb",
+        Role=ROLE,
+        Runtime=RUNTIME,
+        Handler="module.handle",
+        Code={"ZipFile": lying(size)},
+    )
+    assert refused[0] == 400 and "Unzipped size must be smaller than 262144000" in refused[2]
+    assert _below(platform) == before
+
+
+def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.lambda_emulator.functions._FILES_MAX", 3)
+    assert unpack(zipped({str(n): "" for n in range(3)}), tmp_path, Settings()).directory.is_dir()
+    with pytest.raises(ServiceError, match="more than 3 files"):
+        unpack(zipped({str(n): "" for n in range(4)}), tmp_path, Settings())
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_any_damage_is_the_senders(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Whatever is wrong with a package, it is unpacked or refused with 400, and never a defect."""
+    package = data.draw(st.sampled_from((GOOD, deflated())))
+    for _ in range(data.draw(st.integers(1, 4))):
+        package = flipped(package, data.draw(st.integers(0, len(package) - 1)))
+    below = tmp_path_factory.mktemp("damaged")
+    try:
+        unpack(package, below, Settings())
+    except ServiceError as error:
+        assert error.status == 400
+        assert list(below.iterdir()) == []
+
+
+def test_a_disk_that_is_full_is_not_the_senders_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", str(tmp_path))
+
+    monkeypatch.setattr(zipfile.ZipFile, "extractall", full)
+    with pytest.raises(ServiceError) as caught:
+        unpack(GOOD, tmp_path, Settings())
+    assert caught.value.status == 500 and str(tmp_path) not in caught.value.message
+    assert list(tmp_path.iterdir()) == []
+    assert "No space left on device" in caplog.text
+
+
+def test_what_is_refused_for_another_reason_is_not_unpacked(tmp_path: Path) -> None:
+    with platform_in(tmp_path) as (platform, caller):
+        before = _below(platform)
+        for wrong in ({"MemorySize": 20_000}, {"Handler": " "}, {"Tags": {"aws:a": "b"}}):
+            asked = {
+                "FunctionName": "new",
+                "Role": ROLE,
+                "Runtime": RUNTIME,
+                "Handler": "module.handle",
+                "Code": {"ZipFile": GOOD},
+            }
+            assert caller.refused("create_function", **(asked | wrong))[0] == 400
+        assert _below(platform) == before
+        caller.create("new", MODULE)
+        assert eventually(lambda: caller.invoke("new", {}).body == 1)
+
+
+def _below(platform: EmbeddedPlatform) -> list[Path]:
+    codes = platform.directory / "code"
+    return sorted(codes.iterdir()) if codes.is_dir() else []

@@ -1,0 +1,197 @@
+"""The Runtime API of an instance answers that instance alone."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from platform_rig import Caller, eventually, platform_in
+
+from headgate.lambda_emulator import EmbeddedPlatform
+from headgate.lambda_emulator.instance import is_from_session
+
+NEXT = "GET /2018-06-01/runtime/invocation/next"
+# Says where its Runtime API is, and calls that of another, in its own process or in a child's.
+CURIOUS = """
+import http.client, os, subprocess, sys
+
+TALK = '''
+import http.client, sys
+connection = http.client.HTTPConnection(sys.argv[1], timeout=60)
+connection.request("POST", "/2018-06-01/runtime/invocation/nobody/response", b"{}")
+print(connection.getresponse().status)
+'''
+
+def handle(event, context):
+    own = os.environ["AWS_LAMBDA_RUNTIME_API"]
+    if "child" in event:
+        command = (sys.executable, "-c", TALK, own)
+        return subprocess.check_output(command, text=True).strip()
+    if "other" not in event:
+        return own
+    connection = http.client.HTTPConnection(event["other"], timeout=60)
+    connection.request("POST", "/2018-06-01/runtime/init/error", b'{"errorType":"Forged"}')
+    return connection.getresponse().status
+"""
+
+
+def ask(api: str, line: str, *headers: str, body: str = "") -> str:
+    """What a stranger is answered: a process of the tests is one."""
+    host, _, port = api.partition(":")
+    lines = [f"{line} HTTP/1.1", *headers, f"Content-Length: {len(body)}", "", body]
+    with socket.create_connection((host, int(port)), timeout=60) as client:
+        client.sendall("\r\n".join(lines).encode())
+        return client.makefile("rb").read().decode()
+
+
+@pytest.fixture(scope="module")
+def api(served: tuple[EmbeddedPlatform, Caller]) -> str:
+    """Where the Runtime API of an idle instance is."""
+    caller = served[1]
+    caller.create("curious", CURIOUS)
+    found = caller.invoke("curious", {}).body
+    assert isinstance(found, str)
+    return found
+
+
+def test_a_stranger_gets_nothing_and_nothing_happens(
+    platform: EmbeddedPlatform, caller: Caller, api: str
+) -> None:
+    """Neither calls, nor answers for somebody else, nor the report that it cannot start."""
+    (before,) = [each for each in platform.instances() if each.function == "curious"]
+    host = f"Host: {api}"
+    for line, body in (
+        (NEXT, ""),
+        ("POST /2018-06-01/runtime/init/error", '{"errorType":"Forged"}'),
+        ("POST /2018-06-01/runtime/invocation/x/response", '"forged"'),
+        ("POST /2018-06-01/runtime/invocation/x/error", '{"errorType":"Forged"}'),
+        ("GET /", ""),
+    ):
+        answer = ask(api, line, host, body=body)
+        assert answer.startswith("HTTP/1.1 403 Forbidden"), line
+        assert "Connection: close" in answer
+    assert caller.invoke("curious", {}).body == api, "not the same instance, or not its answer"
+    assert before in platform.instances()
+
+
+def test_a_stranger_cannot_take_a_call_away(tmp_path: Path) -> None:
+    """While the instance runs one call, a stranger's answers for it are not taken."""
+    with platform_in(tmp_path) as (_, caller):
+        caller.create("curious", CURIOUS)
+        api = caller.invoke("curious", {}).body
+        code = (
+            "import os, time\n"
+            "def handle(event, context):\n"
+            "    open(event['began'], 'w').write(context.aws_request_id)\n"
+            "    while not os.path.exists(event['end']): time.sleep(0.01)\n"
+            "    return os.environ['AWS_LAMBDA_RUNTIME_API']\n"
+        )
+        caller.create("slow", code, Timeout=60)
+        began, end = tmp_path / "began", tmp_path / "end"
+        answers: list[object] = []
+        event = {"began": str(began), "end": str(end)}
+        call = threading.Thread(target=lambda: answers.append(caller.invoke("slow", event).body))
+        call.start()
+        assert eventually(lambda: began.exists() and bool(began.read_text()))
+        path = f"/2018-06-01/runtime/invocation/{began.read_text()}/response"
+        for port in _listening(api):
+            ask(f"127.0.0.1:{port}", f"POST {path}", f"Host: 127.0.0.1:{port}", body='"forged"')
+        end.touch()
+        call.join()
+        assert isinstance(answers[0], str) and answers[0].startswith("127.0.0.1:")
+
+
+def test_one_instance_cannot_speak_for_another(caller: Caller, api: str) -> None:
+    caller.create("neighbour", CURIOUS)
+    assert caller.invoke("neighbour", {"other": api}).body == 403
+    assert caller.invoke("curious", {}).body == api
+
+
+def test_a_process_that_the_instance_has_started_is_of_the_instance(
+    caller: Caller, api: str
+) -> None:
+    """It is answered: that there is no such call."""
+    assert caller.invoke("curious", {"child": True}).body == "400"
+
+
+@pytest.mark.parametrize(
+    "headers", [["Host: evil.example"], ["Host: 127.0.0.1"], [], ["Host: {api}", "Origin: null"]]
+)
+def test_pages_are_refused_whoever_opens_them(api: str, headers: list[str]) -> None:
+    answer = ask(api, NEXT, *(header.format(api=api) for header in headers))
+    assert answer.startswith("HTTP/1.1 403 ")
+
+
+def test_a_second_request_after_a_refusal_is_not_looked_at(
+    platform: EmbeddedPlatform, caller: Caller, api: str
+) -> None:
+    """Only the first of a connection is asked where it comes from: there is none behind it."""
+    one = f"{NEXT} HTTP/1.1\r\nHost: {api}\r\n\r\n"
+    host, _, port = api.partition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as client:
+        client.sendall((one + one).encode())
+        answer = client.makefile("rb").read()
+    assert answer.count(b"HTTP/1.1 ") == 1 and answer.startswith(b"HTTP/1.1 403 ")
+    assert caller.invoke("curious", {}).body == api
+
+
+def test_whose_connection_it_is() -> None:
+    """A child in a session of its own has its connections alone: ours are not of its session.
+
+    The session of this process is not asked about: its leader may be outside the container, and
+    the kernel then calls the session 0.
+    """
+    program = (
+        "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1])));"
+        "print(); sys.stdin.read()"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        with (
+            subprocess.Popen(
+                (sys.executable, "-c", program, str(address[1])),
+                stdin=subprocess.PIPE,
+                start_new_session=True,
+            ) as child,
+            server.accept()[0] as theirs,
+            socket.create_connection(address),
+            server.accept()[0] as ours,
+        ):
+            peer = theirs.getpeername()
+            assert is_from_session(peer, address, child.pid)
+            assert not is_from_session(peer, address, child.pid + 1)
+            assert not is_from_session(peer, address, 0)
+            assert not is_from_session((peer[0], peer[1] ^ 1), address, child.pid)
+            assert not is_from_session(ours.getpeername(), address, child.pid)
+            child.communicate()
+            assert not is_from_session(peer, address, child.pid), "closed: nobody's"
+
+
+def _listening(api: str) -> list[int]:
+    """Ports above a known one that somebody listens on: instances have random ones."""
+    ports = []
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        host, port = fields[1].split(":")
+        if fields[3] == "0A" and host == "0100007F" and _is_runtime_api(int(port, 16)):
+            ports.append(int(port, 16))
+    assert int(api.partition(":")[2]) in ports
+    return ports
+
+
+def _is_runtime_api(port: int) -> bool:
+    """Whether it is one of ours: instances of other tests' platforms have other parents."""
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            variables = path.read_bytes().split(b"\0")
+            parent = Path(path.parent, "stat").read_text().rpartition(")")[2].split()[1]
+        except OSError:
+            continue
+        if b"AWS_LAMBDA_RUNTIME_API=127.0.0.1:%d" % port in variables:
+            return int(parent) == os.getpid()
+    return False

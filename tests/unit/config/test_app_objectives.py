@@ -1,0 +1,92 @@
+"""A latency below the fastest way through a pipeline is found, and no other."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+
+from headgate.config import from_spec
+from headgate.config.objectives import unreachable_objectives
+
+FUNCTIONS = {"a": {"exec": "5ms", "start": "10s"}, "b": {"exec": "7ms"}, "c": {"exec": "1ms"}}
+STAGES: dict[str, dict[str, object]] = {
+    "first": {"function": "a"},
+    "beside": {"function": "c"},
+    "last": {"function": "b", "after": ["first", "beside"]},
+}
+
+
+def problems(latency: str, **sections: object) -> list[str]:
+    spec = {
+        "functions": FUNCTIONS,
+        "pools": {"cpu": {"tier": "dedicated"}},
+        "pipelines": {"p": {"stages": STAGES}},
+        "slo": {"latency": latency},
+        **sections,
+    }
+    return [str(problem) for problem in unreachable_objectives(from_spec(spec, "app.yaml"), "it")]
+
+
+def test_the_longest_chain_counts_and_starting_does_not() -> None:
+    assert problems("11.9ms") == [
+        "it: slo.latency: '11.9ms': is below the fastest path of pipeline p, 12ms: "
+        "a 5ms -> b 7ms (allowed: 12ms or longer)"
+    ]
+    assert problems("12ms") == problems("never") == []
+
+
+@pytest.mark.parametrize("order", list(permutations(STAGES)))
+def test_stages_may_stand_in_any_order(order: tuple[str, ...]) -> None:
+    stages = {name: STAGES[name] for name in order}
+    (problem,) = problems("5ms", pipelines={"p": {"stages": stages}})
+    assert "12ms: a 5ms -> b 7ms" in problem
+
+
+def test_the_objective_of_a_pipeline_is_named_by_its_own_key() -> None:
+    pipelines = {
+        "tight": {"function": "b", "slo": {"latency": "1ms"}},
+        "loose": {"function": "b"},
+    }
+    (problem,) = problems("1s", pipelines=pipelines)
+    assert problem.startswith("it: pipelines.tight.slo.latency: '1ms': is below the fastest path")
+
+
+def test_the_network_counts_both_ways_and_the_fastest_variant_of_all() -> None:
+    functions = {
+        "f": {
+            "variants": {
+                "near": {"exec": "9ms", "pools": ["near"]},
+                "far": {"exec": "2ms", "pools": ["far"]},
+            }
+        }
+    }
+    pools = {"near": {"tier": "dedicated"}, "far": {"tier": "dedicated", "network": "3ms"}}
+    sections = {"functions": functions, "pools": pools, "pipelines": {"p": {"function": "f"}}}
+    (problem,) = problems("7.9ms", **sections)
+    assert "8ms: f 8ms" in problem
+    assert problems("8ms", **sections) == []
+
+
+def test_a_stage_that_does_not_always_run_and_a_time_that_nobody_knows_count_as_nothing() -> None:
+    stages = {
+        "a": {"function": "a"},
+        "b": {"function": "b", "after": ["a"], "only_if_unsure": True},
+    }
+    assert problems("5ms", pipelines={"p": {"stages": stages}}) == []
+    unknown = {**FUNCTIONS, "a": {"model": "a.onnx"}}
+    assert problems("8ms", functions=unknown) == []
+    (problem,) = problems("6ms", functions=unknown)
+    assert problem.endswith("8ms: c 1ms -> b 7ms (allowed: 8ms or longer)")
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        {"scale": {"a": 0.5, "b": 0.5}},
+        {"distribution": "observed", "observed": {"a": [0.5, 2.0], "b": [0.5]}},
+    ],
+)
+def test_a_truth_that_is_faster_than_its_profile_is_no_mistake(truth: dict[str, object]) -> None:
+    assert problems("6ms", simulation={"truth": truth}) == []
+    assert len(problems("5.9ms", simulation={"truth": truth})) == 1

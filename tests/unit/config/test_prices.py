@@ -1,0 +1,109 @@
+"""Price lists: what Headgate brings, and what the user puts in its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headgate.config.prices import BUNDLED, FunctionsSpec, InstanceSpec, read_prices
+from headgate.core.catalog import MIB
+from headgate.core.errors import ConfigError
+
+OWN = """
+title: our rack
+as_of: "2026-01-02"
+instances:
+  node: {cpus: 12, memory: 64GB, price: $0.30/h}
+"""
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_what_headgate_brings() -> None:
+    """Numbers that the plan of the hybrid-serving paper rests on."""
+    prices = read_prices()
+    (functions,) = prices.platforms
+    assert functions.cpus(1769 * MIB) == 1.0
+    assert functions.sizes_bytes[-1] == 10_240 * MIB
+    assert functions.cpus(functions.sizes_bytes[-1]) == pytest.approx(5.79, abs=0.01)
+    terms = functions.sized(6656 * MIB)
+    assert terms.usd(130_000_000) == pytest.approx(1.43e-5, rel=0.01)
+    assert (terms.concurrency_max, terms.burst, terms.starts_per_s) == (1_000, 1_000, 100.0)
+    assert terms.bills_start
+    by_name = {offer.name: offer for offer in prices.instances}
+    assert by_name["ml.c5.large"].cpus == 2
+    assert by_name["ml.c5.2xlarge"].usd_per_hour == pytest.approx(0.41, abs=0.01)
+
+
+def test_a_managed_machine_costs_more_than_the_same_one_alone() -> None:
+    by_name = {offer.name: offer for offer in read_prices().instances}
+    pairs = [(name, f"ml.{name}") for name in by_name if f"ml.{name}" in by_name]
+    assert pairs
+    for plain, managed in pairs:
+        assert by_name[managed].cpus == by_name[plain].cpus
+        assert by_name[managed].usd_per_hour > by_name[plain].usd_per_hour
+
+
+@pytest.mark.parametrize("path", sorted(BUNDLED.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_number_says_where_it_is_from(path: Path) -> None:
+    """Each key of a list is covered by a fact, and what is not assumed has a source."""
+    prices = read_prices([str(path)])
+    facts = [fact for fact in prices.facts if f"{fact.title} ({fact.as_of})" == prices.titles[0]]
+    covered = {key for fact in facts for key in fact.keys}
+    kinds = (FunctionsSpec, InstanceSpec)
+    assert any(covered == set(kind.__struct_fields__) for kind in kinds), covered
+    assert all(fact.source for fact in facts if fact.confidence != "assumed")
+    assert path.stem.endswith(facts[0].as_of[:7])
+
+
+def test_own_instances_take_the_place_of_ours(tmp_path: Path) -> None:
+    prices = read_prices([write(tmp_path / "own.yaml", OWN)])
+    assert [offer.name for offer in prices.instances] == ["node"]
+    assert [platform.name for platform in prices.platforms] == ["aws-lambda"]
+    assert prices.titles[0] == "our rack (2026-01-02)"
+
+
+def test_types_by_name() -> None:
+    prices = read_prices()
+    assert len(prices.instances_named([], "--instance")) == len(prices.instances)
+    managed = prices.instances_named(["ml.*", "c5.large"], "--instance")
+    assert {offer.name.partition(".")[0] for offer in managed} == {"ml", "c5"}
+    with pytest.raises(ConfigError, match=r"'ml.c5.lrge': unknown .* did you mean ml.c5.large"):
+        prices.instances_named(["ml.c5.lrge"], "--instance")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("price: $0.30/h", "price: $0.30", "instances.node.price: '$0.30': needs a unit"),
+        ("cpus: 12", "cpus: 0", "instances.node.cpus: 0.0: must be more than zero"),
+        ("cpus: 12", "cpus: 2.1234", "instances.node.cpus: 2.1234: is finer than a thousandth"),
+        ("memory: 64GB", "memory: 64", "instances.node.memory: 64: "),
+        ("memory", "memori", "'memori': unknown key, did you mean memory?"),
+        ('"2026-01-02"', '"January"', "as_of: 'January'"),
+        ("title: our rack", "", "title: is missing"),
+    ],
+)
+def test_bad_lists(tmp_path: Path, old: str, new: str, problem: str) -> None:
+    path = write(tmp_path / "own.yaml", OWN.replace(old, new))
+    with pytest.raises(ConfigError) as caught:
+        read_prices([path])
+    assert str(caught.value).startswith(path)
+    assert problem in str(caught.value)
+
+
+def test_sizes_that_make_no_sense(tmp_path: Path) -> None:
+    text = OWN + "functions: {f: {cpu_memory: 1GiB, price: $1/GB-s, sizes: {SIZES}}}\n"
+    for sizes, problem in (
+        ("least: 2GiB, most: 1GiB, step: 1GiB", "is more than `most`"),
+        ("least: 1MiB, most: 9GiB, step: 1MiB", "too many sizes"),
+        ("least: 1GB, most: 9GB, step: 1GB", "is no whole number of MiB"),
+        ("least: 0B, most: 9GiB, step: 1GiB", "is no whole number of MiB"),
+        ("least: 1GiB, most: unlimited, step: 1GiB", "is not a number with a unit"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            read_prices([write(tmp_path / "own.yaml", text.replace("SIZES", sizes))])

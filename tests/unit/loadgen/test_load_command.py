@@ -1,0 +1,88 @@
+"""`headgate load`: what it prints, what it writes, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from load_server import Answer, serving
+
+from headgate.cli.main import cli
+from headgate.core.clock import SECOND_NS
+from headgate.loadgen import Body, LoadOptions, run_open_loop, summarise_load
+from headgate.workload import deterministic
+
+
+def load(*arguments: object) -> Result:
+    """Run the command in this process."""
+    return CliRunner().invoke(cli, ["load", *map(str, arguments)])
+
+
+def test_it_prints_outcomes_and_latencies() -> None:
+    with serving(lambda number: Answer(429 if number % 4 == 3 else 200)) as server:
+        ended = load(
+            server.url, "--model", "echo", "--arrivals", "deterministic:rate=100/s", "--duration", 1
+        )
+    assert ended.exit_code == 0, ended.output
+    lines = {
+        line.split()[0]: line.split()[1:] for line in ended.stdout.splitlines() if line.strip()
+    }
+    assert lines["met"] == ["75", "75.00"]
+    assert lines["rejected"][:1] == ["after"]
+    assert "open loop" in ended.stdout
+    assert "sender late" in ended.stdout
+
+
+def test_json_and_report(tmp_path: Path) -> None:
+    """The report is the one of simulated runs, made from what the client saw."""
+    with serving() as server:
+        ended = load(
+            server.url,
+            *("--model", "echo", "--binary", "--slo-ms", "60000", "--report", tmp_path / "out"),
+            *("--arrivals", "deterministic:rate=50/s", "--duration", "0.2", "--json"),
+        )
+    assert ended.exit_code == 0, ended.output
+    found = json.loads(ended.stdout)
+    assert (found["requests"], found["met"]) == (10, 10)
+    assert found["load"]["answers"] == {"200": 10}
+    assert found["p99_ms"] >= found["p50_ms"] > 0
+    assert (tmp_path / "out" / "report.html").exists()
+    assert b'"binary_data_size":32' in server.bodies[0]
+
+
+def test_a_closed_loop_warns() -> None:
+    with serving() as server:
+        ended = load(server.url, "--model", "echo", "--concurrency", 2, "--duration", "0.2")
+    assert ended.exit_code == 0, ended.output
+    assert "hides queueing" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((), "there are no requests to send"),
+        (("--arrivals", "poisson:rate=1/s", "--concurrency", "1"), "cannot be given together"),
+        (("--arrivals", "closed:clients=2"), "is a closed loop"),
+        (("--arrivals", "poisson:rate=x"), "--arrivals"),
+        (("--concurrency", "1", "--header", "nothing"), "is not a header"),
+        (("--concurrency", "1", "--payload", "no/such/file"), "cannot be read"),
+        (("--concurrency", "1", "--model", "m"), "cannot be reached"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: tuple[str, ...], problem: str) -> None:
+    ended = load("http://127.0.0.1:1", *arguments)
+    assert ended.exit_code == 2
+    assert problem in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_one_process_sends_thousands_a_second() -> None:
+    """Half a second at 4,000/s, all answered: how soon is for benchmarks to say."""
+    body = Body(b'{"x":[1,2,3,4,5,6,7,8]}', {"Content-Type": "application/json"})
+    with serving() as server:
+        arrivals = deterministic(4_000, SECOND_NS // 2)
+        result = run_open_loop(f"{server.url}/x", arrivals, LoadOptions(body=body))
+    summary = summarise_load(result)
+    assert summary.answers == {"200": 2_000}

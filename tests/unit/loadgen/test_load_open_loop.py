@@ -1,0 +1,211 @@
+"""Requests go out at their own times, and every one of them ends in exactly one way."""
+
+from __future__ import annotations
+
+import socket
+
+import numpy as np
+import pytest
+from load_server import Answer, serving
+
+from headgate.core.clock import MILLISECOND_NS, NEVER_NS, SECOND_NS
+from headgate.core.errors import ConfigError
+from headgate.core.states import Outcome
+from headgate.loadgen import (
+    Body,
+    LoadOptions,
+    Standing,
+    Trouble,
+    run_closed_loop,
+    run_open_loop,
+    summarise_load,
+)
+from headgate.workload import Arrivals, arrivals_at, named
+
+BODY = Body(b"{}", {"Content-Type": "application/json"})
+
+
+def every(step_ms: float, count: int) -> Arrivals:
+    """So many requests, evenly spaced."""
+    times_ns = (np.arange(count) * step_ms * MILLISECOND_NS).astype(np.int64)
+    return arrivals_at(times_ns, int(times_ns[-1]) + MILLISECOND_NS)
+
+
+def test_a_stalled_server_does_not_slow_the_sender() -> None:
+    """The first answer waits for all the others to be sent; they are, none before its time."""
+    arrivals = every(5, 20)
+
+    def decide(number: int) -> Answer:
+        if number:
+            return Answer()
+        return Answer(201, until=lambda: len(server.bodies) == len(arrivals))
+
+    with serving(decide) as server:
+        result = run_open_loop(f"{server.url}/x", arrivals, LoadOptions(body=BODY))
+    (stalled,) = np.flatnonzero(result.status == 201)
+    assert (np.delete(result.status, stalled) == 200).all()
+    assert (result.sent_ns >= arrivals.times_ns).all()
+    assert result.ended_ns[stalled] > result.sent_ns.max()
+    assert result.latency_ns[stalled] >= arrivals.times_ns[-1] - arrivals.times_ns[stalled]
+
+
+def test_waiting_for_a_connection_counts() -> None:
+    """With one connection, the third of three waits for the answers of two others."""
+    options = LoadOptions(body=BODY, connections_max=1)
+    with serving(lambda _: Answer(after_s=0.03)) as server:
+        result = run_open_loop(f"{server.url}/x", every(0, 3), options)
+    assert result.connections == 1
+    assert (result.sent_ns[1:] >= result.ended_ns[:-1]).all()
+    assert result.reached_ns[2] < result.ended_ns[0], "it was not the sender's doing"
+    assert result.connection_wait_ns[2] > result.ended_ns[1] - result.ended_ns[0] > 0
+    assert result.latency_ns[2] > result.connection_wait_ns[2]
+
+
+def test_statuses_and_headers_become_outcomes() -> None:
+    answers = [
+        Answer(),
+        Answer(headers={"X-Headgate-Outcome": "late"}),
+        Answer(429),
+        Answer(504),
+        Answer(500),
+        Answer(422, {"x-headgate-outcome": "rejected"}),
+        Answer(hangs_up=True),
+        Answer(headers={"Connection": "close"}),
+    ]
+    options = LoadOptions(body=BODY, connections_max=1)  # one after the other, in their order
+    with serving(lambda number: answers[number]) as server:
+        result = run_open_loop(f"{server.url}/x", every(1, len(answers)), options)
+    assert result.outcome.tolist() == [
+        Outcome.MET,
+        Outcome.LATE,
+        Outcome.REJECTED,
+        Outcome.EXPIRED,
+        Outcome.FAILED,
+        Outcome.REJECTED,
+        Outcome.FAILED,
+        Outcome.MET,
+    ]
+    assert result.trouble.tolist() == [0] * 6 + [Trouble.LOST, 0]
+    summary = summarise_load(result)
+    assert summary.answers == {
+        "200": 3,
+        "429": 1,
+        "504": 1,
+        "500": 1,
+        "422": 1,
+        "connection lost": 1,
+    }
+    assert summary.rejected_p50_ms > 0
+
+
+def test_the_clients_own_objective_decides_what_is_late() -> None:
+    """The server says late of what came early, or says nothing of what came late."""
+    late = {"X-Headgate-Outcome": "late"}
+    cases: tuple[tuple[int, dict[str, str], int], ...] = (
+        (30 * SECOND_NS, late, Outcome.MET),
+        (MILLISECOND_NS, {}, Outcome.LATE),
+    )
+    for slo_ns, headers, outcome in cases:
+        options = LoadOptions(body=BODY, slo_ns=slo_ns)
+        with serving(lambda _: Answer(headers=headers, after_s=0.01)) as server:  # noqa: B023
+            result = run_open_loop(f"{server.url}/x", every(1, 2), options)
+        assert result.outcome.tolist() == [outcome] * 2
+        deadlines_ns = result.to_run().requests.deadline_ns
+        assert (deadlines_ns - result.intended_ns).tolist() == [slo_ns] * 2
+
+
+def test_patience_ends() -> None:
+    """Both those under way and those still waiting are given up, at the same age."""
+    options = LoadOptions(body=BODY, connections_max=1, timeout_ns=60 * MILLISECOND_NS)
+    with serving(lambda _: Answer(after_s=10)) as server:
+        result = run_open_loop(f"{server.url}/x", every(1, 3), options)
+    assert result.trouble.tolist() == [Trouble.TIMED_OUT] * 3
+    assert result.latency_ns.tolist() == [60 * MILLISECOND_NS] * 3
+    assert result.outcome.tolist() == [Outcome.EXPIRED] * 3
+
+
+def test_nobody_listens() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/x"
+        result = run_open_loop(url, every(1, 5), LoadOptions(body=BODY))
+    assert result.trouble.tolist() == [Trouble.REFUSED] * 5
+    assert (result.sent_ns == NEVER_NS).all()
+
+
+def test_what_the_server_tells_of_its_own_time() -> None:
+    timing = {"Server-Timing": "queue;dur=1.5, exec;dur=2.25"}
+    options = LoadOptions(body=BODY, connections_max=1)  # one after the other, in their order
+    with serving(lambda number: Answer(headers=timing if number else {})) as server:
+        result = run_open_loop(f"{server.url}/x", every(1, 2), options)
+    assert result.timings_ns["queue"].tolist() == [NEVER_NS, 1_500_000]
+    started_ns = result.to_run().requests.started_ns
+    assert started_ns[0] == NEVER_NS
+    assert result.intended_ns[1] <= started_ns[1] <= result.ended_ns[1]
+
+
+def test_each_pipeline_is_a_model_and_payloads_fit_it() -> None:
+    """Without a payload, the tensors are those the metadata ask for."""
+    arrivals = named(every(5, 2), "my model", "someone")
+    with serving() as server:
+        result = run_open_loop(server.url, arrivals, LoadOptions(headers={"X-Key": "k"}))
+    assert (result.pipelines, result.clients) == (("my model",), ("someone",))
+    assert set(server.paths) == {b"/v2/models/my%20model/infer"}
+    assert b'"name":"x","datatype":"FP32","shape":[1,8]' in server.bodies[0]
+    assert server.headers[0][b"x-key"] == b"k"
+
+
+def test_what_cannot_be_sent() -> None:
+    with pytest.raises(ConfigError, match="does not say what to send"):
+        run_open_loop("http://127.0.0.1:1", every(1, 1))
+    with pytest.raises(ConfigError, match="is not a URL of a server"):
+        run_open_loop("ftp://host", every(1, 1))
+    with pytest.raises(ConfigError, match="is not a header"):
+        run_open_loop(
+            "http://127.0.0.1:1/x", every(1, 1), LoadOptions(body=BODY, headers={"A": "b\r\nC: d"})
+        )
+
+
+def test_it_tells_how_it_goes() -> None:
+    """The last request is answered only when the others have been told of."""
+    heard: list[Standing] = []
+
+    def decide(number: int) -> Answer:
+        until = None if number < 9 else lambda: any(word.ended == 9 for word in heard)
+        return Answer(429 if number % 2 else 200, until=until)
+
+    with serving(decide) as server:
+        options = LoadOptions(body=BODY)
+        run_open_loop(f"{server.url}/x", every(1, 10), options, on_standing=heard.append)
+    word = next(word for word in heard if word.ended == 9)
+    assert word.sent == 10
+    assert (word.outcomes[Outcome.MET], word.outcomes[Outcome.REJECTED]) == (5, 4)
+    assert 0 < word.p50_ms <= word.p99_ms
+
+
+def test_a_closed_loop_keeps_so_many_under_way() -> None:
+    """Three clients, and answers that wait for all three to have asked."""
+
+    def decide(number: int) -> Answer:
+        return Answer(after_s=0.01, until=lambda: number > 5 or len(server.bodies) >= 3)
+
+    with serving(decide) as server:
+        result = run_closed_loop(
+            f"{server.url}/x",
+            3,
+            SECOND_NS,
+            LoadOptions(body=BODY),
+            warm_up_ns=50 * MILLISECOND_NS,
+        )
+        seen = len(server.bodies)
+    assert result.connections == server.open_count_max == 3
+    assert 0 < len(result) < seen, "those of the warm-up are not counted"
+    assert (result.status == 200).all()
+    assert result.intended_ns.min() >= 0
+
+
+def test_a_closed_loop_outlives_a_connection() -> None:
+    with serving(lambda number: Answer(hangs_up=number == 2)) as server:
+        result = run_closed_loop(f"{server.url}/x", 1, SECOND_NS, LoadOptions(body=BODY))
+    assert result.outcome.tolist().count(Outcome.FAILED) == 1
+    assert result.outcome.tolist().index(Outcome.FAILED) < len(result) - 1
