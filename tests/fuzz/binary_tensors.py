@@ -9,9 +9,9 @@ from fuzzing import fuzz
 from json_tensors import LIMITS, REFUSALS, check
 
 from headgate.live.gateway.codec.text import ReadText, read_text
-from headgate.live.gateway.errors import Refused
+from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.oip import binary
-from headgate.live.gateway.oip.http import OipForm
+from headgate.live.gateway.oip.http import OipFormat
 
 
 def seed(text: bytes, raw: bytes) -> bytes:
@@ -44,8 +44,8 @@ def target(data: bytes) -> None:
         at = binary.json_bytes(length, len(body))
         read = read_text(ReadText("oip", "m"), memoryview(body)[:at], LIMITS)
         tensors = binary.tensors(read, LIMITS, memoryview(body)[at:])
-        OipForm("m", read.request)
-    except Refused as refused:
+        OipFormat("m", read.request)
+    except RequestError as refused:
         assert refused.status in REFUSALS, refused.message
         return
     check(tensors)

@@ -8,7 +8,7 @@ from headgate.functions.arrays import to_array
 from headgate.functions.tensor import Tensor
 from headgate.live.gateway.codec.text import ReadText, read_text
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.errors import Refused
+from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.oip import binary
 from headgate.live.gateway.oip import json as oip
 from headgate.live.gateway.oip.json import InferResponse
@@ -35,7 +35,7 @@ def check(tensors: list[Tensor]) -> None:
             assert to_array(tensor).shape == tensor.shape
     try:
         text = oip.encode(InferResponse("m", [oip.output(tensor) for tensor in tensors]))
-    except Refused as refused:
+    except RequestError as refused:
         assert refused.status == 406, refused.message
     else:
         assert text.startswith(b'{"model_name":"m"')
@@ -45,7 +45,7 @@ def target(data: bytes) -> None:
     """Read a request."""
     try:
         tensors = binary.tensors(read_text(ReadText("oip", "m"), data, LIMITS), LIMITS)
-    except Refused as refused:
+    except RequestError as refused:
         assert refused.status in REFUSALS, refused.message
         return
     check(tensors)

@@ -17,24 +17,24 @@ from headgate.core.event_log import from_wire, to_wire
 from headgate.core.events import BatchRefused, Event, InstanceStarted
 from headgate.functions.arrays import to_array
 from headgate.functions.tensor import Block, Signature, Tensor, TensorSpec
-from headgate.live.deployment import Place
+from headgate.live.deployment import NodeSpec
 from headgate.live.ipc.messages import (
+    ActionMessage,
     AnyMessage,
+    BatchRan,
+    EventMessage,
     Frames,
-    FunctionFacts,
     Hello,
     Learned,
-    Order,
-    Ran,
+    MeasuredFunction,
     Release,
-    Report,
-    Result,
-    Run,
-    Work,
+    RunBatch,
+    TaskInputs,
+    TaskResult,
     frame,
 )
 from headgate.live.ipc.shared_memory import Arena
-from headgate.live.ipc.worker_link import Link
+from headgate.live.ipc.worker_link import WorkerLink
 
 ARENA_BYTES = 1 << 16
 SMALL = Tensor("x", "FP32", (1, 2), memoryview(b"\0" * 8))
@@ -43,12 +43,16 @@ SPECS = (TensorSpec("x", "FP32", (-1, 2)),)
 SEEDS = [
     b"\x05" + b"".join(frame(message) for message in messages)
     for messages in (
-        [Run(1, 0, 2, 1, [Work(64, 1, [SMALL, LARGE])]), Release([0])],
-        [Order(to_wire(StartInstance(1, 0, 0, 0)))],
-        [Hello(0, 7, [FunctionFacts("f", Signature(SPECS, SPECS), (5,), 1, 2, "no")])],
-        [Learned(FunctionFacts("f", Signature(SPECS, SPECS), (5,), 1, 2))],
-        [Ran(1, 5, 9, [Result(64, [LARGE, SMALL]), Result(65, [], "no", 400, True)], [0])],
-        [Report(to_wire(BatchRefused(1, 0))), Report(to_wire(InstanceStarted(1, 0)))],
+        [RunBatch(1, 0, 2, 1, [TaskInputs(64, 1, [SMALL, LARGE])]), Release([0])],
+        [ActionMessage(to_wire(StartInstance(1, 0, 0, 0)))],
+        [Hello(0, 7, [MeasuredFunction("f", Signature(SPECS, SPECS), (5,), 1, 2, "no")])],
+        [Learned(MeasuredFunction("f", Signature(SPECS, SPECS), (5,), 1, 2))],
+        [
+            BatchRan(
+                1, 5, 9, [TaskResult(64, [LARGE, SMALL]), TaskResult(65, [], "no", 400, True)], [0]
+            )
+        ],
+        [EventMessage(to_wire(BatchRefused(1, 0))), EventMessage(to_wire(InstanceStarted(1, 0)))],
     )
 ]
 
@@ -56,7 +60,7 @@ SEEDS = [
 class Listener:
     """Looks at what it is told as closely as whoever uses it does."""
 
-    def ran(self, link: Link, message: Ran) -> None:
+    def ran(self, link: WorkerLink, message: BatchRan) -> None:
         for result in message.results:
             for tensor in result.outputs:
                 assert not isinstance(tensor.data, Block)
@@ -64,10 +68,10 @@ class Listener:
     def reported(self, event: Event) -> None:
         assert isinstance(event, Event)
 
-    def learned(self, facts: FunctionFacts) -> None:
-        assert isinstance(facts, FunctionFacts)
+    def learned(self, facts: MeasuredFunction) -> None:
+        assert isinstance(facts, MeasuredFunction)
 
-    def lost(self, link: Link, batch_ids: list[int]) -> None:
+    def lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
         pass
 
 
@@ -95,10 +99,10 @@ def read(pieces: list[bytes]) -> list[AnyMessage] | None:
 
 def look_at(message: AnyMessage, arena: Arena) -> None:
     """Do with it what a worker does."""
-    if isinstance(message, Order | Report):
+    if isinstance(message, ActionMessage | EventMessage):
         with suppress(ConfigError):
             assert to_wire(from_wire(message.wire)) == message.wire
-    elif isinstance(message, Run):
+    elif isinstance(message, RunBatch):
         for work in message.works:
             for tensor in work.inputs:
                 with suppress(ValueError):
@@ -124,7 +128,9 @@ def target(data: bytes) -> None:
             assert read([frame(message)]) == [message]
             look_at(message, theirs)
         own.allocate(memoryview(b"input"))
-        link = Link(Place(0, 0, "n", []), Hello(0, 0, []), Listener(), own, theirs, on_fault)
+        link = WorkerLink(
+            NodeSpec(0, 0, "n", []), Hello(0, 0, []), Listener(), own, theirs, on_fault
+        )
         link.connection_made(cast(asyncio.Transport, Transport()))
         link.data_received(stream)
         link.connection_lost(None)

@@ -28,8 +28,8 @@ from headgate.config.providers import (
 )
 from headgate.core.errors import ConfigError
 from headgate.lambda_emulator import EmbeddedPlatform, client_options
-from headgate.lambda_emulator.auth import Access
-from headgate.lambda_emulator.http import Request
+from headgate.lambda_emulator.auth import RequestAuth
+from headgate.lambda_emulator.http import EmulatorRequest
 
 FUNCTIONS = b"/2015-03-31/functions"
 INVOKE = FUNCTIONS + b"/f/invocations"
@@ -226,14 +226,14 @@ def test_hosts_that_are_allowed(tmp_path: Path) -> None:
 
 def test_an_address_that_a_connection_came_in_on() -> None:
     """Of a platform on all of them: an address cannot be made to lead elsewhere, unlike a name."""
-    access = Access(None, "0.0.0.0")
+    access = RequestAuth(None, "0.0.0.0")
     for local, host, is_let_in in (
         ("192.168.1.5", "192.168.1.5:9001", True),
         ("192.168.1.5", "192.168.1.6:9001", False),
         ("fe80::1", "[fe80:0::1]", True),
         ("192.168.1.5", "box", False),
     ):
-        request = Request("GET", "/", "", {"host": host}, local=(local, 9001))
+        request = EmulatorRequest("GET", "/", "", {"host": host}, local=(local, 9001))
         assert (access.screen(request) is None) == is_let_in, host
 
 

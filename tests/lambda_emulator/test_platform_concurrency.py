@@ -12,11 +12,11 @@ from botocore.exceptions import ClientError
 from platform_rig import Called, Caller, eventually, platform_in
 
 from headgate.core.errors import ConfigError
-from headgate.lambda_emulator import EmbeddedPlatform, Settings, instance
+from headgate.lambda_emulator import EmbeddedPlatform, PlatformSettings, instance
 from headgate.lambda_emulator import invoker as fleet
 from headgate.lambda_emulator import platform as platforms
 from headgate.lambda_emulator.errors import Throttled
-from headgate.lambda_emulator.functions import Code, Function, FunctionVersion
+from headgate.lambda_emulator.functions import Code, EmulatedFunction, FunctionVersion
 from headgate.lambda_emulator.invoker import Admission
 
 
@@ -114,8 +114,10 @@ def test_the_rate_at_which_a_function_grows(tmp_path: Path) -> None:
 def test_the_rate_of_calls(caller: Caller) -> None:
     """Ten calls per second for each reserved execution, as AWS has it; counted with our clock."""
     now_s = 0.0
-    function = Function(FunctionVersion("g", Code(Path(), "", 0), "module.handle"), reserved=1)
-    admission = Admission(Settings(), {"g": function}, lambda: now_s)
+    function = EmulatedFunction(
+        FunctionVersion("g", Code(Path(), "", 0), "module.handle"), reserved=1
+    )
+    admission = Admission(PlatformSettings(), {"g": function}, lambda: now_s)
     for _ in range(10):
         admission.enter(function)
         admission.leave("g")

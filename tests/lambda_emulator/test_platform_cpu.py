@@ -9,7 +9,7 @@ import pytest
 from platform_rig import eventually, platform_in
 
 from headgate.core.errors import ConfigError
-from headgate.lambda_emulator.cpu_limits import Shares, make_shares
+from headgate.lambda_emulator.cpu_limits import CpuLimiter, make_cpu_limiter
 
 
 def test_a_quota(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_whole_cpus(tmp_path: Path) -> None:
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one CPU only")
 def test_instances_spread_over_the_cpus() -> None:
     """The least used are taken; what has ended makes room."""
-    shares = make_shares("affinity", None)
+    shares = make_cpu_limiter("affinity", None)
     mine = sorted(os.sched_getaffinity(0))
     try:
         shares.confine(os.getpid(), 1.0)
@@ -93,8 +93,8 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def _shares_or_skip() -> Shares:
+def _shares_or_skip() -> CpuLimiter:
     try:
-        return make_shares("cgroup", None)
+        return make_cpu_limiter("cgroup", None)
     except ConfigError:
         pytest.skip("no control group can be made here")

@@ -17,7 +17,7 @@ from botocore.exceptions import BotoCoreError
 from platform_rig import Caller, eventually
 
 from headgate.lambda_emulator import client_options
-from headgate.lambda_emulator.cleanup_process import Janitor, remove_control_group
+from headgate.lambda_emulator.cleanup_process import CleanupProcess, remove_control_group
 
 # Works, has a child that would outlive it, and never answers.
 BUSY = """
@@ -150,7 +150,7 @@ def test_signals_that_end_a_platform_do_not_end_its_janitor_first(tmp_path: Path
 
 def test_what_was_not_unpacked_to_its_end(tmp_path: Path) -> None:
     """The janitor also hears of the end through the pipe alone."""
-    janitor = Janitor()
+    janitor = CleanupProcess()
     (tmp_path / ".unfinished-1-a").mkdir()
     (tmp_path / "finished").mkdir()
     janitor.tell("scratch", tmp_path / ".unfinished-1-")
@@ -159,7 +159,7 @@ def test_what_was_not_unpacked_to_its_end(tmp_path: Path) -> None:
 
 
 def test_a_janitor_that_was_killed_is_in_nobodys_way(tmp_path: Path) -> None:
-    janitor = Janitor()
+    janitor = CleanupProcess()
     janitor._process.kill()
     janitor._process.wait()
     janitor.tell("started", 1)

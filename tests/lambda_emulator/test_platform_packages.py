@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from platform_rig import Caller, eventually, platform_in, zipped
 
-from headgate.lambda_emulator import EmbeddedPlatform, Settings
+from headgate.lambda_emulator import EmbeddedPlatform, PlatformSettings
 from headgate.lambda_emulator.api_models import RUNTIME
 from headgate.lambda_emulator.errors import ServiceError
 from headgate.lambda_emulator.functions import unpack
@@ -115,7 +115,7 @@ def test_what_is_no_package(
 
 def test_a_package_with_nothing_in_it(tmp_path: Path) -> None:
     with pytest.raises(ServiceError, match="must be a non-empty zip"):
-        unpack(zipped({}), tmp_path, Settings())
+        unpack(zipped({}), tmp_path, PlatformSettings())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -137,9 +137,11 @@ def test_a_bomb(platform: EmbeddedPlatform, caller: Caller, size: int) -> None:
 
 def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.lambda_emulator.functions._FILES_MAX", 3)
-    assert unpack(zipped({str(n): "" for n in range(3)}), tmp_path, Settings()).directory.is_dir()
+    assert unpack(
+        zipped({str(n): "" for n in range(3)}), tmp_path, PlatformSettings()
+    ).directory.is_dir()
     with pytest.raises(ServiceError, match="more than 3 files"):
-        unpack(zipped({str(n): "" for n in range(4)}), tmp_path, Settings())
+        unpack(zipped({str(n): "" for n in range(4)}), tmp_path, PlatformSettings())
 
 
 @settings(max_examples=300, deadline=None)
@@ -153,7 +155,7 @@ def test_any_damage_is_the_senders(
         package = flipped(package, data.draw(st.integers(0, len(package) - 1)))
     below = tmp_path_factory.mktemp("damaged")
     try:
-        unpack(package, below, Settings())
+        unpack(package, below, PlatformSettings())
     except ServiceError as error:
         assert error.status == 400
         assert list(below.iterdir()) == []
@@ -167,7 +169,7 @@ def test_a_disk_that_is_full_is_not_the_senders_fault(
 
     monkeypatch.setattr(zipfile.ZipFile, "extractall", full)
     with pytest.raises(ServiceError) as caught:
-        unpack(GOOD, tmp_path, Settings())
+        unpack(GOOD, tmp_path, PlatformSettings())
     assert caught.value.status == 500 and str(tmp_path) not in caught.value.message
     assert list(tmp_path.iterdir()) == []
     assert "No space left on device" in caplog.text

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from platform_rig import Caller, eventually, platform_in, signed, zipped
 
-from headgate.lambda_emulator import EmbeddedPlatform, Settings
-from headgate.lambda_emulator.billing import Bill, BillingRecord, gb_s, read_bill
+from headgate.lambda_emulator import EmbeddedPlatform, PlatformSettings
+from headgate.lambda_emulator.billing import BillingLog, BillingRecord, gb_s, read_bill
 from headgate.lambda_emulator.errors import ServiceError
 from headgate.lambda_emulator.functions import unpack
-from headgate.lambda_emulator.invoker import Bucket
+from headgate.lambda_emulator.invoker import TokenBucket
 
 
 @given(
@@ -24,7 +24,7 @@ from headgate.lambda_emulator.invoker import Bucket
 )
 def test_a_bucket_gives_no_more_than_it_gets(burst: int, per_s: float, gaps_s: list[float]) -> None:
     """At most the burst and what has come since; and whoever waits as told gets a token."""
-    bucket, now_s = Bucket(burst=burst, per_s=per_s, now_s=0.0), 0.0
+    bucket, now_s = TokenBucket(burst=burst, per_s=per_s, now_s=0.0), 0.0
     for taken, gap_s in enumerate(gaps_s, 1):
         now_s += gap_s
         wait_s = bucket.take(now_s)
@@ -79,14 +79,14 @@ def test_packages_that_are_refused(tmp_path: Path) -> None:
     """Too large as they come, too large when unpacked."""
     package = zipped({"module.py": "x" * 1_000})
     with pytest.raises(ServiceError, match="Zipped size must be smaller than 10 bytes"):
-        unpack(package, tmp_path, Settings(zip_bytes=10))
+        unpack(package, tmp_path, PlatformSettings(zip_bytes=10))
     with pytest.raises(ServiceError, match="Unzipped size must be smaller than 10 bytes"):
-        unpack(package, tmp_path, Settings(unzipped_bytes=10))
+        unpack(package, tmp_path, PlatformSettings(unzipped_bytes=10))
     assert list(tmp_path.iterdir()) == [], "something was left behind"
 
 
 def test_a_bill_keeps_the_latest_at_hand(tmp_path: Path) -> None:
-    bill = Bill(tmp_path / "bill.jsonl", records_max=2)
+    bill = BillingLog(tmp_path / "bill.jsonl", records_max=2)
     for number in range(3):
         bill.add(
             BillingRecord(

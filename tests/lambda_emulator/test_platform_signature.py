@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.config.providers import PlatformKeys
-from headgate.lambda_emulator.auth import SKEW_S_MAX, Access, check_signature, read_signature
+from headgate.lambda_emulator.auth import SKEW_S_MAX, RequestAuth, check_signature, read_signature
 from headgate.lambda_emulator.errors import ServiceError
-from headgate.lambda_emulator.http import Request
+from headgate.lambda_emulator.http import EmulatorRequest
 
 KEYS = PlatformKeys("HEADGATEEXAMPLE", "a-secret-of-forty-characters/+0123456789")
 URL = "http://127.0.0.1:9001"
@@ -36,7 +36,7 @@ def signed(
     headers: Mapping[str, str] | None = None,
     keys: PlatformKeys = KEYS,
     service: str = "lambda",
-) -> Request:
+) -> EmulatorRequest:
     """A request as it arrives, which botocore has signed."""
     named = {"Host": "127.0.0.1:9001", **(headers or {})}
     asked = AWSRequest(method, f"{URL}{path}{'?' + query if query else ''}", named, body)
@@ -45,15 +45,15 @@ def signed(
     return received(asked, body)
 
 
-def received(asked: AWSRequest, body: bytes) -> Request:
+def received(asked: AWSRequest, body: bytes) -> EmulatorRequest:
     parts = urlsplit(asked.url)
     headers = {name.lower(): value for name, value in asked.headers.items()}
-    return Request(
+    return EmulatorRequest(
         asked.method, parts.path, parts.query, headers, local=("127.0.0.1", 9001), body=body
     )
 
 
-def problem(request: Request, now_s: float | None = None) -> str:
+def problem(request: EmulatorRequest, now_s: float | None = None) -> str:
     """The code of the refusal; empty if there is none."""
     now_s = datetime.now(UTC).timestamp() if now_s is None else now_s
     try:
@@ -91,7 +91,7 @@ def test_a_header_with_spaces_inside() -> None:
     assert problem(signed(headers={"X-Note": "  a   b  "})) == ""
 
 
-def changed(request: Request, **headers: str) -> Request:
+def changed(request: EmulatorRequest, **headers: str) -> EmulatorRequest:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return replace(request, headers={**request.headers, **named})
 
@@ -164,7 +164,7 @@ def test_headers_that_are_no_signature(said: str) -> None:
 
 def test_a_signature_in_the_address_is_no_signature() -> None:
     """Neither a made-up one nor the one that botocore makes with the right keys."""
-    plain = Request("GET", "/2015-03-31/functions", "X-Amz-Signature=x", {})
+    plain = EmulatorRequest("GET", "/2015-03-31/functions", "X-Amz-Signature=x", {})
     assert problem(plain) == "MissingAuthenticationTokenException"
     asked = AWSRequest("GET", f"{URL}/2015-03-31/functions", headers={"Host": "127.0.0.1:9001"})
     credentials = Credentials(KEYS.access_key_id, KEYS.secret_access_key)
@@ -174,7 +174,7 @@ def test_a_signature_in_the_address_is_no_signature() -> None:
 
 
 def test_who_has_other_keys_is_told_where_these_are() -> None:
-    access = Access(KEYS, "127.0.0.1")
+    access = RequestAuth(KEYS, "127.0.0.1")
     access.keys_are = "in ~/keys.json"
     stranger = signed(keys=PlatformKeys("headgate", "headgate"))
     refusal = access.screen(stranger)

@@ -11,18 +11,18 @@ from headgate.config import from_spec
 from headgate.core.errors import ConfigError
 from headgate.core.model import Profile
 from headgate.lab.demo import setup as scaling
-from headgate.lab.demo.hybrid import Planned, Run, Shown, perform, plan_for, prepare
+from headgate.lab.demo.hybrid import DemoResult, DemoRun, Planned, perform, plan_for, prepare
 from headgate.lab.demo.report import run_rows, write_page
-from headgate.lab.demo.runs import Seen, Way, best_threshold, run_simulated
+from headgate.lab.demo.runs import DemoPolicy, DemoRunResult, best_threshold, run_simulated
 from headgate.lab.demo.setup import (
     FEW,
     FUNCTION,
     FUNCTIONS,
     MACHINE,
     MANY,
-    Course,
+    DemoSchedule,
     Scale,
-    Sessions,
+    SessionModel,
     Times,
     alone_ns,
     application,
@@ -39,10 +39,10 @@ REQUEST_NS = 1_000_000
 def planned() -> Planned:
     """A machine whose core shares itself perfectly: n requests at once take n times 20 ms."""
     measured = Characterisation.surrogate(s_ms=20, p_ms=0, cores=(1, 2), concurrency=range(1, 21))
-    return plan_for(Scale(MODEL, 8, measured, slo_ms=108, course=Course()))
+    return plan_for(Scale(MODEL, 8, measured, slo_ms=108, course=DemoSchedule()))
 
 
-def simulated(planned: Planned, way: Way) -> Seen:
+def simulated(planned: Planned, way: DemoPolicy) -> DemoRunResult:
     spec = application(planned.scale, planned.machine, planned.platform, TIMES)
     return run_simulated(spec, way, planned.scale, planned.arrivals, REQUEST_NS)
 
@@ -72,8 +72,8 @@ def test_the_application_can_be_simulated_and_served(planned: Planned) -> None:
 
 
 def test_functions_keep_what_bursts_would_break(planned: Planned) -> None:
-    without = simulated(planned, Way("without", "dedicated_only"))
-    spill = simulated(planned, Way("with", "threshold", (("threshold", FEW),)))
+    without = simulated(planned, DemoPolicy("without", "dedicated_only"))
+    spill = simulated(planned, DemoPolicy("with", "threshold", (("threshold", FEW),)))
     assert without.spilled == 0 and without.usd_per_1000 == 0
     assert 0 < spill.spilled < 0.5 and spill.usd_per_1000 > 0
     assert spill.attainment > 0.95 > without.attainment + 0.2
@@ -86,20 +86,23 @@ def test_all_thresholds_are_tried_and_the_planned_one_is_near_the_best(planned: 
 
 
 def test_disagreement_is_said(planned: Planned) -> None:
-    without = simulated(planned, Way("without", "dedicated_only"))
-    spill = simulated(planned, Way("with", "threshold", (("threshold", FEW),)))
-    runs = (Run(Way("alike", ""), spill, spill, spill), Run(Way("not", ""), spill, without, spill))
-    checks = Shown(planned, runs, best_threshold=FEW + 2).checks
+    without = simulated(planned, DemoPolicy("without", "dedicated_only"))
+    spill = simulated(planned, DemoPolicy("with", "threshold", (("threshold", FEW),)))
+    runs = (
+        DemoRun(DemoPolicy("alike", ""), spill, spill, spill),
+        DemoRun(DemoPolicy("not", ""), spill, without, spill),
+    )
+    checks = DemoResult(planned, runs, best_threshold=FEW + 2).checks
     assert [check.holds for check in checks] == [True, True, False, False, False]
 
 
 def test_what_was_not_live_is_marked(planned: Planned, tmp_path: Path) -> None:
-    seen = simulated(planned, Way("with", "threshold"))
+    seen = simulated(planned, DemoPolicy("with", "threshold"))
     runs = (
-        Run(Way("here", ""), seen, live=seen, simulated=seen),
-        Run(Way("elsewhere", ""), seen),
+        DemoRun(DemoPolicy("here", ""), seen, live=seen, simulated=seen),
+        DemoRun(DemoPolicy("elsewhere", ""), seen),
     )
-    shown = Shown(planned, runs, best_threshold=FEW)
+    shown = DemoResult(planned, runs, best_threshold=FEW)
     hows = [(row[""], row["how"]) for row in run_rows(shown)]
     here = [("here", "foretold"), ("here", "live"), ("here", "simulated")]
     assert hows == [*here, ("elsewhere", "foretold")]
@@ -109,7 +112,7 @@ def test_what_was_not_live_is_marked(planned: Planned, tmp_path: Path) -> None:
 
 def test_a_request_is_as_many_sessions_as_it_is_told() -> None:
     pytest.importorskip("onnxruntime")
-    model = Sessions(str(MODEL), 3)
+    model = SessionModel(str(MODEL), 3)
     model.load()
     example = model.example()
     assert example is not None and example["clicks"].shape == (3, 20)
@@ -129,7 +132,7 @@ def test_a_shared_machine_tells_how_long_a_request_takes_alone() -> None:
 def test_one_core_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "usable_cores", lambda: [0])
     with pytest.raises(ConfigError, match="needs two cores"):
-        fit_to_machine(MODEL, Course(), 1.0, print)
+        fit_to_machine(MODEL, DemoSchedule(), 1.0, print)
 
 
 @pytest.mark.slow
@@ -137,7 +140,7 @@ def test_a_short_form_of_it_all() -> None:
     """Profiles, plans, serves and simulates; a busy machine may be late, but loses nothing."""
     for needed in ("onnxruntime", "boto3", "awslambdaric"):
         pytest.importorskip(needed)
-    planned = prepare(MODEL, Course(step_s=0.5, steps=5), 4.0, print)
+    planned = prepare(MODEL, DemoSchedule(step_s=0.5, steps=5), 4.0, print)
     shown = perform(planned, print)
     warm_ns = planned.scale.course.warm_up_ns
     sent = int((planned.arrivals.times_ns >= warm_ns).sum())

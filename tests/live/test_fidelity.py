@@ -13,7 +13,7 @@ from headgate.lab.bench import fidelity, overload
 
 @pytest.mark.slow
 def test_a_live_log_is_replayed_and_simulated() -> None:
-    plan = fidelity.Plan(levels=(("some", 0.5),), rounds=1, seconds=2.0, peak_seconds=0.5)
+    plan = fidelity.FidelityPlan(levels=(("some", 0.5),), rounds=1, seconds=2.0, peak_seconds=0.5)
     (seen,) = fidelity.measure(plan, lambda _: None)
     assert seen.replay["is_identical"] is True
     assert seen.replay["complete"] is True
@@ -26,7 +26,7 @@ def test_a_live_log_is_replayed_and_simulated() -> None:
 
 @pytest.mark.slow
 def test_more_is_asked_than_can_be_done() -> None:
-    plan = overload.Plan(curve=(), seconds=3.0, peak_seconds=0.5)
+    plan = overload.OverloadPlan(curve=(), seconds=3.0, peak_seconds=0.5)
     found = overload.measure(plan, lambda _: None)
     step = found.overload
     assert step.has_one_answer_each

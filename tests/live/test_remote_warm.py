@@ -22,7 +22,7 @@ pytest.importorskip("boto3")
 from headgate.config.providers import Provider
 from headgate.live.pools.aws_client import make_client
 from headgate.live.pools.lambda_pool import LambdaFunctions
-from headgate.live.pools.remote_pool import Failed, Warmth
+from headgate.live.pools.remote_pool import Failed, WarmKeeper
 
 PLATFORM = replace(RIGS, keep_alive_ns=2_000_000_000)  # longer than anything here takes
 PERIOD_S = PLATFORM.ping_every_ns / 1e9
@@ -38,7 +38,7 @@ class Kept:
         )
         functions = LambdaFunctions(client, provider, PLATFORM.payload_bytes_max)
         self.rig = Rig(lambda _: Failed("nobody calls"), threads=8)
-        self.warmth = Warmth(
+        self.warmth = WarmKeeper(
             self.rig.outpost,
             PLATFORM,
             functions.ping,

@@ -13,7 +13,7 @@ from worker_rig import Gateway, code, row, worker
 from headgate.core.actions import CancelBatch, StartInstance, StopInstance
 from headgate.core.event_log import from_wire
 from headgate.core.events import BatchRefused, InstanceStarted, InstanceStopped
-from headgate.live.ipc.messages import Ran, Report
+from headgate.live.ipc.messages import BatchRan, EventMessage
 
 
 def play(gateway: Gateway, random: Random, steps: int) -> None:
@@ -30,10 +30,10 @@ def play(gateway: Gateway, random: Random, steps: int) -> None:
             return
         finally:
             gateway.sock.settimeout(60)  # also for sending
-        if isinstance(message, Ran):
+        if isinstance(message, BatchRan):
             ended[message.batch_id] += 1
             return
-        assert isinstance(message, Report)
+        assert isinstance(message, EventMessage)
         event = from_wire(message.wire)
         if isinstance(event, BatchRefused):
             ended[event.batch_id] += 1

@@ -18,7 +18,7 @@ from headgate.core.event_log import to_wire
 from headgate.core.events import BatchRefused, InstanceStopped, Refusal
 from headgate.functions.arrays import Array
 from headgate.functions.tensor import Block, Tensor
-from headgate.live.ipc.messages import Hello, Message, Order, Release, Run, Work
+from headgate.live.ipc.messages import ActionMessage, Hello, Message, Release, RunBatch, TaskInputs
 
 MODEL = "from headgate.functions import Model\nclass F(Model):\n"
 
@@ -84,12 +84,12 @@ def test_wrong_inputs_are_the_clients_fault(tmp_path: Path) -> None:
             (400, "z: is no input of it"),
             (200, ""),
         ]
-        gateway.send(Run(0, 0, 0, 1, [Work(0, 1, [])]))
+        gateway.send(RunBatch(0, 0, 0, 1, [TaskInputs(0, 1, [])]))
         assert gateway.ran().results[0].error == "x: missing"
         short = Tensor("x", "FP32", (1, 2), memoryview(b"1234"))
-        gateway.send(Run(0, 0, 0, 1, [Work(0, 1, [short])]))
+        gateway.send(RunBatch(0, 0, 0, 1, [TaskInputs(0, 1, [short])]))
         assert gateway.ran().results[0].error == "x: FP32[1, 2] needs 8 bytes, there are 4"
-        gateway.send(Run(0, 0, 0, 2, [Work(0, 2, gateway._tensors({"x": one}, False))]))
+        gateway.send(RunBatch(0, 0, 0, 2, [TaskInputs(0, 2, gateway._tensors({"x": one}, False))]))
         assert gateway.ran().results[0].error == "x: [1, 2] for 2 items"
 
 
@@ -122,15 +122,15 @@ def test_a_wrong_answer_is_the_functions_fault(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        Run(0, 0, 0, 1, [Work(0, 1, [Tensor("x", "INT8", (9,), Block(1 << 22, 9))])]),
-        Run(0, 0, 0, 1, [Work(0, 1, [Tensor("x", "INT8", (9,), Block(-9, 9))])]),
-        Run(-1, 0, 0, 1, []),
-        Run(0, 0, 1 << 60, 1, []),
+        RunBatch(0, 0, 0, 1, [TaskInputs(0, 1, [Tensor("x", "INT8", (9,), Block(1 << 22, 9))])]),
+        RunBatch(0, 0, 0, 1, [TaskInputs(0, 1, [Tensor("x", "INT8", (9,), Block(-9, 9))])]),
+        RunBatch(-1, 0, 0, 1, []),
+        RunBatch(0, 0, 1 << 60, 1, []),
         Release([12345]),
-        Order(["Nonsense"]),
-        Order(to_wire(SetTimer(("t", 0), 0))),
-        Order(to_wire(StartInstance(0, 0, 0, 0))),  # it is there already
-        Order(to_wire(StartInstance(1, 99, 0, 0))),
+        ActionMessage(["Nonsense"]),
+        ActionMessage(to_wire(SetTimer(("t", 0), 0))),
+        ActionMessage(to_wire(StartInstance(0, 0, 0, 0))),  # it is there already
+        ActionMessage(to_wire(StartInstance(1, 99, 0, 0))),
         Hello(0, 0, []),
     ],
     ids=lambda message: str(message)[:40],

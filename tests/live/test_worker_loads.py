@@ -11,8 +11,8 @@ from worker_rig import Gateway, row, worker
 from headgate.core.actions import StartInstance
 from headgate.core.event_log import from_wire
 from headgate.core.events import BatchRefused, Event, InstanceStarted, InstanceStopped, Refusal
-from headgate.live.ipc.crash_markers import LOAD, MEASURE, Markers
-from headgate.live.ipc.messages import FunctionFacts, Learned, Message, Report
+from headgate.live.ipc.crash_markers import LOAD, MEASURE, CrashMarkers
+from headgate.live.ipc.messages import EventMessage, Learned, MeasuredFunction, Message
 from headgate.live.worker.trial_load import run_trial
 
 CODE = '''
@@ -114,7 +114,7 @@ def start(gateway: Gateway, instance_id: int, variant_id: int) -> InstanceStarte
     gateway.order(StartInstance(instance_id, variant_id, 0, 0))
     while True:
         message: Message = gateway.receive()
-        if isinstance(message, Report):
+        if isinstance(message, EventMessage):
             event = from_wire(message.wire)
             if isinstance(event, InstanceStopped):
                 return event.reason
@@ -177,7 +177,7 @@ def test_what_is_mended_is_loaded_again_and_every_gateway_hears_how_it_looks(bas
         message = other.receive()
         assert isinstance(message, Learned)
         assert (message.facts.problem, message.facts.signature.inputs[0].name) == ("", "x")
-        later: FunctionFacts = process.gateway().hello.facts[0]
+        later: MeasuredFunction = process.gateway().hello.facts[0]
         assert later == message.facts
 
 
@@ -241,7 +241,7 @@ def test_a_load_that_ends_its_process_is_named_and_not_repeated(
     """The supervisor finds the marker. The next worker serves the others, and tries that apart."""
     declared = functions("Healthy", name)
     arguments = ("--hang-s", "0.1")
-    markers = Markers(base)
+    markers = CrashMarkers(base)
     with worker(base, declared, arguments=arguments) as process:
         assert process.process.wait(60) == status
     assert markers.under_way(0) == [(LOAD, 1)]
@@ -281,7 +281,7 @@ def test_a_load_that_takes_long_to_fail_is_tried_apart(base: Path) -> None:
 
 def test_what_crashes_when_measured_is_served_unmeasured(base: Path) -> None:
     declared = {"crashes": {"code": "loads:CrashesMeasured"}}
-    markers = Markers(base)
+    markers = CrashMarkers(base)
     with worker(base, declared) as process:
         assert process.process.wait(60) == -11
     assert markers.under_way(0) == [(MEASURE, 0)]
@@ -311,14 +311,14 @@ def test_a_trial_says_what_becomes_of_a_load(base: Path, name: str, problem: str
 
 
 def test_markers_that_cannot_be_written_change_nothing(tmp_path: Path) -> None:
-    markers = Markers(tmp_path / "nowhere")
+    markers = CrashMarkers(tmp_path / "nowhere")
     with markers.during(LOAD, 0, 1):
         assert markers.under_way(0) == []
     markers.suspect(LOAD, 1, "x")
     assert markers.suspicion(LOAD, 1) == ""
     markers.acquit(LOAD, 1)
     assert markers.is_new("x") and markers.is_new("x")
-    found = Markers(tmp_path)
+    found = CrashMarkers(tmp_path)
     assert (found.is_new("y"), found.is_new("y")) == (True, False)
     with found.during(LOAD, 3, 7), found.during(MEASURE, 13, 7), found.during(LOAD, 3, 1):
         assert found.under_way(3) == [(LOAD, 1), (LOAD, 7)]

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headgate.config import LoadedApp, declare
+from headgate.config import AppConfig, declare
 from headgate.core.actions import Dispatch
 from headgate.core.errors import ConfigError
 from headgate.functions import Model, TensorSpec, function
 from headgate.functions.arrays import Array, to_array, to_tensor
 from headgate.functions.tensor import Tensor
-from headgate.live.ipc.crash_markers import Markers
-from headgate.live.ipc.messages import Frames, Ran, Result, Work, frame
+from headgate.live.ipc.crash_markers import CrashMarkers
+from headgate.live.ipc.messages import BatchRan, Frames, TaskInputs, TaskResult, frame
 from headgate.live.ipc.shared_memory import Arena
 from headgate.live.worker.executor import BatchJob
 from headgate.live.worker.loading import Loader
-from headgate.live.worker.model_cache import Stock
-from headgate.live.worker.runner import Runner
+from headgate.live.worker.model_cache import ModelCache
+from headgate.live.worker.runner import BatchRunner
 from headgate.live.worker.warmup import fill, measure, sizes
 
 COUNTED = """
@@ -40,17 +40,17 @@ class Tight(Model):
 """
 
 
-def runner(model: type[Model], *, is_idempotent: bool = True) -> Runner:
+def runner(model: type[Model], *, is_idempotent: bool = True) -> BatchRunner:
     loaded = model()
     loaded.load()
-    return Runner("it", loaded, is_idempotent=is_idempotent)
+    return BatchRunner("it", loaded, is_idempotent=is_idempotent)
 
 
-def work(*arrays: Array, items: int = 1, task_id: int = 0) -> Work:
-    return Work(task_id, items, [to_tensor(f"x{i}", array) for i, array in enumerate(arrays)])
+def work(*arrays: Array, items: int = 1, task_id: int = 0) -> TaskInputs:
+    return TaskInputs(task_id, items, [to_tensor(f"x{i}", array) for i, array in enumerate(arrays)])
 
 
-def only(results: list[Result]) -> Result:
+def only(results: list[TaskResult]) -> TaskResult:
     (result,) = results
     return result
 
@@ -161,7 +161,7 @@ def test_text_that_cannot_be_sent_is_replaced(caplog: pytest.LogCaptureFixture) 
     first, second = runner(odd).run([work(np.array([1])), work(np.array([-1]), task_id=1)])
     assert [tensor.name for tensor in first.outputs] == ["y?"]
     assert second.error == "ValueError: half a ?"
-    assert frame(Ran(0, 0, 0, [first, second]))
+    assert frame(BatchRan(0, 0, 0, [first, second]))
 
 
 class Hostile(dict[str, object]):
@@ -212,7 +212,7 @@ def test_a_wrong_column_of_one_request_fails_that_one(wrong: str, is_idempotent:
     results = runner(Decodes, is_idempotent=is_idempotent).run(works)
     assert [result.status for result in results] == [200, 500, 200]
     assert [to_array(r.outputs[0]).tolist() for r in results if r.status == 200] == [[2.0], [4.0]]
-    assert frame(Ran(0, 0, 0, results))
+    assert frame(BatchRan(0, 0, 0, results))
 
 
 @pytest.mark.parametrize("is_idempotent", [True, False])
@@ -270,7 +270,7 @@ def test_a_wrong_output_of_one_request_fails_that_one(wrong: str, is_idempotent:
     results = runner(Encodes, is_idempotent=is_idempotent).run(works)
     assert [result.status for result in results] == [200, 500, 200]
     assert calls == [3]
-    assert frame(Ran(0, 0, 0, results))
+    assert frame(BatchRan(0, 0, 0, results))
 
 
 @pytest.mark.parametrize(
@@ -335,9 +335,9 @@ class FakeConnection:
         self.own = Arena.create(1 << 20)
 
 
-def framed(results: list[Result]) -> list[Result]:
+def framed(results: list[TaskResult]) -> list[TaskResult]:
     """What a gateway reads of a batch with these results."""
-    works = [Work(result.task_id, 1, []) for result in results]
+    works = [TaskInputs(result.task_id, 1, []) for result in results]
     job = BatchJob(
         Dispatch(0, 0, [], 1, 0, 0, 0),
         works,
@@ -346,15 +346,15 @@ def framed(results: list[Result]) -> list[Result]:
         lambda job: None,
         0,
     )
-    (message,) = Frames().feed(job._framed(Ran(0, 0, 0, results)))
-    assert isinstance(message, Ran)
+    (message,) = Frames().feed(job._framed(BatchRan(0, 0, 0, results)))
+    assert isinstance(message, BatchRan)
     return message.results
 
 
 def test_what_cannot_be_sent_fails_by_itself() -> None:
     good = Tensor("y", "INT8", (1,), memoryview(b"1"))
     odd = Tensor(Name("y"), "INT8", (1,), memoryview(b"1"))
-    results = framed([Result(0, [good]), Result(1, [odd]), Result(2, [good])])
+    results = framed([TaskResult(0, [good]), TaskResult(1, [odd]), TaskResult(2, [good])])
     assert [(result.task_id, result.status) for result in results] == [(0, 200), (1, 500), (2, 200)]
     assert results[1].error.startswith("TypeError: ")
 
@@ -365,7 +365,7 @@ def test_what_is_too_large_for_a_message_fails_by_itself(monkeypatch: pytest.Mon
     sizes = [10_000, 80_000, 30_000, 10_000]
     results = framed(
         [
-            Result(id, [Tensor("y", "INT8", (size,), memoryview(bytes(size)))])
+            TaskResult(id, [Tensor("y", "INT8", (size,), memoryview(bytes(size)))])
             for id, size in enumerate(sizes)
         ]
     )
@@ -442,11 +442,11 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def loader_of(loaded: LoadedApp, base: Path) -> Loader:
-    return Loader(loaded.app, loaded.sources, str(base), 0, Markers(base))
+def loader_of(loaded: AppConfig, base: Path) -> Loader:
+    return Loader(loaded.app, loaded.sources, str(base), 0, CrashMarkers(base))
 
 
-def stock_of(base: Path, memory: str, **functions: str) -> Stock:
+def stock_of(base: Path, memory: str, **functions: str) -> ModelCache:
     loaded = declare(
         functions={
             name: {"code": f"counted_code:{cls}", "exec": "1ms", "memory": "3GB"}
@@ -454,7 +454,7 @@ def stock_of(base: Path, memory: str, **functions: str) -> Stock:
         },
         pools={"cpu": {"memory": memory}},
     )
-    stock = Stock(loaded.app, loaded.app.pools[0], loader_of(loaded, base))
+    stock = ModelCache(loaded.app, loaded.app.pools[0], loader_of(loaded, base))
     stock.variants = loaded.app.variants  # type: ignore[attr-defined]
     return stock
 
@@ -490,7 +490,7 @@ def test_what_does_not_say_its_size_has_the_pool_to_itself_until_it_is_known(bas
         pools={"cpu": {"memory": "300MB"}},
     )
     pool = loaded.app.pools[0]
-    stock = Stock(loaded.app, pool, loader_of(loaded, base), own_bytes=50_000_000)
+    stock = ModelCache(loaded.app, pool, loader_of(loaded, base), own_bytes=50_000_000)
     for variant in loaded.app.variants:
         runner = stock.take(variant)
         assert stock.weigh(variant, 100_000_000) == 120_000_000  # so that just two fit 300 MB
@@ -511,6 +511,6 @@ def test_what_is_larger_than_its_pool_is_named(base: Path) -> None:
         pools={"cpu": {"memory": "300MB"}},
     )
     pool = loaded.app.pools[0]
-    stock = Stock(loaded.app, pool, loader_of(loaded, base), own_bytes=50_000_000)
+    stock = ModelCache(loaded.app, pool, loader_of(loaded, base), own_bytes=50_000_000)
     with pytest.raises(ConfigError, match=r"^a: takes 250000000 bytes .* 250000000 on cpu, beside"):
         stock.weigh(loaded.app.variants[0], 250_000_000)

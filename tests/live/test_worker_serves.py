@@ -31,7 +31,7 @@ from headgate.core.events import (
 )
 from headgate.functions.tensor import Block, Signature, TensorSpec
 from headgate.live.deployment import socket_path
-from headgate.live.ipc.messages import Order, Run, Work, frame
+from headgate.live.ipc.messages import ActionMessage, RunBatch, TaskInputs, frame
 
 
 @pytest.fixture
@@ -184,9 +184,12 @@ def test_a_batch_that_waits_can_be_called_back(tmp_path: Path) -> None:
     """
     with worker(tmp_path, {"echo": code("echo"), "nap": code("nap")}) as process:
         gateway = process.gateway()
-        starts = [Order(to_wire(StartInstance(id, id, 0, 0))) for id in range(2)]
-        waits = Run(1, 1, 1, 1, [Work(0, 1, [])])
-        ends = [Order(to_wire(StopInstance(1, 0))), Order(to_wire(CancelBatch(1, 0, 0)))]
+        starts = [ActionMessage(to_wire(StartInstance(id, id, 0, 0))) for id in range(2)]
+        waits = RunBatch(1, 1, 1, 1, [TaskInputs(0, 1, [])])
+        ends = [
+            ActionMessage(to_wire(StopInstance(1, 0))),
+            ActionMessage(to_wire(CancelBatch(1, 0, 0))),
+        ]
         gateway.sock.sendall(b"".join(frame(message) for message in (*starts, waits, *ends)))
         assert gateway.event(BatchRefused).reason == Refusal.CANCELLED
         assert gateway.event(InstanceStopped).instance_id == 1

@@ -22,19 +22,19 @@ from headgate.core.event_log import from_wire, to_wire
 from headgate.core.events import Event, InstanceStarted
 from headgate.functions.arrays import Array, to_array, to_tensor
 from headgate.functions.tensor import Block, Tensor
-from headgate.live.deployment import Assignment, Place, socket_path, write
+from headgate.live.deployment import Deployment, NodeSpec, socket_path, write
 from headgate.live.ipc.messages import (
+    ActionMessage,
+    BatchRan,
+    EventMessage,
     Frames,
     Hello,
     Learned,
     Message,
-    Order,
-    Ran,
     Release,
-    Report,
-    Result,
-    Run,
-    Work,
+    RunBatch,
+    TaskInputs,
+    TaskResult,
     frame,
 )
 from headgate.live.ipc.shared_memory import Arena
@@ -160,7 +160,7 @@ class Gateway:
         self.sock.sendall(frame(message))
 
     def order(self, action: Action) -> None:
-        self.send(Order(to_wire(action)))
+        self.send(ActionMessage(to_wire(action)))
 
     def receive(self) -> Message:
         while True:
@@ -174,17 +174,17 @@ class Gateway:
                 return message
             self._take_back(message.offsets)
 
-    def ran(self) -> Ran:
+    def ran(self) -> BatchRan:
         message = self.receive()
         while isinstance(message, Learned):
             message = self.receive()
-        assert isinstance(message, Ran), message
+        assert isinstance(message, BatchRan), message
         self._take_back(message.released)
         return message
 
     def event(self, cls: type[T]) -> T:
         message = self.receive()
-        assert isinstance(message, Report), message
+        assert isinstance(message, EventMessage), message
         event = from_wire(message.wire)
         assert isinstance(event, Event)
         assert isinstance(event, cls), message.wire
@@ -201,16 +201,16 @@ class Gateway:
         instance_id: int = 0,
         shares: bool = False,
     ) -> None:
-        works = [Work(i, _items(request), self._tensors(request, shares))
+        works = [TaskInputs(i, _items(request), self._tensors(request, shares))
                  for i, request in enumerate(requests)]  # fmt: skip
         items = sum(work.items for work in works)
-        self.send(Run(batch_id, 0, instance_id, items, works))
+        self.send(RunBatch(batch_id, 0, instance_id, items, works))
 
-    def ask(self, *requests: Mapping[str, Array], instance_id: int = 0) -> list[Result]:
+    def ask(self, *requests: Mapping[str, Array], instance_id: int = 0) -> list[TaskResult]:
         self.run(*requests, instance_id=instance_id)
         return self.ran().results
 
-    def arrays(self, result: Result) -> dict[str, Array]:
+    def arrays(self, result: TaskResult) -> dict[str, Array]:
         assert not result.error, result.error
         arrays, offsets = {}, []
         for tensor in result.outputs:
@@ -283,7 +283,7 @@ def worker(
         functions=functions, pools={"cpu": pool or {}}, **({"serve": serve} if serve else {})
     )
     cores = sorted(os.sched_getaffinity(0))[:1]
-    write(base, Assignment(loaded.spec, str(base), [Place(0, 0, "cpu-0", cores)]))
+    write(base, Deployment(loaded.spec, str(base), [NodeSpec(0, 0, "cpu-0", cores)]))
     source = str(Path(headgate.__file__).parents[1])
     with (base / "stderr").open("wb") as stderr:
         process = subprocess.Popen(

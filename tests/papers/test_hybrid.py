@@ -22,8 +22,8 @@ from headgate.lab.experiments.hips.environment import (
     LEAST,
     MOST,
     SURROGATE,
-    Phase,
-    World,
+    BurstPhase,
+    HipsEnvironment,
     build_scene,
     characterise,
     lead_in_s,
@@ -35,12 +35,18 @@ from headgate.lab.experiments.hips.environment import (
     waves,
 )
 from headgate.lab.experiments.hips.plan import best_threshold, plan_of
-from headgate.lab.experiments.hips.run import Measured, Requests, Way, cold_share, observe
+from headgate.lab.experiments.hips.run import (
+    HipsPolicyCase,
+    HipsResult,
+    RequestTimes,
+    cold_share,
+    observe,
+)
 from headgate.policies.threshold import Config as ThresholdConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "papers" / "hybrid.md"
 FIGURES = {"hybrid-characterisation": 4, "hybrid-200ms": 8, "hybrid-150ms": 7}
-_SECONDS = tuple(Phase(4 * SECOND_NS, is_bursty) for is_bursty in (False, True))
+_SECONDS = tuple(BurstPhase(4 * SECOND_NS, is_bursty) for is_bursty in (False, True))
 
 
 @pytest.mark.slow
@@ -97,7 +103,7 @@ def test_counting_begins_with_the_first_burst() -> None:
 
 def test_alone_the_instance_is_as_slow_as_the_wave_is_large() -> None:
     """The surface says RT = c x 36 ms on 2 cores, and a wave is over before the next."""
-    sizes, requests = _observe(Way("alone", "dedicated_only"))
+    sizes, requests = _observe(HipsPolicyCase("alone", "dedicated_only"))
     expected = np.repeat([36.0 * size for size in sizes], sizes)
     assert requests.response_ms == pytest.approx(expected)
     assert (requests.is_met == (expected <= 200)).all()
@@ -107,7 +113,7 @@ def test_beyond_the_threshold_everything_goes_to_functions() -> None:
     """1. Of each wave five go to the instance, together; they take 180 ms.
     2. The rest is called: 26.6 ms on 3.76 cores and 5 ms of network, or a cold start more.
     """
-    sizes, requests = _observe(Way("spill", "threshold", (("threshold", 5),)))
+    sizes, requests = _observe(HipsPolicyCase("spill", "threshold", (("threshold", 5),)))
     on_instance, on_functions = requests.on(INSTANCE_POOL), requests.on(FUNCTION_POOL)
     assert len(on_instance.is_met) == 5 * len(sizes)
     assert on_instance.response_ms == pytest.approx(180.0)
@@ -122,7 +128,7 @@ def test_beyond_the_threshold_everything_goes_to_functions() -> None:
 
 def test_functions_that_are_kept_warm_are_there_when_the_bursts_come() -> None:
     config = (("threshold", 5), ("warm_functions", MOST - 5), ("plan_every_ns", SECOND_NS))
-    _, requests = _observe(Way("warm", "threshold", config))
+    _, requests = _observe(HipsPolicyCase("warm", "threshold", config))
     assert not requests.is_cold.any()
     with pytest.raises(ConfigError, match="warm_functions"):
         ThresholdConfig(warm_functions=-1)
@@ -151,17 +157,17 @@ def test_the_share_of_cold_starts_is_of_the_violations_of_all_runs() -> None:
     assert cold_share([_measured(1.0, 1.0)]) == 0.0
 
 
-def _observe(way: Way) -> tuple[list[int], Requests]:
+def _observe(way: HipsPolicyCase) -> tuple[list[int], RequestTimes]:
     """Some calm and some bursts on the surrogate with 2 cores; what every request saw."""
     setting = setting_of(SURROGATE, 2)
     period_ns = period_of(setting.sla_ms)
     sizes = wave_sizes((*_SECONDS, *_SECONDS), period_ns, seed=0)
-    scene = build_scene(setting, World(6656))
+    scene = build_scene(setting, HipsEnvironment(6656))
     return sizes, observe(scene, way, waves(sizes, period_ns), seed=0)[1]
 
 
-def _measured(attainment: float, usd_per_1000: float) -> Measured:
-    return Measured(
+def _measured(attainment: float, usd_per_1000: float) -> HipsResult:
+    return HipsResult(
         requests=100,
         attainment=attainment,
         on_instance=1.0,

@@ -21,8 +21,8 @@ from headgate.lab.experiments._kaas import (
     SRTF,
     SRTF_PRINTED,
     STATED,
-    Case,
-    Form,
+    KaasCase,
+    KaasPolicyCase,
     draw_arrivals,
     measure,
 )
@@ -61,10 +61,10 @@ _FORESEEN = ("RESNET 0 0 GPU1", "RESNET 2 2 GPU2", "RESNET 3 6 GPU1", "BERT 1 8 
         (MLFQ_PRINTED, _FORESEEN, (26, 3, 1, 0.25, 2.5, 1.0, 7.0)),
         (EXCLUSIVE, _IN_ORDER, (19, 2, 2, 0.5, 2.25, 3.0, 0.0)),
     ],
-    ids=lambda value: value.label if isinstance(value, Form) else "",
+    ids=lambda value: value.label if isinstance(value, KaasPolicyCase) else "",
 )
 def test_the_printed_schedules_line_for_line(
-    form: Form, starts: tuple[str, ...], numbers: tuple[float, ...]
+    form: KaasPolicyCase, starts: tuple[str, ...], numbers: tuple[float, ...]
 ) -> None:
     lines = []
     for start in starts:
@@ -106,14 +106,14 @@ def test_what_does_not_hold_is_exactly_what_the_page_lists(name: str, tmp_path: 
 
 
 def test_one_process_and_two_give_the_same() -> None:
-    cases = [Case(BALANCE), Case(SRTF, mix="equal rates")]
+    cases = [KaasCase(BALANCE), KaasCase(SRTF, mix="equal rates")]
     assert over_seeds(measure, cases, 2, quick=True) == over_seeds(measure, cases, 2, quick=False)
 
 
 def test_both_mixes_ask_for_the_load_they_are_said_to() -> None:
     """In the long run the evaluation time asked for is the load, and equal is equal."""
     for mix in MIXES:
-        case = Case(BALANCE, mix=mix, duration_ms=200_000)
+        case = KaasCase(BALANCE, mix=mix, duration_ms=200_000)
         arrivals = draw_arrivals(case, seed=0)
         resnet, bert = (int((arrivals.pipeline == place).sum()) for place in (0, 1))
         work = [resnet * STATED[0].exec_ms, bert * STATED[1].exec_ms]

@@ -17,7 +17,7 @@ from headgate.core.events import Event
 from headgate.core.model import App
 from headgate.policies import find_policy, policy_names
 from headgate.sim.faults import random_plan
-from headgate.sim.ground_truth import TruthConfig
+from headgate.sim.ground_truth import GroundTruthConfig
 from headgate.sim.interfaces import Observer
 from headgate.sim.run import Setup, simulate
 from headgate.workload import mix, named, poisson
@@ -85,7 +85,7 @@ def hashed(app: App, policy: str, seed: int) -> str:
         app,
         find_policy(policy),
         seed=seed,
-        truth=TruthConfig("lognormal", cv=0.5),
+        truth=GroundTruthConfig("lognormal", cv=0.5),
         faults=random_plan(app, DURATION_NS, seed, intensity=2.0).troubles(),
     )
     requests = simulate(setup, arrivals, observer=observer).requests

@@ -12,12 +12,12 @@ from headgate.core.events import Event
 from headgate.core.model import (
     App,
     Client,
+    FaasPlatform,
     Function,
     Limits,
     Pipeline,
     Pool,
     Profile,
-    Serverless,
     Slo,
     Stage,
     Tier,
@@ -27,16 +27,15 @@ from headgate.core.policy import PolicyConfig, PolicyKind
 from headgate.metrics.columns import RunColumns
 from headgate.policies import find_policy
 from headgate.sim.checkers import Checkers, all_checkers
-from headgate.sim.clients import Straggler
+from headgate.sim.clients import DrainWatcher
 from headgate.sim.faults import Fault, FaultPlan
-from headgate.sim.interfaces import Client as SimClient
-from headgate.sim.interfaces import Observer
+from headgate.sim.interfaces import Observer, SimClient
 from headgate.sim.run import Setup, simulate
 from headgate.workload import Arrivals, constant_column
 
 MS = MILLISECOND_NS
 GPU = Pool(0, "gpu")
-CLOUD = Pool(1, "cloud", Tier.SERVERLESS, serverless=Serverless(memory_bytes=1024**3))
+CLOUD = Pool(1, "cloud", Tier.SERVERLESS, serverless=FaasPlatform(memory_bytes=1024**3))
 
 
 def make_app(
@@ -137,7 +136,7 @@ def run(
     )
     seen = Checked(checkers)
     last_ns = int(arrivals.times_ns[-1]) if arrivals is not None else 0
-    straggler = Straggler(max(plan.end_ns, last_ns))
+    straggler = DrainWatcher(max(plan.end_ns, last_ns))
     columns = simulate(setup, arrivals, clients=[*clients, straggler], observer=seen)
     seen.finish(columns)
     return columns, seen

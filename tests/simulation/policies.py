@@ -10,7 +10,7 @@ from typing import final
 from headgate.core.clock import MILLISECOND_NS
 from headgate.core.errors import PolicyError
 from headgate.core.model import Pool
-from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind, Takes
+from headgate.core.policy import Capabilities, Context, Policy, PolicyConfig, PolicyKind
 from headgate.core.records import Batch, Instance, Node, Request, Task
 from headgate.core.states import InstanceState, TaskState
 
@@ -218,7 +218,7 @@ class Wild(Policy):
             order(*arguments)
 
 
-EVERYTHING = Takes(batches=True, mixed_pools=True, serverless=True)
+EVERYTHING = Capabilities(batches=True, mixed_pools=True, serverless=True)
 WILD = PolicyKind(Wild, takes=EVERYTHING)
-SPILL = PolicyKind(Spill, takes=Takes(mixed_pools=True, serverless=True))
-SHARE = PolicyKind(Share, takes=Takes(many_schedulers=True))
+SPILL = PolicyKind(Spill, takes=Capabilities(mixed_pools=True, serverless=True))
+SHARE = PolicyKind(Share, takes=Capabilities(many_schedulers=True))

@@ -19,7 +19,7 @@ from headgate.core.states import Failure, Outcome, Rejection
 from headgate.policies import find_policy, policy_names
 from headgate.sim.engine import Engine
 from headgate.sim.faults import Fault
-from headgate.sim.interfaces import Client, Trouble
+from headgate.sim.interfaces import FaultAction, SimClient
 from headgate.workload import Arrivals
 
 from .apps import CLOUD, MS, make_app, run
@@ -130,7 +130,7 @@ def test_a_platform_takes_over_where_the_policy_uses_it(policy: str) -> None:
 # --- requests that kill their workers ----------------------------------------------------------
 
 
-class Killers(Trouble):
+class Killers(FaultAction):
     """These requests end whatever node runs them."""
 
     def __init__(self, *request_ids: int) -> None:
@@ -140,7 +140,7 @@ class Killers(Trouble):
         engine.killers.update(self._request_ids)
 
 
-class Arming(Client):
+class Arming(SimClient):
     """Arms the killers before anything happens."""
 
     def __init__(self, *request_ids: int) -> None:

@@ -16,12 +16,12 @@ from headgate.core.clock import MINUTE_NS, SECOND_NS
 from headgate.core.events import BatchFinished, BatchRefused, Refusal
 from headgate.core.model import (
     App,
+    BreakerConfig,
+    FaasPlatform,
     Function,
-    Guard,
     Pipeline,
     Pool,
     Profile,
-    Serverless,
     Slo,
     Stage,
     Tier,
@@ -30,7 +30,7 @@ from headgate.core.model import (
 from headgate.core.policy import PolicyConfig
 from headgate.policies import find_policy
 from headgate.sim.checkers import Budgets, all_checkers
-from headgate.sim.ground_truth import TruthConfig
+from headgate.sim.ground_truth import GroundTruthConfig
 from headgate.sim.run import Setup, build_schedulers, simulate
 from headgate.workload import Arrivals, constant_column
 
@@ -52,7 +52,7 @@ def call_usd(app: App) -> float:
 
 def random_world(rng: Random) -> App:
     """Two nodes, perhaps rented, and a platform with budgets for a few calls."""
-    platform = Serverless(
+    platform = FaasPlatform(
         1 << 30,
         concurrency_max=rng.choice((2, 20)),
         keep_alive_ns=rng.choice((0, 5, 40, 600)) * S,
@@ -78,7 +78,7 @@ def random_world(rng: Random) -> App:
     slo = Slo(rng.choice((4, 10, 60)) * S, gives_up=rng.random() < 0.5)
     app = App((function,), (Pipeline(0, "p", (Stage(function),), slo),), (nodes, cloud))
     usd = call_usd(app)
-    guard = Guard(
+    guard = BreakerConfig(
         usd_per_minute=rng.choice((inf, 3 * usd, 12 * usd)),
         usd_per_day=rng.choice((inf, 20 * usd, 80 * usd)),
     )
@@ -135,7 +135,7 @@ def test_calls_that_take_longer_than_they_should_cost_what_they_take_and_no_more
     for seed in range(4):
         rng = Random(f"slow/{policy}/{seed}")
         app, arrivals = random_world(rng), random_arrivals(rng)
-        truth = TruthConfig(distribution="lognormal", cv=1.0)
+        truth = GroundTruthConfig(distribution="lognormal", cv=1.0)
         config = config_of(policy, rng)
         setup = Setup(app, find_policy(policy), config, seed=seed, truth=truth, validate=True)
         seen = Checked(all_checkers(app, drained=False))
@@ -181,9 +181,9 @@ def paid_usd(app: App, seen: Checked) -> dict[tuple[str, int], float]:
 # --- the checker itself -------------------------------------------------------------------------
 
 
-def planted_app(guard: Guard) -> App:
+def planted_app(guard: BreakerConfig) -> App:
     """A call costs a dollar; a provisioned instance costs one a second."""
-    platform = Serverless(1 << 30, usd_per_request=1.0, provisioned_usd_per_gb_s=1.0)
+    platform = FaasPlatform(1 << 30, usd_per_request=1.0, provisioned_usd_per_gb_s=1.0)
     variant = Variant(0, "v", 0, (0,), Profile((10,)))
     function = Function(0, "f", (variant,))
     cloud = Pool(0, "cloud", Tier.SERVERLESS, nodes=0, serverless=platform, guard=guard)
@@ -191,7 +191,7 @@ def planted_app(guard: Guard) -> App:
 
 
 def test_the_checker_sees_a_call_that_there_is_no_money_for() -> None:
-    app = planted_app(Guard(usd_per_minute=1.5))
+    app = planted_app(BreakerConfig(usd_per_minute=1.5))
     calls = [Dispatch(id, 0, [256 * id], 1, 0, None, None) for id in range(3)]
     end: Entry = (5, BatchFinished(0), [])
     refused: Entry = (5, BatchRefused(0, Refusal.THROTTLED), [])
@@ -206,7 +206,7 @@ def test_the_checker_sees_a_call_that_there_is_no_money_for() -> None:
 
 
 def test_the_checker_counts_what_is_kept_warm() -> None:
-    app = planted_app(Guard(usd_per_day=9.5))
+    app = planted_app(BreakerConfig(usd_per_day=9.5))
     call = Dispatch(0, 0, [0], 1, 0, None, None)
     warm = does(KeepWarm(0, 0, 1, True), now_ns=S)
     assert found(Budgets(app), warm, does(call, now_ns=10 * S)) == ""

@@ -31,7 +31,7 @@ from headgate.core.events import (
     WeightsLoaded,
 )
 from headgate.sim.checkers import (
-    Attempts,
+    AttemptLimits,
     BatchLimits,
     Causes,
     Exclusivity,
@@ -119,22 +119,22 @@ def test_timers_fire_in_their_time_and_only_if_set() -> None:
 def test_a_task_runs_no_more_often_than_allowed() -> None:
     """`APP` allows three runs."""
     three = [entry for i in range(3) for entry in (sends(i, 0), (2, BatchFailed(i, ""), []))]
-    assert found(Attempts(APP), *three) == ""
-    assert "beyond 3 runs" in found(Attempts(APP), *three, sends(3, 0))
+    assert found(AttemptLimits(APP), *three) == ""
+    assert "beyond 3 runs" in found(AttemptLimits(APP), *three, sends(3, 0))
 
 
 def test_what_was_refused_did_not_run_and_what_was_given_up_may_have() -> None:
     refused: Entry = (2, BatchRefused(0, 0), [])
     given_up: Entry = (2, TimerFired(("lost", 0)), [])
     again = [sends(i, 0) for i in (1, 2, 3)]
-    assert found(Attempts(APP), sends(0, 0), refused, *again) == ""
+    assert found(AttemptLimits(APP), sends(0, 0), refused, *again) == ""
     for ending in ((given_up,), (given_up, refused)):  # a refusal that comes too late
-        assert "beyond 3 runs" in found(Attempts(APP), sends(0, 0), *ending, *again)
+        assert "beyond 3 runs" in found(AttemptLimits(APP), sends(0, 0), *ending, *again)
 
 
 def test_what_may_not_be_repeated_runs_once() -> None:
     functions = tuple(replace(function, is_idempotent=False) for function in APP.functions)
-    careful = Attempts(replace(APP, functions=functions))
+    careful = AttemptLimits(replace(APP, functions=functions))
     assert "beyond 1 runs" in found(careful, sends(0, 0), (2, BatchLost(0), []), sends(1, 0))
 
 

@@ -13,9 +13,9 @@ from headgate.core.policy import Policy, PolicyKind
 from headgate.core.records import Node, Request, Task
 from headgate.core.states import Outcome
 from headgate.policies import find_policy
-from headgate.sim.clients import PAUSE_NS, CopyingClient, LoopClients, Straggler
+from headgate.sim.clients import PAUSE_NS, DrainWatcher, HedgingClient, LoopClients
 from headgate.sim.faults import Fault, FaultPlan
-from headgate.sim.interfaces import Client
+from headgate.sim.interfaces import SimClient
 from headgate.sim.run import Setup, simulate
 from headgate.workload import ClosedLoop, ConcurrencyStep
 
@@ -126,7 +126,7 @@ def test_a_loop_names_a_pipeline_and_a_client_of_the_application() -> None:
 def test_the_first_answer_counts_and_the_other_copies_are_withdrawn() -> None:
     """One node, three copies: the first runs, the others wait and are withdrawn at 10."""
     app = make_app()
-    client = CopyingClient([0, 20 * MS], copies=3)
+    client = HedgingClient([0, 20 * MS], copies=3)
     columns, seen = run(app, None, clients=[client])
     assert [one.wait_ns for one in client.ended] == [10 * MS, 10 * MS]
     assert [one.outcome for one in client.ended] == [Outcome.MET, Outcome.MET]
@@ -141,7 +141,7 @@ SLOW = Fault("slow", 0, until_ns=5 * MS, node=1, factor=2.0)
 def test_copies_that_run_are_paid_for() -> None:
     """Both copies begin at 1, on two nodes; the slower one runs on for nothing until 21."""
     app = make_app(pools=(Pool(0, "gpu", nodes=2),))
-    columns, seen = run(app, at_ms(2, 2), SLOW, clients=[CopyingClient([MS], copies=2)])
+    columns, seen = run(app, at_ms(2, 2), SLOW, clients=[HedgingClient([MS], copies=2)])
     outcomes = [Outcome.MET, Outcome.CANCELLED, Outcome.MET, Outcome.MET]
     assert columns.requests.outcome.tolist() == outcomes
     assert waits_ms(columns)[2:] == [19.0, 29.0]  # begun at 11 and at 21
@@ -151,7 +151,7 @@ def test_copies_that_run_are_paid_for() -> None:
 def test_the_neighbours_pay_for_copies_that_run() -> None:
     def mean_ms(copies: int) -> float:
         app = make_app(pools=(Pool(0, "gpu", nodes=2),), clients=2)
-        client = CopyingClient([ms * MS for ms in range(0, 400, 20)], copies, client=1)
+        client = HedgingClient([ms * MS for ms in range(0, 400, 20)], copies, client=1)
         columns, _ = run(app, at_ms(*range(0, 400, 7)), clients=[client])
         assert len(client.ended) == 20
         clients = columns.requests.client.tolist()
@@ -162,14 +162,14 @@ def test_the_neighbours_pay_for_copies_that_run() -> None:
 
 
 def test_when_no_copy_is_answered_the_last_one_to_end_counts() -> None:
-    client = CopyingClient([0], copies=2)
+    client = HedgingClient([0], copies=2)
     run(make_app(), None, policy=PolicyKind(Bouncer), clients=[client])
     assert [(one.wait_ns, one.outcome) for one in client.ended] == [(0, Outcome.REJECTED)]
 
 
 def test_a_copying_client_sends_something() -> None:
     with pytest.raises(ConfigError, match="copies: 0: must be positive"):
-        CopyingClient([0], copies=0)
+        HedgingClient([0], copies=0)
 
 
 # --- the straggler -----------------------------------------------------------------------------
@@ -180,9 +180,9 @@ def test_a_straggler_sees_the_end_of_what_nobody_waits_for(stays: bool) -> None:
     """A copy is answered at 11; the other runs on until 21, and only the straggler cares."""
     app = make_app(pools=(Pool(0, "gpu", nodes=2),))
     setup = Setup(app, find_policy("balance"), faults=FaultPlan((SLOW,)).troubles())
-    clients: list[Client] = [CopyingClient([MS], copies=2)]
+    clients: list[SimClient] = [HedgingClient([MS], copies=2)]
     if stays:
-        clients.append(Straggler(2 * MS))
+        clients.append(DrainWatcher(2 * MS))
     seen = Seen()
     simulate(setup, None, clients=clients, observer=seen)
     assert seen.count(BatchFinished) == 1 + stays

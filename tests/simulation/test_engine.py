@@ -10,7 +10,7 @@ from headgate.core.policy import Policy, PolicyKind
 from headgate.core.records import Batch, Node, Task
 from headgate.core.states import Outcome
 from headgate.policies import srtf
-from headgate.sim.clients import CopyingClient
+from headgate.sim.clients import HedgingClient
 from headgate.sim.faults import Fault
 from headgate.sim.run import Setup, simulate
 
@@ -32,7 +32,7 @@ def test_no_event_overtakes_another_while_a_scheduler_thinks() -> None:
 
     3. Request 2 comes at the very instant the thinking ends. It must not be heard before 1.
     """
-    client = CopyingClient([MS, 2 * MS], copies=1)
+    client = HedgingClient([MS, 2 * MS], copies=1)
     _, seen = run(make_app(), at_ms(1, 1), clients=[client], decision_ns=MS)
     ids = [event.request_id for _, event in seen.events if isinstance(event, RequestArrived)]
     assert ids == sorted(ids)

@@ -9,7 +9,7 @@ import pytest
 
 from headgate.core import events
 from headgate.core.events import Event
-from headgate.core.policy import Policy, PolicyKind, Takes
+from headgate.core.policy import Capabilities, Policy, PolicyKind
 from headgate.core.records import Node, Task
 from headgate.core.states import OUTCOME_NAMES
 from headgate.policies import find_policy, policy_names
@@ -74,7 +74,7 @@ def test_the_same_seed_is_the_same_world() -> None:
 
 
 def test_a_policy_is_not_asked_for_more_than_it_takes() -> None:
-    modest = Takes(pipelines=False)
+    modest = Capabilities(pipelines=False)
     for seed in range(50):
         case = random_case(modest, seed)
         assert all(len(pipeline.stages) == 1 for pipeline in case.app.pipelines)

@@ -12,18 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.events import BatchRefused
-from headgate.core.model import Serverless
+from headgate.core.model import FaasPlatform
 from headgate.core.policy import Policy, PolicyKind
 from headgate.core.records import Node, Task
 from headgate.metrics.columns import ResourceUse
-from headgate.sim.faas import Provision
+from headgate.sim.faas import ProvisionedConcurrency
 
 from .apps import CLOUD, MS, at_ms, make_app, run, waits_ms
 from .policies import SPILL
 
 Wish = tuple[int, int, bool]  # at what time in ms, how many, whether provisioned
 S = 1_000 * MS
-TERMS = Serverless(1 << 30, usd_per_gb_s=1.0, keep_alive_ns=100 * MS, ping_ns=2 * MS)
+TERMS = FaasPlatform(1 << 30, usd_per_gb_s=1.0, keep_alive_ns=100 * MS, ping_ns=2 * MS)
 
 
 def keeper(*wishes: Wish) -> PolicyKind:
@@ -50,7 +50,7 @@ def keeper(*wishes: Wish) -> PolicyKind:
 
 
 def serve(
-    platform: Serverless, times_ms: tuple[int, ...], *wishes: Wish, network_ms: int = 0
+    platform: FaasPlatform, times_ms: tuple[int, ...], *wishes: Wish, network_ms: int = 0
 ) -> tuple[list[float], ResourceUse]:
     """How long each request took, and what became of the platform."""
     pool = replace(CLOUD, id=0, serverless=platform, network_ns=network_ms * MS)
@@ -228,7 +228,7 @@ def test_to_go_over_to_calling_ends_the_rent() -> None:
 
 
 def test_fewer_go_at_once_and_more_take_their_time() -> None:
-    provision = Provision(PROVISIONED)
+    provision = ProvisionedConcurrency(PROVISIONED)
     provision.set(0, 4)
     provision.set(100 * MS, 1)
     assert [provision.take(100 * MS) for _ in range(2)] == [True, False]
@@ -238,7 +238,7 @@ def test_fewer_go_at_once_and_more_take_their_time() -> None:
 
 
 def test_those_on_their_way_are_not_late_because_more_were_asked_for() -> None:
-    provision = Provision(PROVISIONED)
+    provision = ProvisionedConcurrency(PROVISIONED)
     provision.set(0, 2)
     provision.set(40 * MS, 3)
     assert not provision.take(49 * MS)
@@ -247,7 +247,7 @@ def test_those_on_their_way_are_not_late_because_more_were_asked_for() -> None:
 
 
 def test_one_that_runs_when_fewer_are_wanted_ends_its_call() -> None:
-    provision = Provision(PROVISIONED)
+    provision = ProvisionedConcurrency(PROVISIONED)
     provision.set(0, 2)
     assert [provision.take(50 * MS) for _ in range(2)] == [True, True]
     provision.set(60 * MS, 1)
@@ -259,7 +259,7 @@ def test_one_that_runs_when_fewer_are_wanted_ends_its_call() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 5)), max_size=20))
 def test_the_rent_is_the_sum_of_what_was_wanted_over_time(steps: list[tuple[int, int]]) -> None:
-    provision, now_ms, held_ms, count = Provision(PROVISIONED), 0, 0, 0
+    provision, now_ms, held_ms, count = ProvisionedConcurrency(PROVISIONED), 0, 0, 0
     for length_ms, wanted in steps:
         now_ms += length_ms
         held_ms += length_ms * count

@@ -17,7 +17,7 @@ from headgate.core.policy import Policy, PolicyKind
 from headgate.core.records import Node, Task
 from headgate.metrics.columns import RunColumns
 from headgate.sim.faults import Fault
-from headgate.sim.node import Rent
+from headgate.sim.node import NodeRental
 
 from .apps import GPU, MS, at_ms, make_app, run, waits_ms
 
@@ -140,7 +140,7 @@ def test_a_crash_ends_the_rent() -> None:
 @given(st.lists(st.tuples(st.integers(1, 100), st.booleans()), max_size=30))
 def test_the_rent_is_the_time_between_taking_and_giving_back(steps: list[tuple[int, bool]]) -> None:
     """Also where it is taken while it is held, or given back while it is not."""
-    rent, now_ns, paid_ns, is_held = Rent(ELASTIC), 0, 0, False
+    rent, now_ns, paid_ns, is_held = NodeRental(ELASTIC), 0, 0, False
     for length_ns, takes in steps:
         now_ns += length_ns
         paid_ns += length_ns if is_held else 0
@@ -150,7 +150,7 @@ def test_the_rent_is_the_time_between_taking_and_giving_back(steps: list[tuple[i
 
 
 def test_what_starts_while_the_node_boots_waits_for_the_rest_of_it() -> None:
-    rent = Rent(ELASTIC)
+    rent = NodeRental(ELASTIC)
     rent.begin(10 * MS)
     rent.begin(60 * MS)  # a second function
     assert rent.ready_after_ns(60 * MS, 5 * MS) == 55 * MS

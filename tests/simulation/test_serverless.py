@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from headgate.core.events import BatchRefused
-from headgate.core.model import App, Pipeline, Pool, Serverless, Stage
+from headgate.core.model import App, FaasPlatform, Pipeline, Pool, Stage
 from headgate.core.policy import Policy, PolicyKind
 from headgate.core.records import Node, Task
 from headgate.metrics.columns import SpanKind
@@ -16,7 +16,7 @@ from .apps import CLOUD, GPU, MS, at_ms, make_app, run, waits_ms
 from .policies import SPILL
 
 
-def cloud(platform: Serverless) -> Pool:
+def cloud(platform: FaasPlatform) -> Pool:
     """The platform, on other terms."""
     return replace(CLOUD, serverless=platform)
 
@@ -33,7 +33,7 @@ def test_what_finds_no_node_free_goes_to_the_platform() -> None:
 
 
 def test_an_idle_instance_of_the_platform_is_used_again_while_it_is_kept() -> None:
-    app = make_app(start_ms=5, pools=(GPU, cloud(Serverless(1, keep_alive_ns=20 * MS))))
+    app = make_app(start_ms=5, pools=(GPU, cloud(FaasPlatform(1, keep_alive_ns=20 * MS))))
     busy = (0, 30, 60, 100)  # the node
     columns, _ = run(app, at_ms(*sorted((*busy, 1, 31, 101))), policy=SPILL)
     assert waits_ms(columns) == [15.0, 15.0, 10.0, 10.0, 10.0, 10.0, 15.0]
@@ -41,9 +41,9 @@ def test_an_idle_instance_of_the_platform_is_used_again_while_it_is_kept() -> No
 
 
 @pytest.mark.parametrize(
-    "platform", [Serverless(1, concurrency_max=2), Serverless(1, burst=2, starts_per_s=0.0)]
+    "platform", [FaasPlatform(1, concurrency_max=2), FaasPlatform(1, burst=2, starts_per_s=0.0)]
 )
-def test_beyond_its_limits_the_platform_throttles(platform: Serverless) -> None:
+def test_beyond_its_limits_the_platform_throttles(platform: FaasPlatform) -> None:
     """Four at once on one node and two instances: the fourth waits for the first that is free."""
     app = make_app(pools=(GPU, cloud(platform)))
     columns, seen = run(app, at_ms(0, 0, 0, 0), policy=SPILL)
@@ -52,7 +52,7 @@ def test_beyond_its_limits_the_platform_throttles(platform: Serverless) -> None:
 
 
 def test_the_bill_is_by_gigabyte_seconds_rounded_up_and_by_request() -> None:
-    terms = Serverless(
+    terms = FaasPlatform(
         memory_bytes=2 * 1024**3,
         usd_per_gb_s=0.5,
         usd_per_request=0.25,

@@ -10,7 +10,7 @@ from headgate.core.clock import SECOND_NS
 from headgate.core.events import Event, RequestArrived
 from headgate.metrics.confidence import mean_interval
 from headgate.policies import find_policy, policy_names
-from headgate.sim.ground_truth import TruthConfig
+from headgate.sim.ground_truth import GroundTruthConfig
 from headgate.sim.interfaces import Observer
 from headgate.sim.run import Setup, simulate
 from headgate.workload import poisson
@@ -36,7 +36,7 @@ def test_on_every_path(policy: str) -> None:
     """On a path that begins and ends empty the law is exact, whatever the policy."""
     census = _Census()
     arrivals = poisson(3_000.0, SECOND_NS, seed=3)
-    setup = Setup(system(4), find_policy(policy), truth=TruthConfig("exponential"), seed=3)
+    setup = Setup(system(4), find_policy(policy), truth=GroundTruthConfig("exponential"), seed=3)
     done = simulate(setup, arrivals, observer=census)
     assert census.present == 0
     assert len(done.requests) == len(arrivals)
@@ -48,7 +48,7 @@ def test_in_the_mean() -> None:
     load = 0.6
     numbers = []
     for seed in range(10):
-        done = run(system(1), load / SERVICE_S, 10_000, TruthConfig("exponential"), seed=seed)
+        done = run(system(1), load / SERVICE_S, 10_000, GroundTruthConfig("exponential"), seed=seed)
         numbers.append(float(sojourns_s(done).sum() * SECOND_NS / done.end_ns))
     interval = mean_interval(numbers, level=0.99)
     assert interval.low <= load / (1 - load) <= interval.high, interval

@@ -11,7 +11,7 @@ from theory_systems import SERVICE_S, system
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Stage, Variant
 from headgate.metrics.columns import SpanKind
 from headgate.policies import find_policy
-from headgate.sim.ground_truth import TruthConfig
+from headgate.sim.ground_truth import GroundTruthConfig
 from headgate.sim.oracle import fifo_starts_ns
 from headgate.sim.run import Setup, simulate
 from headgate.workload import Arrivals, constant_column, poisson
@@ -66,7 +66,7 @@ def test_long_runs() -> None:
         setup = Setup(
             system(servers),
             find_policy("balance"),
-            truth=TruthConfig("lognormal", cv=1.5),
+            truth=GroundTruthConfig("lognormal", cv=1.5),
             seed=seed,
             records_spans=True,
         )

@@ -17,10 +17,10 @@ from headgate.planning.queueing import (
     mmc_wait_quantile_s,
     mmc_wait_s,
 )
-from headgate.sim.ground_truth import TruthConfig
+from headgate.sim.ground_truth import GroundTruthConfig
 
-EXPONENTIAL = TruthConfig("exponential")
-EXACT = TruthConfig("exact")
+EXPONENTIAL = GroundTruthConfig("exponential")
+EXACT = GroundTruthConfig("exact")
 
 
 @pytest.mark.parametrize("load", [0.3, 0.7])
@@ -42,7 +42,7 @@ def test_md1(load: float) -> None:
 def test_mg1(cv: float) -> None:
     """Pollaczek and Khinchine: the wait grows with the variance of service."""
     rate_per_s = 0.5 / SERVICE_S
-    done = run(system(1), rate_per_s, 100_000, TruthConfig("lognormal", cv=cv))
+    done = run(system(1), rate_per_s, 100_000, GroundTruthConfig("lognormal", cv=cv))
     assert_mean(waits_s(done), mg1_wait_s(rate_per_s, SERVICE_S, cv))
 
 
@@ -72,7 +72,7 @@ class _Loss(Policy):
 
 
 @pytest.mark.parametrize("truth", [EXPONENTIAL, EXACT], ids=["exponential", "exact"])
-def test_erlang_b(truth: TruthConfig) -> None:
+def test_erlang_b(truth: GroundTruthConfig) -> None:
     """The share turned away depends on service times through their mean alone."""
     servers, load = 5, 4.0
     done = run(system(servers), load / SERVICE_S, 60_000, truth, policy=PolicyKind(_Loss))

@@ -8,7 +8,7 @@ from theory_systems import SERVICE_NS, SERVICE_S, assert_mean, run, sojourns_s
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Stage, Variant
 from headgate.planning.queueing import mg1_ps_sojourn_s
 from headgate.policies import find_policy
-from headgate.sim.ground_truth import TruthConfig
+from headgate.sim.ground_truth import GroundTruthConfig
 from headgate.sim.run import Setup, simulate
 from headgate.workload import mix, named, poisson
 
@@ -32,10 +32,14 @@ def shared(*exec_ns: int) -> App:
 
 @pytest.mark.parametrize(
     "truth",
-    [TruthConfig("exponential"), TruthConfig("exact"), TruthConfig("lognormal", cv=2.0)],
+    [
+        GroundTruthConfig("exponential"),
+        GroundTruthConfig("exact"),
+        GroundTruthConfig("lognormal", cv=2.0),
+    ],
     ids=["exponential", "exact", "lognormal"],
 )
-def test_the_mean_time_does_not_depend_on_the_distribution(truth: TruthConfig) -> None:
+def test_the_mean_time_does_not_depend_on_the_distribution(truth: GroundTruthConfig) -> None:
     rate_per_s = 0.6 / SERVICE_S
     done = run(shared(SERVICE_NS), rate_per_s, 40_000, truth)
     assert_mean(sojourns_s(done), mg1_ps_sojourn_s(rate_per_s, SERVICE_S))

@@ -11,7 +11,7 @@ from headgate.core.policy import PolicyKind
 from headgate.metrics.columns import RunColumns
 from headgate.metrics.confidence import batch_means
 from headgate.policies import find_policy
-from headgate.sim.ground_truth import TruthConfig
+from headgate.sim.ground_truth import GroundTruthConfig
 from headgate.sim.run import Setup, simulate
 from headgate.workload import poisson
 
@@ -30,7 +30,7 @@ def run(
     app: App,
     rate_per_s: float,
     requests: int,
-    truth: TruthConfig,
+    truth: GroundTruthConfig,
     *,
     policy: PolicyKind | None = None,
     seed: int = 1,

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import click
 
-from headgate.config import LoadedApp, from_spec, load, make_config
+from headgate.config import AppConfig, from_spec, load, make_config
 from headgate.config.build import variant_spec
-from headgate.config.errors import unknown
+from headgate.config.errors import unknown_name_error
 from headgate.config.objectives import unreachable_objectives
 from headgate.core.errors import ConfigError
 from headgate.core.model import App
@@ -23,7 +23,7 @@ from headgate.core.units import format_duration
 from headgate.policies import find_policy, policy_names
 
 
-def load_app(reference: str) -> LoadedApp:
+def load_app(reference: str) -> AppConfig:
     """Load a YAML file, or `module:app` from the working directory or wherever Python looks."""
     if ":" in reference and not reference.endswith((".yaml", ".yml")):
         directory = str(Path.cwd())
@@ -33,7 +33,7 @@ def load_app(reference: str) -> LoadedApp:
     return load(reference)
 
 
-def with_known_times(loaded: LoadedApp, where: str, assumed_ns: int | None) -> LoadedApp:
+def with_known_times(loaded: AppConfig, where: str, assumed_ns: int | None) -> AppConfig:
     """Return the application with a time for every function, or refuse: what nobody has measured
     cannot be simulated, unless the user says what to assume.
     """
@@ -53,7 +53,7 @@ def with_known_times(loaded: LoadedApp, where: str, assumed_ns: int | None) -> L
     return from_spec(spec, where)
 
 
-def assumed_times(loaded: LoadedApp, assumed_ns: int | None) -> dict[str, str]:
+def assumed_times(loaded: AppConfig, assumed_ns: int | None) -> dict[str, str]:
     """Return what was assumed of whom, for the output; nothing if nothing was."""
     if assumed_ns is None:
         return {}
@@ -65,7 +65,7 @@ def _key(variant: str) -> str:
     return f"functions.{function}.variants.{own}" if own else f"functions.{function}"
 
 
-def warn_of_objectives(loaded: LoadedApp, where: str) -> None:
+def warn_of_objectives(loaded: AppConfig, where: str) -> None:
     """Say on stderr which objectives nothing can meet: whoever asks for that may have reasons."""
     for problem in unreachable_objectives(loaded, where):
         click.echo(f"headgate: warning: {problem}", err=True)
@@ -95,10 +95,10 @@ def _import(reference: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class Requirement:
     """Something in an application that not every policy can take."""
 
-    flag: str  # the field of `Takes` that must be true
+    flag: str  # the field of `Capabilities` that must be true
     key: str  # where in the application it is
     noun: str
 
@@ -125,27 +125,29 @@ def policies_for(app: App) -> list[str]:
     ]
 
 
-def needs(app: App) -> Iterator[Need]:
+def needs(app: App) -> Iterator[Requirement]:
     """Yield what the application asks of a policy."""
     for pool in app.pools:
         if pool.serverless is not None:
-            yield Need("serverless", f"pools.{pool.name}", "serverless pools")
+            yield Requirement("serverless", f"pools.{pool.name}", "serverless pools")
     for pipeline in app.pipelines:
         if any(stage.after for stage in pipeline.stages):
-            yield Need("pipelines", f"pipelines.{pipeline.name}", "stages that wait for others")
+            yield Requirement(
+                "pipelines", f"pipelines.{pipeline.name}", "stages that wait for others"
+            )
     for pool in app.pools:
         if pool.serverless is None:
             for function, variant in zip(app.functions, app.variants_on(pool.id), strict=True):
                 if variant is None:
                     noun = f"a function that the nodes of pool {pool.name} cannot run"
-                    yield Need("mixed_pools", f"functions.{function.name}", noun)
+                    yield Requirement("mixed_pools", f"functions.{function.name}", noun)
 
 
 # The policy that was chosen, with its settings: by the application file or on the command line.
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class SelectedPolicy:
     """A policy, ready to be built."""
 
     name: str
@@ -160,13 +162,13 @@ class Chosen:
 
 
 def choose(
-    loaded: LoadedApp,
+    loaded: AppConfig,
     where: str,
     name: str | None,
     given: Mapping[str, object],
     *,
     option: str = "--policy",
-) -> Chosen:
+) -> SelectedPolicy:
     """Return the policy to use; raise `ConfigError` if it does not exist, or not for this app.
 
     The settings of the file count if it is the file's policy; those `given` go before them.
@@ -181,12 +183,12 @@ def choose(
     settings = {**(own.settings if name == own.name else {}), **given}
     config = make_config(kind.config, settings, where)
     check_fit(loaded.app, name, kind, where)
-    return Chosen(name, kind, config, settings)
+    return SelectedPolicy(name, kind, config, settings)
 
 
 def known_policy(name: str, where: str, key: str | None = None) -> PolicyKind:
     """Return the policy of that name, or raise `ConfigError` saying which one was meant."""
     names = policy_names()
     if name not in names:
-        raise unknown("policy", name, names, where=where, key=key)
+        raise unknown_name_error("policy", name, names, where=where, key=key)
     return find_policy(name)

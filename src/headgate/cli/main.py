@@ -20,7 +20,7 @@ import click
 
 from headgate import __version__
 from headgate.cli import commands
-from headgate.config.errors import unknown
+from headgate.config.errors import unknown_name_error
 from headgate.core.errors import ConfigError
 
 BAD_INPUT: Final = 2
@@ -51,7 +51,7 @@ class Commands(click.Group):
         """Find the command that the arguments begin with, or say which one was meant."""
         names = self.list_commands(ctx)
         if not args[0].startswith("-") and args[0] not in names and not ctx.resilient_parsing:
-            raise unknown("command", args[0], names, where="", key=None)
+            raise unknown_name_error("command", args[0], names, where="", key=None)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

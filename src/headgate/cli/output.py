@@ -21,7 +21,7 @@ from rich.text import Text
 
 from headgate.lab.experiments.experiment import Check, Result
 from headgate.metrics.summary import Summary
-from headgate.metrics.table import MISSING, Column, Sheet, SheetTable, headline_sheet
+from headgate.metrics.table import MISSING, Column, ReportTable, TableView, headline_sheet
 
 if TYPE_CHECKING:
     import rich.progress
@@ -53,7 +53,7 @@ def show(*things: RenderableType) -> None:
     click.echo("\n".join(lines))
 
 
-def hanging(label: str, width: int, text: str | Text, style: str = "") -> RenderableType:
+def hanging_indent(label: str, width: int, text: str | Text, style: str = "") -> RenderableType:
     """Return text beside a label; where it wraps, it stays beside it."""
     grid = Table.grid()
     grid.add_column(width=width, no_wrap=True)
@@ -100,10 +100,10 @@ def has_colour() -> bool:
 # Rows of plain values (what JSON would carry) as a table.
 
 
-def rows_table(rows: Sequence[Mapping[str, object]], title: str = "") -> SheetTable:
+def rows_table(rows: Sequence[Mapping[str, object]], title: str = "") -> TableView:
     """Return a table with a column for every key, in order of appearance."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
-    return SheetTable(Sheet(title, tuple(_column(key, rows) for key in keys)), title)
+    return TableView(ReportTable(title, tuple(_column(key, rows) for key in keys)), title)
 
 
 def cell(value: object) -> str:
@@ -145,7 +145,7 @@ def _column(key: str, rows: Sequence[Mapping[str, object]]) -> Column:
 _GAP = 4
 
 
-class Headline:
+class SummaryView:
     """Names, values and units in three blocks: outcomes, times, resources; fewer if narrow."""
 
     def __init__(self, summary: Summary) -> None:
@@ -180,7 +180,7 @@ def show_list(titles: Sequence[tuple[str, str]], usage: str) -> None:
     """Print what there is to choose from, and how to choose."""
     width = max((len(name) for name, _ in titles), default=0) + 2
     for name, title in titles:
-        show(hanging(name, width, title, "bold"))
+        show(hanging_indent(name, width, title, "bold"))
     show(Text(f"\n{usage}"))
 
 
@@ -209,10 +209,10 @@ def _check_lines(checks: Sequence[Check]) -> Iterator[RenderableType]:
         source = (f"  ({check.source})", "dim")
         if check.holds and expected == measured:
             text = Text.assemble(f"{check.claim}: {measured}, as expected", source)
-            yield hanging(mark, 2, text, style)
+            yield hanging_indent(mark, 2, text, style)
         else:
-            yield hanging(mark, 2, Text.assemble(check.claim, source), style)
-            yield hanging("", 2, f"expected {expected}, measured {measured}")
+            yield hanging_indent(mark, 2, Text.assemble(check.claim, source), style)
+            yield hanging_indent("", 2, f"expected {expected}, measured {measured}")
     if checks:
         yield ""
 

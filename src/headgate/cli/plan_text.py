@@ -10,16 +10,21 @@ from headgate.config.prices import Fact, PriceList
 from headgate.core.catalog import InstanceType
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import App, Function, Pool, Tier
-from headgate.planning.capacity.mix import Functions, Mix, best_of_type, break_even_rate, evaluate
-from headgate.planning.capacity.plan import INSTANCES_MAX, Infeasible, Plan, choose_functions
-from headgate.planning.capacity.sizing import Site, SizeRow, function_sizes, site
+from headgate.planning.capacity.mix import FaasChoice, Mix, best_of_type, break_even_rate, evaluate
+from headgate.planning.capacity.plan import (
+    INSTANCES_MAX,
+    CapacityPlan,
+    Infeasible,
+    choose_functions,
+)
+from headgate.planning.capacity.sizing import InstanceCapacity, SizeRow, function_sizes, site
 from headgate.planning.latency_model import Characterisation
 
 # What an application has now: how its own pools would do under the load.
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class CurrentSetup:
     """The dedicated pool of an application, and how it would do."""
 
     pool: Pool
@@ -28,8 +33,8 @@ class Declared:
 
 
 def declared(
-    app: App, function: Function, measured: Characterisation, plan: Plan
-) -> Declared | None:
+    app: App, function: Function, measured: Characterisation, plan: CapacityPlan
+) -> CurrentSetup | None:
     """Return how the application does as it is; None if it does not say how large its nodes are."""
     homes = {pool_id for variant in function.variants for pool_id in variant.pool_ids}
     pools = [pool for pool in app.pools if pool.id in homes]
@@ -48,15 +53,17 @@ def declared(
     functions = _functions(pools, measured, plan)
     mix = evaluate(terms.load, place, pool.nodes if place.threshold else 0, functions)
     if mix.attainment >= terms.quantile:
-        return Declared(pool, mix, 0)
+        return CurrentSetup(pool, mix, 0)
     if not place.threshold:
-        return Declared(pool, mix, None)
+        return CurrentSetup(pool, mix, None)
     enough = best_of_type(terms.load, place, functions, terms.quantile, 100 * INSTANCES_MAX)
     is_enough = enough.attainment >= terms.quantile
-    return Declared(pool, mix, enough.instances - pool.nodes if is_enough else None)
+    return CurrentSetup(pool, mix, enough.instances - pool.nodes if is_enough else None)
 
 
-def _functions(pools: list[Pool], measured: Characterisation, plan: Plan) -> Functions | None:
+def _functions(
+    pools: list[Pool], measured: Characterisation, plan: CapacityPlan
+) -> FaasChoice | None:
     """The functions of the application, at the size that it has declared."""
     pool = next((pool for pool in pools if pool.serverless is not None), None)
     if pool is None or pool.serverless is None or plan.platform is None:
@@ -70,7 +77,7 @@ def _functions(pools: list[Pool], measured: Characterisation, plan: Plan) -> Fun
 
 
 def sentences(
-    plan: Plan, measured: Characterisation, now: Declared | None, prices: PriceList
+    plan: CapacityPlan, measured: Characterisation, now: CurrentSetup | None, prices: PriceList
 ) -> list[str]:
     """Return the plan in a few sentences, the answer first."""
     return [
@@ -143,7 +150,7 @@ def usd(value: float) -> str:
     return f"${value:,.2f}" if value >= 1.0 else f"${value:.3g}"
 
 
-def _answer(plan: Plan) -> Iterator[str]:
+def _answer(plan: CapacityPlan) -> Iterator[str]:
     mix, terms = plan.mix, plan.terms
     aim = f"{percent(mix.attainment)} within {ms(terms.slo_ms)}"
     cost = f"{usd(mix.usd_per_1k)} per 1,000 requests ({usd(mix.usd_per_hour)}/h)"
@@ -163,7 +170,7 @@ def _answer(plan: Plan) -> Iterator[str]:
         yield f"Per 1,000 requests, {'; '.join(others)}."
 
 
-def _shortage(plan: Plan) -> str:
+def _shortage(plan: CapacityPlan) -> str:
     mix = plan.mix
     if plan.instances_short and mix.site is not None:
         name, most = mix.site.offer.name, plan.terms.instances_max
@@ -190,7 +197,7 @@ def _rival(mix: Mix) -> str:
     return f"would cost {usd(mix.usd_per_1k)} and meet {percent(mix.attainment)}"
 
 
-def _load(plan: Plan) -> Iterator[str]:
+def _load(plan: CapacityPlan) -> Iterator[str]:
     load = plan.terms.load
     length = f"over {load.duration_s:,.0f} s"
     if load.peak_clients:
@@ -201,7 +208,7 @@ def _load(plan: Plan) -> Iterator[str]:
         yield f"The load is {mean} requests/s on average, {peak}/s at its height, {length}."
 
 
-def _threshold(plan: Plan, measured: Characterisation) -> Iterator[str]:
+def _threshold(plan: CapacityPlan, measured: Characterisation) -> Iterator[str]:
     place = plan.mix.site
     if place is None:
         return
@@ -222,7 +229,7 @@ def _threshold(plan: Plan, measured: Characterisation) -> Iterator[str]:
     )
 
 
-def _size(plan: Plan) -> Iterator[str]:
+def _size(plan: CapacityPlan) -> Iterator[str]:
     if plan.knee is None or plan.cheapest is None or plan.functions is None:
         return
     knee, largest = plan.knee, plan.sizes[-1]
@@ -244,7 +251,7 @@ def _size(plan: Plan) -> Iterator[str]:
         )
 
 
-def _even(plan: Plan) -> Iterator[str]:
+def _even(plan: CapacityPlan) -> Iterator[str]:
     place = plan.mix.site or _cheapest_site(plan.sites)
     if plan.functions is None or place is None:
         return
@@ -259,7 +266,7 @@ def _even(plan: Plan) -> Iterator[str]:
     yield f"One {name} costs as much as functions at {rate(even)} requests/s; {verdict}."
 
 
-def _cold(plan: Plan) -> Iterator[str]:
+def _cold(plan: CapacityPlan) -> Iterator[str]:
     functions, mix = plan.functions, plan.mix
     if functions is None:
         return
@@ -283,7 +290,7 @@ def _cold(plan: Plan) -> Iterator[str]:
     yield f"{text}."
 
 
-def _now(now: Declared | None) -> Iterator[str]:
+def _now(now: CurrentSetup | None) -> Iterator[str]:
     if now is None:
         return
     pool, mix = now.pool, now.mix
@@ -297,7 +304,7 @@ def _now(now: Declared | None) -> Iterator[str]:
         yield f"{text}: it needs more capacity, {now.nodes_short} more such nodes."
 
 
-def _grounds(plan: Plan, measured: Characterisation, prices: PriceList) -> Iterator[str]:
+def _grounds(plan: CapacityPlan, measured: Characterisation, prices: PriceList) -> Iterator[str]:
     is_told = any(place.is_told for place in plan.sites) or any(row.is_told for row in plan.sizes)
     if is_told:
         low, high = measured.cores[0], measured.cores[-1]
@@ -314,7 +321,7 @@ def _doubts(facts: Sequence[Fact]) -> str:
     return text + (f" Assumed: {', '.join(assumed)}." if assumed else "")
 
 
-def _cheapest_site(sites: Sequence[Site]) -> Site | None:
+def _cheapest_site(sites: Sequence[InstanceCapacity]) -> InstanceCapacity | None:
     usable = [place for place in sites if place.threshold]
     return min(usable, key=lambda s: s.offer.usd_per_hour / s.rate_per_s, default=None)
 

@@ -8,13 +8,13 @@ from decimal import Decimal
 from typing import Final, cast
 
 from headgate.cli.workload import WorkloadOptions
-from headgate.config import LoadedApp
+from headgate.config import AppConfig
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import Function, Pipeline, Profile
 from headgate.core.units import format_duration, format_size
-from headgate.planning.capacity.mix import Functions, Mix
-from headgate.planning.capacity.plan import Plan
-from headgate.planning.capacity.sizing import Site
+from headgate.planning.capacity.mix import FaasChoice, Mix
+from headgate.planning.capacity.plan import CapacityPlan
+from headgate.planning.capacity.sizing import InstanceCapacity
 from headgate.planning.latency_model import Characterisation, profile_of
 
 Spec = dict[str, object]
@@ -25,7 +25,7 @@ _FUNCTIONS: Final = "functions"  # the pool, where the application has none
 
 
 def planned_spec(
-    loaded: LoadedApp, function: Function, measured: Characterisation, plan: Plan
+    loaded: AppConfig, function: Function, measured: Characterisation, plan: CapacityPlan
 ) -> Spec:
     """Return the application with the pools of the plan in place of its own.
 
@@ -91,7 +91,7 @@ def _source(spec: Spec, function: Function) -> Spec:
     return {key: first[key] for key in _SOURCE}
 
 
-def _measured(profile: Profile, plan: Plan) -> Spec:
+def _measured(profile: Profile, plan: CapacityPlan) -> Spec:
     start_ns = profile.start_ns or round((plan.terms.start_ms or 0.0) * 1e6)
     return {
         "exec": [format_duration(max(1_000, round(ns, -3))) for ns in profile.exec_ns],
@@ -100,7 +100,7 @@ def _measured(profile: Profile, plan: Plan) -> Spec:
     }
 
 
-def _instances(mix: Mix, site: Site, base: Spec) -> Spec:
+def _instances(mix: Mix, site: InstanceCapacity, base: Spec) -> Spec:
     offer = site.offer
     # Of a pool that can grow the application says how far; the plan says where it begins.
     most = max(mix.instances, cast(int, base["nodes"])) if base.get("elastic") else mix.instances
@@ -117,7 +117,7 @@ def _instances(mix: Mix, site: Site, base: Spec) -> Spec:
     }
 
 
-def _serverless(functions: Functions, base: Spec) -> Spec:
+def _serverless(functions: FaasChoice, base: Spec) -> Spec:
     terms = functions.terms
     most = min(terms.concurrency_max, cast(int, base.get("concurrency", terms.concurrency_max)))
     return {

@@ -10,23 +10,23 @@ from pathlib import Path
 from time import perf_counter
 from typing import TextIO
 
-from headgate.cli.app_loading import Chosen
+from headgate.cli.app_loading import SelectedPolicy
 from headgate.cli.options import writing
 from headgate.cli.output import Progress
 from headgate.cli.workload import Workload
-from headgate.config import LoadedApp, SimulationChoice, without_keys
+from headgate.config import AppConfig, SimulationOptions, without_keys
 from headgate.core.actions import Action
 from headgate.core.event_log import LogHeader, LogWriter, json_lines, open_log
 from headgate.core.events import Event
 from headgate.metrics.columns import RunColumns
 from headgate.metrics.summary import Summary, summarise
-from headgate.sim.ground_truth import TruthConfig
+from headgate.sim.ground_truth import GroundTruthConfig
 from headgate.sim.interfaces import Observer
 from headgate.sim.run import Setup, simulate
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SimulatedRun:
     """What came of it, in numbers, and how long it took to simulate."""
 
     policy: str
@@ -50,8 +50,8 @@ class Run:
 
 
 def run(
-    loaded: LoadedApp,
-    chosen: Chosen,
+    loaded: AppConfig,
+    chosen: SelectedPolicy,
     workload: Workload,
     *,
     seed: int,
@@ -59,7 +59,7 @@ def run(
     records_spans: bool = False,
     observer: Observer | None = None,
     title: str = "simulating",
-) -> tuple[Run, RunColumns]:
+) -> tuple[SimulatedRun, RunColumns]:
     """Simulate, with a bar if it takes long."""
     choice = loaded.simulation
     setup = Setup(
@@ -89,13 +89,13 @@ def run(
         )
         took_s = perf_counter() - start_s
         summary = summarise(columns)
-    return Run(chosen.name, seed, summary, took_s), columns
+    return SimulatedRun(chosen.name, seed, summary, took_s), columns
 
 
-def truth_of(choice: SimulationChoice) -> TruthConfig:
+def truth_of(choice: SimulationOptions) -> GroundTruthConfig:
     """Return the truth that the application file describes."""
     is_uniform = choice.distribution == "uniform"
-    return TruthConfig(
+    return GroundTruthConfig(
         distribution=choice.distribution,
         # A uniform truth is told its half width, and the file gives the deviation.
         cv=choice.cv * sqrt(3) if is_uniform else choice.cv,
@@ -127,7 +127,7 @@ class LogObserver(Observer):
 
 @contextmanager
 def logging_to(
-    path: Path | None, loaded: LoadedApp, chosen: Chosen, seed: int
+    path: Path | None, loaded: AppConfig, chosen: SelectedPolicy, seed: int
 ) -> Iterator[LogObserver | None]:
     """Open a log for a run; none without a path. What it needs to be replayed is in its header."""
     if path is None:

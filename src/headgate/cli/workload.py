@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from headgate.config import LoadedApp
+from headgate.config import AppConfig
 from headgate.core.errors import ConfigError
 from headgate.core.model import App
 from headgate.core.rng import stream
@@ -52,7 +52,7 @@ class Workload:
         return [LoopClients(loop, app) for loop in self.loops]
 
 
-def choose_workload(loaded: LoadedApp, where: str, options: WorkloadOptions, seed: int) -> Workload:
+def choose_workload(loaded: AppConfig, where: str, options: WorkloadOptions, seed: int) -> Workload:
     """Return the requests to send. Each stream draws from a random stream of its own."""
     if options.trace is not None and options.arrivals:
         problem = "cannot be given together with --arrivals"
@@ -72,7 +72,7 @@ def choose_workload(loaded: LoadedApp, where: str, options: WorkloadOptions, see
     )
 
 
-def trace_files(loaded: LoadedApp, options: WorkloadOptions) -> list[Path]:
+def trace_files(loaded: AppConfig, options: WorkloadOptions) -> list[Path]:
     """Return the files that the requests come from."""
     if options.trace is not None:
         names = [options.trace]
@@ -83,7 +83,7 @@ def trace_files(loaded: LoadedApp, options: WorkloadOptions) -> list[Path]:
 
 
 def _from_command_line(
-    loaded: LoadedApp, options: WorkloadOptions, seed: int
+    loaded: AppConfig, options: WorkloadOptions, seed: int
 ) -> Iterator[tuple[str, Arrivals | ClosedLoop]]:
     specs = options.arrivals if options.trace is None else (f"{_TRACE}{options.trace}",)
     where = "--arrivals" if options.trace is None else "--trace"
@@ -96,7 +96,7 @@ def _from_command_line(
 
 
 def _from_file(
-    loaded: LoadedApp, where: str, options: WorkloadOptions, seed: int
+    loaded: AppConfig, where: str, options: WorkloadOptions, seed: int
 ) -> Iterator[tuple[str, Arrivals | ClosedLoop]]:
     choice = loaded.workload
     if not choice.streams:

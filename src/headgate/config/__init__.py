@@ -3,24 +3,24 @@
 from headgate.config.build import make_config
 from headgate.config.loader import declare, from_spec, load
 from headgate.config.options import (
-    ClientChoice,
-    LoadedApp,
-    PolicyChoice,
-    ServeChoice,
-    SimulationChoice,
-    StreamChoice,
-    WorkloadChoice,
+    AppConfig,
+    ArrivalStream,
+    ClientOptions,
+    DeclaredWorkload,
+    PolicyOptions,
+    ServeOptions,
+    SimulationOptions,
     without_keys,
 )
 
 __all__ = [
-    "ClientChoice",
-    "LoadedApp",
-    "PolicyChoice",
-    "ServeChoice",
-    "SimulationChoice",
-    "StreamChoice",
-    "WorkloadChoice",
+    "AppConfig",
+    "ArrivalStream",
+    "ClientOptions",
+    "DeclaredWorkload",
+    "PolicyOptions",
+    "ServeOptions",
+    "SimulationOptions",
     "declare",
     "from_spec",
     "load",

@@ -12,14 +12,14 @@ from typing import Any, Final, TypeVar, get_type_hints
 import msgspec
 from msgspec import inspect
 
-from headgate.config.errors import Entry, check, unknown
-from headgate.config.options import Source
+from headgate.config.errors import FieldReader, check, unknown_name_error
+from headgate.config.options import VariantSource
 from headgate.config.providers import choose_provider
 from headgate.config.schema import (
     AppSpec,
+    BreakerSpec,
     ClientSpec,
     FunctionSpec,
-    GuardSpec,
     LimitsSpec,
     PipelineSpec,
     PoolSpec,
@@ -27,22 +27,22 @@ from headgate.config.schema import (
     StageSpec,
     VariantSpec,
 )
-from headgate.config.source import plain
+from headgate.config.source import normalise
 from headgate.core import units
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
 from headgate.core.model import (
+    PREWARM_ALL_NODES,
     TIER_NAMES,
-    WARM_EVERYWHERE,
     App,
+    BreakerConfig,
     Client,
+    FaasPlatform,
     Function,
-    Guard,
     Limits,
     Pipeline,
     Pool,
     Profile,
-    Serverless,
     Shape,
     Slo,
     Stage,
@@ -66,7 +66,7 @@ def build_functions(
     functions: list[Function] = []
     variants_before = 0
     for id, (name, spec) in enumerate(specs.items()):
-        entry = Entry(spec, where, f"functions.{name}")
+        entry = FieldReader(spec, where, f"functions.{name}")
         variants = tuple(
             _build_variant(variants_before + index, variant_name, id, variant, pools)
             for index, (variant_name, variant) in enumerate(_variants(name, entry))
@@ -84,16 +84,18 @@ def variant_spec(spec: Mapping[str, Any], name: str) -> dict[str, Any]:
     return found["variants"][variant] if variant else found
 
 
-def find_sources(specs: Mapping[str, FunctionSpec]) -> tuple[Source | None, ...]:
+def find_sources(specs: Mapping[str, FunctionSpec]) -> tuple[VariantSource | None, ...]:
     """Return what there is to serve of each variant, in the order of their ids."""
     variants = [v for spec in specs.values() for v in (spec.variants.values() or (spec,))]
     return tuple(_source(variant) for variant in variants)
 
 
-def _source(spec: VariantSpec) -> Source | None:
+def _source(spec: VariantSpec) -> VariantSource | None:
     if not _is_served(spec):
         return None
-    return Source(spec.model, spec.code, spec.options, spec.batch, is_measured=spec.exec is None)
+    return VariantSource(
+        spec.model, spec.code, spec.options, spec.batch, is_measured=spec.exec is None
+    )
 
 
 def _is_served(spec: VariantSpec) -> bool:
@@ -104,10 +106,12 @@ def _warm(spec: FunctionSpec) -> int:
     if spec.warm is not None:
         return spec.warm
     is_served = any(_is_served(variant) for variant in (spec.variants.values() or (spec,)))
-    return WARM_EVERYWHERE if is_served else 0
+    return PREWARM_ALL_NODES if is_served else 0
 
 
-def _variants(name: str, entry: Entry[FunctionSpec]) -> list[tuple[str, Entry[VariantSpec]]]:
+def _variants(
+    name: str, entry: FieldReader[FunctionSpec]
+) -> list[tuple[str, FieldReader[VariantSpec]]]:
     """Return the variants with their names: a function without `variants` is its own only one."""
     spec = entry.spec
     if not spec.variants:
@@ -121,7 +125,7 @@ def _variants(name: str, entry: Entry[FunctionSpec]) -> list[tuple[str, Entry[Va
                 allowed="variants, idempotent",
             )
     return [
-        (f"{name}/{variant}", Entry(body, entry.where, f"{entry.key}.variants.{variant}"))
+        (f"{name}/{variant}", FieldReader(body, entry.where, f"{entry.key}.variants.{variant}"))
         for variant, body in spec.variants.items()
     ]
 
@@ -130,7 +134,7 @@ def _build_variant(
     id: int,
     name: str,
     function_id: int,
-    entry: Entry[VariantSpec],
+    entry: FieldReader[VariantSpec],
     pools: Sequence[Pool],
 ) -> Variant:
     spec = entry.spec
@@ -150,7 +154,7 @@ def _build_variant(
     return Variant(id, name, function_id, pool_ids, profile, shape, spec.concurrency)
 
 
-def _exec_ns(entry: Entry[VariantSpec]) -> tuple[int, ...]:
+def _exec_ns(entry: FieldReader[VariantSpec]) -> tuple[int, ...]:
     """Return the time of a batch by its size."""
     written = entry.spec.exec
     if entry.spec.model is not None and entry.spec.code is not None:
@@ -169,7 +173,7 @@ def _exec_ns(entry: Entry[VariantSpec]) -> tuple[int, ...]:
     return _interpolated(known)
 
 
-def _batch_ns(entry: Entry[VariantSpec], name: str, time: object) -> int:
+def _batch_ns(entry: FieldReader[VariantSpec], name: str, time: object) -> int:
     key = entry.path(name)
     time_ns = units.parse_duration(time, where=entry.where, key=key)
     if time_ns == 0:
@@ -195,7 +199,7 @@ def _interpolated(known: Mapping[int, int]) -> tuple[int, ...]:
 
 
 def _pool_ids(
-    entry: Entry[VariantSpec],
+    entry: FieldReader[VariantSpec],
     profile: Profile,
     shape: Shape,
     pools: Sequence[Pool],
@@ -243,17 +247,21 @@ def build_pipelines(
 ) -> tuple[Pipeline, ...]:
     """Return the pipelines, numbered in the order of the file."""
     specs = spec.pipelines or {f.name: PipelineSpec(function=f.name) for f in functions}
-    default = Slo() if spec.slo is None else _build_slo(Entry(spec.slo, where, "slo"))
+    default = Slo() if spec.slo is None else _build_slo(FieldReader(spec.slo, where, "slo"))
     by_name = {function.name: function for function in functions}
     pipelines: list[Pipeline] = []
     for id, (name, body) in enumerate(specs.items()):
-        entry = Entry(body, where, f"pipelines.{name}")
-        slo = default if body.slo is None else _build_slo(Entry(body.slo, where, entry.path("slo")))
+        entry = FieldReader(body, where, f"pipelines.{name}")
+        slo = (
+            default
+            if body.slo is None
+            else _build_slo(FieldReader(body.slo, where, entry.path("slo")))
+        )
         pipelines.append(Pipeline(id, name, _build_stages(entry, by_name), slo))
     return tuple(pipelines)
 
 
-def _build_slo(entry: Entry[SloSpec]) -> Slo:
+def _build_slo(entry: FieldReader[SloSpec]) -> Slo:
     spec = entry.spec
     quantile = entry.fraction("quantile")
     if not 0 < quantile < 1:
@@ -267,7 +275,7 @@ def _build_slo(entry: Entry[SloSpec]) -> Slo:
 
 
 def _build_stages(
-    entry: Entry[PipelineSpec], functions: Mapping[str, Function]
+    entry: FieldReader[PipelineSpec], functions: Mapping[str, Function]
 ) -> tuple[Stage, ...]:
     spec = entry.spec
     if (spec.function is None) == (not spec.stages):
@@ -285,7 +293,9 @@ def _build_stages(
         raise entry.error("stages", problem, allowed=f"at most {_STAGES_MAX}")
     names = list(spec.stages)
     stages = tuple(
-        _build_stage(Entry(body, entry.where, f"{entry.path('stages')}.{name}"), functions, names)
+        _build_stage(
+            FieldReader(body, entry.where, f"{entry.path('stages')}.{name}"), functions, names
+        )
         for name, body in spec.stages.items()
     )
     _refuse_cycle(entry, spec.stages)
@@ -293,7 +303,7 @@ def _build_stages(
 
 
 def _build_stage(
-    entry: Entry[StageSpec], functions: Mapping[str, Function], names: list[str]
+    entry: FieldReader[StageSpec], functions: Mapping[str, Function], names: list[str]
 ) -> Stage:
     spec = entry.spec
     probability = entry.fraction("unsure_probability")
@@ -313,7 +323,7 @@ def _build_stage(
     )
 
 
-def _refuse_cycle(entry: Entry[PipelineSpec], stages: Mapping[str, StageSpec]) -> None:
+def _refuse_cycle(entry: FieldReader[PipelineSpec], stages: Mapping[str, StageSpec]) -> None:
     try:
         TopologicalSorter({name: body.after for name, body in stages.items()}).prepare()
     except CycleError as error:
@@ -354,12 +364,12 @@ _SERVERLESS_ONLY: Final = (
 def build_pools(specs: Mapping[str, PoolSpec], where: str) -> tuple[Pool, ...]:
     """Return the pools, numbered in the order of the file."""
     return tuple(
-        _build_pool(id, name, Entry(spec, where, f"pools.{name}"))
+        _build_pool(id, name, FieldReader(spec, where, f"pools.{name}"))
         for id, (name, spec) in enumerate(specs.items())
     )
 
 
-def _build_pool(id: int, name: str, entry: Entry[PoolSpec]) -> Pool:
+def _build_pool(id: int, name: str, entry: FieldReader[PoolSpec]) -> Pool:
     choose_provider(entry)  # raises, where that makes no sense
     if entry.spec.tier == "serverless":
         _refuse_given(entry, _NODES_ONLY, "a serverless pool has no nodes")
@@ -368,7 +378,7 @@ def _build_pool(id: int, name: str, entry: Entry[PoolSpec]) -> Pool:
     return _build_nodes(id, name, entry)
 
 
-def _build_nodes(id: int, name: str, entry: Entry[PoolSpec]) -> Pool:
+def _build_nodes(id: int, name: str, entry: FieldReader[PoolSpec]) -> Pool:
     spec = entry.spec
     if spec.gpu_share is not None:
         gpu_sevenths = entry.gpu_sevenths("gpu_share")
@@ -394,11 +404,11 @@ def _build_nodes(id: int, name: str, entry: Entry[PoolSpec]) -> Pool:
     )
 
 
-def _build_serverless(id: int, name: str, entry: Entry[PoolSpec]) -> Pool:
+def _build_serverless(id: int, name: str, entry: FieldReader[PoolSpec]) -> Pool:
     spec = entry.spec
     if spec.memory == "unlimited":
         raise entry.error("memory", "a serverless pool needs a size here", allowed="2GB, 1769MiB")
-    serverless = Serverless(
+    serverless = FaasPlatform(
         memory_bytes=entry.size_or_unlimited_bytes("memory"),
         concurrency_max=spec.concurrency,
         burst=spec.burst,
@@ -425,17 +435,17 @@ def _build_serverless(id: int, name: str, entry: Entry[PoolSpec]) -> Pool:
         network_ns=entry.duration_ns("network"),
         bytes_per_s=entry.bytes_per_s("bandwidth"),
         serverless=serverless,
-        guard=_build_guard(Entry(spec.guard, entry.where, entry.path("guard"))),
+        guard=_build_guard(FieldReader(spec.guard, entry.where, entry.path("guard"))),
     )
 
 
-def _build_guard(entry: Entry[GuardSpec]) -> Guard:
+def _build_guard(entry: FieldReader[BreakerSpec]) -> BreakerConfig:
     rest_ns, rest_max_ns = entry.positive_ns("rest"), entry.positive_ns("rest_max")
     if rest_ns > rest_max_ns:
         raise entry.error(
             "rest", "is longer than `rest_max`", allowed=f"up to {entry.spec.rest_max}"
         )
-    return Guard(
+    return BreakerConfig(
         failures_max=entry.spec.failures,
         rest_ns=rest_ns,
         rest_max_ns=rest_max_ns,
@@ -444,13 +454,13 @@ def _build_guard(entry: Entry[GuardSpec]) -> Guard:
     )
 
 
-def _budget_usd(entry: Entry[GuardSpec], key: str) -> float:
+def _budget_usd(entry: FieldReader[BreakerSpec], key: str) -> float:
     if getattr(entry.spec, key) is None:
         return inf
     return entry.price(key, units.parse_dollars)
 
 
-def _refuse_given(entry: Entry[PoolSpec], names: tuple[str, ...], problem: str) -> None:
+def _refuse_given(entry: FieldReader[PoolSpec], names: tuple[str, ...], problem: str) -> None:
     defaults = PoolSpec()
     for name in names:
         if getattr(entry.spec, name) != getattr(defaults, name):
@@ -469,7 +479,7 @@ def build(spec: AppSpec, where: str) -> App:
         pipelines=build_pipelines(spec, functions, where),
         pools=pools,
         clients=_build_clients(spec.clients),
-        limits=_build_limits(Entry(spec.limits, where, "limits")),
+        limits=_build_limits(FieldReader(spec.limits, where, "limits")),
     )
 
 
@@ -478,7 +488,7 @@ def _build_clients(specs: Mapping[str, ClientSpec]) -> tuple[Client, ...]:
     return tuple(Client(id, name, spec.weight) for id, (name, spec) in enumerate(named.items()))
 
 
-def _build_limits(entry: Entry[LimitsSpec]) -> Limits:
+def _build_limits(entry: FieldReader[LimitsSpec]) -> Limits:
     spec = entry.spec
     return Limits(
         attempts_max=spec.attempts,
@@ -510,7 +520,7 @@ def make_config(config_type: type[ConfigT], settings: Mapping[str, object], wher
     values: dict[str, object] = {}
     for key, value in settings.items():
         if key not in names:
-            raise unknown("setting", key, names, where=where, key="policy")
+            raise unknown_name_error("setting", key, names, where=where, key="policy")
         name = names[key]
         values[name] = _read(value, name, hints[name], where, f"policy.{key}")
     try:
@@ -530,7 +540,7 @@ def make_config(config_type: type[ConfigT], settings: Mapping[str, object], wher
 def _read(value: object, name: str, hint: object, where: str, key: str) -> object:
     if name.endswith(_NS) and value is not None:
         value = units.parse_duration(value, where=where, key=key)
-    written = plain(value, where, key)
+    written = normalise(value, where, key)
     try:
         return msgspec.convert(written, hint)
     except msgspec.ValidationError as error:

@@ -25,12 +25,12 @@ from headgate.core.errors import ConfigError
 # Saying which name was meant.
 
 
-def unknown(
+def unknown_name_error(
     noun: str, name: str, known: Iterable[str], *, where: str, key: str | None
 ) -> ConfigError:
     """Return the error for a name that is not among the known ones.
 
-    >>> str(unknown("pool", "gpus", ["gpu", "cpu"], where="app.yaml", key="functions.f.pools"))
+    >>> str(unknown_name_error("pool", "gpus", ["gpu", "cpu"], where="app.yaml", key="functions.f.pools"))
     "app.yaml: functions.f.pools: 'gpus': unknown pool, did you mean gpu? (allowed: gpu, cpu)"
     """
     names = list(known)
@@ -103,7 +103,7 @@ def _check_struct(value: dict[str, object], kind: inspect.StructType, where: str
         if name not in fields:
             is_cost = (kind.cls.__name__, name) == ("SloSpec", "cost")
             noun = "key, objectives for cost are not supported yet" if is_cost else "key"
-            raise unknown(noun, name, fields, where=where, key=key)
+            raise unknown_name_error(noun, name, fields, where=where, key=key)
     for name, field in fields.items():
         if name in value:
             check(value[name], field.type, where=where, key=join(key, name))
@@ -218,7 +218,7 @@ class ParsePrice(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry(Generic[SectionT_co]):
+class FieldReader(Generic[SectionT_co]):
     """A section `spec` found at `key` of the file `where`.
 
     The readers take the name of a field, so that an error can name its path and its value.
@@ -326,7 +326,7 @@ class Entry(Generic[SectionT_co]):
         """Read a name, which must be known."""
         value: str = getattr(self.spec, name)
         if value not in known:
-            raise unknown(noun, value, known, where=self.where, key=self.path(name))
+            raise unknown_name_error(noun, value, known, where=self.where, key=self.path(name))
         return value
 
     def some_of(self, noun: str, name: str, known: Collection[str]) -> tuple[str, ...]:
@@ -334,7 +334,7 @@ class Entry(Generic[SectionT_co]):
         values: tuple[str, ...] = getattr(self.spec, name)
         for value in values:
             if value not in known:
-                raise unknown(noun, value, known, where=self.where, key=self.path(name))
+                raise unknown_name_error(noun, value, known, where=self.where, key=self.path(name))
             if values.count(value) > 1:
                 raise self.error(name, f"names {noun} {value} twice", allowed="each once")
         return values

@@ -11,20 +11,20 @@ from msgspec import inspect
 from headgate.config.build import build, find_sources
 from headgate.config.errors import check
 from headgate.config.options import (
-    LoadedApp,
-    choose_clients,
-    choose_policy,
-    choose_serve,
-    choose_simulation,
-    choose_workload,
+    AppConfig,
+    declared_clients,
+    declared_workload,
+    policy_options,
+    serve_options,
+    simulation_options,
 )
 from headgate.config.schema import AppSpec
-from headgate.config.source import plain, read_yaml
+from headgate.config.source import normalise, read_yaml
 from headgate.core.errors import ConfigError
 
 
-def load(reference: str) -> LoadedApp:
-    """Load a YAML file (`app.yaml`), or what `module:attribute` names: a `LoadedApp` or a mapping.
+def load(reference: str) -> AppConfig:
+    """Load a YAML file (`app.yaml`), or what `module:attribute` names: a `AppConfig` or a mapping.
 
     Raises `ConfigError` if there is anything wrong with it. What the module itself raises when it
     is imported comes through, but for a failing import and for an exit.
@@ -32,17 +32,17 @@ def load(reference: str) -> LoadedApp:
     if ":" not in reference or reference.endswith((".yaml", ".yml")):
         return _from_data(read_yaml(reference), reference)
     found = _attribute(reference)
-    return found if isinstance(found, LoadedApp) else _from_data(found, reference)
+    return found if isinstance(found, AppConfig) else _from_data(found, reference)
 
 
-def from_spec(spec: Mapping[str, object], where: str) -> LoadedApp:
+def from_spec(spec: Mapping[str, object], where: str) -> AppConfig:
     """Load what a YAML file would contain; `where` is named in errors."""
     return _from_data(spec, where)
 
 
 def declare(
     functions: Mapping[str, object], pools: Mapping[str, object], **sections: object
-) -> LoadedApp:
+) -> AppConfig:
     """Declare an application in Python: the same nested mapping as in the YAML file.
 
     >>> loaded = declare(functions={"resnet": {"exec": "5ms"}}, pools={"gpu": {"nodes": 4}})
@@ -52,24 +52,24 @@ def declare(
     return from_spec({"functions": functions, "pools": pools, **sections}, "declare()")
 
 
-def _from_data(data: object, where: str) -> LoadedApp:
-    written = plain(data, where)
+def _from_data(data: object, where: str) -> AppConfig:
+    written = normalise(data, where)
     try:
         spec = msgspec.convert(written, AppSpec)
     except msgspec.ValidationError as error:
         check(written, inspect.type_info(AppSpec), where=where, key="")
         raise ConfigError(str(error), where=where) from None
     app = build(spec, where)
-    normalised = plain(msgspec.to_builtins(spec), where)
+    normalised = normalise(msgspec.to_builtins(spec), where)
     assert isinstance(normalised, dict)
-    return LoadedApp(
+    return AppConfig(
         app=app,
-        policy=choose_policy(spec.policy, where),
-        workload=choose_workload(spec.workload, app, where),
-        simulation=choose_simulation(spec.simulation, app, where),
+        policy=policy_options(spec.policy, where),
+        workload=declared_workload(spec.workload, app, where),
+        simulation=simulation_options(spec.simulation, app, where),
         sources=find_sources(spec.functions),
-        serve=choose_serve(spec.serve, where),
-        tenants=choose_clients(spec.clients, where),
+        serve=serve_options(spec.serve, where),
+        tenants=declared_clients(spec.clients, where),
         spec=normalised,
     )
 
@@ -96,10 +96,10 @@ def _attribute(reference: str) -> object:
 # An application as somebody would have written it: without what is assumed anyway.
 
 
-def brief(spec: Mapping[str, object]) -> object:
+def without_defaults(spec: Mapping[str, object]) -> object:
     """Return plain data that loads as the same application, without its defaults.
 
-    >>> brief({"functions": {"f": {"exec": "5ms", "start": 0}}, "policy": "headgate"})
+    >>> without_defaults({"functions": {"f": {"exec": "5ms", "start": 0}}, "policy": "headgate"})
     {'functions': {'f': {'exec': '5ms'}}}
     """
     return _brief(msgspec.convert(spec, AppSpec))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headgate.config.options import LoadedApp
+from headgate.config.options import AppConfig
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
 from headgate.core.model import App, Function, Pipeline
@@ -13,14 +13,14 @@ from headgate.core.units import format_duration
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StageTime:
     """A stage of a pipeline, with the least that it takes."""
 
     function: Function
     time_ns: int  # 0: nobody knows
 
 
-def unreachable_objectives(loaded: LoadedApp, where: str) -> list[ConfigError]:
+def unreachable_objectives(loaded: AppConfig, where: str) -> list[ConfigError]:
     """Return what is wrong with each objective that no placement can meet.
 
     A request takes no less than its longest chain of stages, each a batch of one on the fastest
@@ -37,29 +37,29 @@ def unreachable_objectives(loaded: LoadedApp, where: str) -> list[ConfigError]:
     return found
 
 
-def fastest_path(pipeline: Pipeline, times_ns: Sequence[int]) -> list[Step]:
+def fastest_path(pipeline: Pipeline, times_ns: Sequence[int]) -> list[StageTime]:
     """Return the chain of stages that takes longest, given the least time of each function.
 
     Stages may stand in any order.
     """
-    paths: dict[int, list[Step]] = {}
+    paths: dict[int, list[StageTime]] = {}
 
-    def path_to(index: int) -> list[Step]:
+    def path_to(index: int) -> list[StageTime]:
         if index not in paths:
             stage = pipeline.stages[index]
             before = max(map(path_to, stage.after), key=_length_ns, default=[])
             time_ns = 0 if stage.only_if_unsure else times_ns[stage.function.id]
-            paths[index] = [*before, Step(stage.function, time_ns)]
+            paths[index] = [*before, StageTime(stage.function, time_ns)]
         return paths[index]
 
     return max(map(path_to, range(len(pipeline.stages))), key=_length_ns)
 
 
-def _length_ns(path: list[Step]) -> int:
+def _length_ns(path: list[StageTime]) -> int:
     return sum(step.time_ns for step in path)
 
 
-def _least_ns(loaded: LoadedApp, function: Function) -> int:
+def _least_ns(loaded: AppConfig, function: Function) -> int:
     """The shortest time of one item wherever the function may run, if the profiles are right."""
     app, truth = loaded.app, loaded.simulation
     factor = truth.scale[function.id]
@@ -78,7 +78,9 @@ def _network_ns(app: App, pool_ids: Sequence[int]) -> int:
     return min(app.pools[pool_id].network_ns for pool_id in pool_ids)
 
 
-def _error(loaded: LoadedApp, pipeline: Pipeline, steps: list[Step], where: str) -> ConfigError:
+def _error(
+    loaded: AppConfig, pipeline: Pipeline, steps: list[StageTime], where: str
+) -> ConfigError:
     total = format_duration(_length_ns(steps))
     shown = " -> ".join(
         f"{step.function.name} {format_duration(step.time_ns)}" for step in steps if step.time_ns

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Any, Final, Literal
 
-from headgate.config.errors import Entry, unknown
+from headgate.config.errors import FieldReader, unknown_name_error
 from headgate.config.schema import ClientSpec, ServeSpec, SimulationSpec, TruthSpec, WorkloadSpec
 from headgate.core import units
 from headgate.core.errors import ConfigError
@@ -15,7 +15,7 @@ from headgate.core.model import App, Client, Pipeline
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyChoice:
+class PolicyOptions:
     """Which policy is to decide. Its settings are checked by the policy (`make_config`)."""
 
     name: str
@@ -23,7 +23,7 @@ class PolicyChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class VariantSource:
     """What a variant really is, where it can be served and not only simulated."""
 
     model: str | None  # an ONNX file, or
@@ -34,7 +34,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamChoice:
+class ArrivalStream:
     """Requests of one client for one pipeline; `spec` is for `headgate.workload`."""
 
     pipeline: Pipeline
@@ -43,15 +43,15 @@ class StreamChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkloadChoice:
+class DeclaredWorkload:
     """What to send when nothing else is asked for."""
 
     duration_ns: int
-    streams: tuple[StreamChoice, ...]
+    streams: tuple[ArrivalStream, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class SimulationChoice:
+class SimulationOptions:
     """What only the simulator may know: the truth behind the profiles, and what deciding costs."""
 
     distribution: str  # "exact", "exponential", "lognormal", "uniform" or "observed"
@@ -64,7 +64,7 @@ class SimulationChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class ServeChoice:
+class ServeOptions:
     """How the application is served. Files are relative to the application's directory."""
 
     host: str
@@ -93,7 +93,7 @@ class ServeChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class ClientChoice:
+class ClientOptions:
     """How a client shows who it is, and how much it may ask for. None is no limit."""
 
     client_id: int
@@ -104,7 +104,7 @@ class ClientChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedApp:
+class AppConfig:
     """Everything that an application file says.
 
     `spec` is the file as plain data (JSON can carry it) with every default filled in: `from_spec`
@@ -113,12 +113,12 @@ class LoadedApp:
     """
 
     app: App
-    policy: PolicyChoice
-    workload: WorkloadChoice
-    simulation: SimulationChoice
-    sources: tuple[Source | None, ...]  # by variant id
-    serve: ServeChoice
-    tenants: tuple[ClientChoice, ...]  # by client id: who may ask; none if none are named
+    policy: PolicyOptions
+    workload: DeclaredWorkload
+    simulation: SimulationOptions
+    sources: tuple[VariantSource | None, ...]  # by variant id
+    serve: ServeOptions
+    tenants: tuple[ClientOptions, ...]  # by client id: who may ask; none if none are named
     spec: dict[str, object]
 
     @property
@@ -134,10 +134,10 @@ class LoadedApp:
 # Policy, workload and simulation: the choices of an application file beside its records.
 
 
-def choose_policy(spec: str | dict[str, Any], where: str) -> PolicyChoice:
+def policy_options(spec: str | dict[str, Any], where: str) -> PolicyOptions:
     """Return the policy's name and its settings, which are not looked at here."""
     if isinstance(spec, str):
-        return PolicyChoice(spec, {})
+        return PolicyOptions(spec, {})
     name = spec.get("name")
     if not isinstance(name, str):
         raise ConfigError(
@@ -147,41 +147,41 @@ def choose_policy(spec: str | dict[str, Any], where: str) -> PolicyChoice:
             value=name,
             allowed="the name of a policy, such as headgate",
         )
-    return PolicyChoice(name, {key: value for key, value in spec.items() if key != "name"})
+    return PolicyOptions(name, {key: value for key, value in spec.items() if key != "name"})
 
 
-def choose_workload(spec: WorkloadSpec, app: App, where: str) -> WorkloadChoice:
+def declared_workload(spec: WorkloadSpec, app: App, where: str) -> DeclaredWorkload:
     """Return the streams of arrivals, bound to their pipelines and clients."""
     pipelines = {pipeline.name: pipeline for pipeline in app.pipelines}
     clients = {client.name: client for client in app.clients}
-    streams: list[StreamChoice] = []
+    streams: list[ArrivalStream] = []
     for index, body in enumerate(spec.arrivals):
-        entry = Entry(body, where, f"workload.arrivals[{index}]")
+        entry = FieldReader(body, where, f"workload.arrivals[{index}]")
         pipeline = pipelines[entry.one_of("pipeline", "pipeline", pipelines)]
         if body.client is None:
             client = app.clients[0]
         else:
             client = clients[entry.one_of("client", "client", clients)]
-        streams.append(StreamChoice(pipeline, client, body.spec))
-    duration_ns = Entry(spec, where, "workload").positive_ns("duration")
-    return WorkloadChoice(duration_ns, tuple(streams))
+        streams.append(ArrivalStream(pipeline, client, body.spec))
+    duration_ns = FieldReader(spec, where, "workload").positive_ns("duration")
+    return DeclaredWorkload(duration_ns, tuple(streams))
 
 
-def choose_simulation(spec: SimulationSpec, app: App, where: str) -> SimulationChoice:
+def simulation_options(spec: SimulationSpec, app: App, where: str) -> SimulationOptions:
     """Return the truth and the overheads."""
-    truth = Entry(spec.truth, where, "simulation.truth")
-    overheads = Entry(spec.overheads, where, "simulation.overheads")
+    truth = FieldReader(spec.truth, where, "simulation.truth")
+    overheads = FieldReader(spec.overheads, where, "simulation.overheads")
     _check_cv(truth)
     names = [function.name for function in app.functions]
     scale, observed = spec.truth.scale, spec.truth.observed
     for key, named in (("scale", scale), ("observed", observed)):
         for name in named:
             if name not in names:
-                raise unknown("function", name, names, where=where, key=truth.path(key))
+                raise unknown_name_error("function", name, names, where=where, key=truth.path(key))
     if (spec.truth.distribution == "observed") != bool(observed):
         verb = "means nothing to" if observed else "is needed by"
         raise truth.error("observed", f"{verb} the distribution {spec.truth.distribution}")
-    return SimulationChoice(
+    return SimulationOptions(
         distribution=spec.truth.distribution,
         cv=spec.truth.cv,
         scale=tuple(scale.get(name, 1.0) for name in names),
@@ -192,7 +192,7 @@ def choose_simulation(spec: SimulationSpec, app: App, where: str) -> SimulationC
     )
 
 
-def _check_cv(entry: Entry[TruthSpec]) -> None:
+def _check_cv(entry: FieldReader[TruthSpec]) -> None:
     distribution, cv = entry.spec.distribution, entry.spec.cv
     if distribution in ("exact", "exponential", "observed"):
         if cv != 0:
@@ -216,9 +216,9 @@ LOG_BYTES_MAX: Final = 1 << 40
 MEMORY_BYTES_MAX: Final = 1 << 40
 
 
-def choose_serve(spec: ServeSpec, where: str) -> ServeChoice:
+def serve_options(spec: ServeSpec, where: str) -> ServeOptions:
     """Return how the application is served."""
-    entry = Entry(spec, where, "serve")
+    entry = FieldReader(spec, where, "serve")
     for name in ("host", "tls_certificate", "tls_key", "log"):
         if getattr(spec, name) == "":
             raise entry.error(name, "is empty")
@@ -228,7 +228,7 @@ def choose_serve(spec: ServeSpec, where: str) -> ServeChoice:
     if hang_ns < HANG_NS_MIN:
         allowed = f"{units.format_duration(HANG_NS_MIN)} or longer"
         raise entry.error("hang", "is too short", allowed=allowed)
-    return ServeChoice(
+    return ServeOptions(
         host=spec.host,
         port=spec.port,
         grpc_port=spec.grpc_port,
@@ -269,17 +269,17 @@ def without_keys(spec: Mapping[str, object]) -> dict[str, object]:
     return {**spec, "clients": kept}
 
 
-def choose_clients(specs: Mapping[str, ClientSpec], where: str) -> tuple[ClientChoice, ...]:
+def declared_clients(specs: Mapping[str, ClientSpec], where: str) -> tuple[ClientOptions, ...]:
     """Return what each client may do, by its id; none if none are named."""
     owners: dict[str, str] = {}
-    choices: list[ClientChoice] = []
+    choices: list[ClientOptions] = []
     for id, (name, spec) in enumerate(specs.items()):
-        entry = Entry(spec, where, f"clients.{name}")
+        entry = FieldReader(spec, where, f"clients.{name}")
         if spec.key is not None and owners.setdefault(spec.key, name) != name:
             problem = f"is the key of {owners[spec.key]}, too"
             raise entry.error("key", problem, allowed="a key of its own")
         choices.append(
-            ClientChoice(
+            ClientOptions(
                 client_id=id,
                 key_sha256=None if spec.key is None else spec.key.removeprefix("sha256:"),
                 rate_per_s=None if spec.rate is None else entry.positive_rate_per_s("rate"),
@@ -290,7 +290,7 @@ def choose_clients(specs: Mapping[str, ClientSpec], where: str) -> tuple[ClientC
     return tuple(choices)
 
 
-def _bounded_bytes(entry: Entry[ServeSpec], name: str, least: int, most: int) -> int:
+def _bounded_bytes(entry: FieldReader[ServeSpec], name: str, least: int, most: int) -> int:
     size_bytes = entry.size_bytes(name)
     if not least <= size_bytes <= most:
         problem = "is too small" if size_bytes < least else "is too large"

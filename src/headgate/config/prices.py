@@ -15,13 +15,13 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta, field, inspect
 
-from headgate.config.errors import Entry, check, unknown
+from headgate.config.errors import FieldReader, check, unknown_name_error
 from headgate.config.schema import Count, Cpus, Duration, Name, Price, Section, Size
-from headgate.config.source import plain, read_yaml
+from headgate.config.source import normalise, read_yaml
 from headgate.core import units
-from headgate.core.catalog import FunctionPlatform, InstanceType
+from headgate.core.catalog import FaasOffering, InstanceType
 from headgate.core.errors import ConfigError
-from headgate.core.model import Serverless
+from headgate.core.model import FaasPlatform
 
 BUNDLED: Final = Path(__file__).parents[1] / "prices"
 _SIZES_MAX: Final = 1_000
@@ -105,7 +105,7 @@ class PriceList:
     """Everything that can be had, and who says so."""
 
     instances: tuple[InstanceType, ...]
-    platforms: tuple[FunctionPlatform, ...]
+    platforms: tuple[FaasOffering, ...]
     facts: tuple[Fact, ...]
     titles: tuple[str, ...]  # with their dates
 
@@ -114,7 +114,7 @@ class PriceList:
         known = [offer.name for offer in self.instances]
         for name in names:
             if not any(fnmatchcase(each, name) for each in known):
-                raise unknown("instance type", name, known, where=where, key=None)
+                raise unknown_name_error("instance type", name, known, where=where, key=None)
         return tuple(
             offer
             for offer in self.instances
@@ -137,12 +137,12 @@ def read_prices(paths: Sequence[str] = ()) -> PriceList:
         if (spec.instances and not has_instances) or (spec.functions and not has_functions)
     ]
     instances: dict[str, InstanceType] = {}
-    platforms: dict[str, FunctionPlatform] = {}
+    platforms: dict[str, FaasOffering] = {}
     for path, spec in used:
         for name, instance in spec.instances.items():
-            instances[name] = _instance(name, Entry(instance, path, f"instances.{name}"))
+            instances[name] = _instance(name, FieldReader(instance, path, f"instances.{name}"))
         for name, functions in spec.functions.items():
-            platforms[name] = _platform(name, Entry(functions, path, f"functions.{name}"))
+            platforms[name] = _platform(name, FieldReader(functions, path, f"functions.{name}"))
     return PriceList(
         instances=tuple(instances.values()),
         platforms=tuple(platforms.values()),
@@ -152,7 +152,7 @@ def read_prices(paths: Sequence[str] = ()) -> PriceList:
 
 
 def _read(path: str) -> PricesSpec:
-    written = plain(read_yaml(path), path)
+    written = normalise(read_yaml(path), path)
     try:
         return msgspec.convert(written, PricesSpec)
     except msgspec.ValidationError as error:
@@ -164,7 +164,7 @@ def _fact(spec: PricesSpec, fact: FactSpec) -> Fact:
     return Fact(spec.title, spec.as_of, fact.keys, fact.confidence, fact.source, fact.note)
 
 
-def _instance(name: str, entry: Entry[InstanceSpec]) -> InstanceType:
+def _instance(name: str, entry: FieldReader[InstanceSpec]) -> InstanceType:
     if entry.cpu_milli("cpus") == 0:
         raise entry.error("cpus", "must be more than zero", allowed="2, 0.5")
     return InstanceType(
@@ -177,10 +177,10 @@ def _instance(name: str, entry: Entry[InstanceSpec]) -> InstanceType:
     )
 
 
-def _platform(name: str, entry: Entry[FunctionsSpec]) -> FunctionPlatform:
+def _platform(name: str, entry: FieldReader[FunctionsSpec]) -> FaasOffering:
     spec = entry.spec
-    sizes_bytes = _sizes_bytes(Entry(spec.sizes, entry.where, entry.path("sizes")))
-    terms = Serverless(
+    sizes_bytes = _sizes_bytes(FieldReader(spec.sizes, entry.where, entry.path("sizes")))
+    terms = FaasPlatform(
         memory_bytes=sizes_bytes[-1],
         concurrency_max=spec.concurrency,
         burst=spec.burst,
@@ -197,7 +197,7 @@ def _platform(name: str, entry: Entry[FunctionsSpec]) -> FunctionPlatform:
             "provisioned_run_price", units.parse_price_per_gb_second
         ),
     )
-    return FunctionPlatform(
+    return FaasOffering(
         name=name,
         terms=terms,
         cpu_bytes=_cpu_bytes(entry),
@@ -210,14 +210,14 @@ def _platform(name: str, entry: Entry[FunctionsSpec]) -> FunctionPlatform:
     )
 
 
-def _cpu_bytes(entry: Entry[FunctionsSpec]) -> int:
+def _cpu_bytes(entry: FieldReader[FunctionsSpec]) -> int:
     size_bytes = entry.size_bytes("cpu_memory")
     if size_bytes < 2**20:
         raise entry.error("cpu_memory", "is too little for a CPU", allowed="1MiB or more")
     return size_bytes
 
 
-def _sizes_bytes(entry: Entry[SizesSpec]) -> tuple[int, ...]:
+def _sizes_bytes(entry: FieldReader[SizesSpec]) -> tuple[int, ...]:
     least, most, step = (_whole_mib(entry, name) for name in ("least", "most", "step"))
     if least > most:
         raise entry.error("least", "is more than `most`", allowed=f"up to {entry.spec.most}")
@@ -227,7 +227,7 @@ def _sizes_bytes(entry: Entry[SizesSpec]) -> tuple[int, ...]:
     return (*sizes, most)
 
 
-def _whole_mib(entry: Entry[SizesSpec], name: str) -> int:
+def _whole_mib(entry: FieldReader[SizesSpec], name: str) -> int:
     """Sizes are told apart, and written down, in MiB."""
     size_bytes = entry.size_bytes(name)
     if size_bytes == 0 or size_bytes % 2**20:

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import convert
 
-from headgate.config.errors import Entry
-from headgate.config.options import LoadedApp
+from headgate.config.errors import FieldReader
+from headgate.config.options import AppConfig
 from headgate.config.schema import PoolSpec
 from headgate.core.errors import ConfigError
 
@@ -208,18 +208,18 @@ class Provider:
         return self.target.replace("{function}", function).replace("{node}", str(node))
 
 
-def providers_of(loaded: LoadedApp) -> tuple[Provider | None, ...]:
+def providers_of(loaded: AppConfig) -> tuple[Provider | None, ...]:
     """Return who runs each pool, by its id; None: nobody, it can only be simulated."""
     pools = convert(loaded.spec["pools"], dict[str, PoolSpec])
     if not pools:
         return (Provider("local"),)  # the one that there is where none is declared
     return tuple(
-        choose_provider(Entry(spec, "the application", f"pools.{name}"))
+        choose_provider(FieldReader(spec, "the application", f"pools.{name}"))
         for name, spec in pools.items()
     )
 
 
-def choose_provider(entry: Entry[PoolSpec]) -> Provider | None:
+def choose_provider(entry: FieldReader[PoolSpec]) -> Provider | None:
     """Return who runs a pool; None: nobody. Raises `ConfigError`."""
     spec = entry.spec
     is_serverless = spec.tier == "serverless"
@@ -243,7 +243,7 @@ def choose_provider(entry: Entry[PoolSpec]) -> Provider | None:
     return Provider(kind, spec.target, spec.endpoint_url, spec.region)
 
 
-def _check_url(entry: Entry[PoolSpec], url: str) -> None:
+def _check_url(entry: FieldReader[PoolSpec], url: str) -> None:
     if not is_address(url):
         allowed = "http://127.0.0.1:9001, https://...; without a user name"
         raise entry.error("endpoint_url", "is no address", allowed=allowed)

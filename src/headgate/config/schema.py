@@ -50,7 +50,7 @@ class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 # Pools in the application file, as structures: see `headgate.config.schema`.
 
 
-class GuardSpec(Section, frozen=True):
+class BreakerSpec(Section, frozen=True):
     """What keeps a serverless pool from doing harm."""
 
     failures: Annotated[
@@ -153,7 +153,7 @@ class PoolSpec(Section, frozen=True):
     provisioned_run_price: Annotated[
         Price | None, Meta(description="And while it runs: $0.0000097222/GB-s.")
     ] = None
-    guard: GuardSpec = GuardSpec()
+    guard: BreakerSpec = BreakerSpec()
 
 
 __all__ = [

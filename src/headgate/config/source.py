@@ -69,10 +69,10 @@ VALUES_MAX: Final = 1_000_000
 _INTEGER_MAX: Final = 2**63 - 1
 
 
-def plain(value: object, where: str, key: str = "") -> object:
+def normalise(value: object, where: str, key: str = "") -> object:
     """Return a copy of `value` as plain data: tuples become lists, whole-number keys become text.
 
-    >>> plain({"exec": {1: "5ms", 8: "20ms"}, "slowdown": (1.0, 1.5)}, "app.yaml")
+    >>> normalise({"exec": {1: "5ms", 8: "20ms"}, "slowdown": (1.0, 1.5)}, "app.yaml")
     {'exec': {'1': '5ms', '8': '20ms'}, 'slowdown': [1.0, 1.5]}
     """
     return _Copier(where).copy(value, key, 0)

@@ -32,7 +32,7 @@ _BEGIN: Final = Verdict.BEGIN  # interpreted, a name of the module is read much 
 
 
 @final
-class Resident:
+class ResidentInstance:
     """An instance as its own node knows it."""
 
     __slots__ = (
@@ -69,7 +69,7 @@ class Backend:
         self.running = 0
         self._cpu_milli = 0
         self._gpu_sevenths = 0
-        self.residents: dict[int, Resident] = {}
+        self.residents: dict[int, ResidentInstance] = {}
         self._held: list[Action] = []
 
     # --- orders --------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class Backend:
 
     def start(self, order: StartInstance) -> int:
         """Begin to start an instance, or hold that until a slot is free."""
-        resident = Resident(order.instance_id, self._variants[order.variant_id])
+        resident = ResidentInstance(order.instance_id, self._variants[order.variant_id])
         self.residents[order.instance_id] = resident
         return self._prepare(order, resident)
 
@@ -225,7 +225,7 @@ class Backend:
 
     # --- rules ---------------------------------------------------------------------------------
 
-    def _begins(self, resident: Resident) -> bool:
+    def _begins(self, resident: ResidentInstance) -> bool:
         """Begin a batch if its instance is ready and there is a slot."""
         return (
             resident.is_ready
@@ -233,7 +233,7 @@ class Backend:
             and self._takes_slot(resident)
         )
 
-    def _takes_slot(self, resident: Resident) -> bool:
+    def _takes_slot(self, resident: ResidentInstance) -> bool:
         """Take a slot, and the compute that goes with it, if they are free."""
         if self.running >= self._slots:
             return False
@@ -258,7 +258,7 @@ class Backend:
                 return True
         return False
 
-    def _prepare(self, order: Action, resident: Resident) -> int:
+    def _prepare(self, order: Action, resident: ResidentInstance) -> int:
         if not self._somebody_waits() and self._takes_slot(resident):
             return Verdict.BEGIN
         self._held.append(order)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from headgate.core.clock import NEVER_NS
-from headgate.core.model import Serverless
+from headgate.core.model import FaasPlatform
 
 MIB: Final = 1 << 20
 
@@ -24,11 +24,11 @@ class InstanceType:
 
 
 @dataclass(frozen=True)
-class FunctionPlatform:
+class FaasOffering:
     """Where functions run, in memory sizes that CPU comes in proportion to."""
 
     name: str
-    terms: Serverless  # prices and limits, at the largest size
+    terms: FaasPlatform  # prices and limits, at the largest size
     cpu_bytes: int  # the memory that comes with one CPU
     sizes_bytes: tuple[int, ...]  # to choose from, rising
     network_ns: int = 0  # one way
@@ -41,6 +41,6 @@ class FunctionPlatform:
         """How much CPU comes with so much memory."""
         return memory_bytes / self.cpu_bytes
 
-    def sized(self, memory_bytes: int) -> Serverless:
+    def sized(self, memory_bytes: int) -> FaasPlatform:
         """The terms at a size."""
         return replace(self.terms, memory_bytes=memory_bytes)

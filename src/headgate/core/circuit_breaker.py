@@ -12,7 +12,7 @@ from math import inf
 from typing import Final, final
 
 from headgate.core.clock import MINUTE_NS, SECOND_NS
-from headgate.core.model import Pool, Serverless, Variant
+from headgate.core.model import FaasPlatform, Pool, Variant
 from headgate.core.states import BatchState
 
 DAY_NS: Final = 24 * 60 * MINUTE_NS
@@ -24,7 +24,7 @@ _WARM_LASTS_S: Final = 3_600  # and no more than would last for so long of a day
 _SET_ASIDE_NS: Final = 2 * MINUTE_NS
 
 
-class Breaker:
+class BreakerState:
     """Whether a platform is trusted."""
 
     CLOSED: Final = 0  # the circuit: calls flow
@@ -46,7 +46,7 @@ CLOSED_REASONS: Final = (Closed.BREAKER, Closed.BACKOFF, Closed.BUDGET)
 
 
 @final
-class Budget:
+class SpendLimit:
     """Money for each minute, or for each day: what is spent of it in the present one."""
 
     def __init__(self, usd: float, length_ns: int) -> None:
@@ -75,7 +75,7 @@ class Budget:
 
 
 @final
-class Wish:
+class WarmTarget:
     """So many instances of a variant that a policy wants to have kept warm."""
 
     def __init__(self, variant: Variant, count: int, is_provisioned: bool) -> None:
@@ -85,14 +85,14 @@ class Wish:
 
 
 @final
-class Spillway:
+class CircuitBreaker:
     """Counts what is out, what failed and what was spent."""
 
-    def __init__(self, pool: Pool, platform: Serverless) -> None:
+    def __init__(self, pool: Pool, platform: FaasPlatform) -> None:
         self.pool = pool
         self.platform = platform
         self.in_flight = 0
-        self.breaker = Breaker.CLOSED
+        self.breaker = BreakerState.CLOSED
         self._guard = pool.guard
         # The circuit breaker. Only calls that were sent since it was last half-open tell anything
         # about the platform as it is now: older ones change nothing when they come back.
@@ -107,19 +107,19 @@ class Spillway:
         self._refusals = 0  # in a row, at different times
         self._backs_off_until_ns = 0
         # The budgets; one without a limit is not there.
-        day = Budget(pool.guard.usd_per_day, DAY_NS)
-        minute = Budget(pool.guard.usd_per_minute, MINUTE_NS)
+        day = SpendLimit(pool.guard.usd_per_day, DAY_NS)
+        minute = SpendLimit(pool.guard.usd_per_minute, MINUTE_NS)
         self._day = day
         self._budgets = [budget for budget in (minute, day) if budget.usd < inf]
         self._reserved_usd = 0.0  # what calls that are out may cost
         self._spent_usd = 0.0
         # Instances that are kept warm: what is wanted, and what is granted of it, by variant id.
-        self.wishes: dict[int, Wish] = {}
+        self.wishes: dict[int, WarmTarget] = {}
         self._granted: dict[int, tuple[int, bool]] = {}
         self._granted_usd_per_s = 0.0  # is being paid,
         self._paid_until_ns = 0  # and until then it is paid
         self._promised_usd_per_s = 0.0  # may have to be paid soon
-        self._warm_day = Budget(WARM_SHARE_MAX * pool.guard.usd_per_day, DAY_NS)
+        self._warm_day = SpendLimit(WARM_SHARE_MAX * pool.guard.usd_per_day, DAY_NS)
         self._none_warm_until_ns = 0  # the day's budget is spent; 0: it is not
         self._granted_after = 0  # openings of the breaker in a row, when wishes were last granted
         self._is_short = False  # fewer are granted than could be, for lack of money just then
@@ -132,9 +132,9 @@ class Spillway:
 
     def closed_by(self, now_ns: int) -> str:
         """What keeps calls from going out: one of `Closed`."""
-        if self.breaker != Breaker.CLOSED and (
+        if self.breaker != BreakerState.CLOSED and (
             now_ns < self._rests_until_ns
-            or (self.breaker == Breaker.HALF_OPEN and self._trials >= self._trials_max)
+            or (self.breaker == BreakerState.HALF_OPEN and self._trials >= self._trials_max)
         ):
             return Closed.BREAKER
         if now_ns < self._backs_off_until_ns:
@@ -201,8 +201,8 @@ class Spillway:
 
     def rested(self, now_ns: int) -> None:
         """Try a platform again that was left alone for long enough."""
-        if self.breaker == Breaker.OPEN and now_ns >= self._rests_until_ns:
-            self.breaker = Breaker.HALF_OPEN
+        if self.breaker == BreakerState.OPEN and now_ns >= self._rests_until_ns:
+            self.breaker = BreakerState.HALF_OPEN
             self._half_open_ns = now_ns
             self._trials = 0
             self._trials_max = 1
@@ -210,21 +210,21 @@ class Spillway:
     def _succeeded(self) -> None:
         self._failures = 0
         self._refusals = 0
-        if self.breaker != Breaker.HALF_OPEN:
+        if self.breaker != BreakerState.HALF_OPEN:
             return
         self._trials_max *= 2
         if self._trials_max >= self.platform.concurrency_max:
-            self.breaker = Breaker.CLOSED
+            self.breaker = BreakerState.CLOSED
             self._openings = 0
             self._rest_ns = self._guard.rest_ns
 
     def _failed(self, now_ns: int) -> None:
         self._failures += 1
-        if self.breaker == Breaker.OPEN:
+        if self.breaker == BreakerState.OPEN:
             return  # it was out already when the breaker opened
-        if self.breaker == Breaker.CLOSED and self._failures < self._guard.failures_max:
+        if self.breaker == BreakerState.CLOSED and self._failures < self._guard.failures_max:
             return
-        self.breaker = Breaker.OPEN
+        self.breaker = BreakerState.OPEN
         self._openings += 1
         self._rests_until_ns = now_ns + self._rest_ns
         self._rest_ns = min(2 * self._rest_ns, self._guard.rest_max_ns)
@@ -236,11 +236,11 @@ class Spillway:
         unpaid_ns = now_ns - self._paid_until_ns
         return self._spent_usd + self._granted_usd_per_s * unpaid_ns / SECOND_NS
 
-    def _is_spent(self, budget: Budget, now_ns: int) -> bool:
+    def _is_spent(self, budget: SpendLimit, now_ns: int) -> bool:
         """Whether nothing is left for calls."""
         return self._committed_usd(budget, now_ns) + self._reserved_usd >= budget.usd
 
-    def _committed_usd(self, budget: Budget, now_ns: int) -> float:
+    def _committed_usd(self, budget: SpendLimit, now_ns: int) -> float:
         """What is spent, and what is set aside for instances that are kept warm."""
         since_ns = max(self._paid_until_ns, budget.began_ns(now_ns))
         ahead_ns = min(_SET_ASIDE_NS, budget.ends_ns(now_ns) - now_ns)
@@ -257,7 +257,7 @@ class Spillway:
 
     def wish(self, variant: Variant, count: int, is_provisioned: bool) -> None:
         """Have so many instances of a variant kept warm, as far as that can be: see `grant`."""
-        self.wishes[variant.id] = Wish(variant, count, is_provisioned)
+        self.wishes[variant.id] = WarmTarget(variant, count, is_provisioned)
 
     def is_grant_due(self, now_ns: int) -> bool:
         """Whether what is granted may have to change although the wishes have not."""
@@ -267,7 +267,7 @@ class Spillway:
             return now_ns >= self._none_warm_until_ns
         return self._is_day_over_budget(now_ns)
 
-    def grant(self, now_ns: int) -> list[Wish]:
+    def grant(self, now_ns: int) -> list[WarmTarget]:
         """Return what is to be kept warm from now on, where that changes; it is paid from now on.
 
         Calls that only keep instances warm wait until the breaker is closed. Provisioned instances
@@ -286,7 +286,7 @@ class Spillway:
             self._none_warm_until_ns = self._day.ends_ns(now_ns) if is_over else 0
         if self._none_warm_until_ns:
             self._promised_usd_per_s = 0.0
-        changes: list[Wish] = []
+        changes: list[WarmTarget] = []
         for wish in wanted:
             before = self._granted.get(wish.variant.id, (0, False))
             wish.count = self._possible(now_ns, wish, before)
@@ -296,13 +296,13 @@ class Spillway:
                 usd = self._first_round_usd(wish, wish.count, before)
                 self._spend(now_ns, usd)
                 self._warm_day.spend(now_ns, usd)
-                changes.append(Wish(wish.variant, wish.count, after[1]))
+                changes.append(WarmTarget(wish.variant, wish.count, after[1]))
         self._granted_usd_per_s = self._sum_usd_per_s(wanted)
         return changes
 
     def _failed_openings(self) -> int:
         """How often in a row the breaker has opened; 0 while it is closed."""
-        return 0 if self.breaker == Breaker.CLOSED else self._openings
+        return 0 if self.breaker == BreakerState.CLOSED else self._openings
 
     def _is_day_over_budget(self, now_ns: int) -> bool:
         """Whether the day's budget is spent, or what of it is for instances that are kept warm.
@@ -326,15 +326,15 @@ class Spillway:
             budget.spend(now_ns, rate * (now_ns - since_ns))
         self._paid_until_ns = now_ns
 
-    def _payable(self) -> list[Wish]:
+    def _payable(self) -> list[WarmTarget]:
         """What is wanted, in the order of the wishes, as far as its share of the budgets lasts."""
         left_usd_per_s = min(
             WARM_SHARE_MAX * self._guard.usd_per_minute / (MINUTE_NS / SECOND_NS),
             self._warm_day.usd / _WARM_LASTS_S,
         )
-        payable: list[Wish] = []
+        payable: list[WarmTarget] = []
         for wanted in self.wishes.values():
-            wish = Wish(wanted.variant, wanted.count, wanted.is_provisioned)
+            wish = WarmTarget(wanted.variant, wanted.count, wanted.is_provisioned)
             usd_per_s = self._usd_per_s(wish)
             if usd_per_s > left_usd_per_s:
                 wish.count = int(wish.count * left_usd_per_s / usd_per_s)
@@ -343,13 +343,13 @@ class Spillway:
             payable.append(wish)
         return payable
 
-    def _possible(self, now_ns: int, wish: Wish, before: tuple[int, bool]) -> int:
+    def _possible(self, now_ns: int, wish: WarmTarget, before: tuple[int, bool]) -> int:
         """How many of a payable wish may be kept warm just now."""
         count = wish.count
         already = before[0] if before[1] == wish.is_provisioned else 0
         if self._none_warm_until_ns:
             return 0
-        if self.breaker != Breaker.CLOSED:
+        if self.breaker != BreakerState.CLOSED:
             is_withdrawn = not wish.is_provisioned or self._openings > 1
             return 0 if is_withdrawn else min(count, already)
         if wish.is_provisioned:
@@ -364,13 +364,13 @@ class Spillway:
             self._is_short = True
         return count
 
-    def _sum_usd_per_s(self, wishes: list[Wish]) -> float:
+    def _sum_usd_per_s(self, wishes: list[WarmTarget]) -> float:
         total = 0.0
         for wish in wishes:
             total += self._usd_per_s(wish)
         return total
 
-    def _usd_per_s(self, wish: Wish) -> float:
+    def _usd_per_s(self, wish: WarmTarget) -> float:
         """What it costs to keep a wish."""
         platform = self.platform
         if wish.is_provisioned:
@@ -379,7 +379,7 @@ class Spillway:
             return 0.0
         return wish.count * platform.usd(platform.ping_ns) / (platform.ping_every_ns / SECOND_NS)
 
-    def _first_round_usd(self, wish: Wish, count: int, before: tuple[int, bool]) -> float:
+    def _first_round_usd(self, wish: WarmTarget, count: int, before: tuple[int, bool]) -> float:
         """What it costs at once: all are called, and those that are not there are started."""
         platform = self.platform
         if wish.is_provisioned or count == 0 or platform.ping_every_ns == 0:

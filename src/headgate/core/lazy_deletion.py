@@ -18,10 +18,10 @@ _READY: Final = TaskState.READY
 
 
 @final
-class Withdrawals:
+class LazyDeletions:
     """Counts those of one queue since it was last swept.
 
-    >>> withdrawals = Withdrawals()
+    >>> withdrawals = LazyDeletions()
     >>> [withdrawals.add(length) for length in (4, 4, 4, 1)]
     [False, False, True, True]
     """

@@ -22,7 +22,7 @@ class Tier:
 
 
 LAMBDA_PAYLOAD_BYTES_MAX: Final = 6 << 20  # of one call of AWS Lambda, each way
-WARM_EVERYWHERE: Final = 1_000_001  # more nodes than there can be
+PREWARM_ALL_NODES: Final = 1_000_001  # more nodes than there can be
 TIER_NAMES: Final = ("dedicated", "gpu", "serverless")
 
 
@@ -153,7 +153,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True)
-class Serverless:
+class FaasPlatform:
     """What a function platform promises and charges."""
 
     memory_bytes: int
@@ -186,7 +186,7 @@ class Serverless:
     def usd(self, length_ns: int, *, is_provisioned: bool = False) -> float:
         """What one call of this length costs.
 
-        >>> round(Serverless(1 << 30, usd_per_gb_s=2.0, usd_per_request=1.0).usd(1_500_000), 6)
+        >>> round(FaasPlatform(1 << 30, usd_per_gb_s=2.0, usd_per_request=1.0).usd(1_500_000), 6)
         1.004
         """
         steps = -(-length_ns // self.billing_step_ns)
@@ -196,7 +196,7 @@ class Serverless:
 
 
 @dataclass(frozen=True)
-class Guard:
+class BreakerConfig:
     """What keeps a pool that is paid by the call from doing harm."""
 
     failures_max: int = 5  # in a row; then it is left alone
@@ -226,8 +226,8 @@ class Pool:
     usd_per_hour: float = 0.0  # of one node
     network_ns: int = 0  # one way, gateway to node
     bytes_per_s: float = 0.0  # between nodes; 0 is "instantly"
-    serverless: Serverless | None = None
-    guard: Guard = Guard()
+    serverless: FaasPlatform | None = None
+    guard: BreakerConfig = BreakerConfig()
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Final, final
 from headgate.core.errors import PolicyError
 from headgate.core.model import Pool, Variant
 from headgate.core.records import Batch, Instance, Node, Request, Task
-from headgate.core.scheduler.state import Ledger, Residents
+from headgate.core.scheduler.state import InstanceWriter, StateWriter
 from headgate.core.states import (
     InstanceState,
     NodeState,
@@ -47,7 +47,7 @@ RESERVED_TIMERS = frozenset(
 class Orders:
     """The only way for a policy to change anything."""
 
-    def __init__(self, view: View, ledger: Ledger, residents: Residents) -> None:
+    def __init__(self, view: View, ledger: StateWriter, residents: InstanceWriter) -> None:
         self._view = view
         self._ledger = ledger
         self._residents = residents

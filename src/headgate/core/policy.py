@@ -31,7 +31,7 @@ class PolicyConfig:
 
 
 @dataclass(frozen=True)
-class Takes:
+class Capabilities:
     """What a policy can cope with; the shared test suites and `compare` go by this."""
 
     pipelines: bool = True  # stages that wait for others
@@ -142,7 +142,7 @@ class PolicyKind:
 
     make: type[Policy]
     config: type[PolicyConfig] = PolicyConfig
-    takes: Takes = Takes()
+    takes: Capabilities = Capabilities()
 
     def build(self, context: Context, config: PolicyConfig) -> Policy:
         """Make the policy."""

@@ -1,7 +1,7 @@
 """What the Scheduler keeps about the present: requests, tasks, batches, instances, nodes.
 
 Plain slotted classes, because some are made for every request and a compiled build turns them into
-C structs. The Scheduler (through its `Ledger`) writes them; policies only read them.
+C structs. The Scheduler (through its `StateWriter`) writes them; policies only read them.
 
 An *attempt* is a task's place in a batch: it has no record of its own. A task counts the attempts
 that were made; retries and competing copies are both just more attempts. One is out while it is

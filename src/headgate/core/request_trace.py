@@ -22,7 +22,7 @@ from headgate.core.events import (
 from headgate.core.records import STAGES_MAX
 
 
-def story(entries: Iterable[LogEntry], request_id: int) -> list[LogEntry]:
+def request_trace(entries: Iterable[LogEntry], request_id: int) -> list[LogEntry]:
     """Return what happened to one request, and why: entries with only the actions that concern it.
 
     That is its arrival, its dispatches, what became of their batches, the starts and loads those

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from headgate.core.circuit_breaker import Spillway
+from headgate.core.circuit_breaker import CircuitBreaker
 from headgate.core.events import TimerKey
 from headgate.core.model import App, Pipeline, Pool, Variant
 from headgate.core.records import Batch, Datum, Instance, LoadFailure, Node, Request, Task
@@ -33,7 +33,7 @@ class View:
         self.instances: dict[int, Instance] = {}  # not yet gone
         self.timers: dict[TimerKey, int] = {}
         self.spillways = [
-            None if pool.serverless is None else Spillway(pool, pool.serverless)
+            None if pool.serverless is None else CircuitBreaker(pool, pool.serverless)
             for pool in app.pools
         ]
         self.kept_warm: dict[tuple[int, int], tuple[int, bool]] = {}  # by (pool, variant) id

@@ -19,10 +19,10 @@ from typing import Final
 
 import headgate
 from headgate import __version__
-from headgate.config import LoadedApp
+from headgate.config import AppConfig
 from headgate.core.errors import ConfigError
 from headgate.core.units import format_size
-from headgate.lambda_emulator.settings import Settings
+from headgate.lambda_emulator.settings import PlatformSettings
 
 # The same bytes make the same package: AWS tells packages apart by their digest.
 _ZIP_DATE: Final = (1980, 1, 1, 0, 0, 0)
@@ -48,7 +48,7 @@ class Package:
 
     def zip_to(self, target: Path) -> bytes:
         """Write the zip file and return it. Raises `ConfigError` if no platform would take it."""
-        limits = Settings()
+        limits = PlatformSettings()
         _check_size(self.size_bytes, limits.unzipped_bytes, "unpacked")
         with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
             for path in self.files():
@@ -62,7 +62,7 @@ class Package:
 
 
 def pack(
-    app: Path, loaded: LoadedApp, target: Path, *, include: Iterable[str], is_zipped: bool
+    app: Path, loaded: AppConfig, target: Path, *, include: Iterable[str], is_zipped: bool
 ) -> Package:
     """Copy what a function needs into an empty directory; `include` are more files, as patterns.
 
@@ -85,7 +85,7 @@ def pack(
         wanted.update(found)
     if is_zipped:
         size_bytes = sum(path.stat().st_size for path in wanted)
-        _check_size(size_bytes, Settings().unzipped_bytes, "unpacked")
+        _check_size(size_bytes, PlatformSettings().unzipped_bytes, "unpacked")
     for path in wanted:
         copy = target / path.relative_to(base)
         try:
@@ -105,7 +105,7 @@ def rough_size(size_bytes: int) -> str:
     return format_size(round(size_bytes, 3 - len(str(size_bytes))))
 
 
-def _models(app: Path, base: Path, loaded: LoadedApp) -> Iterator[Path]:
+def _models(app: Path, base: Path, loaded: AppConfig) -> Iterator[Path]:
     """The files of models, with weights that ONNX keeps beside them."""
     for variant, source in zip(loaded.app.variants, loaded.sources, strict=True):
         if source is None or source.model is None or "://" in source.model:

@@ -187,18 +187,18 @@ def length(column: object) -> int:
     raise ValueError(f"is {_kind(column)}, not an array, a list or a dict of them")
 
 
-def likeness(column: object) -> Hashable:
+def batch_key(column: object) -> Hashable:
     """Return what columns must have in common to be joined without changing one another.
 
-    >>> likeness(np.zeros((3, 2))) == likeness(np.zeros((5, 2)))
+    >>> batch_key(np.zeros((3, 2))) == batch_key(np.zeros((5, 2)))
     True
-    >>> likeness(np.zeros((3, 2))) == likeness(np.zeros((3, 2), np.float32))
+    >>> batch_key(np.zeros((3, 2))) == batch_key(np.zeros((3, 2), np.float32))
     False
     """
     if isinstance(column, np.ndarray):
         return type(column), column.dtype, column.shape[1:]
     if isinstance(column, dict):
-        return frozenset((name, likeness(part)) for name, part in column.items())
+        return frozenset((name, batch_key(part)) for name, part in column.items())
     return "list"
 
 

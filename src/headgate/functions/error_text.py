@@ -7,10 +7,10 @@ from typing import Final
 LETTERS_MAX: Final = 1000
 
 
-def words(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return what an exception says, in one line of text; even of one that cannot say it.
 
-    >>> words(ValueError("no\\nway"))
+    >>> error_text(ValueError("no\\nway"))
     'ValueError: no way'
     """
     try:

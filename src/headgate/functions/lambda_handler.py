@@ -15,12 +15,12 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Final, final
 
-from headgate.config import LoadedApp, load
+from headgate.config import AppConfig, load
 from headgate.core.errors import ConfigError
 from headgate.core.model import Function
-from headgate.functions.lambda_payload import Envelope, open_envelope, seal_answer, works_of
+from headgate.functions.lambda_payload import Envelope, encode_response, open_envelope, works_of
 from headgate.functions.loader import build_model
-from headgate.functions.unbatched import Alone, Result
+from headgate.functions.unbatched import UnbatchedResult, UnbatchedRunner
 
 HOLD_MS_MAX: Final = 1_000.0
 GATEWAY_TIMEOUT: Final = 504
@@ -34,8 +34,8 @@ class Handler:
         self._root = Path(environment.get("LAMBDA_TASK_ROOT", "."))
         self._app_file = environment.get("HEADGATE_APP", "")
         self._wanted = environment.get("HEADGATE_FUNCTION", "")
-        self._loaded: LoadedApp | None = None
-        self._models: dict[str, Alone] = {}
+        self._loaded: AppConfig | None = None
+        self._models: dict[str, UnbatchedRunner] = {}
         self._is_cold = True
 
     def warm_up(self) -> None:
@@ -49,31 +49,34 @@ class Handler:
         began_s = monotonic()
         is_cold, self._is_cold = self._is_cold, False
         envelope = open_envelope(event)
-        results: list[Result] = []
+        results: list[UnbatchedResult] = []
         if envelope.ping:
             sleep(max(0.0, min(envelope.hold_ms, HOLD_MS_MAX)) / 1e3)
         else:
             results = self._run(envelope, began_s)
         took_ms = (monotonic() - began_s) * 1e3
-        return seal_answer(results, is_cold=is_cold, took_ms=took_ms)
+        return encode_response(results, is_cold=is_cold, took_ms=took_ms)
 
-    def _run(self, envelope: Envelope, began_s: float) -> list[Result]:
+    def _run(self, envelope: Envelope, began_s: float) -> list[UnbatchedResult]:
         model = self._model(envelope.function)
         passed_ms = (monotonic() - began_s) * 1e3  # loading may have taken a while
         deadline_ms = envelope.deadline_ms
         if deadline_ms is not None and envelope.gives_up and deadline_ms <= passed_ms:
             problem = "the deadline had passed before it began"
-            return [Result(asked.id, [], problem, GATEWAY_TIMEOUT) for asked in envelope.requests]
+            return [
+                UnbatchedResult(asked.id, [], problem, GATEWAY_TIMEOUT)
+                for asked in envelope.requests
+            ]
         return [model.run(work) for work in works_of(envelope)]
 
-    def _application(self) -> LoadedApp:
+    def _application(self) -> AppConfig:
         if self._loaded is None:
             if not self._app_file:
                 raise ConfigError("is not set", key="HEADGATE_APP", allowed="an application file")
             self._loaded = load(str(self._root / self._app_file))
         return self._loaded
 
-    def _model(self, name: str) -> Alone:
+    def _model(self, name: str) -> UnbatchedRunner:
         model = self._models.get(name)
         if model is None:
             loaded = self._application()
@@ -84,7 +87,7 @@ class Handler:
             model = self._models[name] = self._load(loaded, known[name])
         return model
 
-    def _load(self, loaded: LoadedApp, function: Function) -> Alone:
+    def _load(self, loaded: AppConfig, function: Function) -> UnbatchedRunner:
         variant = next(
             (v for v in function.variants if _is_for_functions(loaded, v.pool_ids)),
             function.variants[0],
@@ -94,10 +97,10 @@ class Handler:
             raise ConfigError("has neither model nor code", where=variant.name)
         model = build_model(source, str((self._root / self._app_file).parent), variant.name)
         model.load()
-        return Alone(model)
+        return UnbatchedRunner(model)
 
 
-def _is_for_functions(loaded: LoadedApp, pool_ids: tuple[int, ...]) -> bool:
+def _is_for_functions(loaded: AppConfig, pool_ids: tuple[int, ...]) -> bool:
     return any(loaded.app.pools[id].serverless is not None for id in pool_ids)
 
 

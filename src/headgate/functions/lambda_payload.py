@@ -15,7 +15,7 @@ from msgspec.json import Decoder, Encoder
 
 from headgate.core.model import LAMBDA_PAYLOAD_BYTES_MAX
 from headgate.functions.tensor import Block, Tensor
-from headgate.functions.unbatched import AnyWork, Result, Work
+from headgate.functions.unbatched import AnyUnbatchedCall, UnbatchedCall, UnbatchedResult
 
 VERSION: Final = 1
 HEAD_BYTES: Final = 1_024  # of a body, beside its requests or results
@@ -34,7 +34,7 @@ class TensorJson(Struct, gc=False):
 
 
 @final
-class Asked(Struct, gc=False):
+class RequestJson(Struct, gc=False):
     """One request of a batch."""
 
     id: int
@@ -48,7 +48,7 @@ class Envelope(Struct, kw_only=True, omit_defaults=True):
 
     headgate: int
     function: str = ""
-    requests: list[Asked] = []
+    requests: list[RequestJson] = []
     deadline_ms: float | None = None  # from when it was sent
     gives_up: bool = True  # nobody wants the answer after the deadline
     traceparent: str | None = None
@@ -58,7 +58,7 @@ class Envelope(Struct, kw_only=True, omit_defaults=True):
 
 
 @final
-class Told(Struct, gc=False):
+class ResultJson(Struct, gc=False):
     """What became of one request: outputs, or an error and whose it is."""
 
     id: int
@@ -69,18 +69,18 @@ class Told(Struct, gc=False):
 
 
 @final
-class Answer(Struct, kw_only=True):
+class ResponseJson(Struct, kw_only=True):
     """What a function answers."""
 
     headgate: int
     cold: bool  # it was the first call of its instance
     took_ms: float  # within the handler
-    results: list[Told]
+    results: list[ResultJson]
 
 
 def encode_request(
     function: str,
-    works: Sequence[AnyWork],
+    works: Sequence[AnyUnbatchedCall],
     *,
     deadline_ms: float | None = None,
     gives_up: bool = True,
@@ -93,7 +93,7 @@ def encode_request(
             headgate=VERSION,
             function=function,
             requests=[
-                Asked(work.task_id, work.items, [_to_json(t) for t in work.inputs])
+                RequestJson(work.task_id, work.items, [_to_json(t) for t in work.inputs])
                 for work in works
             ],
             deadline_ms=deadline_ms,
@@ -138,43 +138,45 @@ def open_envelope(event: object) -> Envelope:
     return envelope
 
 
-def works_of(envelope: Envelope) -> list[Work]:
+def works_of(envelope: Envelope) -> list[UnbatchedCall]:
     """Return the work that an envelope asks for."""
     return [
-        Work(asked.id, asked.items, [_from_json(tensor) for tensor in asked.inputs])
+        UnbatchedCall(asked.id, asked.items, [_from_json(tensor) for tensor in asked.inputs])
         for asked in envelope.requests
     ]
 
 
-def seal_answer(results: Sequence[Result], *, is_cold: bool, took_ms: float) -> dict[str, object]:
+def encode_response(
+    results: Sequence[UnbatchedResult], *, is_cold: bool, took_ms: float
+) -> dict[str, object]:
     """Return an answer as plain data, for the platform to encode.
 
     A result that it has no room for is told as such: whoever asked can have it done elsewhere.
     """
-    told: list[Told] = []
+    told: list[ResultJson] = []
     left = LAMBDA_PAYLOAD_BYTES_MAX - HEAD_BYTES
     for result in results:
         size = _part_bytes(result.outputs) + 12 * len(result.error)
         if size > left:
             problem = f"its answer takes {size} bytes, more than a call can carry"
-            told.append(Told(result.task_id, [], error=problem, status=TOO_LARGE))
+            told.append(ResultJson(result.task_id, [], error=problem, status=TOO_LARGE))
             continue
         left -= size
         outputs = [_to_json(tensor) for tensor in result.outputs]
         error, status = result.error, result.status
-        told.append(Told(result.task_id, outputs, result.is_unsure, error, status))
-    answer = Answer(headgate=VERSION, cold=is_cold, took_ms=took_ms, results=told)
+        told.append(ResultJson(result.task_id, outputs, result.is_unsure, error, status))
+    answer = ResponseJson(headgate=VERSION, cold=is_cold, took_ms=took_ms, results=told)
     plain: dict[str, object] = to_builtins(answer)
     return plain
 
 
-def decode_answer(body: bytes) -> tuple[Answer, list[Result]]:
+def decode_answer(body: bytes) -> tuple[ResponseJson, list[UnbatchedResult]]:
     """Return an answer and what became of each request. Raises `ValueError` if it is none."""
     answer = _DECODER.decode(body)
     if answer.headgate != VERSION:
         raise ValueError(f"version {answer.headgate} of the envelope is not known here")
     results = [
-        Result(
+        UnbatchedResult(
             told.id,
             [_from_json(tensor) for tensor in told.outputs],
             told.error,
@@ -200,4 +202,4 @@ def _nbytes(tensor: Tensor) -> int:
 
 
 _ENCODER: Final = Encoder()
-_DECODER: Final = Decoder(Answer)
+_DECODER: Final = Decoder(ResponseJson)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Protocol
 
 from headgate.core.errors import ConfigError
-from headgate.functions.error_text import words
+from headgate.functions.error_text import error_text
 from headgate.functions.model import Model, function
 from headgate.functions.onnx_model import OnnxModel
 
 
-class Source(Protocol):
+class FunctionSource(Protocol):
     """What an application file says of one function."""
 
     @property
@@ -31,7 +31,7 @@ class Source(Protocol):
         """Keyword arguments of the class."""
 
 
-def build_model(source: Source, base: str, where: str) -> Model:
+def build_model(source: FunctionSource, base: str, where: str) -> Model:
     """Return the model, not yet loaded. Modules are found in the `base` directory first.
 
     Raises `ConfigError`, naming `where`, if there is none.
@@ -59,7 +59,7 @@ def _found(code: str, base: str, where: str) -> type[Model]:
         for name in path.split("."):
             found = getattr(found, name)
     except (Exception, SystemExit) as error:  # whatever a module does when it is imported
-        problem = f"cannot be imported: {words(error)}"
+        problem = f"cannot be imported: {error_text(error)}"
         raise ConfigError(problem, where=where, key="code", value=code) from error
     if isclass(found) and issubclass(found, Model):
         return found
@@ -80,5 +80,5 @@ def _made(cls: type[Model], options: Mapping[str, object], value: str, where: st
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        problem = f"cannot be made: {words(error)}"
+        problem = f"cannot be made: {error_text(error)}"
         raise ConfigError(problem, where=where, key="options", value=value) from error

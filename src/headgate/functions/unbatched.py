@@ -8,14 +8,14 @@ import numpy as np
 from msgspec import Struct
 
 from headgate.functions.arrays import Array, split, to_array, to_tensor
-from headgate.functions.error_text import sendable, words
+from headgate.functions.error_text import error_text, sendable
 from headgate.functions.model import Model, signature_of
 from headgate.functions.tensor import Tensor
 
 # Work that goes to a function elsewhere, and what became of it.
 
 
-class AnyWork(Protocol):
+class AnyUnbatchedCall(Protocol):
     """One request for a function, whoever keeps it."""
 
     task_id: int
@@ -24,7 +24,7 @@ class AnyWork(Protocol):
 
 
 @final
-class Work(Struct, gc=False):
+class UnbatchedCall(Struct, gc=False):
     """One request for a function."""
 
     task_id: int
@@ -33,7 +33,7 @@ class Work(Struct, gc=False):
 
 
 @final
-class Result(Struct, gc=False):
+class UnbatchedResult(Struct, gc=False):
     """What became of it: outputs, or an error and whose it is (400 or 500)."""
 
     task_id: int
@@ -47,7 +47,7 @@ UNSURE: Final = "unsure"
 
 
 @final
-class Alone:
+class UnbatchedRunner:
     """One loaded model. What is wrong with one request changes no other."""
 
     def __init__(self, model: Model) -> None:
@@ -56,12 +56,12 @@ class Alone:
         self._inputs = {spec.name: spec.datatype for spec in self._signature.inputs}
         self._outputs = {spec.name: spec.datatype for spec in self._signature.outputs}
 
-    def run(self, work: AnyWork) -> Result:
+    def run(self, work: AnyUnbatchedCall) -> UnbatchedResult:
         """Return what becomes of a request. Raises nothing."""
         try:
             column = self._model.decode(self._arrays(work))
         except Exception as error:  # whatever a model does: what it raises here is the client's
-            return Result(work.task_id, [], words(error), 400)
+            return UnbatchedResult(work.task_id, [], error_text(error), 400)
         try:
             answer = self._model.predict(column)
             part = split(answer, [work.items])[0] if self._signature.batches else answer
@@ -70,10 +70,10 @@ class Alone:
             unsure = np.asarray(arrays.get(UNSURE, False))
             is_unsure = unsure.dtype == np.bool_ and bool(unsure.any())
         except Exception as error:  # whatever a model does
-            return Result(work.task_id, [], words(error), 500)
-        return Result(work.task_id, outputs, is_unsure=is_unsure)
+            return UnbatchedResult(work.task_id, [], error_text(error), 500)
+        return UnbatchedResult(work.task_id, outputs, is_unsure=is_unsure)
 
-    def _arrays(self, work: AnyWork) -> dict[str, Array]:
+    def _arrays(self, work: AnyUnbatchedCall) -> dict[str, Array]:
         arrays: dict[str, Array] = {}
         for tensor in work.inputs:
             wanted = self._inputs.get(tensor.name, "" if self._inputs else tensor.datatype)

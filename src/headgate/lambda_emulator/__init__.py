@@ -4,17 +4,17 @@ Real boto3 talks to it, and each instance is a process with the real `awslambdar
 """
 
 from headgate.lambda_emulator.auth import client_options
-from headgate.lambda_emulator.billing import Bill, BillingRecord, gb_s, read_bill
-from headgate.lambda_emulator.platform import EmbeddedPlatform, InstanceState, Platform
-from headgate.lambda_emulator.settings import Settings
+from headgate.lambda_emulator.billing import BillingLog, BillingRecord, gb_s, read_bill
+from headgate.lambda_emulator.platform import EmbeddedPlatform, InstanceSnapshot, LambdaPlatform
+from headgate.lambda_emulator.settings import PlatformSettings
 
 __all__ = [
-    "Bill",
+    "BillingLog",
     "BillingRecord",
     "EmbeddedPlatform",
-    "InstanceState",
-    "Platform",
-    "Settings",
+    "InstanceSnapshot",
+    "LambdaPlatform",
+    "PlatformSettings",
     "client_options",
     "gb_s",
     "read_bill",

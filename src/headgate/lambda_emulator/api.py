@@ -16,15 +16,15 @@ import msgspec
 
 from headgate.lambda_emulator import api_models as requests
 from headgate.lambda_emulator.api_models import read
-from headgate.lambda_emulator.auth import Access
+from headgate.lambda_emulator.auth import RequestAuth
 from headgate.lambda_emulator.billing import BillingRecord
-from headgate.lambda_emulator.control_plane import Management
+from headgate.lambda_emulator.control_plane import ControlPlane
 from headgate.lambda_emulator.errors import ServiceError, invalid, not_found, too_large
-from headgate.lambda_emulator.functions import Function, FunctionVersion
-from headgate.lambda_emulator.http import Request, Response
-from headgate.lambda_emulator.instance import Ended, Invocation
-from headgate.lambda_emulator.invoker import EventQueue, Invoker
-from headgate.lambda_emulator.settings import Settings
+from headgate.lambda_emulator.functions import EmulatedFunction, FunctionVersion
+from headgate.lambda_emulator.http import EmulatorRequest, Response
+from headgate.lambda_emulator.instance import Invocation, InvocationResult
+from headgate.lambda_emulator.invoker import AsyncEventQueue, Invoker
+from headgate.lambda_emulator.settings import PlatformSettings
 
 # Calling functions: what a client gets back of a call, besides what the function returned.
 
@@ -33,7 +33,7 @@ _LOG_BYTES_MAX: Final = 4_096
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class InvokeResponse:
     """The body and the headers of an answer; its status is 200, whatever the function did."""
 
     body: bytes
@@ -41,15 +41,15 @@ class Answer:
 
 
 @final
-class Calling:
+class InvokeService:
     """Runs calls and queues events for the API."""
 
     def __init__(
         self,
-        settings: Settings,
-        functions: Mapping[str, Function],
+        settings: PlatformSettings,
+        functions: Mapping[str, EmulatedFunction],
         invoker: Invoker,
-        events: EventQueue,
+        events: AsyncEventQueue,
     ) -> None:
         self._settings = settings
         self._functions = functions
@@ -60,11 +60,13 @@ class Calling:
         """All functions there are, sorted."""
         return sorted(self._functions)
 
-    def queue(self, function: Function, call: Invocation) -> None:
+    def queue(self, function: EmulatedFunction, call: Invocation) -> None:
         """Take a call that nobody waits for. Raises `Throttled`."""
         self._events.put(function, call)
 
-    async def run(self, function: Function, call: Invocation, *, wants_log: bool) -> Answer:
+    async def run(
+        self, function: EmulatedFunction, call: Invocation, *, wants_log: bool
+    ) -> InvokeResponse:
         """Run a call and say how it went. Raises `Throttled`."""
         ended, record = await self._invoker.run(function, call)
         headers = {}
@@ -73,7 +75,7 @@ class Calling:
         if wants_log:
             log = _log(call, ended, record)[-_LOG_BYTES_MAX:]
             headers["X-Amz-Log-Result"] = base64.b64encode(log).decode()
-        return Answer(ended.payload, headers)
+        return InvokeResponse(ended.payload, headers)
 
     def describe_account(self) -> dict[str, object]:
         """`GetAccountSettings`."""
@@ -90,7 +92,7 @@ class Calling:
         }
 
 
-def _log(call: Invocation, ended: Ended, record: BillingRecord) -> bytes:
+def _log(call: Invocation, ended: InvocationResult, record: BillingRecord) -> bytes:
     """What the function printed, between the lines that AWS prints."""
     start = f"START RequestId: {call.id} Version: {call.function.version}\n"
     report = [
@@ -136,14 +138,18 @@ class Api:
     """Answers requests. What is refused is answered in the shape that AWS uses."""
 
     def __init__(
-        self, settings: Settings, access: Access, management: Management, calling: Calling
+        self,
+        settings: PlatformSettings,
+        access: RequestAuth,
+        management: ControlPlane,
+        calling: InvokeService,
     ) -> None:
         self._settings = settings
         self._access = access
         self._management = management
         self._calling = calling
 
-    async def answer(self, request: Request) -> Response:
+    async def answer(self, request: EmulatorRequest) -> Response:
         """Return the answer to a request, whatever it is."""
         id = str(uuid.uuid4())
         try:
@@ -159,7 +165,7 @@ class Api:
         headers = {"x-amzn-RequestId": id, **response.headers}
         return Response(response.status, response.body, headers)
 
-    async def _route(self, request: Request, id: str) -> Response:
+    async def _route(self, request: EmulatorRequest, id: str) -> Response:
         match (request.method, *request.parts):
             case ("POST", "2015-03-31", "functions", name, "invocations"):
                 return await self._invoke(name, request, id)
@@ -191,8 +197,8 @@ class Api:
         self,
         method: str,
         rest: tuple[str, ...],
-        request: Request,
-        found: tuple[Function, FunctionVersion, str | None],
+        request: EmulatorRequest,
+        found: tuple[EmulatedFunction, FunctionVersion, str | None],
     ) -> Response:
         """What is done to one function."""
         management, settings = self._management, self._settings
@@ -231,7 +237,11 @@ class Api:
         return self._alias(method, rest, request, function)
 
     def _alias(
-        self, method: str, rest: tuple[str, ...], request: Request, function: Function
+        self,
+        method: str,
+        rest: tuple[str, ...],
+        request: EmulatorRequest,
+        function: EmulatedFunction,
     ) -> Response:
         management, settings = self._management, self._settings
         match (method, *rest):
@@ -257,7 +267,9 @@ class Api:
                 return Response(204)
         raise not_found(f"no such operation: {method} {request.path}")
 
-    def _reserve(self, method: str, request: Request, function: Function) -> Response:
+    def _reserve(
+        self, method: str, request: EmulatorRequest, function: EmulatedFunction
+    ) -> Response:
         if method == "DELETE":
             self._management.reserve(function, None)
             return Response(204)
@@ -271,7 +283,11 @@ class Api:
         return _show({"ReservedConcurrentExecutions": function.reserved})
 
     def _provision(
-        self, method: str, request: Request, function: Function, qualifier: str | None
+        self,
+        method: str,
+        request: EmulatorRequest,
+        function: EmulatedFunction,
+        qualifier: str | None,
     ) -> Response:
         management = self._management
         if method == "PUT":
@@ -294,7 +310,7 @@ class Api:
             return _show(_page(request, "ProvisionedConcurrencyConfigs", each))
         return _show(management.describe_provisioned(function, qualifier))
 
-    def _tag(self, method: str, request: Request, function: Function) -> Response:
+    def _tag(self, method: str, request: EmulatorRequest, function: EmulatedFunction) -> Response:
         if method == "POST":
             asked = read(request.body, requests.TagResource)
             function.tags = requests.check_tags({**function.tags, **asked.tags})
@@ -308,12 +324,12 @@ class Api:
             raise not_found(f"no such operation: {method} {request.path}")
         return _show({"Tags": function.tags})
 
-    def _list(self, request: Request) -> Shown:
+    def _list(self, request: EmulatorRequest) -> Shown:
         latest = {name: self._management.resolve(name)[1] for name in self._calling.names()}
         shown = {name: each.describe(self._settings) for name, each in latest.items()}
         return _page(request, "Functions", shown)
 
-    async def _invoke(self, name: str, request: Request, id: str) -> Response:
+    async def _invoke(self, name: str, request: EmulatorRequest, id: str) -> Response:
         function, version, qualifier = self._management.resolve(
             name, request.query.get("Qualifier")
         )
@@ -333,7 +349,7 @@ class Api:
         answer = await self._calling.run(function, call, wants_log=wants_log)
         return Response(200, answer.body, {**executed, **answer.headers})
 
-    def _payload(self, request: Request, kind: str) -> bytes:
+    def _payload(self, request: EmulatorRequest, kind: str) -> bytes:
         """The payload, if it is JSON and not too much of it."""
         if kind not in ("RequestResponse", "Event", "DryRun"):
             raise invalid(f"Value '{kind}' at 'invocationType' failed to satisfy constraint")
@@ -363,7 +379,7 @@ def _show(shown: Shown, status: int = 200) -> Response:
     return Response(status, msgspec.json.encode(shown))
 
 
-def _page(request: Request, key: str, items: Mapping[str, Shown]) -> Shown:
+def _page(request: EmulatorRequest, key: str, items: Mapping[str, Shown]) -> Shown:
     """A list, or a part of it that begins after the item that `Marker` names."""
     most, marker = request.query.get("MaxItems", ""), request.query.get("Marker", "")
     count = int(most) if re.fullmatch("[1-9]|[1-4][0-9]", most) else _PAGE
@@ -375,14 +391,14 @@ def _page(request: Request, key: str, items: Mapping[str, Shown]) -> Shown:
     return shown
 
 
-def _check_query(request: Request) -> None:
+def _check_query(request: EmulatorRequest) -> None:
     """Refuse parameters that nothing here looks at."""
     unknown = sorted(request.query.keys() - _PARAMETERS)
     if unknown:
         raise invalid(f"{unknown[0][:_SHOWN_MAX]}: the embedded platform has no such parameter")
 
 
-def _check_invocation(request: Request) -> None:
+def _check_invocation(request: EmulatorRequest) -> None:
     """Refuse ways of calling that are not here."""
     for header, name in _ABSENT_OF_CALLS.items():
         if header in request.headers:

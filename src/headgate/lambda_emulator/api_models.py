@@ -49,27 +49,27 @@ _ABSENT_OF_CODE: Final[Mapping[str, object]] = {
 }
 
 
-class Asked(msgspec.Struct, rename="pascal", forbid_unknown_fields=True):
+class ApiRequest(msgspec.Struct, rename="pascal", forbid_unknown_fields=True):
     """A request, or a part of one."""
 
 
-AskedT = TypeVar("AskedT", bound=Asked)
+AskedT = TypeVar("AskedT", bound=ApiRequest)
 
 
-class Variables(Asked):
+class Variables(ApiRequest):
     """`Environment`."""
 
     variables: dict[str, str] = {}
 
 
-class CodeSent(Asked):
+class CodeSent(ApiRequest):
     """Where the code comes from: a zip, or (only here) a directory as `file:///path`."""
 
     zip_file: bytes | None = None
     image_uri: str | None = None
 
 
-class CreateFunction(Asked):
+class CreateFunction(ApiRequest):
     """`CreateFunction`. What it says of `Role` is said again, and no more."""
 
     function_name: str
@@ -96,7 +96,7 @@ class UpdateCode(CodeSent):
     revision_id: str | None = None
 
 
-class UpdateConfiguration(Asked):
+class UpdateConfiguration(ApiRequest):
     """`UpdateFunctionConfiguration`: what is not named stays as it is."""
 
     handler: str | UnsetType = UNSET
@@ -109,7 +109,7 @@ class UpdateConfiguration(Asked):
     revision_id: str | None = None
 
 
-class PublishVersion(Asked):
+class PublishVersion(ApiRequest):
     """`PublishVersion`."""
 
     description: str = ""
@@ -117,7 +117,7 @@ class PublishVersion(Asked):
     revision_id: str | None = None
 
 
-class WriteAlias(Asked):
+class WriteAlias(ApiRequest):
     """`CreateAlias` and `UpdateAlias`: what is not named stays as it is."""
 
     name: str = ""
@@ -126,25 +126,25 @@ class WriteAlias(Asked):
     revision_id: str | None = None
 
 
-class PutConcurrency(Asked):
+class PutConcurrency(ApiRequest):
     """`PutFunctionConcurrency`."""
 
     reserved_concurrent_executions: int
 
 
-class PutProvisioned(Asked):
+class PutProvisioned(ApiRequest):
     """`PutProvisionedConcurrencyConfig`."""
 
     provisioned_concurrent_executions: int
 
 
-class TagResource(Asked):
+class TagResource(ApiRequest):
     """`TagResource`."""
 
     tags: dict[str, str]
 
 
-_ABSENT: Final[Mapping[type[Asked], Mapping[str, object]]] = {
+_ABSENT: Final[Mapping[type[ApiRequest], Mapping[str, object]]] = {
     CreateFunction: {
         **_ABSENT_OF_CONFIGURATION,
         "CodeSigningConfigArn": None,

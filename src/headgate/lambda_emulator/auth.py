@@ -38,7 +38,7 @@ from headgate.config.providers import (
 from headgate.core.errors import ConfigError
 from headgate.lambda_emulator.cleanup_process import unfinished_keys
 from headgate.lambda_emulator.errors import ServiceError
-from headgate.lambda_emulator.http import Request, Response
+from headgate.lambda_emulator.http import EmulatorRequest, Response
 
 # AWS Signature Version 4 in the `Authorization` header, as the side that checks it.
 #
@@ -55,7 +55,7 @@ _MUST_BE_SIGNED: Final = frozenset(("host", "x-amz-date"))
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class RequestSignature:
     """What an `Authorization` header says, beside the time of the request."""
 
     access_key_id: str
@@ -66,7 +66,7 @@ class Signature:
     digest: str  # in hexadecimal
 
 
-def read_signature(request: Request, now_s: float) -> Signature:
+def read_signature(request: EmulatorRequest, now_s: float) -> RequestSignature:
     """Read who has signed a request, without checking the signature. Raises `ServiceError`."""
     if "authorization" not in request.headers:
         raise ServiceError(
@@ -91,12 +91,12 @@ def read_signature(request: Request, now_s: float) -> Signature:
     unsigned -= set(names)
     if unsigned:
         raise _incomplete(f"these headers must be signed: {', '.join(sorted(unsigned))}")
-    signature = Signature(scope[0], scope[1], scope[2], names, time, digest)
+    signature = RequestSignature(scope[0], scope[1], scope[2], names, time, digest)
     _check_time(signature, now_s)
     return signature
 
 
-def check_signature(signature: Signature, request: Request, secret: str) -> None:
+def check_signature(signature: RequestSignature, request: EmulatorRequest, secret: str) -> None:
     """See that a request was signed with the secret, all of it. Raises `ServiceError`."""
     body_digest = hashlib.sha256(request.body).hexdigest()
     declared = request.headers.get("x-amz-content-sha256", body_digest)
@@ -109,7 +109,7 @@ def check_signature(signature: Signature, request: Request, secret: str) -> None
         )
 
 
-def canonical_request(names: tuple[str, ...], request: Request, body_digest: str) -> str:
+def canonical_request(names: tuple[str, ...], request: EmulatorRequest, body_digest: str) -> str:
     """Return what is signed of a request, in the one form that both sides agree on."""
     pairs = (pair.partition("=") for pair in request.query_string.split("&") if pair)
     query = sorted((_encoded(name), _encoded(value)) for name, _, value in pairs)
@@ -128,7 +128,7 @@ def canonical_request(names: tuple[str, ...], request: Request, body_digest: str
     )
 
 
-def sign(signature: Signature, canonical: str, secret: str) -> str:
+def sign(signature: RequestSignature, canonical: str, secret: str) -> str:
     """Return the digest that whoever has the secret would have sent."""
     scope = (signature.date, signature.region, _SERVICE, _TERMINATOR)
     digest = hashlib.sha256(canonical.encode()).hexdigest()
@@ -139,7 +139,7 @@ def sign(signature: Signature, canonical: str, secret: str) -> str:
     return hmac.digest(key, text.encode(), "sha256").hex()
 
 
-def _check_time(signature: Signature, now_s: float) -> None:
+def _check_time(signature: RequestSignature, now_s: float) -> None:
     try:
         signed = datetime.strptime(signature.time, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
     except ValueError:
@@ -170,7 +170,7 @@ _SHOWN_MAX: Final = 100  # characters of what a client has sent
 
 
 @final
-class Access:
+class RequestAuth:
     """Checks requests. Without keys, whoever reaches the platform and is no web page may use it."""
 
     def __init__(
@@ -187,7 +187,7 @@ class Access:
         self._hosts = _LOOPBACK | self._named | {host.lower()}
         self._clock_s = clock_s
 
-    def screen(self, request: Request) -> Response | None:
+    def screen(self, request: EmulatorRequest) -> Response | None:
         """Refuse a request by its head; None if its body may come."""
         try:
             _check_host(request, self._hosts)
@@ -199,13 +199,13 @@ class Access:
             return error.response()
         return None
 
-    def check(self, request: Request) -> None:
+    def check(self, request: EmulatorRequest) -> None:
         """Check the signature of a request that has come whole. Raises `ServiceError`."""
         if self._keys is not None:
             signature = self._read(request, self._keys)
             check_signature(signature, request, self._keys.secret_access_key)
 
-    def _read(self, request: Request, keys: PlatformKeys) -> Signature:
+    def _read(self, request: EmulatorRequest, keys: PlatformKeys) -> RequestSignature:
         signature = read_signature(request, self._clock_s())
         if signature.access_key_id != keys.access_key_id:
             raise ServiceError(
@@ -216,7 +216,7 @@ class Access:
             )
         return signature
 
-    def _check_origin(self, request: Request) -> None:
+    def _check_origin(self, request: EmulatorRequest) -> None:
         """Refuse web pages, unless they are on a host that was named."""
         site = request.headers.get("sec-fetch-site", "none")
         origin = request.headers.get("origin")
@@ -232,7 +232,7 @@ class Access:
             raise _denied("no web page may call this platform, unless --allow-host names its host")
 
 
-def _check_host(request: Request, names: frozenset[str]) -> None:
+def _check_host(request: EmulatorRequest, names: frozenset[str]) -> None:
     """Refuse a request that is meant for another host. Raises `ServiceError`.
 
     A page whose name is made to resolve to this machine (DNS rebinding) sends its own name. The
@@ -253,7 +253,7 @@ def _check_host(request: Request, names: frozenset[str]) -> None:
     )
 
 
-def _check_content_type(request: Request) -> None:
+def _check_content_type(request: EmulatorRequest) -> None:
     """Refuse forms and plain text, which a web page can send without asking first.
 
     An invocation takes any bytes.

@@ -47,7 +47,7 @@ def billed_ms(init_ms: float, duration_ms: float) -> int:
 
 
 @final
-class Bill:
+class BillingLog:
     """All records of a platform: at hand, and in a file as lines of JSON.
 
     Written by the thread of the platform alone; `records` may be asked for by any.

@@ -28,7 +28,7 @@ _STDIN: Final = 0
 
 
 @final
-class Janitor:
+class CleanupProcess:
     """The platform's end of the pipe."""
 
     def __init__(self) -> None:

@@ -16,13 +16,13 @@ from headgate.lambda_emulator.functions import (
     LATEST,
     Alias,
     Code,
-    Function,
+    EmulatedFunction,
     FunctionVersion,
     unpack,
     use_directory,
 )
 from headgate.lambda_emulator.invoker import Invoker
-from headgate.lambda_emulator.settings import Settings
+from headgate.lambda_emulator.settings import PlatformSettings
 
 # A bare name, or the whole or the end of an ARN; with a version or an alias, or without.
 _NAME: Final = re.compile(
@@ -34,11 +34,15 @@ _ANY: Final = {"version": "", "modified": "", "revision": "", "description": ""}
 
 
 @final
-class Management:
+class ControlPlane:
     """The control plane: changes `functions` and has the invoker follow. Raises `ServiceError`."""
 
     def __init__(
-        self, settings: Settings, functions: dict[str, Function], invoker: Invoker, codes: Path
+        self,
+        settings: PlatformSettings,
+        functions: dict[str, EmulatedFunction],
+        invoker: Invoker,
+        codes: Path,
     ) -> None:
         self._settings = settings
         self._functions = functions
@@ -47,7 +51,7 @@ class Management:
 
     def resolve(
         self, text: str, qualifier: str | None = None
-    ) -> tuple[Function, FunctionVersion, str | None]:
+    ) -> tuple[EmulatedFunction, FunctionVersion, str | None]:
         """Find a function by a name or an ARN: with its version, and how that was named."""
         match = _NAME.fullmatch(text)
         if match is None:
@@ -61,7 +65,7 @@ class Management:
             raise not_found(f"Function not found: {self._settings.arn(match['name'], qualifier)}")
         return function, version, qualifier
 
-    def resolve_whole(self, text: str, qualifier: str | None = None) -> Function:
+    def resolve_whole(self, text: str, qualifier: str | None = None) -> EmulatedFunction:
         """Find a function for something that cannot be done to one of its versions."""
         function, _, qualifier = self.resolve(text, qualifier)
         if qualifier not in (None, LATEST):
@@ -97,10 +101,12 @@ class Management:
             **checked,
         )
         self._check_free(made.name)  # once more: others had their turn while it was unpacked
-        function = self._functions[made.name] = Function(made, tags=tags)
+        function = self._functions[made.name] = EmulatedFunction(made, tags=tags)
         return self.publish(function, requests.PublishVersion()) if asked.publish else made
 
-    async def update_code(self, function: Function, asked: requests.UpdateCode) -> FunctionVersion:
+    async def update_code(
+        self, function: EmulatedFunction, asked: requests.UpdateCode
+    ) -> FunctionVersion:
         """Replace the code; calls that run go on with the old."""
         requests.check_architectures(asked.architectures)
         requests.check_revision(asked.revision_id, function.latest.revision)
@@ -117,7 +123,7 @@ class Management:
         return self.publish(function, requests.PublishVersion()) if asked.publish else changed
 
     def update_configuration(
-        self, function: Function, asked: requests.UpdateConfiguration
+        self, function: EmulatedFunction, asked: requests.UpdateConfiguration
     ) -> FunctionVersion:
         """Change what is named."""
         requests.check_revision(asked.revision_id, function.latest.revision)
@@ -140,7 +146,7 @@ class Management:
         self._invoker.settle(function)
         return function.latest
 
-    def delete(self, function: Function, qualifier: str | None) -> None:
+    def delete(self, function: EmulatedFunction, qualifier: str | None) -> None:
         """Delete a version, or all of it; calls that run come to their end."""
         if qualifier is None:
             del self._functions[function.name]
@@ -154,7 +160,9 @@ class Management:
             function.provisioned.pop(qualifier, None)
         self._invoker.settle(function)
 
-    def publish(self, function: Function, asked: requests.PublishVersion) -> FunctionVersion:
+    def publish(
+        self, function: EmulatedFunction, asked: requests.PublishVersion
+    ) -> FunctionVersion:
         """Publish the latest state as a version, unless it is what was published last."""
         latest = function.latest
         requests.check_revision(asked.revision_id, latest.revision)
@@ -169,7 +177,9 @@ class Management:
         made = function.versions[number] = latest.changed(version=number, description=description)
         return made
 
-    def write_alias(self, function: Function, asked: requests.WriteAlias, *, is_new: bool) -> Alias:
+    def write_alias(
+        self, function: EmulatedFunction, asked: requests.WriteAlias, *, is_new: bool
+    ) -> Alias:
         """Give a version another name, or give a name to another version."""
         old = function.aliases.get(asked.name)
         if is_new and old is not None:
@@ -190,14 +200,14 @@ class Management:
         self._invoker.settle(function)
         return alias
 
-    def delete_alias(self, function: Function, name: str) -> None:
+    def delete_alias(self, function: EmulatedFunction, name: str) -> None:
         """Forget an alias."""
         if function.aliases.pop(name, None) is None:
             raise not_found(f"Alias not found: {self._settings.arn(function.name, name)}")
         function.provisioned.pop(name, None)
         self._invoker.settle(function)
 
-    def reserve(self, function: Function, count: int | None) -> None:
+    def reserve(self, function: EmulatedFunction, count: int | None) -> None:
         """Reserve concurrency for a function, which then has no more than that; None: no more."""
         if count is not None:
             check_range("reservedConcurrentExecutions", count, 0, self._settings.concurrency)
@@ -206,7 +216,7 @@ class Management:
                 raise invalid("ReservedConcurrentExecutions is less than what is provisioned")
         function.reserved = count
 
-    def provision(self, function: Function, qualifier: str | None, count: int) -> str:
+    def provision(self, function: EmulatedFunction, qualifier: str | None, count: int) -> str:
         """Keep instances of a published version ready."""
         qualifier = self._published(function, qualifier)
         check_range("provisionedConcurrentExecutions", count, 1, self._settings.concurrency)
@@ -221,12 +231,14 @@ class Management:
         self._invoker.settle(function)
         return qualifier
 
-    def unprovision(self, function: Function, qualifier: str | None) -> None:
+    def unprovision(self, function: EmulatedFunction, qualifier: str | None) -> None:
         """Keep none ready."""
         if function.provisioned.pop(self._published(function, qualifier), None) is not None:
             self._invoker.settle(function)
 
-    def describe_provisioned(self, function: Function, qualifier: str | None) -> dict[str, object]:
+    def describe_provisioned(
+        self, function: EmulatedFunction, qualifier: str | None
+    ) -> dict[str, object]:
         """How far it has come."""
         qualifier = self._published(function, qualifier)
         version, count = function.find(qualifier), function.provisioned.get(qualifier)
@@ -249,7 +261,7 @@ class Management:
             shown |= {"Status": "FAILED", "StatusReason": "FUNCTION_ERROR_INIT_FAILURE"}
         return shown
 
-    def _available(self, function: Function) -> int:
+    def _available(self, function: EmulatedFunction) -> int:
         if function.reserved is not None:
             return function.reserved
         others = (f for f in self._functions.values() if f.reserved is None and f is not function)
@@ -257,7 +269,7 @@ class Management:
             sum(other.provisioned.values()) for other in others
         )
 
-    def _published(self, function: Function, qualifier: str | None) -> str:
+    def _published(self, function: EmulatedFunction, qualifier: str | None) -> str:
         version = function.find(qualifier)
         if qualifier is None or version is None or version.version == LATEST:
             raise invalid(

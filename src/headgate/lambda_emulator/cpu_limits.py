@@ -34,7 +34,7 @@ THREAD_VARIABLES: Final = (
 )
 
 
-class Shares(Protocol):
+class CpuLimiter(Protocol):
     """Confines processes to their share of the CPUs."""
 
     words: str
@@ -59,7 +59,7 @@ def threads(vcpus: float) -> int:
     return max(1, math.ceil(round(vcpus, 3)))
 
 
-def make_shares(mode: CpuMode, cpus: tuple[int, ...] | None) -> Shares:
+def make_cpu_limiter(mode: CpuMode, cpus: tuple[int, ...] | None) -> CpuLimiter:
     """Return what works on this machine. Raises `ConfigError` if it is not what was asked for."""
     allowed = sorted(os.sched_getaffinity(0))
     chosen = list(cpus) if cpus is not None else allowed
@@ -69,21 +69,21 @@ def make_shares(mode: CpuMode, cpus: tuple[int, ...] | None) -> Shares:
             "not ours to use", where="platform", key="cpus", value=cpus, allowed=names
         )
     if mode == "none":
-        return _NoShares()
+        return _NoLimiter()
     if mode != "affinity":
         group = next(filter(None, map(_make_group, _candidates())), None)
         if group is not None:
-            return _GroupShares(*group, None if cpus is None else chosen)
+            return _CgroupLimiter(*group, None if cpus is None else chosen)
     if mode == "cgroup":
         problem = "no control group with a CPU quota can be made here"
         raise ConfigError(
             problem, where="platform", key="cpu", value=mode, allowed="auto, affinity"
         )
-    return _AffinityShares(chosen)
+    return _AffinityLimiter(chosen)
 
 
 @final
-class _NoShares:
+class _NoLimiter:
     def __init__(self) -> None:
         self.words = "not limited"
         self.group: Path | None = None
@@ -99,7 +99,7 @@ class _NoShares:
 
 
 @final
-class _GroupShares:
+class _CgroupLimiter:
     def __init__(self, group: Path, lock: int, cpus: list[int] | None) -> None:
         self.words = "quota of a control group"
         self.group: Path | None = group
@@ -134,7 +134,7 @@ class _GroupShares:
 
 
 @final
-class _AffinityShares:
+class _AffinityLimiter:
     def __init__(self, cpus: list[int]) -> None:
         self.words = "whole CPUs by affinity"
         self.group: Path | None = None

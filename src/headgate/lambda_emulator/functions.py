@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from headgate.lambda_emulator.errors import ServiceError, invalid
-from headgate.lambda_emulator.settings import Settings
+from headgate.lambda_emulator.settings import PlatformSettings
 
 # The code of functions: what was sent as a zip lies in a directory named after its digest.
 
@@ -42,7 +42,7 @@ class Code:
     size_bytes: int
 
 
-def unpack(zipped: bytes, below: Path, settings: Settings) -> Code:
+def unpack(zipped: bytes, below: Path, settings: PlatformSettings) -> Code:
     """Unpack what was sent, unless the same was sent before. Raises `ServiceError`.
 
     What is refused leaves nothing behind.
@@ -76,7 +76,7 @@ def scratch_prefix() -> str:
     return f".unfinished-{os.getpid()}-"
 
 
-def _extract(zipped: bytes, target: Path, settings: Settings) -> None:
+def _extract(zipped: bytes, target: Path, settings: PlatformSettings) -> None:
     """Unpack into an empty directory. Raises `ServiceError` and `OSError`."""
     try:
         with zipfile.ZipFile(io.BytesIO(zipped)) as archive:
@@ -166,7 +166,9 @@ class FunctionVersion:
         fresh: dict[str, object] = {"modified": _now(), "revision": str(uuid.uuid4())}
         return replace(self, **(fresh | changes))  # type: ignore[arg-type]  # fields by name
 
-    def describe(self, settings: Settings, qualifier: str | None = None) -> dict[str, object]:
+    def describe(
+        self, settings: PlatformSettings, qualifier: str | None = None
+    ) -> dict[str, object]:
         """The configuration, as AWS shows it."""
         published = None if self.version == LATEST else self.version
         shown: dict[str, object] = {
@@ -197,7 +199,7 @@ class FunctionVersion:
 
 
 @dataclass(slots=True)
-class Function:
+class EmulatedFunction:
     """A function: its latest state, what was published of it, and how much of it may run."""
 
     latest: FunctionVersion
@@ -233,7 +235,7 @@ class Alias:
     description: str = ""
     revision: str = field(default_factory=lambda: str(uuid.uuid4()))
 
-    def describe(self, settings: Settings, function: str) -> dict[str, object]:
+    def describe(self, settings: PlatformSettings, function: str) -> dict[str, object]:
         """The alias, as AWS shows it."""
         return {
             "AliasArn": settings.arn(function, self.name),

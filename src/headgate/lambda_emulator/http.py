@@ -29,7 +29,7 @@ Screen: TypeAlias = Callable[["Request"], "Response | None"]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class EmulatorRequest:
     """A request. The names of headers are in small letters, and one that comes twice is joined."""
 
     method: str
@@ -96,7 +96,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class HttpLimits:
     """What clients can make a server hold."""
 
     head_bytes: int
@@ -105,10 +105,10 @@ class Limits:
 
 
 @final
-class HttpServer:
+class EmulatorHttpServer:
     """Listens on one address, and closes its connections with it."""
 
-    def __init__(self, handler: Handler, screen: Screen, limits: Limits) -> None:
+    def __init__(self, handler: Handler, screen: Screen, limits: HttpLimits) -> None:
         self.handler = handler
         self.screen = screen
         self.limits = limits
@@ -133,11 +133,11 @@ class HttpServer:
 class _Connection(asyncio.Protocol):
     """One client; its requests are handled one after the other."""
 
-    def __init__(self, server: HttpServer) -> None:
+    def __init__(self, server: EmulatorHttpServer) -> None:
         self._server = server
         self._transport: asyncio.Transport
         self._parser = httptools.HttpRequestParser(self)
-        self._waiting: deque[tuple[Request, Reply, Response | None]] = deque()
+        self._waiting: deque[tuple[EmulatorRequest, Reply, Response | None]] = deque()
         self._is_busy = False
         self._url = b""
         self._headers: dict[str, str] = {}
@@ -148,7 +148,7 @@ class _Connection(asyncio.Protocol):
         self._peer: Address = ("", 0)
         self._local: Address = ("", 0)
         self._is_new = True
-        self._head: Request | None = None
+        self._head: EmulatorRequest | None = None
         self._refusal: Response | None = None
 
     @property
@@ -218,7 +218,7 @@ class _Connection(asyncio.Protocol):
         url = httptools.parse_url(self._url)
         if not self._url.startswith(b"/") or url.path is None:
             raise ValueError("something instead of a path")
-        self._head = Request(
+        self._head = EmulatorRequest(
             method=self._parser.get_method().decode("latin-1"),
             path=url.path.decode("latin-1"),
             query_string=(url.query or b"").decode("latin-1"),

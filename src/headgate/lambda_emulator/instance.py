@@ -7,7 +7,7 @@ error, for the end of the process, or for time to be up.
 
 An instance may be given a call when it has answered the last one but not yet asked for the next:
 a client that calls again at once would otherwise find it busy, and start another. Should it die
-before it asks, the call has not run (`Ended.has_run`).
+before it asks, the call has not run (`InvocationResult.has_run`).
 """
 
 from __future__ import annotations
@@ -30,11 +30,17 @@ from typing import IO, Final, TypeAlias, final
 import msgspec
 
 import headgate
-from headgate.lambda_emulator.cleanup_process import Janitor
-from headgate.lambda_emulator.cpu_limits import THREAD_VARIABLES, Shares, threads
+from headgate.lambda_emulator.cleanup_process import CleanupProcess
+from headgate.lambda_emulator.cpu_limits import THREAD_VARIABLES, CpuLimiter, threads
 from headgate.lambda_emulator.functions import FunctionVersion
-from headgate.lambda_emulator.http import HttpServer, Limits, Reply, Request, Response
-from headgate.lambda_emulator.settings import Settings
+from headgate.lambda_emulator.http import (
+    EmulatorHttpServer,
+    EmulatorRequest,
+    HttpLimits,
+    Reply,
+    Response,
+)
+from headgate.lambda_emulator.settings import PlatformSettings
 
 # One call of a function, and how it ended.
 
@@ -57,7 +63,7 @@ class Invocation:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class InvocationResult:
     """How a call ended, as far as the instance that was to run it knows.
 
     With `has_run` false, the instance has died before it could be given the call, which is free
@@ -130,7 +136,7 @@ class Launch:
     """The start of one instance, whose Runtime API is on the given port."""
 
     function: FunctionVersion
-    settings: Settings
+    settings: PlatformSettings
     port: int
     is_provisioned: bool
 
@@ -141,7 +147,8 @@ class Launch:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Nothing of ours but what `Settings.inherits` names: AWS gives a clean one as well."""
+        """Nothing of ours but what `PlatformSettings.inherits` names: AWS gives a clean one as
+        well."""
         function, region = self.function, self.settings.region
         root = str(function.code.directory)
         inherited = {
@@ -256,17 +263,17 @@ _RESPONSE_SLACK_BYTES: Final = 100  # AWS takes a little more than it says
 
 
 @final
-class Instance:
+class FunctionInstance:
     """A process that runs one function. `on_end` is called once, when it has ended."""
 
     def __init__(
         self,
         function: FunctionVersion,
-        settings: Settings,
-        shares: Shares,
+        settings: PlatformSettings,
+        shares: CpuLimiter,
         log: IO[bytes],
-        on_end: Callable[[Instance], None],
-        janitor: Janitor,
+        on_end: Callable[[FunctionInstance], None],
+        janitor: CleanupProcess,
         *,
         is_provisioned: bool,
     ) -> None:
@@ -286,13 +293,13 @@ class Instance:
         self._ready = asyncio.Event()  # it has asked for work
         self._init_ms = 0.0
         self._has_run = False
-        limits = Limits(_HEAD_BYTES_MAX, settings.sync_payload_bytes + 2**20, _CONNECTIONS_MAX)
-        self._server = HttpServer(self._serve, self._screen, limits)
+        limits = HttpLimits(_HEAD_BYTES_MAX, settings.sync_payload_bytes + 2**20, _CONNECTIONS_MAX)
+        self._server = EmulatorHttpServer(self._serve, self._screen, limits)
         self._asking: Reply | None = None  # the open request for the next call
         self._call: Invocation | None = None
         self._given_s: float | None = None  # when the call was given out
         self._began_s = 0.0  # the same, in seconds since 1970
-        self._done: asyncio.Future[Ended] | None = None
+        self._done: asyncio.Future[InvocationResult] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._log = bytearray()
         self._log_fd: int | None = None
@@ -341,7 +348,7 @@ class Instance:
             self.kill()
             raise
 
-    async def run(self, call: Invocation) -> Ended:
+    async def run(self, call: Invocation) -> InvocationResult:
         """Run a call to its end. Never raises; must not be called while another runs."""
         assert self._call is None, "an instance runs one call at a time"
         loop = asyncio.get_running_loop()
@@ -381,7 +388,7 @@ class Instance:
 
     # The Runtime API.
 
-    def _screen(self, request: Request) -> Response | None:
+    def _screen(self, request: EmulatorRequest) -> Response | None:
         """Refuse whoever is not a process of this instance, and whatever is a web page."""
         is_page = "origin" in request.headers or "sec-fetch-site" in request.headers
         is_meant = request.headers.get("host") == f"127.0.0.1:{request.local[1]}"
@@ -391,7 +398,7 @@ class Instance:
         _LOG.warning("%s: refused a stranger at its Runtime API", self.function.name)
         return _FORBIDDEN
 
-    def _serve(self, request: Request, reply: Reply) -> None:
+    def _serve(self, request: EmulatorRequest, reply: Reply) -> None:
         match (request.method, *request.parts[2:]):
             case ("GET", "invocation", "next"):
                 self._ask(reply)
@@ -464,11 +471,11 @@ class Instance:
         self._call = self._done = None
         self.idle_since_s = now_s
         if ended is None:
-            done.set_result(Ended(has_run=False))
+            done.set_result(InvocationResult(has_run=False))
             return
         self._has_run = True
         done.set_result(
-            Ended(
+            InvocationResult(
                 payload=ended[1],
                 error_type=ended[0],
                 started_s=self._began_s or time.time(),

@@ -11,22 +11,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Final, final
 
-from headgate.lambda_emulator.billing import Bill, BillingRecord, billed_ms
-from headgate.lambda_emulator.cleanup_process import Janitor
-from headgate.lambda_emulator.cpu_limits import Shares
+from headgate.lambda_emulator.billing import BillingLog, BillingRecord, billed_ms
+from headgate.lambda_emulator.cleanup_process import CleanupProcess
+from headgate.lambda_emulator.cpu_limits import CpuLimiter
 from headgate.lambda_emulator.errors import ServiceError, Throttled, invalid
-from headgate.lambda_emulator.functions import Function, FunctionVersion
-from headgate.lambda_emulator.instance import Ended, Instance, Invocation
-from headgate.lambda_emulator.settings import Settings
+from headgate.lambda_emulator.functions import EmulatedFunction, FunctionVersion
+from headgate.lambda_emulator.instance import FunctionInstance, Invocation, InvocationResult
+from headgate.lambda_emulator.settings import PlatformSettings
 
 # A bucket of tokens: so many at once, and so many per second after that.
 
 
 @final
-class Bucket:
+class TokenBucket:
     """Holds at most `burst` tokens and gets `per_s` of them every second.
 
-    >>> bucket = Bucket(burst=2, per_s=10, now_s=0.0)
+    >>> bucket = TokenBucket(burst=2, per_s=10, now_s=0.0)
     >>> [bucket.take(0.0) for _ in range(3)]
     [0.0, 0.0, 0.1]
     >>> bucket.take(0.1)
@@ -62,22 +62,22 @@ class Admission:
 
     def __init__(
         self,
-        settings: Settings,
-        functions: Mapping[str, Function],
+        settings: PlatformSettings,
+        functions: Mapping[str, EmulatedFunction],
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._functions = functions
         self._clock_s = clock_s
         self._running: Counter[str] = Counter()
-        self._growth: dict[str, Bucket] = {}
-        self._rates: dict[str, tuple[int, Bucket]] = {}
+        self._growth: dict[str, TokenBucket] = {}
+        self._rates: dict[str, tuple[int, TokenBucket]] = {}
 
     def running(self, name: str) -> int:
         """How many calls of a function are under way."""
         return self._running[name]
 
-    def enter(self, function: Function) -> None:
+    def enter(self, function: EmulatedFunction) -> None:
         """Let a call in; `leave` must follow. Raises `Throttled`."""
         name, reserved = function.name, function.reserved
         if reserved is not None:
@@ -92,16 +92,18 @@ class Admission:
         """A call has ended."""
         self._running[name] -= 1
 
-    def grow(self, function: Function) -> None:
+    def grow(self, function: EmulatedFunction) -> None:
         """Let a function have one more instance. Raises `Throttled`."""
         now_s = self._clock_s()
         bucket = self._growth.get(function.name)
         if bucket is None:
             burst, per_s = self._settings.scaling_burst, self._settings.scaling_per_s
-            bucket = self._growth[function.name] = Bucket(burst=burst, per_s=per_s, now_s=now_s)
+            bucket = self._growth[function.name] = TokenBucket(
+                burst=burst, per_s=per_s, now_s=now_s
+            )
         self._refuse_for(bucket.take(now_s), is_reserved=function.reserved is not None)
 
-    def check_reservation(self, function: Function, count: int) -> None:
+    def check_reservation(self, function: EmulatedFunction, count: int) -> None:
         """Refuse a reservation that leaves too little to all others."""
         others = sum(f.reserved or 0 for f in self._functions.values() if f is not function)
         least = int(self._settings.concurrency * self._settings.unreserved_share_min)
@@ -141,7 +143,7 @@ class Admission:
         known = self._rates.get(key)
         if known is None or known[0] != concurrency:
             per_s = max(1.0, per_concurrency * concurrency)
-            known = (concurrency, Bucket(burst=per_s, per_s=per_s, now_s=now_s))
+            known = (concurrency, TokenBucket(burst=per_s, per_s=per_s, now_s=now_s))
             self._rates[key] = known
         self._refuse_for(known[1].take(now_s), is_reserved=reserved is not None)
 
@@ -156,26 +158,26 @@ class Admission:
 
 
 @final
-class Fleet:
+class InstancePool:
     """Instances of one version. The one that was used last is used next, so that others age."""
 
     def __init__(
         self,
         function: FunctionVersion,
-        settings: Settings,
-        shares: Shares,
-        janitor: Janitor,
+        settings: PlatformSettings,
+        shares: CpuLimiter,
+        janitor: CleanupProcess,
         log: IO[bytes],
     ) -> None:
         self.function = function
         self.provisioned_wanted = 0
         self.provisioning_failed = False
-        self.instances: set[Instance] = set()
+        self.instances: set[FunctionInstance] = set()
         self._settings = settings
         self._shares = shares
         self._janitor = janitor
         self._log = log
-        self._idle: list[Instance] = []  # a stack
+        self._idle: list[FunctionInstance] = []  # a stack
         self._provisioned_s = 0.0  # of all instances together, up to the last change
         self._changed_s = time.monotonic()
         self._is_retired = False
@@ -198,7 +200,7 @@ class Fleet:
         """Whether nothing is left of it, and nothing will come."""
         return self._is_retired and not self.instances
 
-    def take(self) -> Instance | None:
+    def take(self) -> FunctionInstance | None:
         """Take an idle instance, a provisioned one if there is any."""
         usable = [each for each in self._idle if each.is_usable]
         self._idle = usable
@@ -207,13 +209,13 @@ class Fleet:
                 return usable.pop(position)
         return usable.pop() if usable else None
 
-    async def start(self) -> Instance:
+    async def start(self) -> FunctionInstance:
         """Start an instance, which is the caller's until it gives it back. Raises `OSError`."""
         instance = self._make(is_provisioned=False)
         await self._launch(instance)
         return instance
 
-    def give_back(self, instance: Instance) -> None:
+    def give_back(self, instance: FunctionInstance) -> None:
         """The caller is done with it. It is kept, unless it is too old or of no use any more."""
         if not instance.is_usable or instance.has_ended:
             return
@@ -266,14 +268,14 @@ class Fleet:
     def _provisioned(self) -> int:
         return sum(each.is_provisioned for each in self.instances)
 
-    def _is_over(self, instance: Instance) -> bool:
+    def _is_over(self, instance: FunctionInstance) -> bool:
         """Whether it must not be used again, though it works."""
         if instance.is_provisioned:
             return self._provisioned() > self.provisioned_wanted
         return time.monotonic() - instance.started_s > self._settings.age_max_s
 
-    def _make(self, *, is_provisioned: bool) -> Instance:
-        instance = Instance(
+    def _make(self, *, is_provisioned: bool) -> FunctionInstance:
+        instance = FunctionInstance(
             self.function,
             self._settings,
             self._shares,
@@ -285,7 +287,7 @@ class Fleet:
         self.instances.add(instance)
         return instance
 
-    async def _launch(self, instance: Instance) -> None:
+    async def _launch(self, instance: FunctionInstance) -> None:
         try:
             await instance.start()
         except BaseException:
@@ -298,7 +300,7 @@ class Fleet:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _provide(self, instance: Instance) -> None:
+    async def _provide(self, instance: FunctionInstance) -> None:
         """Get a provisioned instance ready."""
         try:
             await self._launch(instance)
@@ -311,7 +313,7 @@ class Fleet:
             self.provisioning_failed = True  # it would fail again: only a new wish tries again
             instance.kill()
 
-    def _forget(self, instance: Instance) -> None:
+    def _forget(self, instance: FunctionInstance) -> None:
         """An instance has ended."""
         self.instances.discard(instance)
         if instance in self._idle:
@@ -329,15 +331,15 @@ class Invoker:
 
     def __init__(
         self,
-        settings: Settings,
-        functions: Mapping[str, Function],
-        shares: Shares,
-        janitor: Janitor,
-        bill: Bill,
+        settings: PlatformSettings,
+        functions: Mapping[str, EmulatedFunction],
+        shares: CpuLimiter,
+        janitor: CleanupProcess,
+        bill: BillingLog,
         logs: Path,
     ) -> None:
         self.admission = Admission(settings, functions)
-        self.fleets: dict[str, Fleet] = {}
+        self.fleets: dict[str, InstancePool] = {}
         self._settings = settings
         self._functions = functions
         self._shares = shares
@@ -347,12 +349,14 @@ class Invoker:
         self._provisioned_gb_s = 0.0  # of fleets that are gone
         self._log_files: dict[str, IO[bytes]] = {}
 
-    async def run(self, function: Function, call: Invocation) -> tuple[Ended, BillingRecord]:
+    async def run(
+        self, function: EmulatedFunction, call: Invocation
+    ) -> tuple[InvocationResult, BillingRecord]:
         """Run a call, on an instance of its own. Raises `Throttled`, and then nothing has run."""
         self.admission.enter(function)
         try:
             fleet = self.fleet(call.function)
-            ended = Ended(has_run=False)
+            ended = InvocationResult(has_run=False)
             # An instance may have died unnoticed. The call goes to another: it has not run.
             while not ended.has_run:
                 instance = fleet.take() or await self._start(function, fleet)
@@ -364,21 +368,21 @@ class Invoker:
         self._bill.add(record)
         return ended, record
 
-    def fleet(self, version: FunctionVersion) -> Fleet:
+    def fleet(self, version: FunctionVersion) -> InstancePool:
         """The fleet of a version, made when it is first asked for."""
         fleet = self.fleets.get(version.revision)
         if fleet is None:
             log = self._log_file(version.name)
-            fleet = Fleet(version, self._settings, self._shares, self._janitor, log)
+            fleet = InstancePool(version, self._settings, self._shares, self._janitor, log)
             self.fleets[version.revision] = fleet
         return fleet
 
-    def current(self, function: Function, version: str) -> FunctionVersion | None:
+    def current(self, function: EmulatedFunction, version: str) -> FunctionVersion | None:
         """What a version is by now; None if it is gone."""
         is_known = self._functions.get(function.name) is function
         return function.find(version) if is_known else None
 
-    def settle(self, function: Function) -> None:
+    def settle(self, function: EmulatedFunction) -> None:
         """After a change: end what is out of date, and keep ready what is provisioned now."""
         wanted: dict[str, int] = {}
         for qualifier, count in function.provisioned.items():
@@ -416,7 +420,7 @@ class Invoker:
         for file in self._log_files.values():
             file.close()
 
-    async def _start(self, function: Function, fleet: Fleet) -> Instance:
+    async def _start(self, function: EmulatedFunction, fleet: InstancePool) -> FunctionInstance:
         self.admission.grow(function)
         try:
             return await fleet.start()
@@ -425,7 +429,9 @@ class Invoker:
             problem = "no instance can be started: the log of the platform says why"
             raise ServiceError(500, "ServiceException", problem) from error
 
-    def _record(self, call: Invocation, instance: Instance, ended: Ended) -> BillingRecord:
+    def _record(
+        self, call: Invocation, instance: FunctionInstance, ended: InvocationResult
+    ) -> BillingRecord:
         init_ms = ended.init_ms if self._settings.bills_init else 0.0
         return BillingRecord(
             request_id=call.id,
@@ -454,10 +460,10 @@ class Invoker:
 
 
 @final
-class EventQueue:
+class AsyncEventQueue:
     """Events on their way. `dropped` counts those that were given up."""
 
-    def __init__(self, settings: Settings, invoker: Invoker) -> None:
+    def __init__(self, settings: PlatformSettings, invoker: Invoker) -> None:
         self.dropped = 0
         self._settings = settings
         self._invoker = invoker
@@ -466,7 +472,7 @@ class EventQueue:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def put(self, function: Function, call: Invocation) -> None:
+    def put(self, function: EmulatedFunction, call: Invocation) -> None:
         """Take a call to be run at some time. Raises `Throttled` if too many wait already."""
         if len(self._tasks) >= self._settings.events_max:
             raise Throttled("CallerRateLimitExceeded")
@@ -480,7 +486,7 @@ class EventQueue:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _see_through(self, function: Function, call: Invocation) -> None:
+    async def _see_through(self, function: EmulatedFunction, call: Invocation) -> None:
         """Run it until it succeeds, has failed too often, or is too old."""
         settings, errors = self._settings, 0
         oldest_s = time.monotonic() + settings.event_age_max_s

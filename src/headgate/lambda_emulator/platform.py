@@ -16,19 +16,25 @@ from typing import Any, Final, Self, TypeVar, final
 
 from headgate.config.providers import NO_KEYS, PlatformKeys
 from headgate.core.errors import ConfigError
-from headgate.lambda_emulator.api import Api, Calling
+from headgate.lambda_emulator.api import Api, InvokeService
 from headgate.lambda_emulator.api_models import CodeSent, CreateFunction, Variables
-from headgate.lambda_emulator.auth import Access, KeysPlace, make_keys
-from headgate.lambda_emulator.billing import Bill
-from headgate.lambda_emulator.cleanup_process import Janitor, remove_keys
-from headgate.lambda_emulator.control_plane import Management
-from headgate.lambda_emulator.cpu_limits import Shares, make_shares
+from headgate.lambda_emulator.auth import KeysPlace, RequestAuth, make_keys
+from headgate.lambda_emulator.billing import BillingLog
+from headgate.lambda_emulator.cleanup_process import CleanupProcess, remove_keys
+from headgate.lambda_emulator.control_plane import ControlPlane
+from headgate.lambda_emulator.cpu_limits import CpuLimiter, make_cpu_limiter
 from headgate.lambda_emulator.errors import ServiceError
-from headgate.lambda_emulator.functions import Function, scratch_prefix
-from headgate.lambda_emulator.http import Address, HttpServer, Limits, Reply, Request
+from headgate.lambda_emulator.functions import EmulatedFunction, scratch_prefix
+from headgate.lambda_emulator.http import (
+    Address,
+    EmulatorHttpServer,
+    EmulatorRequest,
+    HttpLimits,
+    Reply,
+)
 from headgate.lambda_emulator.instance import SOCKETS
-from headgate.lambda_emulator.invoker import EventQueue, Invoker
-from headgate.lambda_emulator.settings import Settings
+from headgate.lambda_emulator.invoker import AsyncEventQueue, Invoker
+from headgate.lambda_emulator.settings import PlatformSettings
 
 _LOG: Final = logging.getLogger(__name__)
 _HEAD_BYTES_MAX: Final = 2**16
@@ -38,7 +44,7 @@ _REQUEST_SLACK_BYTES: Final = 2**20  # what a request to create a function says 
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceState:
+class InstanceSnapshot:
     """An instance as it is seen from outside."""
 
     pid: int
@@ -49,22 +55,22 @@ class InstanceState:
 
 
 @final
-class Platform:
+class LambdaPlatform:
     """A Lambda-compatible platform in `directory`, which keeps code, logs and the bill.
 
     It is made and used on one event loop. `EmbeddedPlatform` is the one to use from elsewhere.
     """
 
-    def __init__(self, directory: Path, settings: Settings, access: Access) -> None:
+    def __init__(self, directory: Path, settings: PlatformSettings, access: RequestAuth) -> None:
         _check_runtime()
         self.settings = settings
-        self.functions: dict[str, Function] = {}
+        self.functions: dict[str, EmulatedFunction] = {}
         directory = directory.resolve()  # instances have a working directory of their own
         codes = directory / "code"
         self.bill = _open_bill(directory, settings.records_max)
-        self.janitor = Janitor()
+        self.janitor = CleanupProcess()
         try:
-            self.shares: Shares = make_shares(settings.cpu, settings.cpus)
+            self.shares: CpuLimiter = make_cpu_limiter(settings.cpu, settings.cpus)
         except ConfigError:
             self.bill.close()
             self.janitor.close()
@@ -75,18 +81,18 @@ class Platform:
         self.invoker = Invoker(
             settings, self.functions, self.shares, self.janitor, self.bill, directory / "logs"
         )
-        self.events = EventQueue(settings, self.invoker)
-        self.management = Management(settings, self.functions, self.invoker, codes)
-        calling = Calling(settings, self.functions, self.invoker, self.events)
+        self.events = AsyncEventQueue(settings, self.invoker)
+        self.management = ControlPlane(settings, self.functions, self.invoker, codes)
+        calling = InvokeService(settings, self.functions, self.invoker, self.events)
         self._api = Api(settings, access, self.management, calling)
         # A zip travels as base64, which is longer by a third.
         largest_bytes = max(settings.zip_bytes * 4 // 3, settings.sync_payload_bytes)
-        limits = Limits(
+        limits = HttpLimits(
             head_bytes=_HEAD_BYTES_MAX,
             body_bytes=largest_bytes + _REQUEST_SLACK_BYTES,
             connections=settings.concurrency + _IDLE_CONNECTIONS_MAX,
         )
-        self._server = HttpServer(self._serve, access.screen, limits)
+        self._server = EmulatorHttpServer(self._serve, access.screen, limits)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self, host: str, port: int) -> list[Address]:
@@ -132,10 +138,10 @@ class Platform:
         except ServiceError as error:
             raise ConfigError(error.message, where="platform", key=name) from error
 
-    def instances(self) -> list[InstanceState]:
+    def instances(self) -> list[InstanceSnapshot]:
         """All instances there are."""
         return [
-            InstanceState(
+            InstanceSnapshot(
                 each.pid,
                 each.function.name,
                 each.function.version,
@@ -146,7 +152,7 @@ class Platform:
             for each in fleet.instances
         ]
 
-    def _serve(self, request: Request, reply: Reply) -> None:
+    def _serve(self, request: EmulatorRequest, reply: Reply) -> None:
         self._begin(self._answer(request, reply))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -154,7 +160,7 @@ class Platform:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _answer(self, request: Request, reply: Reply) -> None:
+    async def _answer(self, request: EmulatorRequest, reply: Reply) -> None:
         try:
             reply.send(await self._api.answer(request))
         except Exception:  # a defect of ours must not leave a client without an answer
@@ -167,10 +173,10 @@ class Platform:
             self.invoker.sweep()
 
 
-def _open_bill(directory: Path, records_max: int) -> Bill:
+def _open_bill(directory: Path, records_max: int) -> BillingLog:
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        return Bill(directory / "bill.jsonl", records_max)
+        return BillingLog(directory / "bill.jsonl", records_max)
     except OSError as error:
         raise ConfigError(f"cannot be used: {error.strerror}", where=str(directory)) from None
 
@@ -204,27 +210,27 @@ class EmbeddedPlatform:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
-        settings: Settings | None = None,
+        settings: PlatformSettings | None = None,
         has_auth: bool = True,
         allow_hosts: Iterable[str] = (),
         keys_file: Path | str | None = None,
         **changes: Any,
     ) -> None:
-        """`changes` are fields of `Settings`, such as `concurrency=4`.
+        """`changes` are fields of `PlatformSettings`, such as `concurrency=4`.
 
         Without `has_auth`, requests need no signature; the host must be a loopback address then.
         `allow_hosts` are names by which clients may call the platform, beside those of this
         machine. `keys_file` is where the keys are written, instead of the usual place.
         """
         self.directory = Path(directory)
-        self.settings = replace(settings or Settings(), **changes)
+        self.settings = replace(settings or PlatformSettings(), **changes)
         self.port = port
         self.keys: PlatformKeys | None = make_keys() if has_auth else None
         self.keys_file: Path | None = None  # once it is there
         self._host = host
         self._allow_hosts = tuple(allow_hosts)
         self._keys_file = Path(keys_file) if keys_file is not None else None
-        self._platform: Platform
+        self._platform: LambdaPlatform
         self._loop: asyncio.AbstractEventLoop
         self._end: asyncio.Event
         self._is_open = threading.Event()
@@ -266,7 +272,7 @@ class EmbeddedPlatform:
         }
 
     @property
-    def bill(self) -> Bill:
+    def bill(self) -> BillingLog:
         """What has run so far."""
         return self._platform.bill
 
@@ -311,10 +317,10 @@ class EmbeddedPlatform:
             )
         )
 
-    def instances(self) -> list[InstanceState]:
+    def instances(self) -> list[InstanceSnapshot]:
         """All instances there are, with their processes."""
 
-        async def ask() -> list[InstanceState]:
+        async def ask() -> list[InstanceSnapshot]:
             return self._platform.instances()
 
         return self._run(ask())
@@ -332,8 +338,8 @@ class EmbeddedPlatform:
 
     async def _serve(self) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        access = Access(self.keys, self._host, self._allow_hosts)
-        self._platform = Platform(self.directory, self.settings, access)
+        access = RequestAuth(self.keys, self._host, self._allow_hosts)
+        self._platform = LambdaPlatform(self.directory, self.settings, access)
         place: KeysPlace | None = None
         try:
             addresses = await self._open()
@@ -356,7 +362,7 @@ class EmbeddedPlatform:
             where = f"{self._host}:{self.port}"
             raise ConfigError(f"cannot listen: {error.strerror}", where=where) from None
 
-    def _leave_keys(self, keys: PlatformKeys, access: Access) -> KeysPlace:
+    def _leave_keys(self, keys: PlatformKeys, access: RequestAuth) -> KeysPlace:
         """Write the keys to a file, and have the janitor remove it if nobody else does."""
         place = KeysPlace.choose(self._keys_file, self.port)
         access.keys_are = place.words

@@ -11,7 +11,7 @@ CpuMode: TypeAlias = Literal["auto", "cgroup", "affinity", "none"]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class PlatformSettings:
     """Limits, times and prices' quantities of a platform; any of them may be another's.
 
     Documented by AWS as of November 2026: concurrency, scaling, rates, sizes, retries of events.
@@ -57,7 +57,7 @@ class Settings:
     def vcpus(self, memory_mb: int) -> float:
         """How many CPUs come with so much memory.
 
-        >>> Settings().vcpus(1_769)
+        >>> PlatformSettings().vcpus(1_769)
         1.0
         """
         return memory_mb / self.vcpu_mb

@@ -15,7 +15,7 @@ VIGIL_NS: Final = 1_000_000  # longer than that, being woken is little beside th
 
 
 @final
-class Vigil:
+class BusyPoll:
     """Keeps an event loop turning, while `is_worth_it` and for a moment only."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, is_worth_it: Callable[[], bool]) -> None:

@@ -90,7 +90,7 @@ class Call:
 # What a front end may know of the runtime and ask of it.
 
 
-class Phase(Enum):
+class GatewayPhase(Enum):
     """Where a gateway is in its life."""
 
     STARTING = "starting"  # alive, not ready
@@ -100,7 +100,7 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ServedModel:
     """A pipeline as clients see it."""
 
     name: str
@@ -128,11 +128,11 @@ def without_details(problem: str) -> str:
 CANNOT_LOAD: Final = "cannot be loaded: "
 
 
-class Serving(Protocol):
+class FrontEndApi(Protocol):
     """The runtime, as front ends see it. Everything here runs on the gateway's one event loop."""
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> GatewayPhase:
         """Where it is in its life."""
 
     @property
@@ -140,10 +140,10 @@ class Serving(Protocol):
         """What is served. Clients are the tenants."""
 
     @property
-    def models(self) -> Mapping[str, Model]:
+    def models(self) -> Mapping[str, ServedModel]:
         """By name; empty while it is starting."""
 
-    def problem(self, model: Model) -> str:
+    def problem(self, model: ServedModel) -> str:
         """Why a model cannot be asked just now; nothing if it is ready."""
 
     def now_ns(self) -> int:
@@ -159,26 +159,26 @@ class Serving(Protocol):
 # Whether the server and its models are ready, and why not, in words that anybody may see.
 
 
-def problems(serving: Serving) -> dict[str, str]:
+def problems(serving: FrontEndApi) -> dict[str, str]:
     """Why models cannot be asked just now, by name."""
     found = {name: serving.problem(model) for name, model in serving.models.items()}
     return {name: without_details(problem) for name, problem in found.items() if problem}
 
 
-def server_problem(serving: Serving) -> str:
+def server_problem(serving: FrontEndApi) -> str:
     """Why balancers should send nothing here just now; nothing if everything can be asked."""
-    if serving.phase is not Phase.READY:
+    if serving.phase is not GatewayPhase.READY:
         return f"the server is {serving.phase.value}"
     broken = problems(serving)
     return f"not ready: {', '.join(broken)}" if broken else ""
 
 
-def model_problem(serving: Serving, model: Model, *, in_full: bool) -> str:
+def model_problem(serving: FrontEndApi, model: ServedModel, *, in_full: bool) -> str:
     """Why a model cannot be asked just now; nothing if it is ready.
 
     `in_full`: with what an exception says, for clients that are to see such things.
     """
-    if serving.phase is not Phase.READY:
+    if serving.phase is not GatewayPhase.READY:
         return f"the server is {serving.phase.value}"
     problem = serving.problem(model)
     return problem if in_full else without_details(problem)

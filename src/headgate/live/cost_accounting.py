@@ -12,9 +12,9 @@ from headgate.core.model import TIER_NAMES, App
 from headgate.core.states import InstanceState
 from headgate.core.view import View
 from headgate.live.call import Call
-from headgate.live.pools.registry import Outposts
+from headgate.live.pools.registry import RemotePools
 from headgate.live.pools.remote_pool import Shares
-from headgate.live.telemetry.metrics import Readings, Spill
+from headgate.live.telemetry.metrics import FaasPoolGauges, GaugeSnapshot
 
 FORGET: Final = 0.05  # how much the latest batch counts in a mean that forgets
 STATE_NAMES: Final = {
@@ -26,8 +26,8 @@ STATE_NAMES: Final = {
 
 
 @final
-class Accounts:
-    """Adds up per batch; makes `Readings` when somebody looks."""
+class CostAccounting:
+    """Adds up per batch; makes `GaugeSnapshot` when somebody looks."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -82,8 +82,8 @@ class Accounts:
                 return
 
     def readings(
-        self, view: View | None, calls: list[Call], outposts: Outposts | None = None
-    ) -> Readings:
+        self, view: View | None, calls: list[Call], outposts: RemotePools | None = None
+    ) -> GaugeSnapshot:
         """One look at everything."""
         app = self._app
         names = [pipeline.name for pipeline in app.pipelines]
@@ -102,7 +102,7 @@ class Accounts:
             for id, error_s in self._error_s.items()
         }
         spills = {} if view is None else _spills(view, outposts)
-        return Readings(queued, open_calls, replicas, errors, self._cost_usd(), spills)
+        return GaugeSnapshot(queued, open_calls, replicas, errors, self._cost_usd(), spills)
 
     def _cost_usd(self) -> dict[tuple[str, str, str, str], float]:
         """By model, tenant, tier and basis."""
@@ -157,13 +157,13 @@ def breakers(view: View) -> dict[str, str]:
     return told
 
 
-def _spills(view: View, outposts: Outposts | None) -> dict[str, Spill]:
+def _spills(view: View, outposts: RemotePools | None) -> dict[str, FaasPoolGauges]:
     now_ns = monotonic_ns()
-    spills: dict[str, Spill] = {}
+    spills: dict[str, FaasPoolGauges] = {}
     for pool_id, outpost in () if outposts is None else outposts.by_pool.items():
         spillway = view.spillways[pool_id]
         if spillway is not None and outposts is not None:
-            spills[spillway.pool.name] = Spill(
+            spills[spillway.pool.name] = FaasPoolGauges(
                 spillway.breaker,
                 spillway.closed_by(now_ns),
                 spillway.in_flight,

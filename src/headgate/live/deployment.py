@@ -12,7 +12,7 @@ from typing import Any, Final, final
 import msgspec
 from msgspec import Struct
 
-from headgate.config import LoadedApp, from_spec
+from headgate.config import AppConfig, from_spec
 from headgate.config.providers import Provider
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
@@ -22,7 +22,7 @@ _FILE: Final = "assignment.json"
 
 
 @final
-class Place(Struct, frozen=True):
+class NodeSpec(Struct, frozen=True):
     """One node, and the cores that its worker is pinned to."""
 
     id: int
@@ -32,26 +32,26 @@ class Place(Struct, frozen=True):
 
 
 @final
-class Assignment(Struct, frozen=True):
+class Deployment(Struct, frozen=True):
     """An application, where its files are, and the nodes that serve it."""
 
     spec: dict[str, Any]  # the application as plain data, every default filled in
     base: str  # directory that `model` and `code` are relative to
-    nodes: list[Place]
+    nodes: list[NodeSpec]
 
-    def load(self) -> LoadedApp:
+    def load(self) -> AppConfig:
         """Return the application."""
         return from_spec(self.spec, _FILE)
 
 
-def write(run_dir: Path, assignment: Assignment) -> None:
+def write(run_dir: Path, assignment: Deployment) -> None:
     """Leave it where `read` finds it."""
     (run_dir / _FILE).write_bytes(msgspec.json.encode(assignment))
 
 
-def read(run_dir: Path) -> Assignment:
+def read(run_dir: Path) -> Deployment:
     """Return what the supervisor left there."""
-    return msgspec.json.decode((run_dir / _FILE).read_bytes(), type=Assignment)
+    return msgspec.json.decode((run_dir / _FILE).read_bytes(), type=Deployment)
 
 
 def socket_path(run_dir: Path, node_id: int) -> Path:
@@ -62,12 +62,12 @@ def socket_path(run_dir: Path, node_id: int) -> Path:
 # Which node gets which cores.
 
 
-def places(
+def assign_cores(
     app: App,
     cores: Sequence[int],
     where: str,
     providers: Sequence[Provider | None] = (),
-) -> list[Place]:
+) -> list[NodeSpec]:
     """Return the nodes of all pools that run here, each with cores of its own as far as they go.
 
     A pool that says how many CPUs a node has gets as many, rounded up. The others share what is
@@ -95,7 +95,7 @@ def places(
             undeclared += pool.nodes
     left = len(cores) - 1 - declared
     share = max(1, left // undeclared) if undeclared else 1
-    found: list[Place] = []
+    found: list[NodeSpec] = []
     order = sorted(cores, reverse=True)
     taken = 0
     for pool in pools:
@@ -103,7 +103,7 @@ def places(
         for number in range(pool.nodes):
             own = [order[(taken + i) % len(order)] for i in range(min(count, len(order)))]
             taken += count
-            found.append(Place(len(found), pool.id, f"{pool.name}{number + 1}", sorted(own)))
+            found.append(NodeSpec(len(found), pool.id, f"{pool.name}{number + 1}", sorted(own)))
     return found
 
 

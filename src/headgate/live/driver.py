@@ -24,7 +24,7 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import Final, Protocol, final
 
-from headgate.config import LoadedApp, ServeChoice, make_config, without_keys
+from headgate.config import AppConfig, ServeOptions, make_config, without_keys
 from headgate.core.actions import (
     Action,
     CancelTimer,
@@ -64,7 +64,7 @@ _INTERNAL: Final = "an error of the gateway"
 _LOG: Final = logging.getLogger(__name__)
 
 
-class Hands(Protocol):
+class ActionExecutor(Protocol):
     """Who carries out what the Scheduler says."""
 
     def settle(self, now_ns: int, action: Settle) -> None:
@@ -104,7 +104,7 @@ class Driver:
     def __init__(
         self,
         scheduler: Scheduler,
-        hands: Hands,
+        hands: ActionExecutor,
         loop: asyncio.AbstractEventLoop,
         *,
         record: Record | None = None,
@@ -350,7 +350,7 @@ SEED: Final = 0
 FLUSH_EVERY_S: Final = 0.25
 
 
-def make_scheduler(loaded: LoadedApp) -> tuple[Scheduler, LogHeader]:
+def make_scheduler(loaded: AppConfig) -> tuple[Scheduler, LogHeader]:
     """Return a Scheduler under the policy that the application names, and the header of its log."""
     choice = loaded.policy
     kind = find_policy(choice.name)
@@ -360,10 +360,10 @@ def make_scheduler(loaded: LoadedApp) -> tuple[Scheduler, LogHeader]:
 
 
 @final
-class Recording:
+class EventLogTask:
     """The event log of a gateway, if it is to have one, written now and then."""
 
-    def __init__(self, path: Path | None, serve: ServeChoice, *, is_required: bool) -> None:
+    def __init__(self, path: Path | None, serve: ServeOptions, *, is_required: bool) -> None:
         """`is_required`: it cannot be served without the log, as at the first start of a server."""
         self._path = path
         self._rotation = Rotation(serve.log_size_bytes, serve.log_age_ns, serve.log_keep)

@@ -9,19 +9,19 @@ from typing import Any, Final, Literal, final
 
 from msgspec.structs import replace
 
-from headgate.config import LoadedApp, from_spec
+from headgate.config import AppConfig, from_spec
 from headgate.config.build import variant_spec
 from headgate.config.objectives import unreachable_objectives
 from headgate.config.providers import providers_of
 from headgate.core.errors import ConfigError
 from headgate.core.model import App, Pipeline, Variant
-from headgate.functions.error_text import words
+from headgate.functions.error_text import error_text
 from headgate.functions.tensor import Signature, TensorSpec, fits, write_spec
-from headgate.live.call import Model
-from headgate.live.ipc.messages import FunctionFacts
+from headgate.live.call import ServedModel
+from headgate.live.ipc.messages import MeasuredFunction
 
 
-def catalogue(app: App, facts: Mapping[str, FunctionFacts]) -> dict[str, Model]:
+def catalogue(app: App, facts: Mapping[str, MeasuredFunction]) -> dict[str, ServedModel]:
     """Return the models by name. Facts are by name of the variant.
 
     Raises `ConfigError` if stages of a pipeline do not fit, as far as that is known.
@@ -29,18 +29,18 @@ def catalogue(app: App, facts: Mapping[str, FunctionFacts]) -> dict[str, Model]:
     return {pipeline.name: _model(pipeline, facts) for pipeline in app.pipelines}
 
 
-def signatures(app: App, facts: Mapping[str, FunctionFacts]) -> list[Signature]:
+def signatures(app: App, facts: Mapping[str, MeasuredFunction]) -> list[Signature]:
     """Return the signature of each function, by id: that of its first variant."""
     return [facts[function.variants[0].name].signature for function in app.functions]
 
 
-def _model(pipeline: Pipeline, facts: Mapping[str, FunctionFacts]) -> Model:
+def _model(pipeline: Pipeline, facts: Mapping[str, MeasuredFunction]) -> ServedModel:
     stages = pipeline.stages
     found = [facts[stage.function.variants[0].name].signature for stage in stages]
     for index, stage in enumerate(stages):
         if stage.after:
             _check_stage(pipeline, index, found)
-    return Model(
+    return ServedModel(
         name=pipeline.name,
         pipeline=pipeline,
         platform=found[0].platform if len(stages) == 1 else "headgate_pipeline",
@@ -138,7 +138,7 @@ class LoadsFailed(ConfigError):
         self.problems = problems
 
 
-def check_loads(app: App, facts: Mapping[str, FunctionFacts], needed: LoadsNeeded) -> None:
+def check_loads(app: App, facts: Mapping[str, MeasuredFunction], needed: LoadsNeeded) -> None:
     """See that enough functions can be loaded. Raises `LoadsFailed`, with a line for each.
 
     A function that has another build, or runs elsewhere as well, can be served.
@@ -156,7 +156,9 @@ def check_loads(app: App, facts: Mapping[str, FunctionFacts], needed: LoadsNeede
         raise LoadsFailed(broken)
 
 
-def with_facts(loaded: LoadedApp, facts: Mapping[str, FunctionFacts], where: str) -> LoadedApp:
+def with_measured_profiles(
+    loaded: AppConfig, facts: Mapping[str, MeasuredFunction], where: str
+) -> AppConfig:
     """Return the application with measured times and sizes where none were declared."""
     spec = copy.deepcopy(loaded.spec)
     for variant in loaded.app.variants:
@@ -175,7 +177,7 @@ def with_facts(loaded: LoadedApp, facts: Mapping[str, FunctionFacts], where: str
     return measured
 
 
-def _fill(entry: dict[str, Any], facts: FunctionFacts) -> None:
+def _fill(entry: dict[str, Any], facts: MeasuredFunction) -> None:
     if entry["start"] == 0:
         entry["start"] = f"{facts.start_ns}ns"
     if entry["memory"] == "0B":
@@ -185,7 +187,7 @@ def _fill(entry: dict[str, Any], facts: FunctionFacts) -> None:
 # What functions take and give that no worker of ours looks at, because they run elsewhere only.
 
 
-def elsewhere(loaded: LoadedApp) -> list[Variant]:
+def remote_only(loaded: AppConfig) -> list[Variant]:
     """Return the variants that run on no node of ours."""
     local = {
         id
@@ -195,20 +197,20 @@ def elsewhere(loaded: LoadedApp) -> list[Variant]:
     return [variant for variant in loaded.app.variants if local.isdisjoint(variant.pool_ids)]
 
 
-def look_up(loaded: LoadedApp, base: str) -> list[FunctionFacts]:
+def look_up(loaded: AppConfig, base: str) -> list[MeasuredFunction]:
     """Return what the application's own files say of variants that run elsewhere.
 
     Where there is no file, or it cannot be read here, nothing is known: anything is taken.
     """
-    return [_facts(loaded, variant, base) for variant in elsewhere(loaded)]
+    return [_facts(loaded, variant, base) for variant in remote_only(loaded)]
 
 
 def with_siblings(
-    loaded: LoadedApp, facts: Mapping[str, FunctionFacts]
-) -> dict[str, FunctionFacts]:
+    loaded: AppConfig, facts: Mapping[str, MeasuredFunction]
+) -> dict[str, MeasuredFunction]:
     """Return facts in which what runs elsewhere and is unknown looks as its siblings do."""
     filled = dict(facts)
-    for variant in elsewhere(loaded):
+    for variant in remote_only(loaded):
         found = facts[variant.name]
         siblings = loaded.app.functions[variant.function_id].variants
         known = [facts[sibling.name].signature for sibling in siblings]
@@ -218,7 +220,7 @@ def with_siblings(
     return filled
 
 
-def _facts(loaded: LoadedApp, variant: Variant, base: str) -> FunctionFacts:
+def _facts(loaded: AppConfig, variant: Variant, base: str) -> MeasuredFunction:
     signature = Signature()
     source = loaded.sources[variant.id]
     if source is not None:
@@ -232,6 +234,6 @@ def _facts(loaded: LoadedApp, variant: Variant, base: str) -> FunctionFacts:
                 model.load()
             signature = signature_of(model)
         except Exception as error:  # whatever a model does
-            problem = words(error)
+            problem = error_text(error)
             _LOG.warning("%s runs elsewhere, and is not understood here: %s", variant.name, problem)
-    return FunctionFacts(variant.name, signature, (), 0, 0)
+    return MeasuredFunction(variant.name, signature, (), 0, 0)

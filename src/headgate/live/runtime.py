@@ -45,39 +45,39 @@ from headgate.core.states import InstanceState, Outcome
 from headgate.core.view import View
 from headgate.functions.lambda_payload import TOO_LARGE, body_bytes
 from headgate.functions.tensor import Signature
-from headgate.live.busy_poll import Vigil
-from headgate.live.call import CANNOT_LOAD, INTERNAL, Call, Model, Phase
-from headgate.live.cost_accounting import Accounts, breakers
-from headgate.live.deployment import Assignment, Place
-from headgate.live.driver import Driver, Fault, Recording, make_scheduler, no_fault
-from headgate.live.ipc.messages import FunctionFacts, Ran, Run, Work
-from headgate.live.ipc.worker_link import Crew, Link
+from headgate.live.busy_poll import BusyPoll
+from headgate.live.call import CANNOT_LOAD, INTERNAL, Call, GatewayPhase, ServedModel
+from headgate.live.cost_accounting import CostAccounting, breakers
+from headgate.live.deployment import Deployment, NodeSpec
+from headgate.live.driver import Driver, EventLogTask, Fault, make_scheduler, no_fault
+from headgate.live.ipc.messages import BatchRan, MeasuredFunction, RunBatch, TaskInputs
+from headgate.live.ipc.worker_link import WorkerLink, WorkerLinks
 from headgate.live.model_registry import (
     LoadsNeeded,
     catalogue,
     check_loads,
-    elsewhere,
     look_up,
+    remote_only,
     signatures,
-    with_facts,
+    with_measured_profiles,
     with_siblings,
 )
-from headgate.live.pools.registry import Outposts
+from headgate.live.pools.registry import RemotePools
 from headgate.live.pools.remote_pool import make_errand
-from headgate.live.stage_outputs import Findings
-from headgate.live.telemetry.metrics import Readings
+from headgate.live.stage_outputs import StageOutputs
+from headgate.live.telemetry.metrics import GaugeSnapshot
 
 _LOG: Final = logging.getLogger(__name__)
 
 
 @final
 class Runtime:
-    """Serves one application; an implementation of `Serving`."""
+    """Serves one application; an implementation of `FrontEndApi`."""
 
     def __init__(
         self,
         run_dir: Path,
-        assignment: Assignment,
+        assignment: Deployment,
         *,
         arena_bytes: int,
         log_path: Path | None,
@@ -89,35 +89,37 @@ class Runtime:
         fault: Fault = no_fault,
     ) -> None:
         """`fault` counts what should never happen, by kind."""
-        self.phase = Phase.STARTING
-        self.models: Mapping[str, Model] = {}
+        self.phase = GatewayPhase.STARTING
+        self.models: Mapping[str, ServedModel] = {}
         self._loaded = assignment.load()
         self._submitted = submitted
         self._settled = settled
         self._started = started
         self._starts: dict[int, tuple[str, int]] = {}  # by instance on its way: of what, and since
-        self._accounts = Accounts(self._loaded.app)
-        self._recording = Recording(log_path, self._loaded.serve, is_required=is_log_required)
+        self._accounts = CostAccounting(self._loaded.app)
+        self._recording = EventLogTask(log_path, self._loaded.serve, is_required=is_log_required)
         self._fault = fault
-        self._crew = Crew(run_dir, assignment.nodes, self, arena_bytes=arena_bytes, fault=fault)
-        self._facts: dict[str, FunctionFacts] = {}  # by name of the variant
+        self._crew = WorkerLinks(
+            run_dir, assignment.nodes, self, arena_bytes=arena_bytes, fault=fault
+        )
+        self._facts: dict[str, MeasuredFunction] = {}  # by name of the variant
         self._signatures: list[Signature] = []  # by function id
         self._loads_needed = loads_needed
         self._base = assignment.base
         self._local_nodes = len(assignment.nodes)
-        self._links: dict[int, Link] = {}  # by node id
+        self._links: dict[int, WorkerLink] = {}  # by node id
         self._worker_ids: dict[int, int] = {}  # process ids, by node id
-        self._outposts: Outposts | None = None  # there once everything is known
+        self._outposts: RemotePools | None = None  # there once everything is known
         self._driver: Driver | None = None
         self._calls: dict[int, Call] = {}  # by request id: open
-        self._findings = Findings(self._loaded.app, self._signatures)
+        self._findings = StageOutputs(self._loaded.app, self._signatures)
         self._variants_out: dict[int, tuple[int, int]] = {}  # by batch: its variant and items
         self._next_id = 0
         # What a call of a platform must be able to carry matters only where there is one.
         pools = self._loaded.app.pools
         self._has_platforms = any(pool.serverless is not None for pool in pools)
         self._idle: asyncio.Event | None = None
-        self._vigil = Vigil(asyncio.get_running_loop(), self._is_alone)
+        self._vigil = BusyPoll(asyncio.get_running_loop(), self._is_alone)
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._looking: asyncio.Task[None] | None = None
 
@@ -126,7 +128,7 @@ class Runtime:
     def start(self) -> None:
         """Look for the workers; `phase` says when it is ready."""
         self._crew.start()
-        if elsewhere(self._loaded):
+        if remote_only(self._loaded):
             self._looking = asyncio.create_task(self._look_elsewhere())
 
     async def _look_elsewhere(self) -> None:
@@ -139,7 +141,7 @@ class Runtime:
 
     async def drain(self, limit_s: float) -> int:
         """Take no more, finish what is open; return how many were not finished in time."""
-        self.phase = Phase.DRAINING
+        self.phase = GatewayPhase.DRAINING
         if self._calls:
             self._idle = asyncio.Event()
             with suppress(TimeoutError):
@@ -158,14 +160,15 @@ class Runtime:
             self._looking.cancel()
         self._recording.close()
 
-    # --- what front ends ask (`Serving`) -------------------------------------------------------
+    # --- what front ends ask (`FrontEndApi`)
+    # -------------------------------------------------------
 
     @property
     def app(self) -> App:
         """What is served."""
         return self._loaded.app
 
-    def problem(self, model: Model) -> str:
+    def problem(self, model: ServedModel) -> str:
         """Why a model cannot be asked just now; nothing if it is ready."""
         for stage in model.pipeline.stages:
             problem = self._load_problem(stage.function) or self._absence(stage.function)
@@ -193,7 +196,7 @@ class Runtime:
             pool_ids.update(self._outposts.by_pool)
         return [v for v in function.variants if not pool_ids.isdisjoint(v.pool_ids)]
 
-    def readings(self) -> Readings:
+    def readings(self) -> GaugeSnapshot:
         """What is true just now, for whoever scrapes."""
         view = None if self._driver is None else self._driver.scheduler.view
         return self._accounts.readings(view, list(self._calls.values()), self._outposts)
@@ -242,7 +245,8 @@ class Runtime:
         if self._driver is not None and call.request_id in self._calls:
             self._driver.post(RequestCancelled(call.request_id))
 
-    # --- what the Scheduler says (`Hands`) -----------------------------------------------------
+    # --- what the Scheduler says (`ActionExecutor`)
+    # -----------------------------------------------------
 
     def settle(self, now_ns: int, action: Settle) -> None:
         """Give a call back to its front end."""
@@ -295,7 +299,7 @@ class Runtime:
         if link is None and outpost is None:
             self._driver.post(BatchRefused(action.batch_id, Refusal.GONE))
             return
-        works: list[Work] = []
+        works: list[TaskInputs] = []
         for task_id in action.task_ids:
             call = self._calls.get(task_id // STAGES_MAX)
             if call is None:
@@ -303,7 +307,7 @@ class Runtime:
             call.sent_ns = now_ns
             call.batch_items = action.items
             inputs = self._findings.inputs(call, task_id % STAGES_MAX)
-            works.append(Work(task_id, call.items, inputs))
+            works.append(TaskInputs(task_id, call.items, inputs))
         if not works:
             self._driver.post(BatchRefused(action.batch_id, Refusal.CANCELLED))
             return
@@ -321,10 +325,10 @@ class Runtime:
         if link is not None and self._is_alone():
             self._vigil.keep(now_ns)
 
-    def _send(self, link: Link, action: Dispatch, works: list[Work]) -> None:
+    def _send(self, link: WorkerLink, action: Dispatch, works: list[TaskInputs]) -> None:
         assert action.instance_id is not None
         link.run(
-            Run(
+            RunBatch(
                 action.batch_id,
                 action.variant_id,
                 action.instance_id,
@@ -359,8 +363,8 @@ class Runtime:
 
     def failed(self, error: BaseException) -> None:
         """Something is wrong that waiting will not mend: answer what is open with 503, and end."""
-        if self.phase is not Phase.STARTING:
-            self.phase = Phase.DRAINING
+        if self.phase is not GatewayPhase.STARTING:
+            self.phase = GatewayPhase.DRAINING
         calls, self._calls = list(self._calls.values()), {}
         for call in calls:
             _fail(call, "the gateway begins anew")
@@ -371,7 +375,7 @@ class Runtime:
 
     # --- what workers say ----------------------------------------------------------------------
 
-    def joined(self, link: Link) -> None:
+    def joined(self, link: WorkerLink) -> None:
         """A worker is there, or there again."""
         self._links[link.place.id] = link
         self._worker_ids[link.place.id] = link.hello.pid
@@ -379,7 +383,7 @@ class Runtime:
             self._join(link)
         self._know(link.hello.facts)
 
-    def _join(self, link: Link) -> None:
+    def _join(self, link: WorkerLink) -> None:
         self.node_joined(link.place)
         assert self._driver is not None
         problems = {facts.function: facts.problem for facts in link.hello.facts if facts.problem}
@@ -388,7 +392,7 @@ class Runtime:
                 problem = problems[variant.name]
                 self._driver.post(LoadFailed(variant.id, link.place.id, problem))
 
-    def _know(self, found: list[FunctionFacts]) -> None:
+    def _know(self, found: list[MeasuredFunction]) -> None:
         """Learn about functions; when something is known of all, begin."""
         for facts in found:
             known = self._facts.get(facts.function)
@@ -400,7 +404,7 @@ class Runtime:
             except Exception as error:  # that cannot be served
                 self.failed(error)
 
-    def node_joined(self, place: Place) -> None:
+    def node_joined(self, place: NodeSpec) -> None:
         """A node is there, or there again, empty."""
         assert self._driver is not None
         self._driver.post(NodeJoined(place.id, place.pool_id, place.name))
@@ -410,12 +414,14 @@ class Runtime:
         """Everything is known that the Scheduler is built of."""
         check_loads(self.app, self._facts, self._loads_needed)
         self._facts = with_siblings(self._loaded, self._facts)
-        self._loaded = with_facts(self._loaded, self._facts, "the application, as measured")
+        self._loaded = with_measured_profiles(
+            self._loaded, self._facts, "the application, as measured"
+        )
         app = self._loaded.app
-        self._accounts = Accounts(app)
+        self._accounts = CostAccounting(app)
         self._signatures[:] = signatures(app, self._facts)
-        self._findings = Findings(app, self._signatures)
-        self._outposts = Outposts(
+        self._findings = StageOutputs(app, self._signatures)
+        self._outposts = RemotePools(
             self._loaded,
             self,
             self._accounts,
@@ -440,11 +446,11 @@ class Runtime:
         self.models = catalogue(app, self._facts)
         loop.call_soon(self._look_ready)
 
-    def ran(self, link: Link, message: Ran) -> None:
+    def ran(self, link: WorkerLink, message: BatchRan) -> None:
         """A batch has come back from a worker."""
         self.ran_at(link.place.pool_id, message)
 
-    def ran_at(self, pool_id: int, message: Ran) -> None:
+    def ran_at(self, pool_id: int, message: BatchRan) -> None:
         """A batch has come back; keep what its tasks gave."""
         assert self._driver is not None
         unsure: list[int] = []
@@ -489,10 +495,10 @@ class Runtime:
             start = self._starts.pop(event.instance_id, None)
             if start is not None and isinstance(event, InstanceStarted):
                 self._started(start[0], monotonic_ns() - start[1])
-        if self.phase is Phase.STARTING:
+        if self.phase is GatewayPhase.STARTING:
             asyncio.get_running_loop().call_soon(self._look_ready)
 
-    def learned(self, facts: FunctionFacts) -> None:
+    def learned(self, facts: MeasuredFunction) -> None:
         """A function that could not be loaded can be by now, and what it takes is known."""
         self._facts[facts.function] = facts
         if self._driver is None:
@@ -506,7 +512,7 @@ class Runtime:
 
     def _look_ready(self) -> None:
         """Be ready once no function is only just being started, but for those that cannot be."""
-        if self._driver is None or self.phase is not Phase.STARTING:
+        if self._driver is None or self.phase is not GatewayPhase.STARTING:
             return
         view = self._driver.scheduler.view
         stages = [stage for model in self.models.values() for stage in model.pipeline.stages]
@@ -515,9 +521,9 @@ class Runtime:
             or not (self._absence(stage.function) or _is_starting(view, stage.function))
             for stage in stages
         ):
-            self.phase = Phase.READY
+            self.phase = GatewayPhase.READY
 
-    def lost(self, link: Link, batch_ids: list[int]) -> None:
+    def lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
         """A worker is gone, and what it was running."""
         if self._links.get(link.place.id) is link:
             del self._links[link.place.id]
@@ -528,7 +534,7 @@ class Runtime:
             self._driver.post(BatchLost(batch_id))
         self.node_lost(link.place)
 
-    def node_lost(self, place: Place) -> None:
+    def node_lost(self, place: NodeSpec) -> None:
         """A node is gone; what it was running ends in events of its own."""
         assert self._driver is not None
         self._driver.post(NodeLost(place.id))

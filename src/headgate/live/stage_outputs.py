@@ -11,7 +11,7 @@ from headgate.live.call import Call
 
 
 @final
-class Findings:
+class StageOutputs:
     """Keeps intermediate results, where a pipeline has several stages."""
 
     def __init__(self, app: App, signatures: Sequence[Signature]) -> None:

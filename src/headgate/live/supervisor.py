@@ -30,11 +30,11 @@ from typing import Final, final
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
 from headgate.live import deployment as assignments
-from headgate.live.deployment import Assignment, Place
-from headgate.live.ipc.crash_markers import LOAD, Markers
+from headgate.live.deployment import Deployment, NodeSpec
+from headgate.live.ipc.crash_markers import LOAD, CrashMarkers
 from headgate.live.model_registry import LoadsNeeded
 from headgate.live.telemetry.logs import HUNG_EXIT
-from headgate.system.child_process import Child, how_ended
+from headgate.system.child_process import ChildProcess, how_ended
 
 # A generation: the workers and the gateway of one configuration.
 #
@@ -56,13 +56,13 @@ PATH_MAX: Final = 70  # of the directory that run directories are made in
 
 
 @final
-class Generation:
+class ProcessGroup:
     """Starts its processes, watches them, and starts again what ends."""
 
     def __init__(
         self,
         number: int,
-        assignment: Assignment,
+        assignment: Deployment,
         *,
         http_fd: int,
         log_path: Path | None,
@@ -74,11 +74,11 @@ class Generation:
         self._log_path = log_path
         self.problems: list[str] = []  # why it cannot be served, if it cannot
         self._run_dir = _make_run_dir()
-        self._markers = Markers(self._run_dir)
+        self._markers = CrashMarkers(self._run_dir)
         assignments.write(self._run_dir, assignment)
         self._hang_s = self.loaded.serve.hang_ns / 1e9
         self._silent_s = max(SILENT_S_MIN, self._hang_s)  # it may hold the interpreter meanwhile
-        self._workers: dict[int, Child] = {}  # by node id
+        self._workers: dict[int, ChildProcess] = {}  # by node id
         self._places = {place.id: place for place in assignment.nodes}
         self._has_greeted = False
         self._ended_for: dict[str, str] = {}  # by child that we have ended: why
@@ -92,14 +92,14 @@ class Generation:
 
     # --- starting ------------------------------------------------------------------------------
 
-    def _start_worker(self, place: Place) -> None:
-        self._workers[place.id] = Child(
+    def _start_worker(self, place: NodeSpec) -> None:
+        self._workers[place.id] = ChildProcess(
             place.name,
             "headgate.live.worker",
             [str(self._run_dir), str(place.id), "--hang-s", str(self._hang_s)],
         )
 
-    def _start_gateway(self) -> Child:
+    def _start_gateway(self) -> ChildProcess:
         arguments = [str(self._run_dir), "--http-fd", str(self._http_fd)]
         if self.number or self._gateway_starts:
             # Who comes meanwhile is served by the one before, or had better wait than be refused.
@@ -109,7 +109,7 @@ class Generation:
             # Each gateway has a log of its own: what lies there already is given a number.
             arguments += ["--log", str(self._log_path)]
         self._gateway_starts += 1
-        return Child("gateway", "headgate.live.gateway", arguments, keeps=[self._http_fd])
+        return ChildProcess("gateway", "headgate.live.gateway", arguments, keeps=[self._http_fd])
 
     @property
     def _loads_needed(self) -> LoadsNeeded:
@@ -150,7 +150,7 @@ class Generation:
         self._restart_due()
         return None
 
-    def _end_if_hung(self, child: Child) -> None:
+    def _end_if_hung(self, child: ChildProcess) -> None:
         if child.heard_s is None:
             is_silent = monotonic() - child.started_s > max(SILENT_FIRST_S, self._silent_s)
         else:
@@ -158,20 +158,20 @@ class Generation:
         if is_silent:
             self._end(child, "has hung", "TimeoutError: loading takes too long")
 
-    def _end_if_too_large(self, worker: Child, place: Place) -> None:
+    def _end_if_too_large(self, worker: ChildProcess, place: NodeSpec) -> None:
         limit_bytes = self.loaded.app.pools[place.pool_id].memory_bytes
         if limit_bytes < NEVER_NS and worker.private_bytes() > limit_bytes:
             problem = "MemoryError: loading takes more memory than the pool has"
             self._end(worker, "holds more memory than its pool has", problem)
 
-    def _end(self, child: Child, why: str, problem: str) -> None:
+    def _end(self, child: ChildProcess, why: str, problem: str) -> None:
         """End a process; `problem` is that of the function that it is loading, if it is."""
         if child.ended() is None and child.name not in self._ended_for:
             self._ended_for[child.name] = problem
             _LOG.error("%s %s, and is ended", _called(child), why)
             child.tell(signal.SIGKILL)
 
-    def _plan_restart(self, child: Child, status: int) -> None:
+    def _plan_restart(self, child: ChildProcess, status: int) -> None:
         now_s = monotonic()
         before_s = self._restarts_s.get(child.name, [])
         recent_s = [at_s for at_s in before_s if now_s - at_s < BACKOFF_WINDOW_S]
@@ -186,7 +186,7 @@ class Generation:
             delay_s,
         )
 
-    def _blame(self, child: Child, status: int) -> str:
+    def _blame(self, child: ChildProcess, status: int) -> str:
         """Say what a worker was loading when it died, and have that not loaded again by others."""
         problem = f"ProcessDied: {how_ended(status)} while it was loaded"
         if status == HUNG_EXIT:
@@ -247,7 +247,7 @@ class Generation:
         shutil.rmtree(self._run_dir, ignore_errors=True)
 
 
-def _called(child: Child) -> str:
+def _called(child: ChildProcess) -> str:
     return child.name if child.name == "gateway" else f"worker {child.name}"
 
 
@@ -280,7 +280,7 @@ class Supervisor:
 
     def __init__(
         self,
-        prepare: Callable[[], Assignment],
+        prepare: Callable[[], Deployment],
         listener: socket.socket,
         *,
         log_path: Path | None,
@@ -293,7 +293,7 @@ class Supervisor:
         self._watches = watches  # what it returns changes when a watched file has
         self._greet = greet
         self._signals: list[int] = []
-        self._generations: list[Generation] = []  # oldest first; the last one is wanted
+        self._generations: list[ProcessGroup] = []  # oldest first; the last one is wanted
         self._started = 0
         self._is_greeted = False
         self._wants_change = False
@@ -320,10 +320,10 @@ class Supervisor:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
 
-    def _new_generation(self) -> Generation:
+    def _new_generation(self) -> ProcessGroup:
         number = self._started
         self._started += 1
-        return Generation(
+        return ProcessGroup(
             number,
             self._prepare(),
             http_fd=self._listener.fileno(),

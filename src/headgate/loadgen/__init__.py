@@ -14,10 +14,10 @@ from headgate.loadgen.requests import (
 )
 from headgate.loadgen.results import (
     TROUBLE_NAMES,
+    FailureReason,
+    LoadProgress,
     LoadResult,
     LoadSummary,
-    Standing,
-    Trouble,
     summarise_load,
 )
 
@@ -25,12 +25,12 @@ __all__ = [
     "TROUBLE_NAMES",
     "Address",
     "Body",
+    "FailureReason",
     "InputSpec",
     "LoadOptions",
+    "LoadProgress",
     "LoadResult",
     "LoadSummary",
-    "Standing",
-    "Trouble",
     "fetch_inputs",
     "make_body",
     "parse_address",

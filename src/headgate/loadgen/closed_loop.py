@@ -13,9 +13,9 @@ from time import monotonic_ns
 from typing import Final
 
 from headgate.core.errors import ConfigError
-from headgate.loadgen.connections import OnStanding, Pool, run_in_loop, watch
-from headgate.loadgen.requests import LoadOptions, Requests, parse_address
-from headgate.loadgen.results import LoadResult, Rows, Tally, Trouble, make_result
+from headgate.loadgen.connections import ConnectionPool, OnStanding, run_in_loop, sweep_until_done
+from headgate.loadgen.requests import EncodedRequests, LoadOptions, parse_address
+from headgate.loadgen.results import FailureReason, LoadResult, ProgressCounter, Rows, make_result
 from headgate.workload.arrivals import DEFAULT_NAME, constant_column
 
 _PAUSE_S: Final = 0.02  # after a failure, so that a dead server is not asked in a tight loop
@@ -38,13 +38,13 @@ def run_closed_loop(
         raise ConfigError("must be positive", key="concurrency", value=concurrency)
     options = replace(options or LoadOptions(), connections_max=concurrency)
     address = parse_address(url)
-    request = Requests(address, options).of(DEFAULT_NAME, 1)
+    request = EncodedRequests(address, options).of(DEFAULT_NAME, 1)
 
     async def main() -> LoadResult:
         rows = Rows()
         start_ns = monotonic_ns() + warm_up_ns
         clients = _Clients(rows, request, start_ns, duration_ns)
-        pool = Pool(
+        pool = ConnectionPool(
             address,
             rows,
             start_ns=start_ns,
@@ -54,7 +54,9 @@ def run_closed_loop(
         )
         try:
             clients.begin(pool, concurrency)
-            await watch(clients.done, pool, Tally(rows, options.slo_ns), on_standing)
+            await sweep_until_done(
+                clients.done, pool, ProgressCounter(rows, options.slo_ns), on_standing
+            )
         finally:
             await pool.close()
         return _measured(rows, options, duration_ns, pool.opened_count)
@@ -70,12 +72,12 @@ class _Clients:
         self._request = request
         self._start_ns = start_ns
         self._duration_ns = duration_ns
-        self._pool: Pool | None = None
+        self._pool: ConnectionPool | None = None
         self._loop = asyncio.get_running_loop()
         self.running = 0
         self.done = asyncio.Event()
 
-    def begin(self, pool: Pool, concurrency: int) -> None:
+    def begin(self, pool: ConnectionPool, concurrency: int) -> None:
         self._pool = pool
         self.running = concurrency
         for _ in range(concurrency):
@@ -84,7 +86,7 @@ class _Clients:
     def on_end(self) -> None:
         """Called when a request has ended."""
         rows = self._rows
-        if rows.trouble[rows.ended[-1]] == Trouble.NONE:
+        if rows.trouble[rows.ended[-1]] == FailureReason.NONE:
             self._next()
         else:
             self._loop.call_later(_PAUSE_S, self._next)

@@ -14,7 +14,7 @@ import uvloop
 from httptools import HttpParserError, HttpResponseParser
 
 from headgate.loadgen.requests import Address
-from headgate.loadgen.results import Rows, Standing, Tally, Trouble
+from headgate.loadgen.results import FailureReason, LoadProgress, ProgressCounter, Rows
 
 # One keep-alive connection: sends a request, and tells when its answer is complete.
 #
@@ -28,17 +28,17 @@ IDLE: Final = -1
 class Owner(Protocol):
     """Who is told what happens on a connection."""
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: LoadConnection) -> None:
         """It can be used."""
 
-    def answered(self, connection: Connection, row: int) -> None:
+    def answered(self, connection: LoadConnection, row: int) -> None:
         """The answer to request `row` is complete: see `status`, `outcome` and `timing`."""
 
-    def lost(self, connection: Connection, row: int) -> None:
+    def lost(self, connection: LoadConnection, row: int) -> None:
         """It is gone. `row` is the request that was never answered, or IDLE."""
 
 
-class Connection(asyncio.Protocol):
+class LoadConnection(asyncio.Protocol):
     """One request at a time. `row` is the one under way."""
 
     __slots__ = ("_owner", "_parser", "_transport", "outcome", "row", "status", "timing")
@@ -123,7 +123,7 @@ class Connection(asyncio.Protocol):
 
 
 @final
-class Pool:
+class ConnectionPool:
     """Sends each request on a connection of its own; where none is free, it waits its turn.
 
     Never raises for what a server does: that ends up in the rows. `on_end` is called after a
@@ -147,8 +147,8 @@ class Pool:
         self._timeout_ns = timeout_ns
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._open: set[Connection] = set()
-        self._idle: list[Connection] = []  # the last one used is taken first
+        self._open: set[LoadConnection] = set()
+        self._idle: list[LoadConnection] = []  # the last one used is taken first
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._opening: set[asyncio.Task[None]] = set()
         self.opened_count = 0
@@ -185,13 +185,13 @@ class Pool:
         self._open.clear()
         await asyncio.sleep(0)  # transports end in the next turn of the loop
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: LoadConnection) -> None:
         """Called by a connection."""
         self.opened_count += 1
         self._open.add(connection)
         self._use(connection)
 
-    def answered(self, connection: Connection, row: int) -> None:
+    def answered(self, connection: LoadConnection, row: int) -> None:
         """Called by a connection."""
         now_ns = monotonic_ns() - self._start_ns
         self._rows.answer(row, now_ns, connection.status, connection.outcome, connection.timing)
@@ -202,23 +202,23 @@ class Pool:
             self._grow()
         self._on_end()
 
-    def lost(self, connection: Connection, row: int) -> None:
+    def lost(self, connection: LoadConnection, row: int) -> None:
         """Called by a connection."""
         self._open.discard(connection)
         if row != IDLE:
-            self._rows.give_up(row, monotonic_ns() - self._start_ns, Trouble.LOST)
+            self._rows.give_up(row, monotonic_ns() - self._start_ns, FailureReason.LOST)
             self._on_end()
         elif connection in self._idle:
             self._idle.remove(connection)
         self._grow()
 
-    def _use(self, connection: Connection) -> None:
+    def _use(self, connection: LoadConnection) -> None:
         if self._waiting:
             self._send(connection, *self._waiting.popleft())
         else:
             self._idle.append(connection)
 
-    def _send(self, connection: Connection, row: int, request: bytes) -> None:
+    def _send(self, connection: LoadConnection, row: int, request: bytes) -> None:
         self._rows.sent_ns[row] = monotonic_ns() - self._start_ns
         connection.send(row, request)
 
@@ -235,18 +235,18 @@ class Pool:
         secure = True if address.is_secure else None
         try:
             await self._loop.create_connection(
-                lambda: Connection(self), address.host, address.port, ssl=secure
+                lambda: LoadConnection(self), address.host, address.port, ssl=secure
             )
         except OSError:
             # It was opened for some request, and none can be told from another: the oldest pays.
             if self._waiting:
                 row, _ = self._waiting.popleft()
-                self._rows.give_up(row, monotonic_ns() - self._start_ns, Trouble.REFUSED)
+                self._rows.give_up(row, monotonic_ns() - self._start_ns, FailureReason.REFUSED)
                 self._on_end()
 
     def _give_up(self, row: int) -> None:
         ended_ns = self._rows.intended_ns[row] + self._timeout_ns
-        self._rows.give_up(row, ended_ns, Trouble.TIMED_OUT)
+        self._rows.give_up(row, ended_ns, FailureReason.TIMED_OUT)
         self._on_end()
 
 
@@ -254,13 +254,16 @@ class Pool:
 
 
 R = TypeVar("R")
-OnStanding = Callable[[Standing], None]
+OnStanding = Callable[[LoadProgress], None]
 _SWEEP_S: Final = 0.02  # how exactly timeouts are kept
 _STANDING_TURNS: Final = 12  # of sweeps, between two words on how it goes
 
 
-async def watch(
-    done: asyncio.Event, pool: Pool, tally: Tally, on_standing: OnStanding | None
+async def sweep_until_done(
+    done: asyncio.Event,
+    pool: ConnectionPool,
+    tally: ProgressCounter,
+    on_standing: OnStanding | None,
 ) -> None:
     """Give up what takes too long, and tell how it goes, until all is done."""
     start_ns = monotonic_ns()

@@ -16,9 +16,9 @@ from time import CLOCK_MONOTONIC, monotonic_ns
 from typing import Final
 
 from headgate.core.clock import MILLISECOND_NS, SECOND_NS
-from headgate.loadgen.connections import OnStanding, Pool, run_in_loop, watch
-from headgate.loadgen.requests import LoadOptions, Requests, parse_address
-from headgate.loadgen.results import LoadResult, Rows, Tally, make_result
+from headgate.loadgen.connections import ConnectionPool, OnStanding, run_in_loop, sweep_until_done
+from headgate.loadgen.requests import EncodedRequests, LoadOptions, parse_address
+from headgate.loadgen.results import LoadResult, ProgressCounter, Rows, make_result
 from headgate.workload.arrivals import Arrivals
 
 # Wakes the event loop at an instant, to some microseconds.
@@ -41,7 +41,7 @@ class _Spec(ctypes.Structure):
     )
 
 
-class Alarm:
+class PreciseTimer:
     """Calls `ring` once for each `set`; a later `set` replaces an earlier one. Linux only."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
@@ -89,7 +89,7 @@ def run_open_loop(
     """
     options = options or LoadOptions()
     address = parse_address(url)
-    requests = Requests(address, options)
+    requests = EncodedRequests(address, options)
     kinds = list(zip(arrivals.pipeline.tolist(), arrivals.sizes.tolist(), strict=True))
     bytes_of = {kind: requests.of(arrivals.pipelines[kind[0]], kind[1]) for kind in set(kinds)}
     to_send = [bytes_of[kind] for kind in kinds]
@@ -98,7 +98,7 @@ def run_open_loop(
         rows = Rows()
         start_ns = monotonic_ns() + _HEADWAY_NS
         sender = _Sender(arrivals.times_ns.tolist(), to_send, rows, start_ns)
-        pool = Pool(
+        pool = ConnectionPool(
             address,
             rows,
             start_ns=start_ns,
@@ -108,7 +108,9 @@ def run_open_loop(
         )
         try:
             sender.begin(pool)
-            await watch(sender.done, pool, Tally(rows, options.slo_ns), on_standing)
+            await sweep_until_done(
+                sender.done, pool, ProgressCounter(rows, options.slo_ns), on_standing
+            )
         finally:
             sender.close()
             await pool.close()
@@ -135,11 +137,11 @@ class _Sender:
         self._to_send = to_send
         self._rows = rows
         self._start_ns = start_ns
-        self._pool: Pool | None = None
-        self._alarm = Alarm(asyncio.get_running_loop(), self._send_due)
+        self._pool: ConnectionPool | None = None
+        self._alarm = PreciseTimer(asyncio.get_running_loop(), self._send_due)
         self.done = asyncio.Event()
 
-    def begin(self, pool: Pool) -> None:
+    def begin(self, pool: ConnectionPool) -> None:
         """Send from now on."""
         self._pool = pool
         self.on_end()

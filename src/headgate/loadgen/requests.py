@@ -289,7 +289,7 @@ class LoadOptions:
                 raise ConfigError("must be positive", key=name, value=getattr(self, name))
 
 
-class Requests:
+class EncodedRequests:
     """The bytes of each kind of request, made before the run."""
 
     def __init__(self, address: Address, options: LoadOptions) -> None:

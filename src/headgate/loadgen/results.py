@@ -25,7 +25,7 @@ _OUTCOMES: Final[Mapping[bytes, int]] = MappingProxyType(
 )
 
 
-class Trouble:
+class FailureReason:
     """Why a request has no answer. Its status is 0 then."""
 
     NONE: Final = 0
@@ -75,7 +75,7 @@ class Rows:
         self.sent_ns.append(NEVER_NS)
         self.ended_ns.append(NEVER_NS)
         self.status.append(0)
-        self.trouble.append(Trouble.NONE)
+        self.trouble.append(FailureReason.NONE)
         self.said.append(UNSAID)
         self.timing.append(b"")
         return row
@@ -119,7 +119,7 @@ class LoadResult:
     sent_ns: Int64  # when a connection took it
     ended_ns: Int64  # when its answer was complete, or it was given up
     status: Int16  # 0: there is no answer
-    trouble: Int8  # why there is none: one of `Trouble`
+    trouble: Int8  # why there is none: one of `FailureReason`
     said: Int8  # the outcome that the server named, or UNSAID
     timings_ns: dict[str, Int64]  # the parts of Server-Timing
     pipeline: Int32
@@ -201,7 +201,7 @@ def classify(
     """
     outcome = np.full(len(status), Outcome.FAILED, np.int8)
     outcome[status == _REJECTED] = Outcome.REJECTED
-    outcome[np.isin(status, _EXPIRED) | (trouble == Trouble.TIMED_OUT)] = Outcome.EXPIRED
+    outcome[np.isin(status, _EXPIRED) | (trouble == FailureReason.TIMED_OUT)] = Outcome.EXPIRED
     outcome = np.where(said != UNSAID, said, outcome)
     answered = (status >= 200) & (status < 300)
     if slo_ns is not None:
@@ -282,7 +282,7 @@ _BUCKETS = 64 * _PER_OCTAVE
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class LoadProgress:
     """What to show while a run is under way."""
 
     elapsed_ns: int
@@ -294,7 +294,7 @@ class Standing:
     p99_ms: float
 
 
-class Tally:
+class ProgressCounter:
     """Reads the rows that have ended since it was last asked."""
 
     def __init__(self, rows: Rows, slo_ns: int | None) -> None:
@@ -305,7 +305,7 @@ class Tally:
         self._outcomes = np.zeros(len(OUTCOME_NAMES), np.int64)
         self._histogram = np.zeros(_BUCKETS, np.int64)
 
-    def update(self, now_ns: int) -> Standing:
+    def update(self, now_ns: int) -> LoadProgress:
         """Count what is new."""
         rows = self._rows
         new = rows.ended[self._seen :]
@@ -314,7 +314,7 @@ class Tally:
             self._count(new)
         since_ns = max(now_ns - self._at_ns, 1)
         self._at_ns = now_ns
-        return Standing(
+        return LoadProgress(
             elapsed_ns=now_ns,
             sent=len(rows),
             ended=self._seen,
@@ -414,10 +414,10 @@ def summarise_load(result: LoadResult) -> LoadSummary:
 
 def _answers(result: LoadResult) -> dict[str, int]:
     """Count answers by status, the most frequent first."""
-    counts = Counter(result.status[result.trouble == Trouble.NONE].tolist())
+    counts = Counter(result.status[result.trouble == FailureReason.NONE].tolist())
     answers = {str(status): count for status, count in counts.most_common()}
     for trouble, count in Counter(result.trouble.tolist()).most_common():
-        if trouble != Trouble.NONE:
+        if trouble != FailureReason.NONE:
             answers[TROUBLE_NAMES[trouble]] = count
     return answers
 

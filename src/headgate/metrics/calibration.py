@@ -18,7 +18,7 @@ _FACTOR_MAX: Final = 1e6  # as the application file has it
 
 
 @dataclass(frozen=True, slots=True)
-class FunctionTruth:
+class CalibrationResult:
     """How long the batches of a function really took, over what its profile says."""
 
     function: str
@@ -29,32 +29,32 @@ class FunctionTruth:
     factors: tuple[float, ...]  # equally likely values that say the same
 
 
-def calibrate(app: App, batches: BatchColumns) -> list[FunctionTruth]:
+def calibrate(app: App, batches: BatchColumns) -> list[CalibrationResult]:
     """Return the truth about every function that ran.
 
     What waited for a cold start or did not run to its end says nothing about running times.
     """
     factor, function = _factors(app, batches)
     is_evidence = (batches.cold == 0) & (batches.finished == 1)
-    found: list[FunctionTruth] = []
+    found: list[CalibrationResult] = []
     for each in app.functions:
         own = np.sort(factor[is_evidence & (function == each.id)])
         if len(own):
             p50, p99 = np.quantile(own, (0.5, 0.99), method="inverted_cdf")
-            values = equally_likely(own)
+            values = quantile_bin_means(own)
             found.append(
-                FunctionTruth(each.name, len(own), own.mean(), float(p50), float(p99), values)
+                CalibrationResult(each.name, len(own), own.mean(), float(p50), float(p99), values)
             )
     return found
 
 
-def equally_likely(values: NDArray[np.float64]) -> tuple[float, ...]:
+def quantile_bin_means(values: NDArray[np.float64]) -> tuple[float, ...]:
     """Return the means of equal shares of sorted values: few, with the mean of them all.
 
     Points of the quantile function would not do: the last of them would be the worst value ever
     seen, and stand for a whole share.
 
-    >>> equally_likely(np.array([1.0, 2.0, 4.0]))
+    >>> quantile_bin_means(np.array([1.0, 2.0, 4.0]))
     (1.0, 2.0, 4.0)
     """
     edges = np.linspace(0.0, len(values), min(len(values), VALUES_MAX) + 1)
@@ -65,7 +65,7 @@ def equally_likely(values: NDArray[np.float64]) -> tuple[float, ...]:
 
 
 def calibrated(
-    spec: Mapping[str, object], truths: list[FunctionTruth], request_ns: int = 0
+    spec: Mapping[str, object], truths: list[CalibrationResult], request_ns: int = 0
 ) -> dict[str, object]:
     """Return an application file, as plain data, whose simulation is what was seen.
 

@@ -94,7 +94,7 @@ class RunColumns:
 # What lies outside of the Scheduler's sight: a client sends earlier and hears later.
 
 
-def as_clients_see(requests: RequestColumns, overhead_ns: int) -> RequestColumns:
+def with_client_overhead(requests: RequestColumns, overhead_ns: int) -> RequestColumns:
     """Return the columns with every end later by that much: what was just in time is late then.
 
     Deadlines stay, because a client's objective counts from when it sent its request.

@@ -34,7 +34,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
+class ReportTable:
     """A titled table of equally long columns."""
 
     title: str
@@ -46,10 +46,10 @@ class Sheet:
         return tuple(zip(*(column.cells for column in self.columns), strict=True))
 
 
-def comparison_sheet(rows: Sequence[tuple[str, Summary]]) -> Sheet:
+def comparison_sheet(rows: Sequence[tuple[str, Summary]]) -> ReportTable:
     """Return one row per labelled run, with the numbers that decide between policies."""
     summaries = [summary for _, summary in rows]
-    return Sheet(
+    return ReportTable(
         "Comparison",
         (
             format_column("", "text", [label for label, _ in rows]),
@@ -66,13 +66,13 @@ def comparison_sheet(rows: Sequence[tuple[str, Summary]]) -> Sheet:
     )
 
 
-def headline_sheet(summary: Summary) -> Sheet:
+def headline_sheet(summary: Summary) -> ReportTable:
     """Return one run as a list: name, value, unit."""
     columns = [
         format_column(title, quantity, [value])
         for title, quantity, value in _headline_rows(summary)
     ]
-    return Sheet(
+    return ReportTable(
         "Summary",
         (
             Column("", "", tuple(column.title for column in columns), is_text=True),
@@ -82,9 +82,9 @@ def headline_sheet(summary: Summary) -> Sheet:
     )
 
 
-def group_sheet(title: str, rows: Sequence[GroupSummary]) -> Sheet:
+def group_sheet(title: str, rows: Sequence[GroupSummary]) -> ReportTable:
     """Return one row per client or per pipeline."""
-    return Sheet(
+    return ReportTable(
         title,
         (
             format_column("", "text", [row.name for row in rows]),
@@ -97,9 +97,9 @@ def group_sheet(title: str, rows: Sequence[GroupSummary]) -> Sheet:
     )
 
 
-def resource_sheet(rows: Sequence[ResourceSummary]) -> Sheet:
+def resource_sheet(rows: Sequence[ResourceSummary]) -> ReportTable:
     """Return one row per node or serverless pool."""
-    return Sheet(
+    return ReportTable(
         "Resources",
         (
             format_column("", "text", [row.name for row in rows]),
@@ -205,13 +205,13 @@ def _headline_rows(s: Summary) -> tuple[tuple[str, Quantity, float], ...]:
 _GAP: Final = 2  # blanks between two columns
 
 
-class SheetTable:
+class TableView:
     """A sheet that any rich console can print, whatever its width.
 
     Columns that do not fit are printed below, beside the first column again: nothing is cut off.
     """
 
-    def __init__(self, sheet: Sheet, title: str = "") -> None:
+    def __init__(self, sheet: ReportTable, title: str = "") -> None:
         self._sheet = sheet
         self._title = title
 
@@ -224,25 +224,25 @@ class SheetTable:
             yield ""
 
 
-def summary_table(rows: Sequence[tuple[str, Summary]]) -> SheetTable:
+def summary_table(rows: Sequence[tuple[str, Summary]]) -> TableView:
     """Return a list for one run, or one row per run for several."""
     if len(rows) == 1:
         label, summary = rows[0]
-        return SheetTable(headline_sheet(summary), label)
-    return SheetTable(comparison_sheet(rows))
+        return TableView(headline_sheet(summary), label)
+    return TableView(comparison_sheet(rows))
 
 
-def group_table(title: str, rows: Sequence[GroupSummary]) -> SheetTable:
+def group_table(title: str, rows: Sequence[GroupSummary]) -> TableView:
     """Return one row per client or pipeline."""
-    return SheetTable(group_sheet(title, rows), title)
+    return TableView(group_sheet(title, rows), title)
 
 
-def resource_table(rows: Sequence[ResourceSummary]) -> SheetTable:
+def resource_table(rows: Sequence[ResourceSummary]) -> TableView:
     """Return one row per node or serverless pool."""
-    return SheetTable(resource_sheet(rows), "Resources")
+    return TableView(resource_sheet(rows), "Resources")
 
 
-def render(*tables: SheetTable, is_terminal: bool = False, width: int = 10_000) -> str:
+def render(*tables: TableView, is_terminal: bool = False, width: int = 10_000) -> str:
     """Return the tables as text, without colour unless it goes to a terminal."""
     console = Console(
         file=StringIO(), force_terminal=is_terminal, no_color=not is_terminal, width=width

@@ -10,15 +10,15 @@ from headgate.core.records import Node, Task
 from headgate.core.states import TaskState
 
 
-def items_within(profile: Profile, slack_ns: float, correction: float = 1.0) -> int:
+def max_batch_within(profile: Profile, slack_ns: float, correction: float = 1.0) -> int:
     """The largest batch whose expected time, times `correction`, fits into the slack.
 
     Never less than one: what is late already must run all the same. Times grow with the batch, so
     this is a binary search: O(log largest batch).
 
-    >>> items_within(Profile(exec_ns=(10, 12, 14, 16)), slack_ns=15)
+    >>> max_batch_within(Profile(exec_ns=(10, 12, 14, 16)), slack_ns=15)
     3
-    >>> items_within(Profile(exec_ns=(10, 12)), slack_ns=5)
+    >>> max_batch_within(Profile(exec_ns=(10, 12)), slack_ns=5)
     1
     """
     times_ns = profile.exec_ns
@@ -41,15 +41,15 @@ _BATCH_NS: Final = 1_000_000
 _GIVEN: Final = 1.05
 
 
-def worthwhile_items(profile: Profile) -> int:
+def knee_batch_size(profile: Profile) -> int:
     """The smallest batch that is about as good as the best in time per item.
 
     More would only make the first of them wait for the last, and use up slack that is all there
     is against surprises.
 
-    >>> worthwhile_items(Profile(exec_ns=(20_000_000, 40_000_000, 60_000_000)))
+    >>> knee_batch_size(Profile(exec_ns=(20_000_000, 40_000_000, 60_000_000)))
     1
-    >>> worthwhile_items(Profile(exec_ns=(20_000_000, 24_000_000, 28_000_000)))
+    >>> knee_batch_size(Profile(exec_ns=(20_000_000, 24_000_000, 28_000_000)))
     3
     """
     paces_ns = [(time_ns + _BATCH_NS) / (i + 1) for i, time_ns in enumerate(profile.exec_ns)]

@@ -122,17 +122,17 @@ _GIVEN: Final = 0.97  # of the best pace, for an earlier answer
 _OF_LATENCY: Final = 0.7  # the rest is for waiting, and for those that take longer than others
 
 
-def best_company(profile: Profile, slots: int, latency_ns: int) -> int:
+def knee_concurrency(profile: Profile, slots: int, latency_ns: int) -> int:
     """The fewest at once that get about as much done as any number does, each within its time.
 
     Where two take twice as long as one, they had better take turns: then the first is done early,
     and who comes next can still be decided otherwise.
 
-    >>> best_company(Profile(exec_ns=(10,)), slots=4, latency_ns=100)
+    >>> knee_concurrency(Profile(exec_ns=(10,)), slots=4, latency_ns=100)
     4
-    >>> best_company(Profile(exec_ns=(10,), slowdown=(1.0, 2.0, 3.0)), slots=3, latency_ns=100)
+    >>> knee_concurrency(Profile(exec_ns=(10,), slowdown=(1.0, 2.0, 3.0)), slots=3, latency_ns=100)
     1
-    >>> best_company(Profile(exec_ns=(10,), slowdown=(1.0, 1.2, 1.5)), slots=3, latency_ns=100)
+    >>> knee_concurrency(Profile(exec_ns=(10,), slowdown=(1.0, 1.2, 1.5)), slots=3, latency_ns=100)
     3
     """
     if len(profile.slowdown) == 1:

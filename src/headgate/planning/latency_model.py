@@ -40,7 +40,7 @@ _CALLS: Final = 5  # terms before those of a crowd
 _NEARNESS: Final = 4  # how fast a point loses its say with distance
 
 
-class Sample(NamedTuple):
+class LatencySample(NamedTuple):
     """A time that was measured, and where."""
 
     cores: float
@@ -69,12 +69,12 @@ class Surface:
         return float((_terms(self.form, self.knee, place) @ np.array(self.coefficients))[0])
 
 
-def fit_surface(samples: Sequence[Sample]) -> Surface:
+def fit_surface(samples: Sequence[LatencySample]) -> Surface:
     """Return the surface that tells held-out samples best. Times must be positive.
 
     >>> exact = Surface("shared", 2, (1.0, 3.0, 8.0))
     >>> grid = [(n, c) for n in (1.0, 2.0, 4.0) for c in (1.0, 3.0, 9.0)]
-    >>> found = fit_surface([Sample(n, c, 1.0, exact.time_ms(n, c)) for n, c in grid])
+    >>> found = fit_surface([LatencySample(n, c, 1.0, exact.time_ms(n, c)) for n, c in grid])
     >>> found.form, found.knee, [round(value, 6) for value in found.coefficients]
     ('shared', 2.0, [1.0, 3.0, 8.0])
     """
@@ -92,7 +92,7 @@ def fit_surface(samples: Sequence[Sample]) -> Surface:
 class Interpolation:
     """A surface bent through its samples: exact there, and near them as much off as they are."""
 
-    def __init__(self, surface: Surface, samples: Sequence[Sample]) -> None:
+    def __init__(self, surface: Surface, samples: Sequence[LatencySample]) -> None:
         table = np.array(samples, dtype=np.float64)
         coefficients = np.array(surface.coefficients)
         self._surface = surface
@@ -156,7 +156,9 @@ def _held_out_errors(form: str, table: Floats) -> Floats:
         return errors
     for fold in range(folds.max() + 1):
         surface = _fit(form, table[folds != fold])
-        told = Interpolation(surface, [Sample(*row) for row in table[folds != fold].tolist()])
+        told = Interpolation(
+            surface, [LatencySample(*row) for row in table[folds != fold].tolist()]
+        )
         for index in np.flatnonzero(folds == fold):
             errors[index] = abs(told.time_ms(*table[index, :3]) / table[index, 3] - 1.0)
     return errors
@@ -338,9 +340,9 @@ class Characterisation:
         """By quantile, what was asked for before: planners ask thousands of times."""
         return {}
 
-    def _samples(self, quantile: float) -> list[Sample]:
+    def _samples(self, quantile: float) -> list[LatencySample]:
         return [
-            Sample(point.cores, point.concurrency, point.batch, point.time_ms(quantile))
+            LatencySample(point.cores, point.concurrency, point.batch, point.time_ms(quantile))
             for point in self.points
         ]
 

@@ -10,7 +10,7 @@ from headgate.core.model import App, Function, Pipeline, Pool, Profile, Variant
 from headgate.core.records import Batch, Instance, Node, Task
 from headgate.core.states import BatchState
 from headgate.core.view import View
-from headgate.planning.concurrency import best_company
+from headgate.planning.concurrency import knee_concurrency
 
 # Following a quantile of a stream that drifts, in constant memory.
 
@@ -41,7 +41,7 @@ class QuantileTracker:
 
 
 @final
-class Predictor:
+class LatencyPredictor:
     """Predicts from profiles, corrected by a quantile of what was lately observed over them.
 
     It is told what waits, what is sent where and how long that took. Work is taken to go out in
@@ -284,7 +284,7 @@ def _lanes(app: App) -> dict[tuple[int, int], int]:
             id = stage.function.id
             allowed_ns[id] = min(allowed_ns[id], pipeline.slo.latency_ns)
     return {
-        (pool.id, variant.id): best_company(
+        (pool.id, variant.id): knee_concurrency(
             variant.profile,
             pool.slots if len(variant.profile.slowdown) == 1 else _slots(pool, variant),
             allowed_ns[variant.function_id],

@@ -24,7 +24,7 @@ def has_room(view: View, node: Node, variant: Variant) -> bool:
     )
 
 
-def next_start(view: View, loads: Sequence[OfferedLoad]) -> tuple[Variant, Node] | None:
+def next_prestart(view: View, loads: Sequence[OfferedLoad]) -> tuple[Variant, Node] | None:
     """The start that helps most, on a node with nothing to do and room; None if none does.
 
     That is of the function with most load per node that holds it. One idle node is left alone, for

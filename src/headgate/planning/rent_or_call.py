@@ -21,7 +21,7 @@ from headgate.core.policy import Target
 from headgate.core.records import Instance
 from headgate.core.states import InstanceState
 from headgate.core.view import View
-from headgate.planning.concurrency import best_company
+from headgate.planning.concurrency import knee_concurrency
 from headgate.planning.forecast import Dispersion
 from headgate.planning.targets import FaasTarget
 
@@ -39,7 +39,7 @@ _WINDOW_NS: Final = 5 * SECOND_NS
 
 
 @final
-class Level:
+class RentalLevel:
     """What one more node would be used for, and whether it is worth having."""
 
     __slots__ = (
@@ -96,7 +96,7 @@ class Level:
 
 
 @final
-class Levels:
+class RentalLadder:
     """Says how many nodes are worth their rent. O(levels) per arrival, and per `wanted`.
 
     A node takes what it can have done within `allowed_ns`, at `pace_ns` per request; what it cannot
@@ -117,8 +117,8 @@ class Levels:
         boot_ns: int,
         memory_ns: int,
     ) -> None:
-        self._levels = [Level(is_on=number < standing) for number in range(count)]
-        self._fills = [*(Level(is_on=True) for _ in range(own)), *self._levels]
+        self._levels = [RentalLevel(is_on=number < standing) for number in range(count)]
+        self._fills = [*(RentalLevel(is_on=True) for _ in range(own)), *self._levels]
         self._allowed_ns = allowed_ns
         self._pace_ns = pace_ns
         self._call_usd = call_usd
@@ -159,7 +159,7 @@ class Levels:
                 level.change(now_ns, self._boot_ns)
 
 
-# Which elastic pools to rent how much of: a `Levels` for every function that runs on one.
+# Which elastic pools to rent how much of: a `RentalLadder` for every function that runs on one.
 
 
 # Where nothing else can take what a node cannot: what a miss is worth, in rent per request.
@@ -167,12 +167,12 @@ _MISS: Final = 20.0
 
 
 @final
-class Renting:
+class NodeAutoscaler:
     """Follows demand and says how many nodes to rent."""
 
     def __init__(self, app: App, outlets: Sequence[FaasTarget | None], memory_ns: int) -> None:
         self._outlets = outlets
-        self._levels: list[list[tuple[Variant, Pool, Levels]]] = [
+        self._levels: list[list[tuple[Variant, Pool, RentalLadder]]] = [
             [
                 (variant, pool, _levels(app, function, variant, pool, outlets, memory_ns))
                 for pool in app.pools
@@ -212,7 +212,7 @@ def _levels(
     pool: Pool,
     outlets: Sequence[FaasTarget | None],
     memory_ns: int,
-) -> Levels:
+) -> RentalLadder:
     allowed_ns = min(
         (p.slo.latency_ns for p in app.pipelines if any(s.function is function for s in p.stages)),
         default=NEVER_NS,
@@ -224,7 +224,7 @@ def _levels(
     usd_per_hour = 1.0 if outlet is None else pool.usd_per_hour
     rent_usd_per_s = usd_per_hour / (HOUR_NS / SECOND_NS)
     miss_usd = _MISS * rent_usd_per_s * pace_ns / SECOND_NS
-    return Levels(
+    return RentalLadder(
         pool.nodes,
         standing=min(function.warm, pool.nodes),
         own=int(_own_per_ns(app, function, within_ns) * pace_ns),
@@ -239,7 +239,7 @@ def _levels(
 
 def _pace_ns(pool: Pool, variant: Variant, within_ns: int) -> float:
     """Time per request on a node that is kept busy."""
-    lanes = best_company(variant.profile, min(pool.slots, variant.concurrency), within_ns)
+    lanes = knee_concurrency(variant.profile, min(pool.slots, variant.concurrency), within_ns)
     return variant.profile.time_ns(1, lanes) / lanes
 
 
@@ -269,7 +269,7 @@ def nodes_for(rate_per_s: float, node_rate_per_s: float) -> int:
     return ceil(rate_per_s / node_rate_per_s - 1e-9)
 
 
-def nodes_that_pay(
+def newsvendor_nodes(
     buckets: Sequence[float], node_takes: float, node_usd: float, spill_usd: float, most: int
 ) -> int:
     """How many nodes cost less than the calls that they save: the balance of the newsvendor.
@@ -279,9 +279,9 @@ def nodes_that_pay(
     alone takes would cost more as calls. Steady demand keeps a node busy, so it pays up to the
     mean; volatile demand leaves it idle for most of the time, so fewer pay.
 
-    >>> nodes_that_pay([10.0] * 4, node_takes=4.0, node_usd=1.0, spill_usd=0.4, most=9)
+    >>> newsvendor_nodes([10.0] * 4, node_takes=4.0, node_usd=1.0, spill_usd=0.4, most=9)
     2
-    >>> nodes_that_pay([0.0, 0.0, 0.0, 40.0], 4.0, 1.0, 0.4, most=9)
+    >>> newsvendor_nodes([0.0, 0.0, 0.0, 40.0], 4.0, 1.0, 0.4, most=9)
     0
     """
     if node_takes <= 0 or not buckets:
@@ -297,7 +297,7 @@ def nodes_that_pay(
     return nodes
 
 
-def surplus(view: View, key: tuple[int, int], count: int) -> list[Instance]:
+def excess_instances(view: View, key: tuple[int, int], count: int) -> list[Instance]:
     """The instances of a (variant, pool) beyond `count`, those to be given up.
 
     First what is not there yet, then what has least to do, then the youngest. O(instances).

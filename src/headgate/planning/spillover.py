@@ -10,8 +10,8 @@ from headgate.core.orders import Orders
 from headgate.core.records import Batch, Request, Task
 from headgate.core.states import BatchState
 from headgate.core.view import View
-from headgate.planning.latency_predictor import Predictor
-from headgate.planning.targets import FaasTarget, find_outlet
+from headgate.planning.latency_predictor import LatencyPredictor
+from headgate.planning.targets import FaasTarget, choose_faas_target
 
 # Starts that what waits may take, all together, before more is turned away.
 _STARTS_MAX: Final = 4
@@ -23,17 +23,22 @@ TEND = "tend"  # the timer by which instances that are kept ready are looked aft
 
 
 @final
-class Spilling:
+class Spillover:
     """The outlets of all functions. `reserve` is the part of the time left for surprises."""
 
     def __init__(
-        self, view: View, orders: Orders, predictor: Predictor, reserve: float, memory_ns: int
+        self,
+        view: View,
+        orders: Orders,
+        predictor: LatencyPredictor,
+        reserve: float,
+        memory_ns: int,
     ) -> None:
         self._view = view
         self._orders = orders
         self._predictor = predictor
         self._reserve = reserve
-        self.outlets = [find_outlet(view.app, f, memory_ns) for f in view.app.functions]
+        self.outlets = [choose_faas_target(view.app, f, memory_ns) for f in view.app.functions]
         self.is_possible = any(self.outlets)
         self._soon_ns = [0 for _ in view.app.functions]
         self._latest_ns = [0 for _ in view.app.functions]  # by function: the last that is due

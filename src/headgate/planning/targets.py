@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from math import ceil, exp, inf
 from typing import Final, final
 
-from headgate.core.model import App, Function, Pool, Serverless, Variant
+from headgate.core.model import App, FaasPlatform, Function, Pool, Variant
 from headgate.core.records import Task
 from headgate.core.view import View
 from headgate.planning.concurrency import Thresholds, rate_per_s
-from headgate.planning.warm_pool import Warmth
+from headgate.planning.warm_pool import WarmPoolEstimate
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class FaasOption:
 
 
 @final
-class Tiers:
+class Targets:
     """By function: its lots, those to be rented first, and its outlets, both cheapest first."""
 
     def __init__(self, app: App, thresholds: Thresholds) -> None:
@@ -123,13 +123,13 @@ class FaasTarget:
     """One function on one platform: what a call takes and costs, and how many to keep ready."""
 
     def __init__(
-        self, pool: Pool, platform: Serverless, variant: Variant, burst: float, memory_ns: int
+        self, pool: Pool, platform: FaasPlatform, variant: Variant, burst: float, memory_ns: int
     ) -> None:
         self.pool = pool
         self.variant = variant
         self.call_ns = variant.profile.exec_ns[0] + 2 * pool.network_ns
         self.call_usd = platform.usd(variant.profile.exec_ns[0])
-        self.warmth = Warmth(platform, variant.profile.start_ns + 2 * pool.network_ns)
+        self.warmth = WarmPoolEstimate(platform, variant.profile.start_ns + 2 * pool.network_ns)
         self.wished = 0  # how many were last asked to be kept ready
         self._platform = platform
         self._headroom = max(burst, _HEADROOM)
@@ -175,7 +175,7 @@ class FaasTarget:
         self._peak_ns = now_ns
 
 
-def find_outlet(app: App, function: Function, memory_ns: int) -> FaasTarget | None:
+def choose_faas_target(app: App, function: Function, memory_ns: int) -> FaasTarget | None:
     """The cheapest platform for a function that is in time for its objectives.
 
     One that is never in time is of use only where there is nothing else.

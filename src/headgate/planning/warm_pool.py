@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import final
 
-from headgate.core.model import Serverless
+from headgate.core.model import FaasPlatform
 
 
 @final
-class Warmth:
+class WarmPoolEstimate:
     """Follows the instances of one function on one platform. All of it O(1), amortised."""
 
-    def __init__(self, platform: Serverless, start_ns: int) -> None:
+    def __init__(self, platform: FaasPlatform, start_ns: int) -> None:
         self._keep_alive_ns = platform.keep_alive_ns
         self._start_ns = start_ns
         self._provision_ns = platform.provision_ns

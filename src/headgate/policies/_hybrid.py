@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from headgate.core.lazy_deletion import Withdrawals, sweep
+from headgate.core.lazy_deletion import LazyDeletions, sweep
 from headgate.core.model import Variant
 from headgate.core.policy import Context, Plan, Policy, PolicyConfig, Target
 from headgate.core.records import Batch, Instance, Node, Task
@@ -20,8 +20,8 @@ from headgate.core.states import InstanceState, NodeState, Residency, TaskState
 from headgate.planning.concurrency import Thresholds
 from headgate.planning.forecast import ArrivalCounts
 from headgate.planning.placement import has_room
-from headgate.planning.rent_or_call import is_nowhere, present, surplus
-from headgate.planning.targets import FaasOption, NodeOption, Tiers
+from headgate.planning.rent_or_call import excess_instances, is_nowhere, present
+from headgate.planning.targets import FaasOption, NodeOption, Targets
 
 # Interpreted, a name of the module is read many times faster than one of a class.
 _BUSY: Final = InstanceState.BUSY
@@ -30,7 +30,7 @@ _IDLE: Final = InstanceState.IDLE
 _READY: Final = TaskState.READY
 
 
-class Hybrid(Policy):
+class ThresholdRouter(Policy):
     """Queues, routing by threshold, and a fleet of so many instances of each lot as are `wanted`.
 
     A policy gives `thresholds` (for routing) and `tiers` (for planning); it says which functions
@@ -43,7 +43,7 @@ class Hybrid(Policy):
         context: Context,
         config: PolicyConfig,
         thresholds: Thresholds,
-        tiers: Tiers,
+        tiers: Targets,
         *,
         nodes: int = 0,
         packs: bool = False,
@@ -56,7 +56,7 @@ class Hybrid(Policy):
         self._packs = packs
         # By function; behind those, likewise, tasks that no platform can carry.
         self._queues: list[deque[Task]] = [deque() for _ in range(2 * len(app.functions))]
-        self._withdrawals = [Withdrawals() for _ in self._queues]
+        self._withdrawals = [LazyDeletions() for _ in self._queues]
         # By (variant, pool) id: how many instances there are to be on nodes that are rented.
         self.wanted: dict[tuple[int, int], int] = {}
         for function in app.functions:
@@ -251,7 +251,7 @@ class Hybrid(Policy):
         """Give up what is wanted no longer, busy or not, and ask for the rest."""
         self.resize()
         for key, count in self.wanted.items():
-            for instance in surplus(self.view, key, count):
+            for instance in excess_instances(self.view, key, count):
                 self.orders.stop(instance)  # it ends what it has begun
         return Plan(tuple(Target(*key, count) for key, count in self.wanted.items()))
 
@@ -268,7 +268,7 @@ def _is_ready(instance: Instance | None) -> bool:
 # What policies have in common that rent as many nodes as the load of late seems to need.
 
 
-class Elastic(Hybrid):
+class AutoscalingRouter(ThresholdRouter):
     """Counts what arrives of each function; asks `count_for` how many nodes that needs.
 
     Arrivals are counted in requests of one item: larger ones count for as much as they take.
@@ -280,7 +280,7 @@ class Elastic(Hybrid):
         context: Context,
         config: PolicyConfig,
         thresholds: Thresholds,
-        tiers: Tiers,
+        tiers: Targets,
         *,
         bucket_ns: int,
         window_ns: int,

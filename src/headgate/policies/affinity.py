@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import final
 
 from headgate.core.errors import ConfigError
-from headgate.core.lazy_deletion import Withdrawals, sweep
-from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind, Takes
+from headgate.core.lazy_deletion import LazyDeletions, sweep
+from headgate.core.policy import Capabilities, Context, Policy, PolicyConfig, PolicyKind
 from headgate.core.records import Node, Task
 from headgate.core.states import TaskState
 from headgate.planning.batch_size import take_batch
@@ -52,7 +52,7 @@ class _Flow:
 
     def __init__(self) -> None:
         self.queue: deque[Task] = deque()
-        self.withdrawals = Withdrawals()
+        self.withdrawals = LazyDeletions()
         self.virtual_ns = 0.0
         self.served_last = 0
 
@@ -139,4 +139,4 @@ class Affinity(Policy):
         self.orders.dispatch(batch, node)
 
 
-POLICY = PolicyKind(Affinity, Config, Takes(batches=True, mixed_pools=True))
+POLICY = PolicyKind(Affinity, Config, Capabilities(batches=True, mixed_pools=True))

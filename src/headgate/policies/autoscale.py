@@ -23,11 +23,11 @@ from typing import Final, final
 
 from headgate.core.clock import MINUTE_NS, SECOND_NS
 from headgate.core.errors import ConfigError
-from headgate.core.policy import Context, PolicyConfig, PolicyKind, Takes
+from headgate.core.policy import Capabilities, Context, PolicyConfig, PolicyKind
 from headgate.planning.concurrency import Thresholds
 from headgate.planning.rent_or_call import nodes_for
-from headgate.planning.targets import NodeOption, Tiers
-from headgate.policies._hybrid import Elastic
+from headgate.planning.targets import NodeOption, Targets
+from headgate.policies._hybrid import AutoscalingRouter
 
 _UNBOUNDED: Final = 1_000_000  # more than a node can have slots
 _BELOW: Final = 0.9  # of the target; above that nothing is removed, or it would be added again
@@ -57,7 +57,7 @@ class Config(PolicyConfig):
 
 
 @final
-class Autoscale(Elastic):
+class Autoscale(AutoscalingRouter):
     """Two alarms per function."""
 
     def __init__(self, context: Context, config: Config) -> None:
@@ -66,7 +66,7 @@ class Autoscale(Elastic):
             context,
             config,
             Thresholds(app, fixed=config.concurrency_max or _UNBOUNDED),
-            Tiers(app, Thresholds(app)),
+            Targets(app, Thresholds(app)),
             bucket_ns=min(SECOND_NS, config.window_ns),
             window_ns=config.window_ns,
             nodes_min=config.nodes_min,
@@ -117,4 +117,4 @@ class _Alarm:
         return True
 
 
-POLICY = PolicyKind(Autoscale, Config, Takes(mixed_pools=True, serverless=True))
+POLICY = PolicyKind(Autoscale, Config, Capabilities(mixed_pools=True, serverless=True))

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from headgate.core.errors import ConfigError
-from headgate.core.lazy_deletion import Withdrawals, sweep
-from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind, Takes
+from headgate.core.lazy_deletion import LazyDeletions, sweep
+from headgate.core.policy import Capabilities, Context, Policy, PolicyConfig, PolicyKind
 from headgate.core.records import Node, Task
 from headgate.core.states import TaskState
 from headgate.planning.batch_size import take_batch
@@ -48,7 +48,7 @@ class Balance(Policy):
         super().__init__(context, config)
         self._batch_max = config.batch_max
         self._queue: deque[Task] = deque()
-        self._withdrawals = Withdrawals()
+        self._withdrawals = LazyDeletions()
 
     def on_task_ready(self, task: Task) -> None:
         self._queue.append(task)
@@ -81,4 +81,4 @@ class Balance(Policy):
             self.orders.dispatch(take_batch(queue, node, self._batch_max), node)
 
 
-POLICY = PolicyKind(Balance, Config, Takes(batches=True))
+POLICY = PolicyKind(Balance, Config, Capabilities(batches=True))

@@ -20,10 +20,10 @@ from typing import Final, final
 
 from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
-from headgate.core.policy import Context, PolicyConfig, PolicyKind, Takes
+from headgate.core.policy import Capabilities, Context, PolicyConfig, PolicyKind
 from headgate.planning.concurrency import Thresholds
-from headgate.planning.targets import Tiers
-from headgate.policies._hybrid import Hybrid
+from headgate.planning.targets import Targets
+from headgate.policies._hybrid import ThresholdRouter
 
 _UNBOUNDED: Final = 1_000_000  # more than a node can have slots
 
@@ -45,17 +45,17 @@ class Config(PolicyConfig):
 
 
 @final
-class DedicatedOnly(Hybrid):
+class DedicatedOnly(ThresholdRouter):
     """A fixed fleet and one queue before it."""
 
     def __init__(self, context: Context, config: Config) -> None:
         app = context.view.app
         limits = Thresholds(app, fixed=config.concurrency_max or _UNBOUNDED)
-        super().__init__(context, config, limits, Tiers(app, limits), nodes=config.nodes)
+        super().__init__(context, config, limits, Targets(app, limits), nodes=config.nodes)
         self.plan_every_ns = config.plan_every_ns
 
     def spills(self, function_id: int) -> bool:
         return not self.tiers.lots[function_id]
 
 
-POLICY = PolicyKind(DedicatedOnly, Config, Takes(mixed_pools=True, serverless=True))
+POLICY = PolicyKind(DedicatedOnly, Config, Capabilities(mixed_pools=True, serverless=True))

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import final
 
 from headgate.core.errors import ConfigError
-from headgate.core.lazy_deletion import Withdrawals, sweep
+from headgate.core.lazy_deletion import LazyDeletions, sweep
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind
 from headgate.core.records import Node, Task
 from headgate.core.states import TaskState
@@ -55,7 +55,7 @@ class _Share:
         self.function_id = function_id
         self.exec_ns = exec_ns
         self.queue: deque[Task] = deque()
-        self.withdrawals = Withdrawals()
+        self.withdrawals = LazyDeletions()
         self.node_ids: list[int] = []
         self.work_ns = 0
 

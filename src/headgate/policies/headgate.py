@@ -38,17 +38,17 @@ from typing import final
 
 from headgate.core.clock import NEVER_NS, SECOND_NS
 from headgate.core.errors import ConfigError
-from headgate.core.lazy_deletion import Withdrawals
+from headgate.core.lazy_deletion import LazyDeletions
 from headgate.core.model import Variant
-from headgate.core.policy import Context, Plan, Policy, PolicyConfig, PolicyKind, Takes
+from headgate.core.policy import Capabilities, Context, Plan, Policy, PolicyConfig, PolicyKind
 from headgate.core.records import Batch, Instance, Node, Request, Task
 from headgate.core.states import InstanceState, Rejection, TaskState
-from headgate.planning.batch_size import items_within, worthwhile_items
+from headgate.planning.batch_size import knee_batch_size, max_batch_within
 from headgate.planning.forecast import OfferedLoad
-from headgate.planning.latency_predictor import Predictor
-from headgate.planning.placement import has_room, next_start
-from headgate.planning.rent_or_call import Renting, is_nowhere
-from headgate.planning.spillover import TEND, Spilling
+from headgate.planning.latency_predictor import LatencyPredictor
+from headgate.planning.placement import has_room, next_prestart
+from headgate.planning.rent_or_call import NodeAutoscaler, is_nowhere
+from headgate.planning.spillover import TEND, Spillover
 
 Entry = tuple[int, int, int, Task]  # (priority, deadline, task id, task): the smallest goes first
 
@@ -92,7 +92,7 @@ class Headgate(Policy):
         app = self.view.app
         self._config = config
         self._queues: list[list[Entry]] = [[] for _ in app.functions]
-        self._withdrawals = [Withdrawals() for _ in app.functions]
+        self._withdrawals = [LazyDeletions() for _ in app.functions]
         # Tasks that no call can carry are for nodes only. In a queue of their own, or they would
         # keep those behind them from spilling.
         self._large: list[list[Entry]] = [[] for _ in app.functions]
@@ -100,13 +100,13 @@ class Headgate(Policy):
         self._probe_ns: dict[int, int] = {}  # by pipeline: when the impossible is tried again
         self._client_items = [0 for _ in app.clients]
         self._weight_sum = sum(client.weight for client in app.clients)
-        self._predictor = Predictor(self.view, config.correction_quantile)
-        self._worthwhile = [worthwhile_items(variant.profile) for variant in app.variants]
+        self._predictor = LatencyPredictor(self.view, config.correction_quantile)
+        self._worthwhile = [knee_batch_size(variant.profile) for variant in app.variants]
         self._loads = [OfferedLoad(config.load_memory_ns, 10 * f.exec_ns) for f in app.functions]
-        self._spilling = Spilling(
+        self._spilling = Spillover(
             self.view, self.orders, self._predictor, config.reserve, config.warm_memory_ns
         )
-        self._renting = Renting(app, self._spilling.outlets, config.rent_memory_ns)
+        self._renting = NodeAutoscaler(app, self._spilling.outlets, config.rent_memory_ns)
         if self._renting.is_needed:
             self.plan_every_ns = SECOND_NS
 
@@ -266,7 +266,7 @@ class Headgate(Policy):
 
     def _spread(self) -> None:
         """Nothing waits: make ready for more of what has been coming."""
-        found = next_start(self.view, self._loads)
+        found = next_prestart(self.view, self._loads)
         if found is not None:
             self.orders.start(*found)
 
@@ -317,7 +317,7 @@ class Headgate(Policy):
         correction = self._predictor.correction(variant)
         slack_ns = until_ns - self.view.now_ns
         items_max = min(
-            items_within(variant.profile, slack_ns, correction), self._worthwhile[variant.id]
+            max_batch_within(variant.profile, slack_ns, correction), self._worthwhile[variant.id]
         )
         batch: list[Task] = []
         items = 0
@@ -413,4 +413,4 @@ class Headgate(Policy):
             self._spilling.came_back(batch)
 
 
-POLICY = PolicyKind(Headgate, Config, Takes(batches=True, mixed_pools=True, serverless=True))
+POLICY = PolicyKind(Headgate, Config, Capabilities(batches=True, mixed_pools=True, serverless=True))

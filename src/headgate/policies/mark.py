@@ -25,11 +25,11 @@ from typing import Final, final
 
 from headgate.core.clock import MINUTE_NS, SECOND_NS
 from headgate.core.errors import ConfigError
-from headgate.core.policy import Context, PolicyConfig, PolicyKind, Takes
+from headgate.core.policy import Capabilities, Context, PolicyConfig, PolicyKind
 from headgate.planning.concurrency import Thresholds
 from headgate.planning.forecast import trend
-from headgate.planning.targets import NodeOption, Tiers
-from headgate.policies._hybrid import Elastic
+from headgate.planning.targets import NodeOption, Targets
+from headgate.policies._hybrid import AutoscalingRouter
 
 _FORECASTS: Final = ("max", "mean", "trend")
 
@@ -70,7 +70,7 @@ class Config(PolicyConfig):
 
 
 @final
-class Mark(Elastic):
+class Mark(AutoscalingRouter):
     """Plans over all kinds of instances that a function can be rented on."""
 
     def __init__(self, context: Context, config: Config) -> None:
@@ -80,7 +80,7 @@ class Mark(Elastic):
             context,
             config,
             thresholds,
-            Tiers(app, thresholds),
+            Targets(app, thresholds),
             bucket_ns=config.step_ns,
             window_ns=max(config.memory_ns, config.step_ns),
             nodes_min=config.nodes_min,
@@ -152,4 +152,4 @@ def _rate_of(lots: list[NodeOption], counts: list[int]) -> float:
     return sum(lot.rate_per_s * count for lot, count in zip(lots, counts, strict=True))
 
 
-POLICY = PolicyKind(Mark, Config, Takes(mixed_pools=True, serverless=True))
+POLICY = PolicyKind(Mark, Config, Capabilities(mixed_pools=True, serverless=True))

@@ -23,9 +23,9 @@ from math import floor, log
 from typing import final
 
 from headgate.core.errors import ConfigError
-from headgate.core.lazy_deletion import Withdrawals
+from headgate.core.lazy_deletion import LazyDeletions
 from headgate.core.model import Function
-from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind, Takes
+from headgate.core.policy import Capabilities, Context, Policy, PolicyConfig, PolicyKind
 from headgate.core.records import STAGES_MAX, Node, Task
 from headgate.core.states import TaskState
 
@@ -51,7 +51,7 @@ class Mlfq(Policy):
         self._ratio = config.bucket_ratio
         self._heeds_future = config.clairvoyant
         self._buckets: dict[int, deque[int]] = {}
-        self._withdrawals = Withdrawals()
+        self._withdrawals = LazyDeletions()
         self._ready: dict[int, Task] = {}
         self._expected: set[int] = set()
         self._drawn: int | None = None
@@ -133,4 +133,4 @@ class Mlfq(Policy):
         return bucket
 
 
-POLICY = PolicyKind(Mlfq, Config, Takes(clairvoyance=True))
+POLICY = PolicyKind(Mlfq, Config, Capabilities(clairvoyance=True))

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections import deque
 from typing import final
 
-from headgate.core.lazy_deletion import Withdrawals, sweep
-from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind, Takes
+from headgate.core.lazy_deletion import LazyDeletions, sweep
+from headgate.core.policy import Capabilities, Context, Policy, PolicyConfig, PolicyKind
 from headgate.core.records import Node, Task
 from headgate.core.states import TaskState
 
@@ -29,7 +29,7 @@ class RoundRobin(Policy):
     def __init__(self, context: Context, config: PolicyConfig) -> None:
         super().__init__(context, config)
         self._queue: deque[Task] = deque()
-        self._withdrawals = Withdrawals()
+        self._withdrawals = LazyDeletions()
         self._ring: list[Node] = []  # nodes that are up, in order of id
         self._turn = 0
 
@@ -91,4 +91,4 @@ class RoundRobin(Policy):
         return turn
 
 
-POLICY = PolicyKind(RoundRobin, takes=Takes())
+POLICY = PolicyKind(RoundRobin, takes=Capabilities())

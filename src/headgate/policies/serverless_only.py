@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import final
 
 from headgate.core.errors import ConfigError
-from headgate.core.policy import Context, PolicyConfig, PolicyKind, Takes
+from headgate.core.policy import Capabilities, Context, PolicyConfig, PolicyKind
 from headgate.planning.concurrency import Thresholds
-from headgate.planning.targets import Tiers
-from headgate.policies._hybrid import Hybrid
+from headgate.planning.targets import Targets
+from headgate.policies._hybrid import ThresholdRouter
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,17 @@ class Config(PolicyConfig):
 
 
 @final
-class ServerlessOnly(Hybrid):
+class ServerlessOnly(ThresholdRouter):
     """A way out, and nothing else."""
 
     def __init__(self, context: Context, config: Config) -> None:
         app = context.view.app
         thresholds = Thresholds(app)
-        tiers = Tiers(app, thresholds)
+        tiers = Targets(app, thresholds)
         super().__init__(context, config, thresholds, tiers, warm_functions=config.warm_functions)
 
     def rents(self, function_id: int) -> bool:
         return not self.tiers.outlets[function_id]
 
 
-POLICY = PolicyKind(ServerlessOnly, Config, Takes(mixed_pools=True, serverless=True))
+POLICY = PolicyKind(ServerlessOnly, Config, Capabilities(mixed_pools=True, serverless=True))

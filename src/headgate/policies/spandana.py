@@ -26,14 +26,14 @@ from typing import final
 from headgate.core.clock import MINUTE_NS, NEVER_NS, SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.core.model import Variant
-from headgate.core.policy import Context, PolicyConfig, PolicyKind, Takes
+from headgate.core.policy import Capabilities, Context, PolicyConfig, PolicyKind
 from headgate.core.records import STAGES_MAX, Batch, Node, Task
 from headgate.core.states import BatchState
 from headgate.planning.concurrency import Thresholds, shares_of_rest
 from headgate.planning.latency_predictor import QuantileTracker
-from headgate.planning.rent_or_call import nodes_that_pay
-from headgate.planning.targets import NodeOption, Tiers
-from headgate.policies._hybrid import Elastic
+from headgate.planning.rent_or_call import newsvendor_nodes
+from headgate.planning.targets import NodeOption, Targets
+from headgate.policies._hybrid import AutoscalingRouter
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Config(PolicyConfig):
 
 
 @final
-class Spandana(Elastic):
+class Spandana(AutoscalingRouter):
     """A prediction per request, and a balance per plan."""
 
     def __init__(self, context: Context, config: Config) -> None:
@@ -75,7 +75,7 @@ class Spandana(Elastic):
             context,
             config,
             thresholds,
-            Tiers(app, thresholds),
+            Targets(app, thresholds),
             bucket_ns=config.bucket_ns,
             window_ns=max(config.window_ns, config.bucket_ns),
             nodes_min=config.nodes_min,
@@ -123,7 +123,7 @@ class Spandana(Elastic):
 
     def count_for(self, lot: NodeOption, buckets: list[float]) -> int | None:
         bucket_s = self.bucket_ns / 1e9
-        count = nodes_that_pay(
+        count = newsvendor_nodes(
             buckets,
             node_takes=self._config.usable * lot.rate_per_s * bucket_s,
             node_usd=lot.usd_per_s * bucket_s,
@@ -133,4 +133,4 @@ class Spandana(Elastic):
         return self.most_of(lot, count, self._plans_held)
 
 
-POLICY = PolicyKind(Spandana, Config, Takes(mixed_pools=True, serverless=True))
+POLICY = PolicyKind(Spandana, Config, Capabilities(mixed_pools=True, serverless=True))

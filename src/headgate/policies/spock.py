@@ -21,12 +21,12 @@ from typing import final
 
 from headgate.core.clock import MINUTE_NS, SECOND_NS
 from headgate.core.errors import ConfigError
-from headgate.core.policy import Context, PolicyConfig, PolicyKind, Takes
+from headgate.core.policy import Capabilities, Context, PolicyConfig, PolicyKind
 from headgate.planning.concurrency import Thresholds
 from headgate.planning.forecast import trend
 from headgate.planning.rent_or_call import nodes_for
-from headgate.planning.targets import NodeOption, Tiers
-from headgate.policies._hybrid import Elastic
+from headgate.planning.targets import NodeOption, Targets
+from headgate.policies._hybrid import AutoscalingRouter
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Config(PolicyConfig):
 
 
 @final
-class Spock(Elastic):
+class Spock(AutoscalingRouter):
     """As many instances as the rate needs; functions until they are there."""
 
     def __init__(self, context: Context, config: Config) -> None:
@@ -63,7 +63,7 @@ class Spock(Elastic):
             context,
             config,
             thresholds,
-            Tiers(app, thresholds),
+            Targets(app, thresholds),
             bucket_ns=min(SECOND_NS, config.window_ns),
             window_ns=config.window_ns,
             nodes_min=config.nodes_min,
@@ -83,4 +83,4 @@ class Spock(Elastic):
         return self.most_of(lot, count, self._plans_held)
 
 
-POLICY = PolicyKind(Spock, Config, Takes(mixed_pools=True, serverless=True))
+POLICY = PolicyKind(Spock, Config, Capabilities(mixed_pools=True, serverless=True))

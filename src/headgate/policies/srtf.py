@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import final
 
-from headgate.core.lazy_deletion import Withdrawals
-from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind, Takes
+from headgate.core.lazy_deletion import LazyDeletions
+from headgate.core.policy import Capabilities, Context, Policy, PolicyConfig, PolicyKind
 from headgate.core.records import STAGES_MAX, Node, Task
 from headgate.core.states import TaskState
 
@@ -44,7 +44,7 @@ class Srtf(Policy):
         self._heap: list[tuple[int, int, int]] = []  # (expected ns, arrival ns, task id)
         self._ready: dict[int, Task] = {}  # arrived and waiting, by task id
         self._expected: set[int] = set()  # announced, not yet arrived, by task id
-        self._withdrawals = Withdrawals()
+        self._withdrawals = LazyDeletions()
 
     def on_announced(self, request_id: int, pipeline_id: int, arrival_ns: int) -> None:
         if not self._heeds_future:
@@ -100,4 +100,4 @@ class Srtf(Policy):
                 self.orders.dispatch([task], node)
 
 
-POLICY = PolicyKind(Srtf, Config, Takes(clairvoyance=True))
+POLICY = PolicyKind(Srtf, Config, Capabilities(clairvoyance=True))

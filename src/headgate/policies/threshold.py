@@ -23,10 +23,10 @@ from typing import final
 
 from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
-from headgate.core.policy import Context, PolicyConfig, PolicyKind, Takes
+from headgate.core.policy import Capabilities, Context, PolicyConfig, PolicyKind
 from headgate.planning.concurrency import Thresholds
-from headgate.planning.targets import Tiers
-from headgate.policies._hybrid import Hybrid
+from headgate.planning.targets import Targets
+from headgate.policies._hybrid import ThresholdRouter
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Config(PolicyConfig):
 
 
 @final
-class Threshold(Hybrid):
+class Threshold(ThresholdRouter):
     """A fixed fleet, filled up to its threshold."""
 
     def __init__(self, context: Context, config: Config) -> None:
@@ -60,7 +60,7 @@ class Threshold(Hybrid):
             context,
             config,
             thresholds,
-            Tiers(app, thresholds),
+            Targets(app, thresholds),
             nodes=config.nodes,
             packs=config.packs,
             warm_functions=config.warm_functions,
@@ -68,4 +68,4 @@ class Threshold(Hybrid):
         self.plan_every_ns = config.plan_every_ns
 
 
-POLICY = PolicyKind(Threshold, Config, Takes(mixed_pools=True, serverless=True))
+POLICY = PolicyKind(Threshold, Config, Capabilities(mixed_pools=True, serverless=True))

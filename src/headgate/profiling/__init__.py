@@ -6,14 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from headgate.profiling.csv_import import measured, measured_functions, read_tables
+    from headgate.profiling.csv_import import bundled_functions, bundled_profile, read_tables
     from headgate.profiling.profile_file import read_profile
 
-__all__ = ["measured", "measured_functions", "read_profile", "read_tables"]
+__all__ = ["bundled_functions", "bundled_profile", "read_profile", "read_tables"]
 
 _HOMES: Final = {
-    "measured": "csv_import",
-    "measured_functions": "csv_import",
+    "bundled_profile": "csv_import",
+    "bundled_functions": "csv_import",
     "read_profile": "profile_file",
     "read_tables": "csv_import",
 }

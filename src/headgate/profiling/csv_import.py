@@ -22,7 +22,7 @@ from typing import Final
 
 import numpy as np
 
-from headgate.config.errors import unknown
+from headgate.config.errors import unknown_name_error
 from headgate.core.errors import ConfigError
 from headgate.planning.latency_model import Characterisation, Point
 from headgate.profiling.profile_file import check_bounds
@@ -133,7 +133,7 @@ def _choose(function: str | None, rows: Sequence[_Row], where: str) -> str:
             raise ConfigError(problem, where=where, key="--function", allowed=allowed)
         return names[0]
     if names and function not in names:
-        raise unknown("function", function, names, where=where, key="--function")
+        raise unknown_name_error("function", function, names, where=where, key="--function")
     return function
 
 
@@ -190,20 +190,20 @@ def _points(places: Mapping[tuple[float, int, int], _Times]) -> Iterable[Point]:
 _TABLES: Final = ("cpu_concurrency_latency.csv", "cpu_batch_latency.csv")
 
 
-def measured(function: str) -> Characterisation:
+def bundled_profile(function: str) -> Characterisation:
     """Return what was measured of a function. Raises `ConfigError` for one that was not.
 
-    >>> measured("recommender").time_ms(cores=2, concurrency=5)
+    >>> bundled_profile("recommender").time_ms(cores=2, concurrency=5)
     15.748
     """
     with ExitStack() as stack:
         return read_tables([_path(stack, name) for name in _TABLES], function)
 
 
-def measured_functions() -> list[str]:
+def bundled_functions() -> list[str]:
     """Return the functions that were measured with several requests at once.
 
-    >>> measured_functions()
+    >>> bundled_functions()
     ['bert', 'classification', 'recommender']
     """
     with ExitStack() as stack:

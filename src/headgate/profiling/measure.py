@@ -23,14 +23,14 @@ from headgate.functions.loader import build_model
 from headgate.functions.model import Model
 from headgate.metrics.confidence import Interval, mean_interval
 from headgate.profiling.model_store import fetch
-from headgate.profiling.probe_client import Found, Started, Task, Wish
+from headgate.profiling.probe_client import Measurement, MeasureRequest, ProbeTask, Started
 
 SAMPLES_MAX: Final = 20_000  # of one place; more would say nothing new
 _GROUPS: Final = 10
 _WARM_UP: Final = 0.1  # of the time for a place
 
 
-def measure(call: Callable[[], None], wish: Wish) -> Found:
+def measure(call: Callable[[], None], wish: MeasureRequest) -> Measurement:
     """Return the response times of `call` in the company that `wish` says.
 
     The first call of each client and whatever ends early is warm-up. It ends once the median is
@@ -41,7 +41,7 @@ def measure(call: Callable[[], None], wish: Wish) -> Found:
     interval = median_interval(times_ms)
     is_known = not isnan(interval.low)
     p50, p95, p99 = np.quantile(times_ms, (0.5, 0.95, 0.99)).tolist()
-    return Found(
+    return Measurement(
         mean=fmean(times_ms),
         p50=p50,
         p95=p95,
@@ -71,7 +71,7 @@ def median_interval(times: Sequence[float]) -> Interval:
 class _Loop:
     """The clients of one place, and what they have seen so far."""
 
-    def __init__(self, call: Callable[[], None], wish: Wish) -> None:
+    def __init__(self, call: Callable[[], None], wish: MeasureRequest) -> None:
         self._call = call
         self._wish = wish
         self._times_ms: list[float] = []  # in order of their ends
@@ -135,10 +135,10 @@ class _Loop:
 
 
 @final
-class Subject:
+class ProbedFunction:
     """A loaded model that was called once. `started` says how long that took, in its parts."""
 
-    def __init__(self, task: Task, ready_ns: int) -> None:
+    def __init__(self, task: ProbeTask, ready_ns: int) -> None:
         if task.model is not None and task.code is None:
             _import_early("onnxruntime")
         imported_ns = monotonic_ns()
@@ -162,7 +162,7 @@ class Subject:
             batches=self._model.batches,
         )
 
-    def measure(self, wish: Wish) -> Found:
+    def measure(self, wish: MeasureRequest) -> Measurement:
         """Return what clients that call it again and again have to wait."""
         return measure(self._caller(wish.batch), wish)
 
@@ -190,7 +190,7 @@ def _import_early(name: str) -> None:
         return
 
 
-def _fetched(task: Task, store: str) -> Task:
+def _fetched(task: ProbeTask, store: str) -> ProbeTask:
     """Fetch the model, or all there is beside the code; the copy is what gets loaded."""
     if task.model is None:
         fetch(store, None, Path(task.copy))

@@ -1,8 +1,8 @@
 """`python -m headgate.profiling.probe`: the process that a function is measured in.
 
-It reads a `Task` from its input, starts the function as an instance of a platform would, and then
-measures whatever it is asked to. Its first line looks at the clock, and what it imports before that
-is part of the start of the process: so everything else is imported later.
+It reads a `ProbeTask` from its input, starts the function as an instance of a platform would, and
+then measures whatever it is asked to. Its first line looks at the clock, and what it imports
+before that is part of the start of the process: so everything else is imported later.
 """
 
 from time import monotonic_ns
@@ -22,30 +22,30 @@ def main() -> None:
     import msgspec  # noqa: PLC0415  see above
 
     from headgate.profiling.probe_client import (  # noqa: PLC0415  see above
-        Answer,
-        Task,
-        Wish,
+        MeasureRequest,
+        ProbeAnswer,
+        ProbeTask,
     )
 
-    task = msgspec.json.decode(wishes.readline(), type=Task)
+    task = msgspec.json.decode(wishes.readline(), type=ProbeTask)
     os.sched_setaffinity(0, task.cores)
-    answer = Answer()
+    answer = ProbeAnswer()
     try:
-        from headgate.profiling.measure import Subject  # noqa: PLC0415
+        from headgate.profiling.measure import ProbedFunction  # noqa: PLC0415
 
-        subject = Subject(task, READY_NS)
+        subject = ProbedFunction(task, READY_NS)
         answer.started = subject.started
         answer.peak_bytes = peak_bytes()
         output.write(msgspec.json.encode(answer) + b"\n")
         for line in wishes:
-            found = subject.measure(msgspec.json.decode(line, type=Wish))
-            answer = Answer(found=found, peak_bytes=peak_bytes())
+            found = subject.measure(msgspec.json.decode(line, type=MeasureRequest))
+            answer = ProbeAnswer(found=found, peak_bytes=peak_bytes())
             output.write(msgspec.json.encode(answer) + b"\n")
     except BaseException as error:  # whatever a model does
-        from headgate.functions.error_text import words  # noqa: PLC0415
+        from headgate.functions.error_text import error_text  # noqa: PLC0415
 
-        said = str(error) if type(error).__name__ == "ConfigError" else words(error)
-        output.write(msgspec.json.encode(Answer(error=said)) + b"\n")
+        said = str(error) if type(error).__name__ == "ConfigError" else error_text(error)
+        output.write(msgspec.json.encode(ProbeAnswer(error=said)) + b"\n")
     # Not by the usual way out: a model may have left threads behind that never end.
     os._exit(0)
 

@@ -24,7 +24,7 @@ from headgate.planning.latency_model import ColdStart
 
 
 @final
-class Task(Struct, frozen=True):
+class ProbeTask(Struct, frozen=True):
     """What a probe is to measure. It is also a `functions.source.Source`."""
 
     function: str
@@ -50,7 +50,7 @@ class Started(Struct, frozen=True):
 
 
 @final
-class Wish(Struct, frozen=True):
+class MeasureRequest(Struct, frozen=True):
     """One place to measure at, and when that is enough."""
 
     concurrency: int
@@ -61,7 +61,7 @@ class Wish(Struct, frozen=True):
 
 
 @final
-class Found(Struct, frozen=True):
+class Measurement(Struct, frozen=True):
     """What was measured there, in ms."""
 
     mean: float
@@ -74,11 +74,11 @@ class Found(Struct, frozen=True):
 
 
 @final
-class Answer(Struct, omit_defaults=True):
+class ProbeAnswer(Struct, omit_defaults=True):
     """From the probe: one of these."""
 
     started: Started | None = None
-    found: Found | None = None
+    found: Measurement | None = None
     peak_bytes: int = 0  # the most memory that the process held until now
     error: str = ""
 
@@ -93,14 +93,14 @@ _THREADS: Final = (
 
 
 @final
-class Child:
+class Probe:
     """Use it as a context: inside, the function is loaded and was called once.
 
     Raises `ConfigError` for whatever goes wrong with the function, also later; `patience_s` is how
     long it may take over any one answer.
     """
 
-    def __init__(self, task: Task, patience_s: float) -> None:
+    def __init__(self, task: ProbeTask, patience_s: float) -> None:
         self._task = task
         self._patience_s = patience_s
         self.peak_bytes = 0
@@ -145,13 +145,13 @@ class Child:
     ) -> None:
         self._stack.close()
 
-    def measure(self, wish: Wish) -> Found:
+    def measure(self, wish: MeasureRequest) -> Measurement:
         """Return what it found."""
         found = self._ask(wish).found
         assert found is not None
         return found
 
-    def _ask(self, message: Task | Wish) -> Answer:
+    def _ask(self, message: ProbeTask | MeasureRequest) -> ProbeAnswer:
         process = self._process
         assert process.stdin is not None and process.stdout is not None
         timer = Timer(self._patience_s, process.kill)
@@ -167,7 +167,7 @@ class Child:
         where = self._task.function
         if not line:
             raise ConfigError(self._obituary(), where=where)
-        answer = msgspec.json.decode(line, type=Answer)
+        answer = msgspec.json.decode(line, type=ProbeAnswer)
         if answer.error:
             said = answer.error
             is_placed = said.startswith((f"{where}:", "--store:"))

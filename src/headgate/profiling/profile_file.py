@@ -10,7 +10,7 @@ from typing import Final
 from headgate.core.errors import ConfigError
 from headgate.planning.latency_model import Characterisation
 from headgate.profiling.machine import Machine
-from headgate.profiling.profiler import Measured, Settings
+from headgate.profiling.profiler import ProfileResult, ProfilerSettings
 
 # What a measurement can be: a file of somebody's may say anything, and planners believe it.
 
@@ -57,7 +57,12 @@ def _check(value: float, least: float, most: float, where: str, key: str) -> Non
 
 
 def to_document(
-    measured: Measured, settings: Settings, machine: Machine, *, at: str, by: str | None = None
+    measured: ProfileResult,
+    settings: ProfilerSettings,
+    machine: Machine,
+    *,
+    at: str,
+    by: str | None = None,
 ) -> dict[str, object]:
     """Return what a profile file holds: `at` says when it was measured, `by` who did it."""
     return {

@@ -13,7 +13,7 @@ import msgspec
 from headgate.core.errors import ConfigError
 from headgate.planning.latency_model import Characterisation, ColdStart, Point
 from headgate.profiling.machine import usable_cores
-from headgate.profiling.probe_client import Child, Task, Wish
+from headgate.profiling.probe_client import MeasureRequest, Probe, ProbeTask
 
 SAMPLES_MIN: Final = 50  # fewer say little about a tail
 STARTS: Final = 3  # cold starts to take the median of
@@ -24,7 +24,7 @@ Progress = Callable[[str, int, int], None]  # what is done now, how much is done
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ProfilerSettings:
     """Where to measure, how well, and for how long."""
 
     cores: tuple[int, ...]
@@ -36,7 +36,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GridPoint:
     """One place of the grid."""
 
     cores: int
@@ -45,17 +45,19 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ProfileResult:
     """What came of it."""
 
     characterisation: Characterisation
     starts: int  # cold starts behind their median
-    skipped: tuple[Place, ...]  # for want of time
+    skipped: tuple[GridPoint, ...]  # for want of time
     batches: bool  # False: only single items could be measured
     took_s: float
 
 
-def profile(task: Task, settings: Settings, device: str, on_progress: Progress) -> Measured:
+def profile(
+    task: ProbeTask, settings: ProfilerSettings, device: str, on_progress: Progress
+) -> ProfileResult:
     """Measure a function. Raises `ConfigError` if it cannot be started, or breaks.
 
     What there is no time for is skipped, but for one place: a budget is no reason to say nothing.
@@ -65,14 +67,14 @@ def profile(task: Task, settings: Settings, device: str, on_progress: Progress) 
 
 @final
 class _Profiler:
-    def __init__(self, task: Task, settings: Settings, on_progress: Progress) -> None:
+    def __init__(self, task: ProbeTask, settings: ProfilerSettings, on_progress: Progress) -> None:
         self._task = msgspec.structs.replace(task, store=settings.store)
         self._settings = settings
         self._on_progress = on_progress
         self._began_s = monotonic()
         self._order = usable_cores()
         self._points: list[Point] = []
-        self._skipped: list[Place] = []
+        self._skipped: list[GridPoint] = []
         self._starts: list[ColdStart] = []  # on the most cores
         self._start_s = 0.0  # how long the last one took
         self._to_start = 0  # how many are still to come
@@ -81,7 +83,7 @@ class _Profiler:
         grid = len(settings.cores) * len(settings.concurrency) * len(settings.batches)
         self._left = self._total = grid
 
-    def run(self, device: str) -> Measured:
+    def run(self, device: str) -> ProfileResult:
         for place, cores in enumerate(sorted(self._settings.cores, reverse=True), start=1):
             self._to_start = len(self._settings.cores) - place
             if not self._points or self._left_s() > self._start_s:
@@ -96,7 +98,7 @@ class _Profiler:
             for field in fields(ColdStart)
         }
         points = sorted(self._points, key=lambda p: (p.cores, p.batch, p.concurrency))
-        return Measured(
+        return ProfileResult(
             Characterisation(
                 function=self._task.function,
                 device=device,
@@ -126,7 +128,7 @@ class _Profiler:
         soon_s = monotonic() - self._began_s + self._start_s
         return len(self._starts) < STARTS and soon_s < _STARTS_SHARE * self._settings.budget_s
 
-    def _measure_in(self, child: Child, cores: int) -> None:
+    def _measure_in(self, child: Probe, cores: int) -> None:
         """Measure everything on so many cores; the lone requests first, as they tell the rest."""
         lone_s: dict[int, float] = {}
         for batch in self._settings.batches:
@@ -140,14 +142,14 @@ class _Profiler:
                 if self._points and least_s > self._left_s():
                     self._skip(cores, [(concurrency, batch)])
                     continue
-                point = self._measure(child, Place(cores, concurrency, batch))
+                point = self._measure(child, GridPoint(cores, concurrency, batch))
                 self._points.append(point)
                 lone_s.setdefault(batch, point.p50_ms / 1e3 / concurrency)
         self._peak_bytes = max(self._peak_bytes, child.peak_bytes)
 
-    def _measure(self, child: Child, place: Place) -> Point:
+    def _measure(self, child: Probe, place: GridPoint) -> Point:
         share_s = (self._left_s() - self._to_start * self._start_s) / self._left
-        wish = Wish(
+        wish = MeasureRequest(
             concurrency=place.concurrency,
             batch=place.batch,
             length_s=max(0.02, share_s),
@@ -172,14 +174,14 @@ class _Profiler:
         )
 
     def _skip(self, cores: int, places: Sequence[tuple[int, int]]) -> None:
-        self._skipped += [Place(cores, concurrency, batch) for concurrency, batch in places]
+        self._skipped += [GridPoint(cores, concurrency, batch) for concurrency, batch in places]
         self._left -= len(places)
 
-    def _child(self, cores: int) -> Child:
+    def _child(self, cores: int) -> Probe:
         title = f"starting on {cores} cores"
         self._on_progress(title, self._total - self._left, self._total)
         task = msgspec.structs.replace(self._task, cores=self._order[:cores])
-        return Child(task, patience_s=self._settings.budget_s + _PATIENCE_S)
+        return Probe(task, patience_s=self._settings.budget_s + _PATIENCE_S)
 
     def _left_s(self) -> float:
         return self._settings.budget_s - (monotonic() - self._began_s)

@@ -14,7 +14,7 @@ from headgate.core.model import App, Pipeline
 from headgate.core.model import Client as DeclaredClient
 from headgate.core.states import Outcome
 from headgate.sim.engine import Engine
-from headgate.sim.interfaces import Client
+from headgate.sim.interfaces import SimClient
 from headgate.workload import ClosedLoop
 
 # A client that got no answer asks again only after this pause: one that is turned away at once,
@@ -23,7 +23,7 @@ PAUSE_NS: Final = MILLISECOND_NS
 
 
 @final
-class LoopClients(Client):
+class LoopClients(SimClient):
     """All clients of one `ClosedLoop`: each sends its next request when its last has ended.
 
     Where concurrency falls, those that have just had an answer leave; where it rises, new ones
@@ -85,7 +85,7 @@ class LogicalRequest:
 
 
 @final
-class CopyingClient(Client):
+class HedgingClient(SimClient):
     """Sends `copies` of each request and, when the first is answered, withdraws the others.
 
     A single queue serves such a client sooner than its neighbours, who pay for it. Good for one
@@ -137,7 +137,7 @@ class CopyingClient(Client):
 
 
 @final
-class Straggler(Client):
+class DrainWatcher(SimClient):
     """Sends nothing, but keeps the run going until nothing is in flight any more.
 
     A run is over when every request has ended, though batches may be out that nobody waits for.

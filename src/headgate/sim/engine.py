@@ -52,22 +52,22 @@ from headgate.core.model import App
 from headgate.core.records import STAGES_MAX
 from headgate.core.scheduler.scheduler import Scheduler
 from headgate.sim.event_queue import (
-    Agenda,
+    ActionInTransit,
+    ArrivalCursor,
     Cancellation,
     ClientDue,
-    Decided,
-    Feed,
-    Happening,
+    DelayedAction,
+    EventQueue,
+    FaultDue,
     Inbox,
-    Order,
+    QueueItem,
     Submission,
     TimerDue,
-    TroubleDue,
 )
-from headgate.sim.faas import Awakening, Invocation, Platform
-from headgate.sim.ground_truth import Truth
-from headgate.sim.interfaces import Client, Observer, Trouble
-from headgate.sim.node import RESTART_NS, Job, Report, Restart, SimNode, Wake
+from headgate.sim.faas import KeepWarmTick, SimFaasPlatform, SimInvocation
+from headgate.sim.ground_truth import GroundTruth
+from headgate.sim.interfaces import FaultAction, Observer, SimClient
+from headgate.sim.node import RESTART_NS, EventInTransit, NodeJob, Restart, SimNode, Wake
 from headgate.sim.recorder import Recorder
 from headgate.sim.shared_pools import SharedPools
 
@@ -81,13 +81,13 @@ class Engine:
         app: App,
         schedulers: list[Scheduler],
         nodes: list[SimNode],
-        platforms: dict[int, Platform],
-        agenda: Agenda,
+        platforms: dict[int, SimFaasPlatform],
+        agenda: EventQueue,
         recorder: Recorder,
-        feed: Feed,
-        truth: Truth,
+        feed: ArrivalCursor,
+        truth: GroundTruth,
         *,
-        clients: Sequence[Client] = (),
+        clients: Sequence[SimClient] = (),
         observer: Observer | None = None,
         decision_ns: int = 0,
         work_unit_ns: int = 0,
@@ -119,7 +119,7 @@ class Engine:
         self._timers: list[dict[TimerKey, int]] = [{} for _ in schedulers]
         self._token = 0
         self._expected = 0  # submissions and clients on the agenda
-        self._senders: dict[int, Client] = {}
+        self._senders: dict[int, SimClient] = {}
         self._shared = SharedPools(app, nodes, agenda)
         self._variant_of: dict[int, int] = {}  # instance id -> variant id, where pools are shared
 
@@ -173,8 +173,8 @@ class Engine:
         """What stands in front of the gateways spreads requests evenly, and not in lockstep."""
         return (request_id * 2_654_435_761 >> 16) % self._peers
 
-    def _happen(self, now_ns: int, what: Happening) -> None:
-        if isinstance(what, Job):
+    def _happen(self, now_ns: int, what: QueueItem) -> None:
+        if isinstance(what, NodeJob):
             if self.killers and what.ends_ns == now_ns and self._kills(what.order):
                 self._die(now_ns, what.node)
                 return
@@ -183,7 +183,7 @@ class Engine:
                 self.tell(now_ns, 0, event)
             elif event is not None:
                 self._reported(now_ns, event, what.node.pool.network_ns)
-        elif isinstance(what, Invocation):
+        elif isinstance(what, SimInvocation):
             platform = what.platform
             self._reported(now_ns, platform.end(now_ns, what), platform.pool.network_ns)
         elif isinstance(what, TimerDue):
@@ -191,14 +191,14 @@ class Engine:
             if timers.get(what.key) == what.token:
                 del timers[what.key]
                 self.tell(now_ns, what.scheduler, TimerFired(what.key))
-        elif isinstance(what, Report):
+        elif isinstance(what, EventInTransit):
             self._deliver(now_ns, what.event)
-        elif isinstance(what, Order):
+        elif isinstance(what, ActionInTransit):
             self._carry_out(now_ns, what.scheduler, what.action)
         else:
             self._happen_rarely(now_ns, what)
 
-    def _happen_rarely(self, now_ns: int, what: Happening) -> None:
+    def _happen_rarely(self, now_ns: int, what: QueueItem) -> None:
         if isinstance(what, Submission):
             self._expected -= 1
             if what.sender is not None:
@@ -217,11 +217,11 @@ class Engine:
             self._think(now_ns, what.scheduler, self._inboxes[what.scheduler].popleft())
             if self._inboxes[what.scheduler]:
                 self.agenda.push(self._free_at_ns[what.scheduler], Rank.COMPLETION, what)
-        elif isinstance(what, Decided):
+        elif isinstance(what, DelayedAction):
             self._perform(now_ns, what.scheduler, what.action)
-        elif isinstance(what, Awakening):
+        elif isinstance(what, KeepWarmTick):
             what.platform.awaken(now_ns, what)
-        elif isinstance(what, TroubleDue):
+        elif isinstance(what, FaultDue):
             what.trouble.strike(self, now_ns)
         elif isinstance(what, Restart):
             self.join(now_ns, what.node)
@@ -232,7 +232,7 @@ class Engine:
 
     def _reported(self, now_ns: int, event: Event, network_ns: int) -> None:
         if network_ns:
-            self.agenda.push(now_ns + network_ns, Rank.COMPLETION, Report(event))
+            self.agenda.push(now_ns + network_ns, Rank.COMPLETION, EventInTransit(event))
         else:
             self._deliver(now_ns, event)
 
@@ -310,7 +310,7 @@ class Engine:
         done_ns = now_ns + cost_ns
         self._free_at_ns[index] = done_ns
         for action in actions:
-            self.agenda.push(done_ns, Rank.COMPLETION, Decided(index, action))
+            self.agenda.push(done_ns, Rank.COMPLETION, DelayedAction(index, action))
 
     # --- from the Schedulers -------------------------------------------------------------------
 
@@ -319,7 +319,7 @@ class Engine:
         if isinstance(action, Dispatch):
             if self._network_ns[action.pool_id]:
                 at_ns = now_ns + self._network_ns[action.pool_id]
-                self.agenda.push(at_ns, Rank.COMPLETION, Order(index, action))
+                self.agenda.push(at_ns, Rank.COMPLETION, ActionInTransit(index, action))
             elif action.node_id is not None:
                 self.nodes[action.node_id].take_batch(now_ns, action)
             else:
@@ -346,7 +346,7 @@ class Engine:
         node_id = action.node_id
         network_ns = 0 if node_id is None else self.nodes[node_id].pool.network_ns
         if network_ns:
-            self.agenda.push(now_ns + network_ns, Rank.COMPLETION, Order(index, action))
+            self.agenda.push(now_ns + network_ns, Rank.COMPLETION, ActionInTransit(index, action))
         else:
             self._carry_out(now_ns, index, action)
 
@@ -372,7 +372,12 @@ class Engine:
     # --- what clients and faults may do --------------------------------------------------------
 
     def submit(
-        self, at_ns: int, pipeline: int, client: int, items: int = 1, sender: Client | None = None
+        self,
+        at_ns: int,
+        pipeline: int,
+        client: int,
+        items: int = 1,
+        sender: SimClient | None = None,
     ) -> None:
         """Have a request arrive."""
         self._expected += 1
@@ -382,7 +387,7 @@ class Engine:
         """Have a client withdraw its request, if it is still open."""
         self.agenda.push(now_ns, Rank.ARRIVAL, Cancellation(request_id))
 
-    def wake_client(self, at_ns: int, client: Client) -> None:
+    def wake_client(self, at_ns: int, client: SimClient) -> None:
         """Call `client.woken` then."""
         self._expected += 1
         self.agenda.push(at_ns, Rank.ARRIVAL, ClientDue(client))
@@ -392,9 +397,9 @@ class Engine:
         index = self._scheduler_of_request(request_id)
         self.tell(0, index, RequestAnnounced(request_id, pipeline, client, arrival_ns))
 
-    def expect_trouble(self, at_ns: int, trouble: Trouble) -> None:
+    def expect_trouble(self, at_ns: int, trouble: FaultAction) -> None:
         """Have a fault begin or end then."""
-        self.agenda.push(at_ns, Rank.TIMER, TroubleDue(trouble))
+        self.agenda.push(at_ns, Rank.TIMER, FaultDue(trouble))
 
     def _kills(self, order: Action) -> bool:
         return isinstance(order, Dispatch) and any(

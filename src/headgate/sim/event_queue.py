@@ -15,28 +15,28 @@ from numpy.typing import NDArray
 
 from headgate.core.actions import Action
 from headgate.core.events import TimerKey
-from headgate.sim.interfaces import Client, Trouble
+from headgate.sim.interfaces import FaultAction, SimClient
 from headgate.workload.arrivals import Arrivals
 
 
-class Happening:
+class QueueItem:
     """Something that will happen. The engine knows what to do about each kind."""
 
     __slots__ = ()
 
 
-Entry = tuple[int, int, int, Happening]  # (at_ns, rank, sequence, what)
+Entry = tuple[int, int, int, QueueItem]  # (at_ns, rank, sequence, what)
 
 
 @final
-class Agenda:
+class EventQueue:
     """A heap with a documented order of ties."""
 
     def __init__(self) -> None:
         self.heap: list[Entry] = []
         self._sequence = 0
 
-    def push(self, at_ns: int, rank: int, happening: Happening) -> None:
+    def push(self, at_ns: int, rank: int, happening: QueueItem) -> None:
         """Put something down."""
         self._sequence += 1
         heappush(self.heap, (at_ns, rank, self._sequence, happening))
@@ -46,7 +46,7 @@ class Agenda:
 
 
 @final
-class TimerDue(Happening):
+class TimerDue(QueueItem):
     """A Scheduler's timer."""
 
     __slots__ = ("key", "scheduler", "token")
@@ -58,12 +58,12 @@ class TimerDue(Happening):
 
 
 @final
-class Submission(Happening):
+class Submission(QueueItem):
     """A client, or a fault, sends a request."""
 
     __slots__ = ("client", "items", "pipeline", "sender")
 
-    def __init__(self, pipeline: int, client: int, items: int, sender: Client | None) -> None:
+    def __init__(self, pipeline: int, client: int, items: int, sender: SimClient | None) -> None:
         self.pipeline = pipeline
         self.client = client
         self.items = items
@@ -71,7 +71,7 @@ class Submission(Happening):
 
 
 @final
-class Cancellation(Happening):
+class Cancellation(QueueItem):
     """A client withdraws a request."""
 
     __slots__ = ("request_id",)
@@ -81,27 +81,27 @@ class Cancellation(Happening):
 
 
 @final
-class ClientDue(Happening):
+class ClientDue(QueueItem):
     """A client asked to be woken."""
 
     __slots__ = ("client",)
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: SimClient) -> None:
         self.client = client
 
 
 @final
-class TroubleDue(Happening):
+class FaultDue(QueueItem):
     """A fault begins or ends."""
 
     __slots__ = ("trouble",)
 
-    def __init__(self, trouble: Trouble) -> None:
+    def __init__(self, trouble: FaultAction) -> None:
         self.trouble = trouble
 
 
 @final
-class Order(Happening):
+class ActionInTransit(QueueItem):
     """An action on its way to where it is carried out."""
 
     __slots__ = ("action", "scheduler")
@@ -112,7 +112,7 @@ class Order(Happening):
 
 
 @final
-class Decided(Happening):
+class DelayedAction(QueueItem):
     """An action that took the Scheduler until now to decide on."""
 
     __slots__ = ("action", "scheduler")
@@ -123,7 +123,7 @@ class Decided(Happening):
 
 
 @final
-class Inbox(Happening):
+class Inbox(QueueItem):
     """A Scheduler that was thinking looks at the next event that waits for it."""
 
     __slots__ = ("scheduler",)
@@ -142,7 +142,7 @@ _CHUNK = 65_536
 
 
 @final
-class Feed:
+class ArrivalCursor:
     """A cursor over arrivals. The trace's names for pipelines and clients become the app's ids."""
 
     def __init__(

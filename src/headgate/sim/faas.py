@@ -13,21 +13,21 @@ from typing import final
 
 from headgate.core.actions import Dispatch, KeepWarm
 from headgate.core.events import BatchFinished, BatchRefused, Rank, Refusal
-from headgate.core.model import App, Pool, Serverless
+from headgate.core.model import App, FaasPlatform, Pool
 from headgate.metrics.columns import SpanKind
-from headgate.sim.event_queue import Agenda, Happening
-from headgate.sim.ground_truth import Truth, has_cascades, unsure_tasks
-from headgate.sim.node import Report
+from headgate.sim.event_queue import EventQueue, QueueItem
+from headgate.sim.ground_truth import GroundTruth, has_cascades, unsure_tasks
+from headgate.sim.node import EventInTransit
 from headgate.sim.recorder import Recorder
 
 # Provisioned instances of a function: there for as long as they are paid for.
 
 
 @final
-class Provision:
+class ProvisionedConcurrency:
     """How many there are, how many are in use, and what they cost while they wait."""
 
-    def __init__(self, spec: Serverless) -> None:
+    def __init__(self, spec: FaasPlatform) -> None:
         self._spec = spec
         self._count = 0  # paid for
         self._there = 0  # of those, so many are ready,
@@ -73,7 +73,7 @@ class Provision:
 
 
 @final
-class Idler:
+class IdleInstance:
     """An instance that waits for a call."""
 
     __slots__ = ("born_ns", "since_ns")
@@ -84,14 +84,14 @@ class Idler:
 
 
 @final
-class Invocation(Happening):
+class SimInvocation(QueueItem):
     """A batch that runs on the platform."""
 
     __slots__ = ("began_ns", "born_ns", "is_provisioned", "order", "platform", "start_ns")
 
     def __init__(
         self,
-        platform: Platform,
+        platform: SimFaasPlatform,
         order: Dispatch,
         began_ns: int,
         born_ns: int,
@@ -107,29 +107,29 @@ class Invocation(Happening):
 
 
 @final
-class Awakening(Happening):
+class KeepWarmTick(QueueItem):
     """Instances come up that nobody has called, or it is time to call those that are kept."""
 
     __slots__ = ("platform", "round", "variant_id")
 
-    def __init__(self, platform: Platform, variant_id: int, round: int | None) -> None:
+    def __init__(self, platform: SimFaasPlatform, variant_id: int, round: int | None) -> None:
         self.platform = platform
         self.variant_id = variant_id
         self.round = round  # of calls to keep instances awake; None: one has come up
 
 
 @final
-class Platform:
+class SimFaasPlatform:
     """One serverless pool."""
 
     def __init__(
         self,
         id: int,
         pool: Pool,
-        spec: Serverless,
+        spec: FaasPlatform,
         app: App,
-        agenda: Agenda,
-        truth: Truth,
+        agenda: EventQueue,
+        truth: GroundTruth,
         recorder: Recorder,
     ) -> None:
         self.id = id  # its row among the resources of the run
@@ -140,14 +140,14 @@ class Platform:
         self._truth = truth
         self._recorder = recorder
         self._has_cascades = has_cascades(app)
-        self._idle: dict[int, list[Idler]] = {}  # by variant id, a stack
+        self._idle: dict[int, list[IdleInstance]] = {}  # by variant id, a stack
         self._running_of: dict[int, int] = {}  # by variant id, those waking up included
         self._running = 0
         self._tokens = float(spec.burst)
         self._refilled_ns = 0
         self._kept: dict[int, int] = {}  # by variant id: how many are called now and then
         self._rounds: dict[int, int] = {}
-        self._provisions: dict[int, Provision] = {}
+        self._provisions: dict[int, ProvisionedConcurrency] = {}
         self.throttles = 0  # faults in force
         self.busy_ns = 0
         self.up_ns = 0
@@ -164,7 +164,7 @@ class Platform:
     def take(self, now_ns: int, order: Dispatch) -> None:
         """Run a batch on an idle instance or a new one, or refuse it: too large, or throttled."""
         if order.moved_bytes > self._spec.payload_bytes_max:
-            self._report(now_ns, Report(BatchRefused(order.batch_id, Refusal.TOO_LARGE)))
+            self._report(now_ns, EventInTransit(BatchRefused(order.batch_id, Refusal.TOO_LARGE)))
             return
         variant_id = order.variant_id
         provision = self._provisions.get(variant_id)
@@ -178,7 +178,7 @@ class Platform:
             if is_provisioned and provision is not None:
                 provision.give(now_ns)
             self.throttled += 1
-            self._report(now_ns, Report(BatchRefused(order.batch_id, Refusal.THROTTLED)))
+            self._report(now_ns, EventInTransit(BatchRefused(order.batch_id, Refusal.THROTTLED)))
             return
         start_ns = 0
         if idler is not None:
@@ -187,9 +187,9 @@ class Platform:
             start_ns = self._start(variant_id)
             self.cold_starts += 1
         born_ns = now_ns if idler is None else idler.born_ns
-        self._begin(Invocation(self, order, now_ns, born_ns, start_ns, is_provisioned))
+        self._begin(SimInvocation(self, order, now_ns, born_ns, start_ns, is_provisioned))
 
-    def _begin(self, invocation: Invocation) -> None:
+    def _begin(self, invocation: SimInvocation) -> None:
         order, now_ns, start_ns = invocation.order, invocation.began_ns, invocation.start_ns
         self._running += 1
         self._count(order.variant_id, 0 if invocation.is_provisioned else 1)
@@ -202,7 +202,7 @@ class Platform:
             length_ns += int(order.moved_bytes / self.pool.bytes_per_s * 1e9)
         self._agenda.push(now_ns + length_ns, Rank.COMPLETION, invocation)
 
-    def end(self, now_ns: int, invocation: Invocation) -> BatchFinished:
+    def end(self, now_ns: int, invocation: SimInvocation) -> BatchFinished:
         """A batch has run: its instance is idle, and the bill is written."""
         order = invocation.order
         self._running -= 1
@@ -222,7 +222,7 @@ class Platform:
         unsure = unsure_tasks(self._app, self._recorder, order.task_ids)
         return BatchFinished(order.batch_id, unsure)
 
-    def _record(self, now_ns: int, invocation: Invocation) -> None:
+    def _record(self, now_ns: int, invocation: SimInvocation) -> None:
         order, began_ns = invocation.order, invocation.began_ns
         function_id = self._app.variants[order.variant_id].function_id
         if invocation.start_ns:
@@ -237,7 +237,7 @@ class Platform:
 
     # --- instances -----------------------------------------------------------------------------
 
-    def _pop_idle(self, now_ns: int, variant_id: int) -> Idler | None:
+    def _pop_idle(self, now_ns: int, variant_id: int) -> IdleInstance | None:
         """The instance that was used last, if one is there and not too old."""
         idle = self._idle.get(variant_id)
         if not idle:
@@ -250,9 +250,9 @@ class Platform:
         return None
 
     def _put_idle(self, now_ns: int, variant_id: int, born_ns: int) -> None:
-        self._idle.setdefault(variant_id, []).append(Idler(born_ns, now_ns))
+        self._idle.setdefault(variant_id, []).append(IdleInstance(born_ns, now_ns))
 
-    def _forget_expired(self, now_ns: int, idle: list[Idler]) -> None:
+    def _forget_expired(self, now_ns: int, idle: list[IdleInstance]) -> None:
         keep_alive_ns = self._spec.keep_alive_ns
         gone = 0
         while gone < len(idle) and now_ns - idle[gone].since_ns > keep_alive_ns:
@@ -279,13 +279,13 @@ class Platform:
     def keep_warm(self, now_ns: int, order: KeepWarm) -> None:
         """Keep so many instances ready from now on, by the means that the order names."""
         variant_id = order.variant_id
-        provision = self._provisions.setdefault(variant_id, Provision(self._spec))
+        provision = self._provisions.setdefault(variant_id, ProvisionedConcurrency(self._spec))
         provision.set(now_ns, order.count if order.is_provisioned else 0)
         self._kept[variant_id] = 0 if order.is_provisioned else order.count
         round = self._rounds[variant_id] = self._rounds.get(variant_id, 0) + 1
-        self.awaken(now_ns, Awakening(self, variant_id, round))
+        self.awaken(now_ns, KeepWarmTick(self, variant_id, round))
 
-    def awaken(self, now_ns: int, what: Awakening) -> None:
+    def awaken(self, now_ns: int, what: KeepWarmTick) -> None:
         """One has come up; or call as many as are to be kept, so that they stay, and start more."""
         variant_id = what.variant_id
         if what.round is None:
@@ -317,7 +317,7 @@ class Platform:
         self._count(variant_id, 1)
         billed_ns = self._spec.ping_ns + (start_ns if self._spec.bills_start else 0)
         self._calls_usd += self._spec.usd(billed_ns)
-        self._agenda.push(now_ns + start_ns, Rank.COMPLETION, Awakening(self, variant_id, None))
+        self._agenda.push(now_ns + start_ns, Rank.COMPLETION, KeepWarmTick(self, variant_id, None))
 
-    def _report(self, now_ns: int, report: Report) -> None:
+    def _report(self, now_ns: int, report: EventInTransit) -> None:
         self._agenda.push(now_ns + self.pool.network_ns, Rank.COMPLETION, report)

@@ -18,7 +18,7 @@ from headgate.core.errors import ConfigError
 from headgate.core.model import App
 from headgate.core.rng import stream
 from headgate.sim.engine import Engine
-from headgate.sim.interfaces import Trouble
+from headgate.sim.interfaces import FaultAction
 
 # What a fault does to a run. `headgate.sim.faults` says when.
 #
@@ -36,7 +36,7 @@ COUNTERS: Final[Mapping[str, str]] = {
 
 
 @final
-class Condition(Trouble):
+class SetFault(FaultAction):
     """From now on so many faults of one kind are in force on one node, platform or function.
 
     It sets what is wrong rather than adding to it and taking away again, so that overlapping
@@ -72,7 +72,7 @@ class Condition(Trouble):
 
 
 @final
-class Cancellations(Trouble):
+class Cancellations(FaultAction):
     """Clients withdraw a share of the requests that are open."""
 
     __slots__ = ("_share",)
@@ -89,7 +89,7 @@ class Cancellations(Trouble):
 
 
 @final
-class Poison(Trouble):
+class Poison(FaultAction):
     """A share of the requests that are open end whatever node runs them from now on."""
 
     __slots__ = ("_share",)
@@ -106,7 +106,7 @@ class Poison(Trouble):
 
 
 @final
-class Burst(Trouble):
+class Burst(FaultAction):
     """So many more requests arrive at once, unless the run is over by then."""
 
     __slots__ = ("_count", "_pipeline")
@@ -122,7 +122,7 @@ class Burst(Trouble):
 
 
 @final
-class WrongProfile(Trouble):
+class WrongProfile(FaultAction):
     """From now on a function takes so many times as long as it did, and nobody is told."""
 
     __slots__ = ("_factor", "_function")
@@ -228,9 +228,9 @@ class FaultPlan:
         """When the last fault is over."""
         return max((fault.end_ns for fault in self.faults), default=0)
 
-    def troubles(self) -> tuple[tuple[int, Trouble], ...]:
+    def troubles(self) -> tuple[tuple[int, FaultAction], ...]:
         """Return what `Setup.faults` takes, in order of time."""
-        found: list[tuple[int, Trouble]] = []
+        found: list[tuple[int, FaultAction]] = []
         windows: dict[tuple[str, int], list[Fault]] = {}
         for fault in self.faults:
             target = fault.pool if fault.node is None else fault.node
@@ -244,7 +244,7 @@ class FaultPlan:
             for at_ns in sorted({ns for fault in group for ns in (fault.at_ns, fault.end_ns)}):
                 in_force = [fault for fault in group if fault.at_ns <= at_ns < fault.end_ns]
                 factor = prod(fault.factor or 1.0 for fault in in_force)
-                found.append((at_ns, Condition(kind, target, len(in_force), factor)))
+                found.append((at_ns, SetFault(kind, target, len(in_force), factor)))
         return tuple(sorted(found, key=lambda pair: pair[0]))
 
     def check(self, app: App) -> FaultPlan:
@@ -296,7 +296,7 @@ def random_plan(app: App, duration_ns: int, seed: int, *, intensity: float = 1.0
     ()
     """
     rng = stream(seed, "faults")
-    makers = _Dice(app, max(8, duration_ns), rng).makers()
+    makers = _FaultGenerator(app, max(8, duration_ns), rng).makers()
     faults: list[Fault] = []
     if makers and intensity > 0:
         for _ in range(round(rng.expovariate(1.0 / (_FAULTS_MEAN * intensity)))):
@@ -325,7 +325,7 @@ def swizzle(kind: str, nodes: list[int], begin_ns: int, end_ns: int, rng: Random
 
 
 @final
-class _Dice:
+class _FaultGenerator:
     """Draws whatever can go wrong with an application."""
 
     def __init__(self, app: App, duration_ns: int, rng: Random) -> None:
@@ -415,7 +415,7 @@ _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
 }
 
 
-def _blow(fault: Fault) -> Trouble:
+def _blow(fault: Fault) -> FaultAction:
     """What a fault without a target does, in its instant."""
     if fault.share is not None:
         is_poison = fault.kind == "poison"

@@ -25,13 +25,13 @@ from headgate.core.events import Event
 from headgate.core.model import (
     LAMBDA_PAYLOAD_BYTES_MAX,
     App,
+    BreakerConfig,
+    FaasPlatform,
     Function,
-    Guard,
     Limits,
     Pipeline,
     Pool,
     Profile,
-    Serverless,
     Shape,
     Slo,
     Stage,
@@ -39,15 +39,15 @@ from headgate.core.model import (
     Variant,
 )
 from headgate.core.model import Client as DeclaredClient
-from headgate.core.policy import PolicyConfig, PolicyKind, Takes
+from headgate.core.policy import Capabilities, PolicyConfig, PolicyKind
 from headgate.core.rng import stream
 from headgate.core.states import OUTCOME_NAMES
 from headgate.policies import find_policy
 from headgate.sim.checkers import Checkers, all_checkers
-from headgate.sim.clients import LoopClients, Straggler
+from headgate.sim.clients import DrainWatcher, LoopClients
 from headgate.sim.faults import FaultPlan, random_plan
-from headgate.sim.ground_truth import DISTRIBUTIONS, TruthConfig
-from headgate.sim.interfaces import Client, Observer
+from headgate.sim.ground_truth import DISTRIBUTIONS, GroundTruthConfig
+from headgate.sim.interfaces import Observer, SimClient
 from headgate.sim.run import Setup, build_schedulers, simulate
 from headgate.workload import Arrivals, ClosedLoop, ConcurrencyStep
 
@@ -61,21 +61,21 @@ _GIGABYTE = 1024**3
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class RandomCase:
     """All that determines a run but its policy."""
 
     app: App
     arrivals: Arrivals
     loop: ClosedLoop | None
     plan: FaultPlan
-    truth: TruthConfig
+    truth: GroundTruthConfig
     schedulers: int
     decision_ns: int
     work_unit_ns: int
     announces: bool
 
 
-def random_case(takes: Takes, seed: int) -> Case:
+def random_case(takes: Capabilities, seed: int) -> RandomCase:
     """Return a case that a policy which takes this must cope with. The same seed, the same case."""
     rng = stream(seed, "case")
     schedulers = rng.randint(1, 3) if takes.many_schedulers else 1
@@ -86,12 +86,12 @@ def random_case(takes: Takes, seed: int) -> Case:
     plan = random_plan(app, duration_ns, seed, intensity=rng.choice((0.0, 0.5, 1.5)))
     if announces:
         plan = FaultPlan(tuple(fault for fault in plan.faults if fault.kind != "burst"))
-    return Case(
+    return RandomCase(
         app=app,
         arrivals=_arrivals(app, duration_ns, rng),
         loop=None if announces or rng.random() < 0.7 else _loop(app, duration_ns, rng),
         plan=plan,
-        truth=TruthConfig(distribution=rng.choice(("exact", *DISTRIBUTIONS)), cv=0.5),
+        truth=GroundTruthConfig(distribution=rng.choice(("exact", *DISTRIBUTIONS)), cv=0.5),
         schedulers=schedulers,
         decision_ns=rng.choice((0, 0, 0, 100_000, MILLISECOND_NS)),
         work_unit_ns=rng.choice((0, 1_000)),
@@ -103,7 +103,7 @@ def random_case(takes: Takes, seed: int) -> Case:
 class _Draft:
     """An application in the making."""
 
-    def __init__(self, takes: Takes, schedulers: int, rng: Random) -> None:
+    def __init__(self, takes: Capabilities, schedulers: int, rng: Random) -> None:
         self._takes = takes
         self._rng = rng
         # A node that several Schedulers share holds one instance at a time: see `Broker`.
@@ -147,7 +147,7 @@ class _Draft:
 
     def _serverless(self, id: int) -> Pool:
         rng = self._rng
-        platform = Serverless(
+        platform = FaasPlatform(
             memory_bytes=_GIGABYTE,
             concurrency_max=rng.randint(1, 5),
             burst=rng.randint(1, 5),
@@ -156,7 +156,7 @@ class _Draft:
             usd_per_gb_s=1e-5,
             usd_per_request=1e-7,
         )
-        guard = Guard(
+        guard = BreakerConfig(
             failures_max=rng.randint(1, 5),
             rest_ns=rng.choice((5, 100)) * MILLISECOND_NS,
             # What only a broken platform can run is to have failed within the run.
@@ -363,7 +363,7 @@ def fuzz_kind(
     return FuzzReport(name, seed, checks, tuple(failures), first.counts(), outcomes)
 
 
-def _setup(case: Case, kind: PolicyKind, seed: int) -> Setup:
+def _setup(case: RandomCase, kind: PolicyKind, seed: int) -> Setup:
     return Setup(
         case.app,
         kind,
@@ -381,7 +381,7 @@ def _setup(case: Case, kind: PolicyKind, seed: int) -> Setup:
     )
 
 
-def _config(case: Case, kind: PolicyKind, seed: int) -> PolicyConfig:
+def _config(case: RandomCase, kind: PolicyKind, seed: int) -> PolicyConfig:
     """Draw settings near their defaults: rare paths of a policy hide behind large numbers."""
     rng = stream(seed, "config")
     drawn: dict[str, object] = {}
@@ -401,12 +401,12 @@ def _config(case: Case, kind: PolicyKind, seed: int) -> PolicyConfig:
         return kind.config()
 
 
-def _clients(case: Case) -> list[Client]:
-    loops: list[Client] = [] if case.loop is None else [LoopClients(case.loop, case.app)]
-    return [*loops, Straggler(case.arrivals.duration_ns)]
+def _clients(case: RandomCase) -> list[SimClient]:
+    loops: list[SimClient] = [] if case.loop is None else [LoopClients(case.loop, case.app)]
+    return [*loops, DrainWatcher(case.arrivals.duration_ns)]
 
 
-def _differences(first: _Log, setup: Setup, case: Case) -> list[str]:
+def _differences(first: _Log, setup: Setup, case: RandomCase) -> list[str]:
     """Run it again, without validation, and replay every Scheduler's log: all must be the same."""
     second = _Log(case.schedulers)
     again = replace(setup, validate=False)

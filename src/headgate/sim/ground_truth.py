@@ -23,7 +23,7 @@ OBSERVED = "observed"
 
 
 @dataclass(frozen=True)
-class TruthConfig:
+class GroundTruthConfig:
     """How true times scatter around the profile, and by how much the profile is wrong."""
 
     distribution: str = "exact"
@@ -45,10 +45,10 @@ class TruthConfig:
 
 
 @final
-class Truth:
+class GroundTruth:
     """Draws true durations. Factors of mean 1 are drawn in chunks, because that is fast."""
 
-    def __init__(self, config: TruthConfig, seed: int) -> None:
+    def __init__(self, config: GroundTruthConfig, seed: int) -> None:
         self._config = config
         self._is_exact = config.distribution == "exact"
         self._observed = config.observed

@@ -20,7 +20,7 @@ class Observer:
         """An event was handled, and these are the actions it led to."""
 
 
-class Client:
+class SimClient:
     """Somebody who reacts to answers: closed-loop load. `Engine` calls these."""
 
     def begin(self, engine: Engine) -> None:
@@ -36,7 +36,7 @@ class Client:
         """One of its requests has ended."""
 
 
-class Trouble:
+class FaultAction:
     """A fault that begins or ends. See `headgate.sim.faults`."""
 
     __slots__ = ()

@@ -36,15 +36,15 @@ from headgate.core.events import (
 )
 from headgate.core.model import App, Pool, Variant
 from headgate.metrics.columns import SpanKind
-from headgate.sim.event_queue import Agenda, Happening
-from headgate.sim.ground_truth import Truth, has_cascades, unsure_tasks
+from headgate.sim.event_queue import EventQueue, QueueItem
+from headgate.sim.ground_truth import GroundTruth, has_cascades, unsure_tasks
 from headgate.sim.recorder import Recorder
 
 # The rent of a node that is ours only while it holds something.
 
 
 @final
-class Rent:
+class NodeRental:
     """When the node was taken, whether it has booted, and how long it was paid for."""
 
     def __init__(self, pool: Pool) -> None:
@@ -92,7 +92,7 @@ _COMPLETION: Final = Rank.COMPLETION
 
 
 @final
-class Job(Happening):
+class NodeJob(QueueItem):
     """Something a node has begun: a start, a load or a batch."""
 
     __slots__ = ("began_ns", "ends_ns", "left_ns", "node", "order", "variant")
@@ -107,7 +107,7 @@ class Job(Happening):
 
 
 @final
-class Report(Happening):
+class EventInTransit(QueueItem):
     """An event on its way to the Schedulers."""
 
     __slots__ = ("event",)
@@ -117,7 +117,7 @@ class Report(Happening):
 
 
 @final
-class Wake(Happening):
+class Wake(QueueItem):
     """A node looks at whether an instance has been idle for too long."""
 
     __slots__ = ("instance_id", "node")
@@ -128,7 +128,7 @@ class Wake(Happening):
 
 
 @final
-class Restart(Happening):
+class Restart(QueueItem):
     """A node that was killed is there again."""
 
     __slots__ = ("node",)
@@ -147,8 +147,8 @@ class SimNode:
         name: str,
         pool: Pool,
         app: App,
-        agenda: Agenda,
-        truth: Truth,
+        agenda: EventQueue,
+        truth: GroundTruth,
         recorder: Recorder,
     ) -> None:
         self.id = id
@@ -160,7 +160,7 @@ class SimNode:
         self._truth = truth
         self._recorder = recorder
         self.backend = Backend(pool, app.variants)
-        self.jobs: list[Job] = []
+        self.jobs: list[NodeJob] = []
         self._records_spans = recorder.records_spans
         self._has_cascades = has_cascades(app)
         self._shares = pool.slots > 1 and any(
@@ -170,7 +170,7 @@ class SimNode:
         self._changed_ns = 0  # when the set of jobs that share the processor last changed
         self.is_up = False
         self.up_since_ns = 0
-        self.rent = Rent(pool) if pool.is_elastic else None
+        self.rent = NodeRental(pool) if pool.is_elastic else None
         # Faults in force; counted, because their windows may overlap.
         self.slow_factor = 1.0
         self.refuses = 0
@@ -251,7 +251,7 @@ class SimNode:
         if order.moved_bytes and self.pool.bytes_per_s > 0:
             length_ns += int(order.moved_bytes / self.pool.bytes_per_s * 1e9)
         self._recorder.began(now_ns, order.task_ids)
-        self._begin(Job(self, order, variant, now_ns), length_ns)
+        self._begin(NodeJob(self, order, variant, now_ns), length_ns)
 
     def _begin_preparing(self, now_ns: int, order: Action) -> None:
         """Begin a start or a load; that counts as work for those who wait for it."""
@@ -268,9 +268,9 @@ class SimNode:
         for waiting in self.backend.held_batches():
             if waiting.instance_id == instance_id:
                 self._recorder.waits_for_start(now_ns, waiting.task_ids)
-        self._begin(Job(self, order, variant, now_ns), length_ns)
+        self._begin(NodeJob(self, order, variant, now_ns), length_ns)
 
-    def _begin(self, job: Job, length_ns: int) -> None:
+    def _begin(self, job: NodeJob, length_ns: int) -> None:
         if self.slow_factor != 1.0:
             length_ns = int(length_ns * self.slow_factor)
         if self._shares:
@@ -283,7 +283,7 @@ class SimNode:
             job.ends_ns = job.began_ns + length_ns
             self._agenda.push(job.ends_ns, _COMPLETION, job)
 
-    def end_job(self, now_ns: int, job: Job) -> Event | None:
+    def end_job(self, now_ns: int, job: NodeJob) -> Event | None:
         """A job has come to its end: say what the Schedulers are told, if anything."""
         if job.ends_ns != now_ns:
             return None  # the node crashed under it, or its end was worked out anew
@@ -311,7 +311,7 @@ class SimNode:
             self._reschedule(now_ns)
         return event
 
-    def _record(self, now_ns: int, job: Job) -> None:
+    def _record(self, now_ns: int, job: NodeJob) -> None:
         order, function_id, began_ns = job.order, job.variant.function_id, job.began_ns
         if isinstance(order, Dispatch):
             kind, id, items = SpanKind.RUN, order.batch_id, order.items
@@ -390,7 +390,7 @@ class SimNode:
 
     def _reschedule(self, now_ns: int) -> None:
         """Work out which job ends next, at the pace of the present company."""
-        best: Job | None = None
+        best: NodeJob | None = None
         best_ns = 0.0
         count = len(self.jobs)
         for job in self.jobs:
@@ -430,7 +430,7 @@ class SimNode:
         """Tell the Schedulers; it takes the network's time to get there."""
         if self.rent is not None and isinstance(event, InstanceStopped):
             self._let_node_go(now_ns)
-        self._agenda.push(now_ns + self.pool.network_ns, Rank.COMPLETION, Report(event))
+        self._agenda.push(now_ns + self.pool.network_ns, Rank.COMPLETION, EventInTransit(event))
 
 
 _REFUSALS: Final[Mapping[int, int]] = {

@@ -11,12 +11,12 @@ from headgate.core.model import TIER_NAMES, App
 from headgate.core.policy import PolicyConfig, PolicyKind
 from headgate.core.rng import stream
 from headgate.core.scheduler.scheduler import Scheduler
-from headgate.metrics.columns import ResourceUse, RunColumns, as_clients_see
+from headgate.metrics.columns import ResourceUse, RunColumns, with_client_overhead
 from headgate.sim.engine import Engine
-from headgate.sim.event_queue import Agenda, Feed
-from headgate.sim.faas import Platform
-from headgate.sim.ground_truth import Truth, TruthConfig, has_cascades
-from headgate.sim.interfaces import Client, Observer, Trouble
+from headgate.sim.event_queue import ArrivalCursor, EventQueue
+from headgate.sim.faas import SimFaasPlatform
+from headgate.sim.ground_truth import GroundTruth, GroundTruthConfig, has_cascades
+from headgate.sim.interfaces import FaultAction, Observer, SimClient
 from headgate.sim.node import SimNode
 from headgate.sim.recorder import Recorder
 from headgate.workload.arrivals import Arrivals
@@ -30,7 +30,7 @@ class Setup:
     policy: PolicyKind
     config: PolicyConfig | None = None
     seed: int = 0
-    truth: TruthConfig = field(default=TruthConfig())
+    truth: GroundTruthConfig = field(default=GroundTruthConfig())
     schedulers: int = 1  # gateways that share the pools
     decision_ns: int = 0  # what one decision costs, and
     work_unit_ns: int = 0  # what one unit of a policy's reported work costs
@@ -38,7 +38,7 @@ class Setup:
     announces: bool = False  # tell the policy of every open-loop request before the run
     validate: bool = False  # check the whole state after every event
     records_spans: bool = False
-    faults: tuple[tuple[int, Trouble], ...] = field(default=())
+    faults: tuple[tuple[int, FaultAction], ...] = field(default=())
     limit_ns: int = NEVER_NS  # stop here even if requests are still open
     survives_faults: bool = False  # go on after a fault of the policy, as a live gateway does
 
@@ -47,7 +47,7 @@ def simulate(
     setup: Setup,
     arrivals: Arrivals | None = None,
     *,
-    clients: Sequence[Client] = (),
+    clients: Sequence[SimClient] = (),
     observer: Observer | None = None,
     window_ns: int | None = None,
     on_chunk: Callable[[int], None] | None = None,
@@ -57,20 +57,22 @@ def simulate(
     `on_chunk` is told now and then how many of the arrivals have been handed over.
     """
     app = setup.app
-    agenda = Agenda()
+    agenda = EventQueue()
     recorder = Recorder(
         records_arrivals=bool(clients or setup.faults or has_cascades(app)),
         records_spans=setup.records_spans,
         size=0 if arrivals is None else len(arrivals),
     )
     feed = _feed(app, arrivals, on_chunk)
-    truth = Truth(setup.truth, setup.seed)
+    truth = GroundTruth(setup.truth, setup.seed)
     nodes: list[SimNode] = []
-    platforms: dict[int, Platform] = {}
+    platforms: dict[int, SimFaasPlatform] = {}
     for pool in app.pools:
         if pool.serverless is not None:
             row = sum(p.nodes for p in app.pools if p.serverless is None) + len(platforms)
-            platforms[pool.id] = Platform(row, pool, pool.serverless, app, agenda, truth, recorder)
+            platforms[pool.id] = SimFaasPlatform(
+                row, pool, pool.serverless, app, agenda, truth, recorder
+            )
         else:
             for number in range(pool.nodes):
                 name = f"{pool.name}{number + 1}"
@@ -119,12 +121,12 @@ def build_schedulers(setup: Setup) -> list[Scheduler]:
 
 def _feed(
     app: App, arrivals: Arrivals | None, on_chunk: Callable[[int], None] | None = None
-) -> Feed:
+) -> ArrivalCursor:
     if arrivals is None:
-        return Feed(None, [], [])
+        return ArrivalCursor(None, [], [])
     pipelines = {pipeline.name: pipeline.id for pipeline in app.pipelines}
     clients = {client.name: client.id for client in app.clients}
-    return Feed(
+    return ArrivalCursor(
         arrivals,
         [_id_of(name, pipelines, "pipeline") for name in arrivals.pipelines],
         [_id_of(name, clients, "client") for name in arrivals.clients],
@@ -156,14 +158,14 @@ def _announce(engine: Engine, app: App, arrivals: Arrivals) -> None:
         )
 
 
-def _columns(engine: Engine, feed: Feed, window_ns: int, request_ns: int) -> RunColumns:
+def _columns(engine: Engine, feed: ArrivalCursor, window_ns: int, request_ns: int) -> RunColumns:
     app = engine.app
     end_ns = engine.now_ns
     nodes = [_node_use(node, end_ns) for node in engine.nodes]
     platforms = [_platform_use(p, end_ns) for p in engine.platforms.values()]
     requests = engine.recorder.requests(app, *feed.columns())
     return RunColumns(
-        requests=as_clients_see(requests, request_ns) if request_ns else requests,
+        requests=with_client_overhead(requests, request_ns) if request_ns else requests,
         spans=engine.recorder.spans(),
         resources=tuple(nodes + platforms),
         pipelines=tuple(p.name for p in app.pipelines),
@@ -193,7 +195,7 @@ def _node_use(node: SimNode, end_ns: int) -> ResourceUse:
     )
 
 
-def _platform_use(platform: Platform, end_ns: int) -> ResourceUse:
+def _platform_use(platform: SimFaasPlatform, end_ns: int) -> ResourceUse:
     cost_usd = platform.cost_usd(end_ns)
     return ResourceUse(
         name=platform.pool.name,

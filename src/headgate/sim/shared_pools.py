@@ -12,15 +12,15 @@ from headgate.core.actions import StartInstance, StopInstance
 from headgate.core.broker import Broker
 from headgate.core.events import InstanceStopped, Rank
 from headgate.core.model import App
-from headgate.sim.event_queue import Agenda
-from headgate.sim.node import Report, SimNode
+from headgate.sim.event_queue import EventQueue
+from headgate.sim.node import EventInTransit, SimNode
 
 
 @final
 class SharedPools:
     """A Broker for every pool that was ever asked for a node."""
 
-    def __init__(self, app: App, nodes: list[SimNode], agenda: Agenda) -> None:
+    def __init__(self, app: App, nodes: list[SimNode], agenda: EventQueue) -> None:
         self._app = app
         self._nodes = nodes
         self._agenda = agenda
@@ -105,4 +105,4 @@ class SharedPools:
 
     def _report(self, now_ns: int, instance_id: int, reason: str) -> None:
         stopped = InstanceStopped(instance_id, reason)
-        self._agenda.push(now_ns, Rank.COMPLETION, Report(stopped))
+        self._agenda.push(now_ns, Rank.COMPLETION, EventInTransit(stopped))

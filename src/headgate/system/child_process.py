@@ -56,7 +56,7 @@ def how_ended(status: int) -> str:
 
 
 @final
-class Child:
+class ChildProcess:
     """One process, and a pipe from it: its heartbeat, or what it has to say.
 
     The pipe also binds it to us: a child whose pipe has nobody at the other end goes by itself.

@@ -14,7 +14,7 @@ Task = Callable[[], Callable[[], None]]
 
 
 @final
-class Threads:
+class DaemonThreads:
     """Does things elsewhere and tells of them on the event loop.
 
     Daemons, other than those of an executor: a call that hangs must not keep a gateway from ending.

@@ -133,7 +133,7 @@ Value = TypeVar("Value", int, float)
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TraceTable:
     """Columns of text, by name. What a cell may hold is checked when it is asked for."""
 
     path: Path
@@ -204,7 +204,7 @@ class Table:
                 raise self.error(row, column, str(error)) from None
 
 
-def read_table(path: Path, columns: Iterable[str]) -> Table:
+def read_table(path: Path, columns: Iterable[str]) -> TraceTable:
     """Read these columns of a file, which must have them and at least one row."""
     header = read_header(path)
     cells: dict[str, list[str]] = {column: [] for column in columns}
@@ -218,7 +218,7 @@ def read_table(path: Path, columns: Iterable[str]) -> Table:
             append(row[index])
     if not next(iter(cells.values())):
         raise ConfigError("has a header but no rows", where=str(path))
-    return Table(path, cells)
+    return TraceTable(path, cells)
 
 
 def first_of(candidates: Iterable[str], columns: Iterable[str]) -> str | None:

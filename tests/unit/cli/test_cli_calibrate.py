@@ -13,7 +13,7 @@ from headgate.cli.simulation import truth_of
 from headgate.config import declare
 from headgate.core.event_log import read_log
 from headgate.live.event_log import EventLog, Rotation
-from headgate.sim.ground_truth import Truth
+from headgate.sim.ground_truth import GroundTruth
 
 APP = """
 functions: {resnet: {exec: 5ms, start: 20ms}, bert: {exec: {1: 20ms, 4: 50ms}, warm: 1}}
@@ -76,7 +76,7 @@ def test_the_file_says_no_more_than_it_must(log: Path, tmp_path: Path) -> None:
 def test_what_is_drawn_is_what_was_observed() -> None:
     truth = {"distribution": "observed", "observed": {"f": [0.5, 1.0, 3.0, 3.5]}}
     loaded = declare({"f": {"exec": "1s"}, "g": {"exec": "1s"}}, {}, simulation={"truth": truth})
-    drawn, again = (Truth(truth_of(loaded.simulation), seed=5) for _ in range(2))
+    drawn, again = (GroundTruth(truth_of(loaded.simulation), seed=5) for _ in range(2))
     f, g = loaded.app.variants
     times = [drawn.exec_ns(f, 1) for _ in range(10_000)]
     assert times == [again.exec_ns(f, 1) for _ in range(10_000)]

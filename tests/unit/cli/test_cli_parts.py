@@ -15,7 +15,7 @@ from headgate.config import declare
 from headgate.metrics.summary import Summary, summarise
 from headgate.metrics.table import render
 from headgate.policies import find_policy
-from headgate.sim.ground_truth import Truth
+from headgate.sim.ground_truth import GroundTruth
 from headgate.sim.run import Setup, simulate
 from headgate.workload import poisson
 
@@ -31,7 +31,7 @@ from headgate.workload import poisson
 def test_the_truth_scatters_as_the_file_says(truth: dict[str, object]) -> None:
     """`cv` is the deviation over the mean, whatever the distribution is told."""
     loaded = declare({"f": {"exec": "1s"}}, {"gpu": {}}, simulation={"truth": truth})
-    drawn = Truth(truth_of(loaded.simulation), seed=1)
+    drawn = GroundTruth(truth_of(loaded.simulation), seed=1)
     times_s = [drawn.exec_ns(loaded.app.variants[0], 1) / 1e9 for _ in range(20_000)]
     assert statistics.fmean(times_s) == pytest.approx(1.0, rel=0.03)
     assert statistics.stdev(times_s) == pytest.approx(float(str(truth.get("cv", 1.0))), rel=0.03)

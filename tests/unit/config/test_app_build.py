@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 import pytest
 
-from headgate.config import LoadedApp, StreamChoice, declare
+from headgate.config import AppConfig, ArrivalStream, declare
 from headgate.core.clock import HOUR_NS, MILLISECOND_NS, NEVER_NS, SECOND_NS
 from headgate.core.model import (
     Client,
+    FaasPlatform,
     Function,
     Limits,
     Pool,
     Profile,
-    Serverless,
     Shape,
     Slo,
     Stage,
@@ -41,7 +41,7 @@ def test_the_defaults_of_the_file_are_those_of_the_core() -> None:
     assert app.functions == (Function(0, "f", (expected,)),)
     lambda_pool = {"lambda": {"tier": "serverless", "memory": "2GB"}}
     app = declare(functions={"f": {"exec": "5ms"}}, pools=lambda_pool).app
-    assert app.pools[0].serverless == Serverless(2 * 10**9)
+    assert app.pools[0].serverless == FaasPlatform(2 * 10**9)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_serverless_pool_has_no_nodes() -> None:
         nodes=0,
         gpu_sevenths=0,
         memory_bytes=2 * 10**9,
-        serverless=Serverless(
+        serverless=FaasPlatform(
             2 * 10**9,
             50,
             20,
@@ -181,7 +181,7 @@ def test_a_serverless_pool_has_no_nodes() -> None:
     )
 
 
-def load_pipelines() -> LoadedApp:
+def load_pipelines() -> AppConfig:
     return declare(
         functions={"m1": {"exec": "5ms"}, "m2": {"exec": "9ms"}},
         pools=GPU,
@@ -242,8 +242,8 @@ def test_the_choices_beside_the_records() -> None:
     assert (loaded.policy.name, loaded.policy.settings) == ("edf", {"batch_max": 8})
     assert loaded.workload.duration_ns == 120 * SECOND_NS
     assert loaded.workload.streams == (
-        StreamChoice(cascade, bob, "poisson:rate=50/s"),
-        StreamChoice(plain, alice, "x"),
+        ArrivalStream(cascade, bob, "poisson:rate=50/s"),
+        ArrivalStream(plain, alice, "x"),
     )
     simulation = loaded.simulation
     assert (simulation.distribution, simulation.cv) == ("lognormal", 0.1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.config import ClientChoice, LoadedApp, ServeChoice, from_spec, load, without_keys
+from headgate.config import AppConfig, ClientOptions, ServeOptions, from_spec, load, without_keys
 from headgate.core.errors import ConfigError
 
 SECOND_NS = 10**9
@@ -16,7 +16,7 @@ UNITS = "ns, us, ms, s, min, h, d"
 SIZES = "B, kB, KiB, MB, MiB, GB, GiB, TB, TiB"
 
 
-def loaded(**sections: object) -> LoadedApp:
+def loaded(**sections: object) -> AppConfig:
     return from_spec({"functions": {"f": {"exec": "5ms"}}, **sections}, "app.yaml")
 
 
@@ -56,7 +56,7 @@ def test_what_cannot_be_served_is_refused(name: str, value: object, said: str) -
 
 def test_what_is_served_is_parsed() -> None:
     serve = {"lame_duck": 0, "drain": "1min", "hang": "1s", "body": "1kB", "tls_certificate": "c"}
-    assert loaded(serve=serve).serve == ServeChoice(
+    assert loaded(serve=serve).serve == ServeOptions(
         host="127.0.0.1",
         port=8080,
         grpc_port=None,
@@ -101,8 +101,8 @@ def test_clients_are_parsed() -> None:
     assert loaded().tenants == ()
     clients = {"a": {}, "b": {"key": KEY, "rate": "30/min", "burst": 2, "concurrency": 3}}
     assert loaded(clients=clients).tenants == (
-        ClientChoice(0, None, None, 100, None),
-        ClientChoice(1, 64 * "a", 0.5, 2, 3),
+        ClientOptions(0, None, None, 100, None),
+        ClientOptions(1, 64 * "a", 0.5, 2, 3),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headgate.core.events import BatchFinished, InstanceStarted, RequestArrived
 from headgate.core.model import Pool, Stage
-from headgate.core.scheduler.state import Ledger, Residents
+from headgate.core.scheduler.state import InstanceWriter, StateWriter
 from headgate.core.states import TaskState
 from headgate.core.view import View
 
@@ -14,17 +14,17 @@ from .toys import Puppet, make_app, make_function
 
 def test_ids_are_drawn_in_steps_and_known_to_have_been_drawn() -> None:
     app = make_app()
-    ledger = Ledger(View(app), ids_start=1, ids_step=3)
+    ledger = StateWriter(View(app), ids_start=1, ids_step=3)
     variant, pool = app.variants[0], app.pools[0]
     batches = [ledger.send([], [], 0, variant, None, None, pool) for _ in range(3)]
     assert [batch.id for batch in batches] == [1, 4, 7]
     assert [i for i in range(-3, 12) if ledger.was_batch(i)] == [1, 4, 7]
 
 
-def _residents(ids_step: int) -> Residents:
+def _residents(ids_step: int) -> InstanceWriter:
     """Books in which one instance has been started."""
     view = View(make_app())
-    residents = Residents(view, Ledger(view, 0, ids_step), 0, ids_step)
+    residents = InstanceWriter(view, StateWriter(view, 0, ids_step), 0, ids_step)
     residents.start_instance(view.app.variants[0], view.app.pools[0], None)
     return residents
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from headgate.core.actions import Dispatch, Settle
-from headgate.core.circuit_breaker import Breaker
+from headgate.core.circuit_breaker import BreakerState
 from headgate.core.event_log import from_wire
 from headgate.core.events import BatchFinished, BatchRefused, NodeJoined, Refusal, RequestArrived
-from headgate.core.model import App, Function, Guard, Pool, Serverless, Stage
+from headgate.core.model import App, BreakerConfig, FaasPlatform, Function, Pool, Stage
 from headgate.core.scheduler.requests import payload_bytes_max
 from headgate.core.states import Failure, Outcome, Rejection
 
@@ -19,8 +19,10 @@ from .rig import Rig, wires
 from .toys import Puppet, make_app, make_function
 
 GPU = Pool(0, "gpu")
-TERMS = Serverless(1, usd_per_request=1.0, payload_bytes_max=1_000)
-CLOUD = Pool(1, "cloud", nodes=0, serverless=TERMS, guard=Guard(failures_max=1, usd_per_day=10.0))
+TERMS = FaasPlatform(1, usd_per_request=1.0, payload_bytes_max=1_000)
+CLOUD = Pool(
+    1, "cloud", nodes=0, serverless=TERMS, guard=BreakerConfig(failures_max=1, usd_per_day=10.0)
+)
 LARGE = Pool(2, "large", nodes=0, serverless=replace(TERMS, payload_bytes_max=2_000))
 BOTH = make_function(0, pool_ids=(0, 1))
 CALLS = make_function(0, pool_ids=(1,))
@@ -111,7 +113,7 @@ def test_a_task_that_turns_out_too_large_is_tried_on_a_node(make_rig: type[Rig])
     assert ("returned", 0) in rig.puppet.heard
     spillway = rig.view.spillways[1]
     assert spillway is not None
-    assert (spillway.breaker, spillway.is_open(2)) == (Breaker.CLOSED, True)
+    assert (spillway.breaker, spillway.is_open(2)) == (BreakerState.CLOSED, True)
     assert spillway.spent_usd(2) == 0.0
     rig.forbids(call(0), "cannot carry 1001 bytes")
     assert rig.order(3, call(256)) != []
@@ -172,7 +174,7 @@ def test_a_task_whose_answer_cannot_be_carried_is_repeated_elsewhere(make_rig: t
     assert rig.at(2, BatchFinished(0, too_large=(256,))) == wires(Settle(0, Outcome.MET))
     spillway = rig.view.spillways[1]
     assert spillway is not None
-    assert (spillway.breaker, spillway.spent_usd(2)) == (Breaker.CLOSED, 1.0)
+    assert (spillway.breaker, spillway.spent_usd(2)) == (BreakerState.CLOSED, 1.0)
     assert ("returned", 256) in rig.puppet.heard
     (sent,) = [w for w in rig.order(3, lambda p: p.send(0, 256)) if w[0] == "Dispatch"]
     dispatch = from_wire(sent)

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.core.circuit_breaker import DAY_NS, Breaker, Closed, Spillway
+from headgate.core.circuit_breaker import DAY_NS, BreakerState, CircuitBreaker, Closed
 from headgate.core.clock import MINUTE_NS, SECOND_NS
-from headgate.core.model import Guard, Pool, Serverless, Tier
+from headgate.core.model import BreakerConfig, FaasPlatform, Pool, Tier
 from headgate.core.states import BatchState
 
 from .toys import make_function
 
-GUARD = Guard(failures_max=2, rest_ns=10, rest_max_ns=30)
-PLATFORM = Serverless(1 << 30, concurrency_max=4, usd_per_request=1.0)
+GUARD = BreakerConfig(failures_max=2, rest_ns=10, rest_max_ns=30)
+PLATFORM = FaasPlatform(1 << 30, concurrency_max=4, usd_per_request=1.0)
 FINISHED, FAILED, LOST, REFUSED = (
     BatchState.FINISHED,
     BatchState.FAILED,
@@ -26,21 +26,23 @@ FINISHED, FAILED, LOST, REFUSED = (
 S = SECOND_NS
 
 
-def spillway(guard: Guard = GUARD, platform: Serverless = PLATFORM) -> Spillway:
-    return Spillway(Pool(0, "cloud", Tier.SERVERLESS, serverless=platform, guard=guard), platform)
+def spillway(guard: BreakerConfig = GUARD, platform: FaasPlatform = PLATFORM) -> CircuitBreaker:
+    return CircuitBreaker(
+        Pool(0, "cloud", Tier.SERVERLESS, serverless=platform, guard=guard), platform
+    )
 
 
-def call(way: Spillway, now_ns: int, state: int) -> None:
+def call(way: CircuitBreaker, now_ns: int, state: int) -> None:
     assert way.is_open(now_ns)
     way.sent(now_ns, 1)
     way.ended(now_ns, state, now_ns, 1)
 
 
-def opened(way: Spillway, now_ns: int = 0) -> Spillway:
+def opened(way: CircuitBreaker, now_ns: int = 0) -> CircuitBreaker:
     """The breaker has just opened."""
     call(way, now_ns, FAILED)
     call(way, now_ns, FAILED)
-    assert way.breaker == Breaker.OPEN
+    assert way.breaker == BreakerState.OPEN
     return way
 
 
@@ -51,9 +53,9 @@ def test_failures_in_a_row_open_the_breaker_and_one_success_between_them_does_no
     way = spillway()
     for state in (FAILED, FINISHED, LOST):
         call(way, 0, state)
-    assert way.breaker == Breaker.CLOSED
+    assert way.breaker == BreakerState.CLOSED
     call(way, 0, FAILED)
-    assert way.breaker == Breaker.OPEN
+    assert way.breaker == BreakerState.OPEN
     assert way.closed_by(9) == Closed.BREAKER
     assert way.is_open(10)
 
@@ -62,16 +64,16 @@ def test_what_the_platform_refused_is_no_failure_and_costs_nothing() -> None:
     way = spillway()
     for _ in range(10):
         call(way, 0, REFUSED)
-    assert way.breaker == Breaker.CLOSED
+    assert way.breaker == BreakerState.CLOSED
     assert way.spent_usd(0) == 0.0
 
 
 def test_a_platform_that_was_left_alone_is_trusted_again_step_by_step() -> None:
     way = opened(spillway())
     way.rested(9)
-    assert way.breaker == Breaker.OPEN
+    assert way.breaker == BreakerState.OPEN
     way.rested(10)
-    assert way.breaker == Breaker.HALF_OPEN
+    assert way.breaker == BreakerState.HALF_OPEN
     way.sent(10, 1)
     assert way.closed_by(10) == Closed.BREAKER  # one at a time
     way.ended(11, FINISHED, 10, 1)
@@ -79,7 +81,7 @@ def test_a_platform_that_was_left_alone_is_trusted_again_step_by_step() -> None:
     way.sent(11, 1)
     assert not way.is_open(11)  # two
     way.ended(12, FINISHED, 11, 1)
-    assert way.breaker == Breaker.CLOSED  # as many as the platform takes
+    assert way.breaker == BreakerState.CLOSED  # as many as the platform takes
     assert way.is_open(12)
 
 
@@ -87,7 +89,7 @@ def test_whoever_calls_before_the_timer_is_the_trial() -> None:
     """The time has come, and the timer that says so is late."""
     way = opened(spillway())
     way.sent(15, 1)
-    assert way.breaker == Breaker.HALF_OPEN
+    assert way.breaker == BreakerState.HALF_OPEN
     assert not way.is_open(15)
 
 
@@ -120,15 +122,15 @@ def test_successes_of_before_the_breaker_opened_do_not_close_it() -> None:
     way.rested(11)
     for _ in range(2):
         way.ended(12, FINISHED, 0, 1)
-    assert way.breaker == Breaker.HALF_OPEN
+    assert way.breaker == BreakerState.HALF_OPEN
     way.sent(12, 1)
     assert not way.is_open(12)  # still one at a time
     way.ended(13, FINISHED, 0, 1)
-    assert way.breaker == Breaker.HALF_OPEN
+    assert way.breaker == BreakerState.HALF_OPEN
     way.ended(14, FINISHED, 12, 1)
     way.sent(14, 1)
     way.ended(15, FINISHED, 14, 1)
-    assert (way.breaker, way.in_flight) == (Breaker.CLOSED, 0)
+    assert (way.breaker, way.in_flight) == (BreakerState.CLOSED, 0)
 
 
 def test_failures_of_before_the_breaker_opened_do_not_open_it_again() -> None:
@@ -138,7 +140,7 @@ def test_failures_of_before_the_breaker_opened_do_not_open_it_again() -> None:
     way.rested(11)
     way.ended(12, LOST, 0, 1)
     way.refused(12, 1, 0, is_gone=True)
-    assert way.breaker == Breaker.HALF_OPEN
+    assert way.breaker == BreakerState.HALF_OPEN
 
 
 def test_calls_that_hang_since_before_do_not_keep_the_platform_from_being_tried() -> None:
@@ -157,9 +159,9 @@ def test_a_trial_that_succeeds_after_another_failed_does_not_close_it() -> None:
     way.sent(11, 1)
     way.sent(11, 1)
     way.ended(12, FAILED, 11, 1)
-    assert way.breaker == Breaker.OPEN
+    assert way.breaker == BreakerState.OPEN
     way.ended(13, FINISHED, 11, 1)
-    assert way.breaker == Breaker.OPEN
+    assert way.breaker == BreakerState.OPEN
 
 
 # --- the back-off -------------------------------------------------------------------------------
@@ -167,7 +169,7 @@ def test_a_trial_that_succeeds_after_another_failed_does_not_close_it() -> None:
 
 def test_a_platform_that_goes_on_refusing_is_asked_less_and_less_often() -> None:
     """Those that were out together count once; one that succeeds ends it."""
-    way, now_ns, waits = spillway(Guard(rest_ns=6)), 0, []
+    way, now_ns, waits = spillway(BreakerConfig(rest_ns=6)), 0, []
     for _ in range(5):
         way.refused(now_ns, 1, now_ns, is_gone=False)
         way.refused(now_ns, 1, now_ns, is_gone=False)
@@ -178,21 +180,23 @@ def test_a_platform_that_goes_on_refusing_is_asked_less_and_less_often() -> None
     call(way, now_ns, FINISHED)
     way.refused(now_ns, 1, now_ns, is_gone=False)
     assert way.wakes_ns(now_ns) == now_ns + 1
-    assert way.breaker == Breaker.CLOSED
+    assert way.breaker == BreakerState.CLOSED
 
 
 def test_a_platform_that_is_not_there_has_failed() -> None:
     way = spillway()
     way.refused(0, 1, 0, is_gone=True)
-    assert way.breaker == Breaker.CLOSED
+    assert way.breaker == BreakerState.CLOSED
     way.refused(1, 1, 1, is_gone=True)
-    assert way.breaker == Breaker.OPEN
+    assert way.breaker == BreakerState.OPEN
     assert way.wakes_ns(1) == 11
 
 
 def test_each_reason_ends_by_itself() -> None:
     """The budget's minute is over before the breaker's rest is."""
-    guard = Guard(failures_max=1, rest_ns=2 * MINUTE_NS, rest_max_ns=MINUTE_NS, usd_per_minute=2.0)
+    guard = BreakerConfig(
+        failures_max=1, rest_ns=2 * MINUTE_NS, rest_max_ns=MINUTE_NS, usd_per_minute=2.0
+    )
     way = spillway(guard)
     call(way, 1, FINISHED)
     way.refused(1, S, 1, is_gone=False)
@@ -208,7 +212,7 @@ def test_each_reason_ends_by_itself() -> None:
 
 
 def test_a_budget_closes_it_until_the_next_minute() -> None:
-    way = spillway(Guard(usd_per_minute=2.0))
+    way = spillway(BreakerConfig(usd_per_minute=2.0))
     call(way, S, FINISHED)
     call(way, S, FINISHED)
     assert way.closed_by(MINUTE_NS - 1) == Closed.BUDGET
@@ -219,7 +223,7 @@ def test_a_budget_closes_it_until_the_next_minute() -> None:
 
 
 def test_a_budget_closes_it_until_the_next_day() -> None:
-    way = spillway(Guard(usd_per_day=1.0))
+    way = spillway(BreakerConfig(usd_per_day=1.0))
     call(way, S, FINISHED)
     assert not way.is_open(DAY_NS - 1)
     assert way.wakes_ns(S) == DAY_NS
@@ -228,14 +232,16 @@ def test_a_budget_closes_it_until_the_next_day() -> None:
 
 def test_what_is_out_counts_before_it_is_billed() -> None:
     """Else a burst would be sent out whole before the first bill comes."""
-    way = spillway(Guard(usd_per_minute=2.0))
+    way = spillway(BreakerConfig(usd_per_minute=2.0))
     way.sent(0, 1)
     way.sent(0, 1)
     assert not way.is_open(0)
 
 
-@pytest.mark.parametrize("guard", [Guard(usd_per_minute=2.0), Guard(usd_per_day=2.0)])
-def test_what_was_refused_can_be_spent_again_at_once(guard: Guard) -> None:
+@pytest.mark.parametrize(
+    "guard", [BreakerConfig(usd_per_minute=2.0), BreakerConfig(usd_per_day=2.0)]
+)
+def test_what_was_refused_can_be_spent_again_at_once(guard: BreakerConfig) -> None:
     """Nothing is spent, so nothing is closed: not for the minute, and not for the day."""
     way = spillway(guard)
     way.sent(0, 1)
@@ -248,7 +254,7 @@ def test_what_was_refused_can_be_spent_again_at_once(guard: Guard) -> None:
 
 def test_what_was_cheaper_than_expected_can_be_spent_again_at_once() -> None:
     """A second may be needed, for a dollar, and a tenth of one was."""
-    way = spillway(Guard(usd_per_day=1.5), Serverless(1 << 30, usd_per_gb_s=1.0))
+    way = spillway(BreakerConfig(usd_per_day=1.5), FaasPlatform(1 << 30, usd_per_gb_s=1.0))
     way.sent(0, S)
     way.sent(0, S)
     assert not way.is_open(0)
@@ -259,7 +265,7 @@ def test_what_was_cheaper_than_expected_can_be_spent_again_at_once() -> None:
 
 def test_what_is_out_when_a_minute_ends_counts_in_the_next() -> None:
     """It is paid in that one; what the first one had for it is not to be had twice."""
-    way = spillway(Guard(usd_per_minute=2.0))
+    way = spillway(BreakerConfig(usd_per_minute=2.0))
     way.sent(MINUTE_NS - 1, 1)
     way.sent(MINUTE_NS - 1, 1)
     assert not way.is_open(MINUTE_NS)
@@ -280,8 +286,8 @@ def test_no_minute_and_no_day_costs_more_than_its_budget_and_one_call(
     steps: list[tuple[int | None, int]],
 ) -> None:
     """A call takes 40 s at most, for a dollar. None sends one, if it may go; else one ends so."""
-    guard = Guard(failures_max=1_000, usd_per_minute=3.0, usd_per_day=20.0)
-    way = spillway(guard, Serverless(1 << 30, usd_per_gb_s=1 / 40))
+    guard = BreakerConfig(failures_max=1_000, usd_per_minute=3.0, usd_per_day=20.0)
+    way = spillway(guard, FaasPlatform(1 << 30, usd_per_gb_s=1 / 40))
     out: list[int] = []
     paid: dict[int, float] = {}  # by when a minute began
 
@@ -313,7 +319,7 @@ VARIANT = make_function(0, start_ns=S).variants[0]
 OTHER = make_function(1, start_ns=S).variants[0]
 # A call that keeps an instance warm costs a cent, every 100 s; to start one first, a dollar more. A
 # provisioned instance costs a cent a second.
-TERMS = Serverless(
+TERMS = FaasPlatform(
     1 << 30,
     concurrency_max=100,
     keep_alive_ns=200 * S,
@@ -323,18 +329,18 @@ TERMS = Serverless(
 )
 
 
-def warm(guard: Guard, count: int, *, is_provisioned: bool = False) -> Spillway:
+def warm(guard: BreakerConfig, count: int, *, is_provisioned: bool = False) -> CircuitBreaker:
     way = spillway(guard, TERMS)
     way.wish(VARIANT, count, is_provisioned)
     return way
 
 
-def granted(way: Spillway, now_ns: int) -> list[tuple[int, bool]]:
+def granted(way: CircuitBreaker, now_ns: int) -> list[tuple[int, bool]]:
     return [(wish.count, wish.is_provisioned) for wish in way.grant(now_ns)]
 
 
 def test_without_budgets_every_wish_is_granted_once() -> None:
-    way = warm(Guard(), 50)
+    way = warm(BreakerConfig(), 50)
     assert granted(way, 0) == [(50, False)]
     assert granted(way, S) == []
     way.wish(VARIANT, 3, True)
@@ -345,14 +351,14 @@ def test_without_budgets_every_wish_is_granted_once() -> None:
 
 def test_what_keeps_instances_warm_is_spent() -> None:
     """Ten starts, ten calls at once, and from then on ten calls in 100 s."""
-    way = warm(Guard(), 10)
+    way = warm(BreakerConfig(), 10)
     way.grant(0)
     assert way.spent_usd(0) == pytest.approx(10.1)
     assert way.spent_usd(300 * S) == pytest.approx(10.1 + 0.3)
 
 
 def test_what_is_provisioned_is_spent_by_the_second() -> None:
-    way = warm(Guard(), 10, is_provisioned=True)
+    way = warm(BreakerConfig(), 10, is_provisioned=True)
     way.grant(0)
     assert way.spent_usd(100 * S) == pytest.approx(10.0)
     way.wish(VARIANT, 0, True)
@@ -362,7 +368,7 @@ def test_what_is_provisioned_is_spent_by_the_second() -> None:
 
 def test_what_is_kept_warm_is_paid_before_calls_are() -> None:
     """Of six dollars a minute three are for five instances, to its end: three calls may go."""
-    way = warm(Guard(usd_per_minute=6.0), 5, is_provisioned=True)
+    way = warm(BreakerConfig(usd_per_minute=6.0), 5, is_provisioned=True)
     assert granted(way, 0) == [(5, True)]
     for _ in range(3):
         assert way.is_open(0)
@@ -377,15 +383,15 @@ def test_what_is_kept_warm_is_paid_before_calls_are() -> None:
 @pytest.mark.parametrize(
     ("guard", "count"),
     [
-        (Guard(usd_per_minute=6.0), 5),
-        (Guard(usd_per_day=10.0), 0),
-        (Guard(usd_per_day=2 * 36.0), 1),
-        (Guard(usd_per_minute=6.0, usd_per_day=4 * 36.0), 2),
-        (Guard(usd_per_minute=0.0), 0),
+        (BreakerConfig(usd_per_minute=6.0), 5),
+        (BreakerConfig(usd_per_day=10.0), 0),
+        (BreakerConfig(usd_per_day=2 * 36.0), 1),
+        (BreakerConfig(usd_per_minute=6.0, usd_per_day=4 * 36.0), 2),
+        (BreakerConfig(usd_per_minute=0.0), 0),
     ],
 )
 def test_half_of_a_budget_at_most_is_for_instances_that_are_kept_warm(
-    guard: Guard, count: int
+    guard: BreakerConfig, count: int
 ) -> None:
     """All minute long; and of a day, for an hour at least."""
     way = warm(guard, 50, is_provisioned=True)
@@ -394,7 +400,7 @@ def test_half_of_a_budget_at_most_is_for_instances_that_are_kept_warm(
 
 
 def test_the_first_wish_comes_first_where_there_is_too_little_for_two() -> None:
-    way = warm(Guard(usd_per_minute=6.0), 4, is_provisioned=True)
+    way = warm(BreakerConfig(usd_per_minute=6.0), 4, is_provisioned=True)
     way.wish(OTHER, 4, True)
     assert granted(way, 0) == [(4, True), (1, True)]
     way.wish(VARIANT, 2, True)
@@ -403,7 +409,7 @@ def test_the_first_wish_comes_first_where_there_is_too_little_for_two() -> None:
 
 def test_starts_that_there_is_no_money_for_wait() -> None:
     """Each of 50 costs a dollar at once, and the minute has ten."""
-    way = warm(Guard(usd_per_minute=10.0), 50)
+    way = warm(BreakerConfig(usd_per_minute=10.0), 50)
     ((count, _),) = granted(way, 0)
     assert 5 <= count <= 9
     assert way.spent_usd(0) <= 10.0
@@ -424,7 +430,7 @@ def test_calls_that_keep_instances_warm_end_with_the_breaker_and_begin_when_it_i
     assert way.spent_usd(11 * S) == spent_usd
     for _ in range(7):
         call(way, 11 * S, FINISHED)
-    assert way.breaker == Breaker.CLOSED
+    assert way.breaker == BreakerState.CLOSED
     assert way.is_grant_due(11 * S)
     assert granted(way, 11 * S) == [(5, False)]
     assert not way.is_grant_due(11 * S)
@@ -449,7 +455,7 @@ def test_provisioned_instances_outlast_one_opening_of_the_breaker_and_no_second(
 
 def test_a_day_that_is_spent_withdraws_what_is_kept_warm_until_the_next() -> None:
     """A call of 990 dollars, 9.90 for the instance, and 1.20 for its next two minutes."""
-    way = warm(Guard(usd_per_day=1_000.0), 1, is_provisioned=True)
+    way = warm(BreakerConfig(usd_per_day=1_000.0), 1, is_provisioned=True)
     way.grant(0)
     way.sent(0, 1_500 * S)
     assert not way.is_grant_due(0)  # that may come back
@@ -469,7 +475,7 @@ def test_a_day_that_is_spent_withdraws_what_is_kept_warm_until_the_next() -> Non
 
 def test_half_of_a_day_that_went_into_what_is_kept_warm_leaves_the_other_half_to_calls() -> None:
     """50 dollars last for 5,000 s. It is looked at every minute, though nobody calls."""
-    way = warm(Guard(usd_per_day=100.0), 1, is_provisioned=True)
+    way = warm(BreakerConfig(usd_per_day=100.0), 1, is_provisioned=True)
     way.grant(0)
     now_ns = 0
     while not way.is_grant_due(now_ns):
@@ -482,7 +488,7 @@ def test_half_of_a_day_that_went_into_what_is_kept_warm_leaves_the_other_half_to
 
 
 def test_a_minute_that_is_spent_withdraws_nothing() -> None:
-    way = warm(Guard(usd_per_minute=6.0), 5, is_provisioned=True)
+    way = warm(BreakerConfig(usd_per_minute=6.0), 5, is_provisioned=True)
     way.grant(0)
     way.sent(0, 4 * S)
     way.ended(4 * S, FINISHED, 0, 4 * S)
@@ -492,7 +498,7 @@ def test_a_minute_that_is_spent_withdraws_nothing() -> None:
 
 
 def test_where_no_instance_stays_calling_keeps_none_and_costs_nothing() -> None:
-    way = spillway(Guard(usd_per_minute=1.0), replace(TERMS, keep_alive_ns=0))
+    way = spillway(BreakerConfig(usd_per_minute=1.0), replace(TERMS, keep_alive_ns=0))
     way.wish(VARIANT, 5, False)
     assert granted(way, 0) == [(5, False)]
     assert way.spent_usd(MINUTE_NS) == 0.0

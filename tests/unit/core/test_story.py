@@ -16,7 +16,7 @@ from headgate.core.events import (
     WeightsLoaded,
 )
 from headgate.core.model import Limits, Pool, Slo, Stage
-from headgate.core.request_trace import story
+from headgate.core.request_trace import request_trace
 
 from .rig import Rig
 from .toys import Puppet, make_app, make_function
@@ -26,7 +26,7 @@ def told(rig: Rig, request_id: int) -> list[tuple[str, ...]]:
     """The names of each event and of its actions."""
     return [
         (type(entry.event).__name__, *(type(action).__name__ for action in entry.actions))
-        for entry in story(rig.entries, request_id)
+        for entry in request_trace(rig.entries, request_id)
     ]
 
 

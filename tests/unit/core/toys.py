@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 from headgate.core.model import (
     App,
+    FaasPlatform,
     Function,
     Limits,
     Pipeline,
     Pool,
     Profile,
-    Serverless,
     Shape,
     Slo,
     Stage,
@@ -21,7 +21,7 @@ from headgate.core.policy import Context, Policy, PolicyConfig
 from headgate.core.records import Batch, Instance, Node, Request, Task
 from headgate.core.states import TaskState
 
-CLOUD = Pool(1, "cloud", serverless=Serverless(memory_bytes=1))
+CLOUD = Pool(1, "cloud", serverless=FaasPlatform(memory_bytes=1))
 
 
 def make_function(

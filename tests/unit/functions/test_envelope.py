@@ -16,18 +16,18 @@ from headgate.core.model import LAMBDA_PAYLOAD_BYTES_MAX
 from headgate.functions.arrays import Array, to_array, to_tensor
 from headgate.functions.lambda_handler import Handler
 from headgate.functions.lambda_payload import (
-    Answer,
+    ResponseJson,
     body_bytes,
     decode_answer,
     encode_ping,
     encode_request,
+    encode_response,
     open_envelope,
-    seal_answer,
     works_of,
 )
 from headgate.functions.model import Model
 from headgate.functions.tensor import Tensor
-from headgate.functions.unbatched import Alone, Result, Work
+from headgate.functions.unbatched import UnbatchedCall, UnbatchedResult, UnbatchedRunner
 
 CODE = """
 import time
@@ -65,20 +65,20 @@ def handler(tmp_path: Path) -> Handler:
     return Handler({"LAMBDA_TASK_ROOT": str(tmp_path), "HEADGATE_APP": "app.yaml"})
 
 
-def work(id: int, *values: float) -> Work:
-    return Work(id, len(values), [to_tensor("x", np.array(values, np.float32))])
+def work(id: int, *values: float) -> UnbatchedCall:
+    return UnbatchedCall(id, len(values), [to_tensor("x", np.array(values, np.float32))])
 
 
 def ask(
-    handler: Handler, function: str, *works: Work, **options: object
-) -> tuple[Answer, list[Result]]:
+    handler: Handler, function: str, *works: UnbatchedCall, **options: object
+) -> tuple[ResponseJson, list[UnbatchedResult]]:
     """As a platform does it: JSON to JSON."""
     body = encode_request(function, works, **options)  # type: ignore[arg-type]
     answer = handler.handle(json.loads(body), None)
     return decode_answer(json.dumps(answer).encode())
 
 
-def values(result: Result) -> object:
+def values(result: UnbatchedResult) -> object:
     return to_array(result.outputs[0]).tolist()
 
 
@@ -147,7 +147,7 @@ def test_a_model_that_says_in_a_list_how_unsure_it_is_is_understood() -> None:
         def predict(self, batch: dict[str, Array]) -> dict[str, object]:
             return {"y": batch["x"], "unsure": [True] * len(batch["x"])}
 
-    result = Alone(Unsure()).run(work(1, 1.0, 2.0))
+    result = UnbatchedRunner(Unsure()).run(work(1, 1.0, 2.0))
     assert (result.status, result.is_unsure) == (200, True)
 
 
@@ -159,8 +159,14 @@ tensors = st.builds(
 )
 
 
-@given(st.lists(st.builds(Work, st.integers(0, 1 << 62), st.integers(1, 9), st.lists(tensors))))
-def test_nothing_is_lost_on_the_way_and_sizes_are_never_told_too_small(works: list[Work]) -> None:
+@given(
+    st.lists(
+        st.builds(UnbatchedCall, st.integers(0, 1 << 62), st.integers(1, 9), st.lists(tensors))
+    )
+)
+def test_nothing_is_lost_on_the_way_and_sizes_are_never_told_too_small(
+    works: list[UnbatchedCall],
+) -> None:
     trace, tenant = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "t" * 200
     body = encode_request("f" * 200, works, deadline_ms=1.5, traceparent=trace, tenant=tenant)
     assert len(body) <= body_bytes([work.inputs for work in works])
@@ -170,14 +176,16 @@ def test_nothing_is_lost_on_the_way_and_sizes_are_never_told_too_small(works: li
 
 
 results = st.builds(
-    Result, st.integers(0, 1 << 62), st.lists(tensors, max_size=3), st.text(max_size=20)
+    UnbatchedResult, st.integers(0, 1 << 62), st.lists(tensors, max_size=3), st.text(max_size=20)
 )
 
 
 @given(st.lists(results, max_size=3))
-def test_answers_are_as_they_were_however_a_platform_writes_them(told: list[Result]) -> None:
+def test_answers_are_as_they_were_however_a_platform_writes_them(
+    told: list[UnbatchedResult],
+) -> None:
     """Python's own encoder escapes all that is not ASCII, and puts spaces between."""
-    answer = seal_answer(told, is_cold=False, took_ms=1.0)
+    answer = encode_response(told, is_cold=False, took_ms=1.0)
     body = json.dumps(answer).encode()
     assert len(body) <= body_bytes([r.outputs for r in told]) + sum(12 * len(r.error) for r in told)
     assert decode_answer(body)[1] == told
@@ -186,8 +194,10 @@ def test_answers_are_as_they_were_however_a_platform_writes_them(told: list[Resu
 def test_a_result_that_an_answer_has_no_room_for_is_told_as_such() -> None:
     """Two of 3 MB are more than 6 MB in base64; the third is small."""
     large = [Tensor("y", "UINT8", (3 << 20,), memoryview(bytes(3 << 20)))]
-    answer = seal_answer(
-        [Result(1, large), Result(2, large), Result(3, [])], is_cold=False, took_ms=1.0
+    answer = encode_response(
+        [UnbatchedResult(1, large), UnbatchedResult(2, large), UnbatchedResult(3, [])],
+        is_cold=False,
+        took_ms=1.0,
     )
     body = json.dumps(answer).encode()
     assert len(body) <= LAMBDA_PAYLOAD_BYTES_MAX

@@ -12,7 +12,7 @@ from headgate.core.errors import ConfigError
 from headgate.lab.experiments.hybrid.environment import (
     PEAK_STEP_NS,
     TRACES,
-    Trace,
+    TraceSource,
     busiest_per_s,
     draw_arrivals,
 )
@@ -23,7 +23,7 @@ HUGE_PER_S = 1_000.0  # thinning hides dispersion; so many are enough to see it
 
 
 @pytest.mark.parametrize("trace", TRACES, ids=NAMES)
-def test_generated_arrivals_resemble_the_trace(trace: Trace) -> None:
+def test_generated_arrivals_resemble_the_trace(trace: TraceSource) -> None:
     """The dispersion of a rate's own swings grows with the scale, and Poisson's part does not."""
     arrivals = draw_arrivals(trace, trace.peak_per_s, None, seed=1)
     counts = np.bincount(arrivals.times_ns // PEAK_STEP_NS, minlength=trace.length_s // 10)
@@ -35,7 +35,7 @@ def test_generated_arrivals_resemble_the_trace(trace: Trace) -> None:
 
 
 @pytest.mark.parametrize("trace", TRACES, ids=NAMES)
-def test_the_busiest_moment_is_as_busy_as_asked_for(trace: Trace) -> None:
+def test_the_busiest_moment_is_as_busy_as_asked_for(trace: TraceSource) -> None:
     for peak_per_s in (22.0, HUGE_PER_S):
         arrivals = draw_arrivals(trace, peak_per_s, None)
         noise = 4 * (peak_per_s / 10) ** 0.5 / peak_per_s
@@ -56,7 +56,7 @@ def test_a_directory_without_the_traces_is_an_error(tmp_path: Path) -> None:
 
 def test_an_hour_is_cut_out_of_the_days(tmp_path: Path) -> None:
     """The file has one row per second; only the window's rows count, and their bursts stay."""
-    trace = Trace("toy", TRACES[0].file, 100, 50, 0, 0, 0, 0)
+    trace = TraceSource("toy", TRACES[0].file, 100, 50, 0, 0, 0, 0)
     rows = [1000] * 100 + [10] * 40 + [100] * 10 + [1000] * 100
     path = tmp_path / f"{trace.file}.csv"
     path.write_text("rps\n" + "\n".join(map(str, rows)), encoding="utf-8")

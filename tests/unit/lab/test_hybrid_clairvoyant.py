@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.core.clock import HOUR_NS, MINUTE_NS, SECOND_NS
-from headgate.lab.experiments.hybrid.environment import SMALL, World
+from headgate.lab.experiments.hybrid.environment import SMALL, HybridEnvironment
 from headgate.lab.experiments.hybrid.offline_optimum import Clairvoyant, clairvoyant
 
 # Five requests fit into a step of 1.8 s: what is carried is then whole, and nothing is rounded.
@@ -20,13 +20,13 @@ WORLD = replace(SMALL, slo_ms=180, boot_ns=2 * SECOND_NS, start_ns=0)
 PER_STEP = 5
 
 
-def solve(world: World, counts: Sequence[int]) -> Clairvoyant:
+def solve(world: HybridEnvironment, counts: Sequence[int]) -> Clairvoyant:
     """The cheapest way through so many arrivals in each step."""
     times_ns = np.repeat(np.arange(len(counts)) * world.slo_ns, counts)
     return clairvoyant(world, times_ns, len(counts) * world.slo_ns)
 
 
-def cost_of(world: World, counts: Sequence[int], levels: Sequence[int]) -> float:
+def cost_of(world: HybridEnvironment, counts: Sequence[int], levels: Sequence[int]) -> float:
     """What it costs to have so many instances in each step, worked out request by request."""
     usd, before, waiting = 0.0, levels[0], 0
     rent_usd = world.usd_per_hour / HOUR_NS

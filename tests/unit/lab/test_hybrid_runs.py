@@ -8,18 +8,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.clock import HOUR_NS, MILLISECOND_NS
-from headgate.lab.experiments.hybrid.environment import HEAVINESS, LARGE, SMALL, Trace, World
+from headgate.lab.experiments.hybrid.environment import (
+    LARGE,
+    SMALL,
+    TIME_SCALE,
+    HybridEnvironment,
+    TraceSource,
+)
 from headgate.lab.experiments.hybrid.figures import STEP_NS, means_of, most_of, watch
-from headgate.lab.experiments.hybrid.run import Case, Form, app_of, arrivals_of, measure
+from headgate.lab.experiments.hybrid.run import (
+    HybridCase,
+    HybridPolicyCase,
+    app_of,
+    arrivals_of,
+    measure,
+)
 
-TOY = Trace("toy", "", 0, 600, 40, 100, 300, 120)
+TOY = TraceSource("toy", "", 0, 600, 40, 100, 300, 120)
 
 
 @pytest.mark.parametrize("world", [SMALL, LARGE], ids=lambda world: world.name)
-def test_the_most_at_once_is_that_of_the_paper(world: World) -> None:
+def test_the_most_at_once_is_that_of_the_paper(world: HybridEnvironment) -> None:
     """So many take no longer than the objective, and one more would."""
     assert world.at_once * world.exec_ns <= world.slo_ns < (world.at_once + 1) * world.exec_ns
-    assert world.slo_ns == world.slo_ms * HEAVINESS * MILLISECOND_NS
+    assert world.slo_ns == world.slo_ms * TIME_SCALE * MILLISECOND_NS
 
 
 def test_where_there_is_something_to_decide() -> None:
@@ -29,14 +41,14 @@ def test_where_there_is_something_to_decide() -> None:
 
 
 def test_what_is_there_at_the_beginning_is_what_the_first_minute_needs() -> None:
-    arrivals = arrivals_of(Case(Form("threshold"), TOY), 0)
+    arrivals = arrivals_of(HybridCase(HybridPolicyCase("threshold"), TOY), 0)
     in_minute = np.count_nonzero(arrivals.times_ns < 60 * 10**9)
     (function,) = app_of(SMALL, arrivals).functions
     assert function.warm == -(-in_minute * 0.36 // 60)
 
 
 def test_functions_alone_are_paid_by_the_call() -> None:
-    found = measure(Case(Form("serverless_only"), TOY), 0)
+    found = measure(HybridCase(HybridPolicyCase("serverless_only"), TOY), 0)
     warm_usd = found.requests * SMALL.usd_per_call
     assert found.dedicated_usd == 0.0
     assert found.function_share == 1.0
@@ -46,13 +58,13 @@ def test_functions_alone_are_paid_by_the_call() -> None:
 
 
 def test_a_fixed_fleet_is_paid_by_the_hour() -> None:
-    found = measure(Case(Form("threshold", (("nodes", 2),)), TOY), 0)
+    found = measure(HybridCase(HybridPolicyCase("threshold", (("nodes", 2),)), TOY), 0)
     assert found.dedicated_usd == pytest.approx(2 * SMALL.usd_per_hour / 6, rel=0.02)
     assert 0 < found.function_share < 1
 
 
 def test_the_time_line_is_that_of_the_run() -> None:
-    case = Case(Form("threshold", (("nodes", 2),)), TOY)
+    case = HybridCase(HybridPolicyCase("threshold", (("nodes", 2),)), TOY)
     timeline, found = watch(case, 0), measure(case, 0)
     paid_usd = timeline.paid.sum() * STEP_NS / HOUR_NS * SMALL.usd_per_hour
     assert paid_usd == pytest.approx(found.dedicated_usd, rel=0.02)

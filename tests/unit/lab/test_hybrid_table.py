@@ -8,36 +8,36 @@ import pytest
 
 from headgate.lab.experiments.hybrid.environment import TRACES
 from headgate.lab.experiments.hybrid.offline_optimum import Clairvoyant
-from headgate.lab.experiments.hybrid.results import OURS, Table
-from headgate.lab.experiments.hybrid.run import Case, Form, Measured
+from headgate.lab.experiments.hybrid.results import OURS, ResultTable
+from headgate.lab.experiments.hybrid.run import HybridCase, HybridPolicyCase, HybridResult
 from headgate.lab.experiments.hybrid.sweep import BEST, best_forms, forms_of, sweep_cases
 
-CHEAP, GOOD, DEAR = Form("cheap"), Form("good"), Form("dear")
+CHEAP, GOOD, DEAR = HybridPolicyCase("cheap"), HybridPolicyCase("good"), HybridPolicyCase("dear")
 LIMITS = {
     "calm": [Clairvoyant(0.75, 0.25, (1,), 1)],
     "median": [Clairvoyant(1.5, 0.5, (2,), 1)],
 }
 
 
-def bill(cost_usd: float, attainment: float = 1.0) -> list[Measured]:
+def bill(cost_usd: float, attainment: float = 1.0) -> list[HybridResult]:
     """One result: a tenth of the bill is for functions."""
-    return [Measured(100, attainment, 0.9 * cost_usd, 0.1 * cost_usd, 3, 2, 0.1)]
+    return [HybridResult(100, attainment, 0.9 * cost_usd, 0.1 * cost_usd, 3, 2, 0.1)]
 
 
-def runs_of(*ours_usd: float, attainment: float = 1.0) -> dict[Case, list[Measured]]:
+def runs_of(*ours_usd: float, attainment: float = 1.0) -> dict[HybridCase, list[HybridResult]]:
     """Two traces; on each, one rival is cheap and misses the mark."""
-    runs: dict[Case, list[Measured]] = {}
+    runs: dict[HybridCase, list[HybridResult]] = {}
     for trace, cost_usd in zip(TRACES, ours_usd, strict=False):
         limit_usd = LIMITS[trace.name][0].cost_usd
-        runs[Case(CHEAP, trace)] = bill(1.1 * limit_usd, 0.98)
-        runs[Case(GOOD, trace)] = bill(2 * limit_usd, 0.99)
-        runs[Case(DEAR, trace)] = bill(3 * limit_usd)
-        runs[Case(OURS, trace)] = bill(cost_usd, attainment)
+        runs[HybridCase(CHEAP, trace)] = bill(1.1 * limit_usd, 0.98)
+        runs[HybridCase(GOOD, trace)] = bill(2 * limit_usd, 0.99)
+        runs[HybridCase(DEAR, trace)] = bill(3 * limit_usd)
+        runs[HybridCase(OURS, trace)] = bill(cost_usd, attainment)
     return runs
 
 
-def table_of(*ours_usd: float, attainment: float = 1.0) -> Table:
-    return Table(runs_of(*ours_usd, attainment=attainment), LIMITS, (CHEAP, GOOD, DEAR))
+def table_of(*ours_usd: float, attainment: float = 1.0) -> ResultTable:
+    return ResultTable(runs_of(*ours_usd, attainment=attainment), LIMITS, (CHEAP, GOOD, DEAR))
 
 
 def test_all_goals_are_met() -> None:
@@ -56,7 +56,7 @@ def test_all_goals_are_met() -> None:
     ],
     ids=["late", "dear", "no better", "too good"],
 )
-def test_each_goal_can_be_missed(table: Table, failing: int, measured: str) -> None:
+def test_each_goal_can_be_missed(table: ResultTable, failing: int, measured: str) -> None:
     checks = table.checks()
     assert [check.holds for check in checks] == [number != failing for number in range(4)]
     assert checks[failing].measured == measured
@@ -80,7 +80,9 @@ def test_a_row_per_trace_and_policy_and_one_for_the_clairvoyant() -> None:
 def test_the_best_settings_attain_the_most_and_cost_the_least() -> None:
     limits_usd = {name: ways[0].cost_usd for name, ways in LIMITS.items()}
     runs = {
-        Case(replace(case.form, policy="rival", config=((case.form.policy, 1),)), case.trace): found
+        HybridCase(
+            replace(case.form, policy="rival", config=((case.form.policy, 1),)), case.trace
+        ): found
         for case, found in runs_of(1.9, 4.0).items()
     }
     assert [form.settings for form in best_forms(runs, limits_usd)] == ["headgate=1"]

@@ -17,7 +17,7 @@ from headgate.core.model import (
 )
 from headgate.core.states import Outcome, Rejection
 from headgate.live.call import Call
-from headgate.live.telemetry import Metrics, Readings
+from headgate.live.telemetry import GaugeSnapshot, Metrics
 
 SLO_NS = 100 * MILLISECOND_NS
 
@@ -66,7 +66,7 @@ def ended_call(
 
 def full_metrics() -> Metrics:
     """Every metric has a value."""
-    readings = Readings(
+    readings = GaugeSnapshot(
         queue_depth={"resnet": 3},
         inflight={"resnet": 5},
         replicas={("resnet", "ready"): 2},

@@ -7,54 +7,54 @@ from collections.abc import Callable
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.events import Event
-from headgate.core.model import Pool, Serverless, Tier
+from headgate.core.model import FaasPlatform, Pool, Tier
 from headgate.functions.tensor import Tensor
-from headgate.live.ipc.messages import Ran, Work
-from headgate.live.pools.remote_pool import Errand, Fate, Outpost, Shares
-from headgate.system.threads import Threads
+from headgate.live.ipc.messages import BatchRan, TaskInputs
+from headgate.live.pools.remote_pool import CallResult, RemoteCall, RemotePool, Shares
+from headgate.system.threads import DaemonThreads
 
-PLATFORM = Serverless(1 << 30, keep_alive_ns=200_000_000, usd_per_gb_s=1.0, usd_per_request=0.5)
+PLATFORM = FaasPlatform(1 << 30, keep_alive_ns=200_000_000, usd_per_gb_s=1.0, usd_per_request=0.5)
 CLOUD = Pool(0, "cloud", Tier.SERVERLESS, nodes=0, serverless=PLATFORM)
 
 
-def work(task_id: int = 0, data: bytes = b"\x01") -> Work:
-    return Work(task_id, len(data), [Tensor("x", "UINT8", (len(data),), memoryview(data))])
+def work(task_id: int = 0, data: bytes = b"\x01") -> TaskInputs:
+    return TaskInputs(task_id, len(data), [Tensor("x", "UINT8", (len(data),), memoryview(data))])
 
 
 def errand(
     batch_id: int = 0,
-    works: list[Work] | None = None,
+    works: list[TaskInputs] | None = None,
     *,
     deadline_ns: int = NEVER_NS,
     gives_up: bool = False,
-) -> Errand:
+) -> RemoteCall:
     asked = [work()] if works is None else works
     shares = tuple((0, 0, w.items) for w in asked)
-    return Errand(batch_id, 0, "f", 0, None, asked, deadline_ns, gives_up, None, None, shares)
+    return RemoteCall(batch_id, 0, "f", 0, None, asked, deadline_ns, gives_up, None, None, shares)
 
 
 class Rig:
     """Whoever hears of everything."""
 
     def __init__(
-        self, call: Callable[[Errand], Fate], *, threads: int = 4, hang_ns: int = 10**10
+        self, call: Callable[[RemoteCall], CallResult], *, threads: int = 4, hang_ns: int = 10**10
     ) -> None:
-        self.ran: list[Ran] = []
+        self.ran: list[BatchRan] = []
         self.events: list[Event] = []
         self.billed_ns: list[int] = []
         self.warm_usd: list[float] = []
         self.starts: list[tuple[str, int]] = []
-        self.outpost = Outpost(
+        self.outpost = RemotePool(
             CLOUD,
             call,
             self,
             self,
             lambda function, start_ns: self.starts.append((function, start_ns)),
-            Threads(threads, asyncio.get_running_loop()),
+            DaemonThreads(threads, asyncio.get_running_loop()),
             hang_ns=hang_ns,
         )
 
-    def ran_at(self, pool_id: int, message: Ran) -> None:
+    def ran_at(self, pool_id: int, message: BatchRan) -> None:
         self.ran.append(message)
 
     def reported(self, event: Event) -> None:

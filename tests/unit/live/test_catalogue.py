@@ -7,8 +7,8 @@ import pytest
 from headgate.config import from_spec
 from headgate.core.errors import ConfigError
 from headgate.functions.tensor import Signature, read_specs
-from headgate.live.call import Model
-from headgate.live.ipc.messages import FunctionFacts
+from headgate.live.call import ServedModel
+from headgate.live.ipc.messages import MeasuredFunction
 from headgate.live.model_registry import catalogue
 
 FIRST = {"function": "a"}
@@ -16,7 +16,9 @@ THEN = {"function": "b", "after": ["a"]}
 IF_UNSURE = {**THEN, "only_if_unsure": True}
 
 
-def model(stages: dict[str, object], **signatures: tuple[dict[str, str], dict[str, str]]) -> Model:
+def model(
+    stages: dict[str, object], **signatures: tuple[dict[str, str], dict[str, str]]
+) -> ServedModel:
     spec = {
         "functions": {name: {"exec": "1ms"} for name in signatures},
         "pipelines": {"p": {"stages": stages}},
@@ -24,7 +26,7 @@ def model(stages: dict[str, object], **signatures: tuple[dict[str, str], dict[st
     facts = {}
     for name, (inputs, outputs) in signatures.items():
         signature = Signature(read_specs(inputs, name), read_specs(outputs, name))
-        facts[name] = FunctionFacts(name, signature, (), 0, 0)
+        facts[name] = MeasuredFunction(name, signature, (), 0, 0)
     return catalogue(from_spec(spec, "here").app, facts)["p"]
 
 

@@ -7,7 +7,7 @@ import pytest
 from headgate.config import declare
 from headgate.core.model import App
 from headgate.functions.tensor import Signature
-from headgate.live.ipc.messages import FunctionFacts
+from headgate.live.ipc.messages import MeasuredFunction
 from headgate.live.model_registry import LoadsFailed, LoadsNeeded, check_loads
 
 
@@ -23,10 +23,12 @@ def app() -> App:
     ).app
 
 
-def facts(**problems: str) -> dict[str, FunctionFacts]:
+def facts(**problems: str) -> dict[str, MeasuredFunction]:
     names = ("one", "two/a", "two/b")
     return {
-        name: FunctionFacts(name, Signature(), (), 0, 0, problems.get(name.replace("/", "_"), ""))
+        name: MeasuredFunction(
+            name, Signature(), (), 0, 0, problems.get(name.replace("/", "_"), "")
+        )
         for name in names
     }
 

@@ -7,15 +7,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.functions.tensor import Tensor
-from headgate.live.ipc.messages import MESSAGE_BYTES_MAX, Frames, Message, Release, Run, Work, frame
+from headgate.live.ipc.messages import (
+    MESSAGE_BYTES_MAX,
+    Frames,
+    Message,
+    Release,
+    RunBatch,
+    TaskInputs,
+    frame,
+)
 
 
 def test_tensors_share_the_memory_that_was_read() -> None:
-    sent = Run(1, 2, 3, 4, [Work(7, 1, [Tensor("x", "INT8", (2,), memoryview(b"ab"))])])
+    sent = RunBatch(1, 2, 3, 4, [TaskInputs(7, 1, [Tensor("x", "INT8", (2,), memoryview(b"ab"))])])
     data = frame(sent)
     (received,) = Frames().feed(data)
     assert received == sent
-    assert isinstance(received, Run)
+    assert isinstance(received, RunBatch)
     view = received.works[0].inputs[0].data
     assert isinstance(view, memoryview)
     assert view.obj is data
@@ -45,7 +53,7 @@ def test_byte_by_byte() -> None:
 def test_a_large_message_in_many_pieces_is_not_copied_again_and_again() -> None:
     """Each piece is looked at once: before the last one nothing is decoded or joined."""
     tensor = Tensor("x", "INT8", (1 << 24,), memoryview(bytes(1 << 24)))
-    stream = memoryview(frame(Run(0, 0, 0, 1, [Work(0, 1, [tensor])])))
+    stream = memoryview(frame(RunBatch(0, 0, 0, 1, [TaskInputs(0, 1, [tensor])])))
     frames = Frames()
     received: list[Message] = []
     for start in range(0, len(stream), 1 << 14):

@@ -10,9 +10,9 @@ import pytest
 
 from headgate.config import declare
 from headgate.live import supervisor as generations
-from headgate.live.deployment import Assignment, Place
-from headgate.live.ipc.crash_markers import LOAD, MEASURE, Markers
-from headgate.live.supervisor import Generation, problems_line
+from headgate.live.deployment import Deployment, NodeSpec
+from headgate.live.ipc.crash_markers import LOAD, MEASURE, CrashMarkers
+from headgate.live.supervisor import ProcessGroup, problems_line
 
 
 class FakeChild:
@@ -57,11 +57,11 @@ CLOCK = [0.0]
 
 
 @pytest.fixture
-def generation(monkeypatch: pytest.MonkeyPatch) -> Iterator[Generation]:
+def generation(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessGroup]:
     yield from made(monkeypatch, 0)
 
 
-def made(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator[Generation]:
+def made(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator[ProcessGroup]:
     monkeypatch.setattr(generations, "Child", FakeChild)
     monkeypatch.setattr(generations, "monotonic", lambda: CLOCK[0])
     CLOCK[0] = 1000.0
@@ -70,8 +70,8 @@ def made(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator[Generation]:
         functions={name: {"code": f"m:{name}", "exec": "1ms"} for name in ("good", "bad")},
         pools={"cpu": {"memory": "1GB"}},
     )
-    assignment = Assignment(loaded.spec, ".", [Place(0, 0, "cpu1", [])])
-    running = Generation(number, assignment, http_fd=3, log_path=None)
+    assignment = Deployment(loaded.spec, ".", [NodeSpec(0, 0, "cpu1", [])])
+    running = ProcessGroup(number, assignment, http_fd=3, log_path=None)
     try:
         yield running
     finally:
@@ -82,7 +82,7 @@ def latest(name: str) -> FakeChild:
     return [child for child in FakeChild.started if child.name == name][-1]
 
 
-def time_to_restart_s(generation: Generation, name: str, status: int = -11) -> float:
+def time_to_restart_s(generation: ProcessGroup, name: str, status: int = -11) -> float:
     """End a child; return how long it takes until it is started again."""
     ended = latest(name)
     ended.status = status
@@ -95,7 +95,9 @@ def time_to_restart_s(generation: Generation, name: str, status: int = -11) -> f
 
 
 @pytest.mark.parametrize("name", ["cpu1", "gateway"])
-def test_one_restart_is_immediate_and_the_next_ones_wait(generation: Generation, name: str) -> None:
+def test_one_restart_is_immediate_and_the_next_ones_wait(
+    generation: ProcessGroup, name: str
+) -> None:
     latest("gateway").said = b"{}\n"
     generation.look()
     delays_s = [time_to_restart_s(generation, name) for _ in range(8)]
@@ -104,7 +106,7 @@ def test_one_restart_is_immediate_and_the_next_ones_wait(generation: Generation,
     assert [time_to_restart_s(generation, name) for _ in range(2)] == [0.0, 0.25]
 
 
-def test_one_that_dies_now_and_then_is_back_soon(generation: Generation) -> None:
+def test_one_that_dies_now_and_then_is_back_soon(generation: ProcessGroup) -> None:
     """Every eight seconds: never at once more than once in thirty seconds, never for long."""
     delays_s = []
     for _ in range(20):
@@ -116,9 +118,9 @@ def test_one_that_dies_now_and_then_is_back_soon(generation: Generation) -> None
 
 
 def test_whoever_was_loading_is_named_and_remembered(
-    generation: Generation, caplog: pytest.LogCaptureFixture
+    generation: ProcessGroup, caplog: pytest.LogCaptureFixture
 ) -> None:
-    markers: Markers = generation._markers
+    markers: CrashMarkers = generation._markers
     with markers.during(LOAD, 0, 1):
         time_to_restart_s(generation, "cpu1", -11)
     assert "worker cpu1 died (signal 11, SIGSEGV) while loading 'bad'" in caplog.text
@@ -142,7 +144,7 @@ def test_whoever_was_loading_is_named_and_remembered(
     ],
 )
 def test_why_it_was_ended_is_what_is_wrong_with_the_load(
-    generation: Generation, caplog: pytest.LogCaptureFixture, trouble: str, problem: str
+    generation: ProcessGroup, caplog: pytest.LogCaptureFixture, trouble: str, problem: str
 ) -> None:
     worker = latest("cpu1")
     with generation._markers.during(LOAD, 0, 1):
@@ -163,7 +165,7 @@ def test_why_it_was_ended_is_what_is_wrong_with_the_load(
 
 
 def test_a_first_start_ends_for_bad_input_and_later_ones_do_not(
-    generation: Generation, caplog: pytest.LogCaptureFixture
+    generation: ProcessGroup, caplog: pytest.LogCaptureFixture
 ) -> None:
     gateway = latest("gateway")
     assert gateway.arguments[-2:] == ["--loads-needed", "one"]

@@ -12,25 +12,25 @@ from headgate.core.actions import StopInstance
 from headgate.core.event_log import to_wire
 from headgate.core.events import InstanceStopped
 from headgate.functions.tensor import Block, Tensor
-from headgate.live.deployment import Place
+from headgate.live.deployment import NodeSpec
 from headgate.live.ipc.messages import (
+    ActionMessage,
+    BatchRan,
+    EventMessage,
     Frames,
     Hello,
-    Order,
-    Ran,
     Release,
-    Report,
-    Result,
-    Run,
-    Work,
+    RunBatch,
+    TaskInputs,
+    TaskResult,
     frame,
 )
 from headgate.live.ipc.shared_memory import Arena
-from headgate.live.ipc.worker_link import PIECE_BYTES, Link
+from headgate.live.ipc.worker_link import PIECE_BYTES, WorkerLink
 
 LARGE = 3 * PIECE_BYTES + 5
 ORDER = to_wire(StopInstance(1, 0))
-REPORT = Report(to_wire(InstanceStopped(7, "gone")))
+REPORT = EventMessage(to_wire(InstanceStopped(7, "gone")))
 PICKLED = pickle.dumps(REPORT.wire)
 
 
@@ -41,7 +41,7 @@ class Heard:
         self.order: list[str] = []
         self.outputs: list[bytes] = []
 
-    def ran(self, link: Link, message: Ran) -> None:
+    def ran(self, link: WorkerLink, message: BatchRan) -> None:
         self.order.append(f"ran {message.batch_id}")
         for result in message.results:
             self.outputs += [bytes(cast(memoryview, tensor.data)) for tensor in result.outputs]
@@ -52,7 +52,7 @@ class Heard:
     def learned(self, facts: object) -> None:
         self.order.append("learned")
 
-    def lost(self, link: Link, batch_ids: list[int]) -> None:
+    def lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
         self.order.append(f"lost {batch_ids}")
 
 
@@ -77,14 +77,14 @@ class Rig:
     def __init__(self, arena_bytes: int = 16 << 20) -> None:
         self.own, self.theirs = Arena.create(arena_bytes), Arena.create(arena_bytes)
         self.heard, self.written = Heard(), Written()
-        place = Place(0, 0, "worker", [])
-        self.link = Link(place, Hello(0, 0, []), cast(Any, self.heard), self.own, self.theirs)
+        place = NodeSpec(0, 0, "worker", [])
+        self.link = WorkerLink(place, Hello(0, 0, []), cast(Any, self.heard), self.own, self.theirs)
         self.link.connection_made(cast(Any, self.written))
 
     def run(self, batch_id: int, size: int) -> bytes:
         content = bytes(number % 251 for number in range(size))
         tensor = Tensor("x", "UINT8", (size,), memoryview(content))
-        self.link.run(Run(batch_id, 0, 0, 1, [Work(8, 1, [tensor])]))
+        self.link.run(RunBatch(batch_id, 0, 0, 1, [TaskInputs(8, 1, [tensor])]))
         return content
 
     def ran(self, batch_id: int, *contents: bytes) -> bytes:
@@ -93,7 +93,7 @@ class Rig:
             block = self.theirs.allocate(memoryview(content))
             assert block is not None
             outputs.append(Tensor("y", "UINT8", (len(content),), block))
-        return frame(Ran(batch_id, 0, 0, [Result(8, outputs)], []))
+        return frame(BatchRan(batch_id, 0, 0, [TaskResult(8, outputs)], []))
 
 
 def test_what_is_sent_stays_in_order() -> None:
@@ -107,8 +107,8 @@ def test_what_is_sent_stays_in_order() -> None:
         for _ in range(10):
             await asyncio.sleep(0)
         kinds = [type(message) for message in rig.written.messages]
-        assert kinds == [Order, Run, Order, Run]
-        (tensor,) = cast(Run, rig.written.messages[1]).works[0].inputs
+        assert kinds == [ActionMessage, RunBatch, ActionMessage, RunBatch]
+        (tensor,) = cast(RunBatch, rig.written.messages[1]).works[0].inputs
         assert bytes(rig.own.view(cast(Block, tensor.data))) == content
         rig.link.order(ORDER)
         assert len(rig.written.messages) == 5  # at once again
@@ -171,10 +171,10 @@ def test_a_worker_that_goes_within_a_copy_takes_its_batch_with_it() -> None:
     asyncio.run(story())
 
 
-def outside() -> Ran:
+def outside() -> BatchRan:
     """A result that lies where the worker has no memory."""
     lie = Tensor("y", "UINT8", (9,), Block(16 << 20, 9))
-    return Ran(1, 0, 0, [Result(8, [lie])], [])
+    return BatchRan(1, 0, 0, [TaskResult(8, [lie])], [])
 
 
 @pytest.mark.parametrize(
@@ -184,12 +184,12 @@ def outside() -> Ran:
         b"\x01\x00\x00\x00\xc1",
         b"\x04\x00\x00\x00" + b"GET ",
         len(PICKLED).to_bytes(4, "little") + PICKLED,
-        frame(Order(ORDER)),
-        frame(Report(ORDER)),
-        frame(Report(["NoSuchEvent", 1])),
+        frame(ActionMessage(ORDER)),
+        frame(EventMessage(ORDER)),
+        frame(EventMessage(["NoSuchEvent", 1])),
         frame(Release([4096])),
         frame(outside()),
-        frame(Ran(1, 0, 0, [], [12345])),
+        frame(BatchRan(1, 0, 0, [], [12345])),
     ],
     ids=[
         "a message without end",
@@ -222,7 +222,7 @@ def test_nonsense_after_a_large_one_ends_it() -> None:
     async def story() -> None:
         rig = Rig()
         rig.run(1, 10)
-        rig.link.data_received(rig.ran(1, bytes(LARGE)) + frame(Order(ORDER)))
+        rig.link.data_received(rig.ran(1, bytes(LARGE)) + frame(ActionMessage(ORDER)))
         for _ in range(10):
             await asyncio.sleep(0)
         assert rig.heard.order == ["ran 1"]

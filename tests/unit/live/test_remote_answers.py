@@ -18,7 +18,7 @@ from headgate.config.providers import Provider
 from headgate.functions.tensor import Tensor
 from headgate.live.gateway.http.responses import STATUS_LINES
 from headgate.live.pools.lambda_pool import LambdaFunctions
-from headgate.live.pools.remote_pool import Done, Failed, Fate
+from headgate.live.pools.remote_pool import CallResult, Done, Failed
 from headgate.live.pools.sagemaker_pool import SageMakerEndpoints
 from headgate.live.pools.validation import check_outputs
 
@@ -58,12 +58,12 @@ class Client:
         return {"Body": io.BytesIO(self._body)}
 
 
-def of_lambda(body: bytes, function_error: str = "") -> Fate:
+def of_lambda(body: bytes, function_error: str = "") -> CallResult:
     client = Client(body, function_error=function_error)
     return LambdaFunctions(client, Provider("lambda", "f"), 6_000_000).call(errand())
 
 
-def of_sagemaker(body: bytes = b"", error: Exception | None = None) -> Fate:
+def of_sagemaker(body: bytes = b"", error: Exception | None = None) -> CallResult:
     endpoints = SageMakerEndpoints(Client(body, error), Provider("sagemaker", "f"), 0)
     return endpoints.call(errand())
 

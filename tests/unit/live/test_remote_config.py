@@ -12,8 +12,8 @@ import pytest
 from headgate.config import from_spec
 from headgate.config.providers import Provider, providers_of
 from headgate.core.errors import ConfigError
-from headgate.live.deployment import places
-from headgate.live.model_registry import elsewhere, look_up, with_siblings
+from headgate.live.deployment import assign_cores
+from headgate.live.model_registry import look_up, remote_only, with_siblings
 from headgate.live.pools.registry import check_providers
 
 HERE = "http://127.0.0.1:1"
@@ -73,7 +73,7 @@ def test_who_runs_what() -> None:
         Provider("lambda", "f", HERE, None),
         Provider("sagemaker", "e-{node}", None, None),
     )
-    found = places(loaded.app, range(4), "app.yaml", providers_of(loaded))
+    found = assign_cores(loaded.app, range(4), "app.yaml", providers_of(loaded))
     assert [(place.id, place.name) for place in found] == [(0, "local1")]
     assert providers_of(from_spec({"functions": {"f": {"exec": "1ms"}}}, "a")) == (
         Provider("local"),
@@ -98,7 +98,7 @@ def test_a_variant_that_runs_elsewhere_has_the_signature_of_its_sibling(
     broken = {"code": "elsewhere_code:Nobody", "exec": "1ms", "pools": ["cloud"]}
     functions = {"f": {"variants": {"far": far, "near": near}}, "g": broken}
     loaded = from_spec({"functions": functions, "pools": {"cloud": CLOUD}}, "app.yaml")
-    assert len(elsewhere(loaded)) == 3
+    assert len(remote_only(loaded)) == 3
     found = {f.function: f for f in look_up(loaded, str(tmp_path))}
     filled = with_siblings(loaded, found)
     assert filled["f/far"].signature == filled["f/near"].signature

@@ -20,10 +20,10 @@ from botocore.exceptions import ClientError, EndpointConnectionError
 from headgate.config.providers import Provider
 from headgate.core.events import Refusal
 from headgate.functions.tensor import Signature, Tensor, TensorSpec
-from headgate.live.gateway.oip.json import joined, memoryview_of
-from headgate.live.ipc.messages import Work
+from headgate.live.gateway.oip.json import memoryview_of, pack_strings
+from headgate.live.ipc.messages import TaskInputs
 from headgate.live.pools.remote_pool import Done, Failed, Refused
-from headgate.live.pools.sagemaker_pool import SageMakerEndpoints, cut, join
+from headgate.live.pools.sagemaker_pool import SageMakerEndpoints, join, split_by_items
 
 
 def model_error(status: int, said: str) -> ClientError:
@@ -149,11 +149,11 @@ def test_an_endpoint_that_says_anything_about_the_request_is_there(
 def test_what_is_joined_is_cut_at_the_same_places(requests: list[list[bytes]]) -> None:
     """Of text, whose elements differ in length, and of numbers."""
     works = [
-        Work(
+        TaskInputs(
             id,
             len(texts),
             [
-                Tensor("t", "BYTES", (len(texts), 1), memoryview(joined(texts))),
+                Tensor("t", "BYTES", (len(texts), 1), memoryview(pack_strings(texts))),
                 Tensor("n", "INT16", (len(texts), 2), memoryview(bytes([id] * 4 * len(texts)))),
             ],
         )
@@ -161,12 +161,14 @@ def test_what_is_joined_is_cut_at_the_same_places(requests: list[list[bytes]]) -
     ]
     together = join(works)
     assert together is not None
-    assert cut(together, [work.items for work in works]) == [work.inputs for work in works]
+    assert split_by_items(together, [work.items for work in works]) == [
+        work.inputs for work in works
+    ]
 
 
 def test_requests_that_differ_are_not_joined() -> None:
-    narrow = Work(0, 1, [Tensor("x", "UINT8", (1, 2), memoryview(b"ab"))])
-    wide = Work(1, 1, [Tensor("x", "UINT8", (1, 3), memoryview(b"abc"))])
+    narrow = TaskInputs(0, 1, [Tensor("x", "UINT8", (1, 2), memoryview(b"ab"))])
+    wide = TaskInputs(1, 1, [Tensor("x", "UINT8", (1, 3), memoryview(b"abc"))])
     assert join([narrow, wide]) is None
     with pytest.raises(ValueError, match="for 2"):
-        cut([Tensor("y", "UINT8", (1,), memoryview(b"a"))], [1, 1])
+        split_by_items([Tensor("y", "UINT8", (1,), memoryview(b"a"))], [1, 1])

@@ -13,31 +13,31 @@ from headgate.core.clock import NEVER_NS
 from headgate.core.events import NodeJoined, RequestArrived
 from headgate.core.model import (
     App,
+    BreakerConfig,
     Client,
+    FaasPlatform,
     Function,
-    Guard,
     Pipeline,
     Pool,
     Profile,
-    Serverless,
     Slo,
     Stage,
     Tier,
     Variant,
 )
-from headgate.core.policy import Policy, PolicyConfig, PolicyKind, Takes
+from headgate.core.policy import Capabilities, Policy, PolicyConfig, PolicyKind
 from headgate.core.records import Node, Task
 from headgate.core.scheduler.scheduler import Scheduler
 from headgate.live.call import Call
-from headgate.live.cost_accounting import Accounts, breakers
+from headgate.live.cost_accounting import CostAccounting, breakers
 from headgate.live.driver import Driver
-from headgate.live.ipc.messages import Work
-from headgate.live.pools.remote_pool import Errand, make_errand
-from headgate.live.telemetry import Exposition, Metrics, Readings
-from headgate.live.telemetry.metrics import Spill
+from headgate.live.ipc.messages import TaskInputs
+from headgate.live.pools.remote_pool import RemoteCall, make_errand
+from headgate.live.telemetry import Exposition, GaugeSnapshot, Metrics
+from headgate.live.telemetry.metrics import FaasPoolGauges
 
 MS = 1_000_000
-PLATFORM = Serverless(1 << 30, usd_per_request=0.5)
+PLATFORM = FaasPlatform(1 << 30, usd_per_request=0.5)
 
 
 def make_app() -> App:
@@ -65,7 +65,7 @@ class Spills(Policy):
         self.orders.dispatch_to_pool([task], self.view.app.pools[1])
 
 
-KIND = PolicyKind(Spills, PolicyConfig, Takes(mixed_pools=True, serverless=True))
+KIND = PolicyKind(Spills, PolicyConfig, Capabilities(mixed_pools=True, serverless=True))
 
 
 class Hands:
@@ -114,7 +114,7 @@ def nobody(call: Call) -> None:
     """Hears of nothing."""
 
 
-def sent(*calls: Call) -> Errand:
+def sent(*calls: Call) -> RemoteCall:
     """What goes out for these calls, together."""
     scheduler = Scheduler(make_app(), KIND)
     tasks: list[int] = []
@@ -126,7 +126,7 @@ def sent(*calls: Call) -> Errand:
         (dispatch,) = [a for a in scheduler.handle(MS, event) if isinstance(a, Dispatch)]
         tasks += dispatch.task_ids
     action = Dispatch(9, 0, tasks, len(tasks), 1, None, None)
-    works = [Work(task_id, 1, []) for task_id in tasks]
+    works = [TaskInputs(task_id, 1, []) for task_id in tasks]
     return make_errand(scheduler.view, action, works, dict(enumerate(calls)))
 
 
@@ -174,7 +174,7 @@ def test_a_trace_goes_along_whoever_keeps_it() -> None:
 
 
 def test_what_is_paid_by_the_call_is_shared_by_items() -> None:
-    accounts = Accounts(make_app())
+    accounts = CostAccounting(make_app())
     accounts.called(1, ((0, 0, 1), (0, 1, 3)), 10 * MS)
     accounts.called(0, ((0, 0, 1),), 10 * MS)  # that pool is paid by the hour
     accounts.kept_warm(1, "f", 0.25)
@@ -188,8 +188,8 @@ def test_what_is_paid_by_the_call_is_shared_by_items() -> None:
 
 def test_the_breaker_can_be_seen() -> None:
     assert breakers(Scheduler(make_app(), KIND).view) == {"cloud": "closed"}
-    spill = Spill(1, "breaker", 3, {"finished": 5, "throttled": 2}, 4, 0.25)
-    readings = Readings(spills={"cloud": spill})
+    spill = FaasPoolGauges(1, "breaker", 3, {"finished": 5, "throttled": 2}, 4, 0.25)
+    readings = GaugeSnapshot(spills={"cloud": spill})
     text = Exposition(Metrics(make_app(), lambda: readings)).text()[0].decode()
     for line in (
         'headgate_spill_breaker_state{pool="cloud"} 1.0',
@@ -207,6 +207,6 @@ def test_the_breaker_can_be_seen() -> None:
 def test_what_else_keeps_calls_away_is_told_beside_the_breaker() -> None:
     """A budget of nothing is spent from the first."""
     app = make_app()
-    cloud = replace(app.pools[1], guard=Guard(usd_per_day=0.0))
+    cloud = replace(app.pools[1], guard=BreakerConfig(usd_per_day=0.0))
     view = Scheduler(replace(app, pools=(app.pools[0], cloud)), KIND).view
     assert breakers(view) == {"cloud": "closed, budget"}

@@ -12,8 +12,8 @@ import pytest
 from remote_rig import Rig, errand, work
 
 from headgate.core.events import BatchFailed, BatchLost, BatchRefused, Event, Refusal
-from headgate.live.ipc.messages import Result
-from headgate.live.pools.remote_pool import Done, Errand, Failed, Fate, Lost, Refused
+from headgate.live.ipc.messages import TaskResult
+from headgate.live.pools.remote_pool import CallResult, Done, Failed, Lost, Refused, RemoteCall
 
 MS = 1_000_000
 
@@ -25,8 +25,8 @@ def run(story: Callable[[], Coroutine[None, None, None]]) -> None:
 def test_what_ran_brings_each_result_in_the_order_of_its_tasks() -> None:
     """One that the far end forgot has failed, and its neighbours have not."""
 
-    def call(errand: Errand) -> Fate:
-        return Done([Result(3, [], is_unsure=True), Result(1, [])], 2 * MS)
+    def call(errand: RemoteCall) -> CallResult:
+        return Done([TaskResult(3, [], is_unsure=True), TaskResult(1, [])], 2 * MS)
 
     async def story() -> None:
         rig = Rig(call)
@@ -56,7 +56,7 @@ def test_what_ran_brings_each_result_in_the_order_of_its_tasks() -> None:
     ],
 )
 def test_whatever_else_becomes_of_it_is_one_event(
-    fate: Fate, expected: type[Event], outcome: str
+    fate: CallResult, expected: type[Event], outcome: str
 ) -> None:
     async def story() -> None:
         rig = Rig(lambda _: fate)
@@ -81,9 +81,9 @@ def test_what_stays_away_is_given_up_and_what_it_brings_later_is_nobodys(
 ) -> None:
     may_go_on = threading.Event()
 
-    def call(errand: Errand) -> Fate:
+    def call(errand: RemoteCall) -> CallResult:
         may_go_on.wait(60)
-        return Done([Result(0, [])], MS)
+        return Done([TaskResult(0, [])], MS)
 
     async def story() -> None:
         rig = Rig(call, hang_ns=hang_ns)
@@ -104,10 +104,10 @@ def test_nothing_waits_for_a_thread_and_nothing_late_begins() -> None:
     may_go_on = threading.Event()
     begun: list[int] = []
 
-    def call(errand: Errand) -> Fate:
+    def call(errand: RemoteCall) -> CallResult:
         begun.append(errand.batch_id)
         may_go_on.wait(60)
-        return Done([Result(0, [])], MS)
+        return Done([TaskResult(0, [])], MS)
 
     async def story() -> None:
         rig = Rig(call, threads=2)
@@ -124,9 +124,9 @@ def test_nothing_waits_for_a_thread_and_nothing_late_begins() -> None:
 
 
 def test_a_cold_start_is_seen_and_is_on_the_bill() -> None:
-    def call(errand: Errand) -> Fate:
+    def call(errand: RemoteCall) -> CallResult:
         time.sleep(0.03)
-        return Done([Result(0, [])], MS, is_cold=errand.batch_id == 0)
+        return Done([TaskResult(0, [])], MS, is_cold=errand.batch_id == 0)
 
     async def story() -> None:
         rig = Rig(call)

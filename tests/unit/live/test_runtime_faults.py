@@ -17,16 +17,25 @@ from headgate.core.records import STAGES_MAX
 from headgate.core.states import Outcome
 from headgate.functions.tensor import Block, Signature, Tensor
 from headgate.live.call import INTERNAL, Call
-from headgate.live.deployment import Assignment, Place
+from headgate.live.deployment import Deployment, NodeSpec
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.http.responses import verdict
+from headgate.live.gateway.http.responses import error_of
 from headgate.live.ipc import worker_link as links
-from headgate.live.ipc.messages import FunctionFacts, Hello, Ran, Report, Result, Run, Work, frame
+from headgate.live.ipc.messages import (
+    BatchRan,
+    EventMessage,
+    Hello,
+    MeasuredFunction,
+    RunBatch,
+    TaskInputs,
+    TaskResult,
+    frame,
+)
 from headgate.live.ipc.shared_memory import Arena
-from headgate.live.ipc.worker_link import Link
+from headgate.live.ipc.worker_link import WorkerLink
 from headgate.live.runtime import Runtime
 
-PLACE = Place(0, 0, "n1", [])
+PLACE = NodeSpec(0, 0, "n1", [])
 SPEC = {
     "functions": {"f": {"code": "nowhere:F", "exec": "1ms", "start": "1ms"}},
     "pools": {"local": {"tier": "dedicated"}},
@@ -43,19 +52,19 @@ class FakeLink:
 
     def __init__(self, runtime: Runtime) -> None:
         self.place = PLACE
-        self.hello = Hello(0, 1, [FunctionFacts("f", Signature(), (), 0, 0)])
+        self.hello = Hello(0, 1, [MeasuredFunction("f", Signature(), (), 0, 0)])
         self.runtime = runtime
         self.breaks = 0
-        self.ran: list[Run] = []
+        self.ran: list[RunBatch] = []
 
-    def run(self, message: Run) -> None:
+    def run(self, message: RunBatch) -> None:
         if self.breaks:
             self.breaks -= 1
             raise ValueError("too large")
         self.ran.append(message)
-        results = [Result(work.task_id, []) for work in message.works]
-        ran = Ran(message.batch_id, 1, 2, results)
-        asyncio.get_running_loop().call_soon(self.runtime.ran, cast(Link, self), ran)
+        results = [TaskResult(work.task_id, []) for work in message.works]
+        ran = BatchRan(message.batch_id, 1, 2, results)
+        asyncio.get_running_loop().call_soon(self.runtime.ran, cast(WorkerLink, self), ran)
 
     def order(self, wire: Wire) -> None:
         assert wire[0] == "StartInstance"
@@ -69,7 +78,7 @@ class Rig:
         self.faults: Counter[str] = Counter()
         self.runtime = Runtime(
             tmp_path,
-            Assignment(cast(dict[str, Any], spec), str(tmp_path), [PLACE]),
+            Deployment(cast(dict[str, Any], spec), str(tmp_path), [PLACE]),
             arena_bytes=65_536,
             log_path=None,
             submitted=hooks.get("submitted"),
@@ -79,7 +88,7 @@ class Rig:
         )
         self.link = FakeLink(self.runtime)
         self.answered: list[Call] = []
-        self.runtime.joined(cast(Link, self.link))
+        self.runtime.joined(cast(WorkerLink, self.link))
 
     def call(self, on_answer: Callable[[Call], None] | None = None) -> Call:
         call = Call(0, [], 1, on_answer or self.answered.append)
@@ -137,7 +146,7 @@ def test_a_front_end_that_breaks_does_not_stop_the_others(tmp_path: Path) -> Non
         await rig.until(lambda: len(seen) == 2)
         assert [call.outcome for call in rig.answered] == [Outcome.MET] * 10
         assert seen == [Outcome.MET, Outcome.FAILED]  # and then it was told to answer with 500
-        refused = verdict(broken, GatewayConfig(), b"")
+        refused = error_of(broken, GatewayConfig(), b"")
         assert refused is not None
         assert (refused.status, refused.reason) == (500, INTERNAL)
         await rig.runtime.stop()
@@ -198,7 +207,7 @@ def test_a_gateway_that_cannot_go_on_answers_what_is_open(tmp_path: Path) -> Non
         rig.runtime.failed(RuntimeError("enough"))
         assert rig.answered == calls
         for call in calls:
-            refused = verdict(call, GatewayConfig(), b"")
+            refused = error_of(call, GatewayConfig(), b"")
             assert refused is not None
             assert (refused.status, refused.retry_ns > 0) == (503, True)
         await asyncio.sleep(0.05)  # what was on its way comes to nobody
@@ -235,7 +244,7 @@ class BrokenListener:
     def __init__(self) -> None:
         self.reports: list[object] = []
 
-    def ran(self, link: Link, message: Ran) -> None:
+    def ran(self, link: WorkerLink, message: BatchRan) -> None:
         boom()
 
     def reported(self, event: object) -> None:
@@ -246,15 +255,15 @@ class BrokenListener:
     def learned(self, facts: object) -> None:
         boom()
 
-    def lost(self, link: Link, batch_ids: list[int]) -> None:
+    def lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
         boom()
 
 
 def make_link(
     listener: object, transport: Transport, faults: list[str]
-) -> tuple[Link, Arena, Arena]:
+) -> tuple[WorkerLink, Arena, Arena]:
     own, theirs = Arena.create(65_536), Arena.create(65_536)
-    link = Link(PLACE, Hello(0, 0, []), cast(Any, listener), own, theirs, faults.append)
+    link = WorkerLink(PLACE, Hello(0, 0, []), cast(Any, listener), own, theirs, faults.append)
     link.connection_made(cast(asyncio.Transport, transport))
     return link, own, theirs
 
@@ -263,8 +272,10 @@ def test_whoever_listens_to_a_worker_breaks_and_the_rest_is_heard() -> None:
     async def story() -> None:
         listener, transport, faults = BrokenListener(), Transport(), list[str]()
         link, _, theirs = make_link(listener, transport, faults)
-        reports = [frame(Report(to_wire(InstanceStopped(number, "x")))) for number in range(2)]
-        link.data_received(reports[0] + frame(Ran(5, 0, 0, [])) + reports[1])
+        reports = [
+            frame(EventMessage(to_wire(InstanceStopped(number, "x")))) for number in range(2)
+        ]
+        link.data_received(reports[0] + frame(BatchRan(5, 0, 0, [])) + reports[1])
         assert [type(report) for report in listener.reports] == [
             InstanceStopped,
             BatchLost,  # nobody has heard what became of batch 5
@@ -285,9 +296,9 @@ def test_a_batch_that_is_too_large_leaves_no_block_behind(monkeypatch: pytest.Mo
         link, own, _ = make_link(BrokenListener(), transport, faults)
         monkeypatch.setattr(links, "MESSAGE_BYTES_MAX", 100_000)
         big = Tensor("x", "UINT8", (50_000,), memoryview(bytes(50_000)))
-        works = [Work(number * STAGES_MAX, 1, [big]) for number in range(5)]
+        works = [TaskInputs(number * STAGES_MAX, 1, [big]) for number in range(5)]
         with pytest.raises(ValueError, match="at most 100000"):
-            link.run(Run(1, 0, 0, 5, works))
+            link.run(RunBatch(1, 0, 0, 5, works))
         assert transport.written == 0
         assert own.allocate(memoryview(bytes(60_000))) is not None  # all of it is free again
         link.connection_lost(None)
@@ -300,7 +311,7 @@ def test_a_connection_that_cannot_be_written_to_ends() -> None:
         transport, faults = Transport(), list[str]()
         link, _, _ = make_link(BrokenListener(), transport, faults)
         transport.is_broken = True
-        link.run(Run(1, 0, 0, 1, [Work(0, 1, [])]))  # lost, when the connection is
+        link.run(RunBatch(1, 0, 0, 1, [TaskInputs(0, 1, [])]))  # lost, when the connection is
         assert transport.is_aborted
         assert faults == ["worker_connection"]
         link.connection_lost(None)

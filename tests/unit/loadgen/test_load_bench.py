@@ -13,13 +13,18 @@ from load_server import Answer, serving
 
 from headgate.lab.bench import find_bench
 from headgate.lab.bench.live import report
-from headgate.lab.bench.live.load_driver import Lap, _own, is_right, make_request
-from headgate.lab.bench.live.measure import Measured, Plan, Stay, live_checks
-from headgate.lab.bench.live.models import SHAPES, Alone, example
+from headgate.lab.bench.live.load_driver import LoadMeasurement, _own, is_right, make_request
+from headgate.lab.bench.live.measure import (
+    PeerMeasurementPlan,
+    PeersResult,
+    ServerSession,
+    live_checks,
+)
+from headgate.lab.bench.live.models import SHAPES, BareOnnxRuntime, example
 from headgate.lab.bench.live.server_process import (
-    Contestant,
     NotInstalledError,
-    Route,
+    Peer,
+    PeerRoute,
     ServerError,
     python_of,
     read_contestants,
@@ -31,15 +36,15 @@ PEERS = Path(__file__).parents[3] / "benchmarks" / "peers"
 BODY = Body(b"{}", {})
 
 
-def contestant(name: str, *, is_ours: bool = False) -> Contestant:
+def contestant(name: str, *, is_ours: bool = False) -> Peer:
     """Somebody who serves the echo."""
-    return Contestant(name, name, PEERS, (), {"echo": Route("/", "values")}, is_ours=is_ours)
+    return Peer(name, name, PEERS, (), {"echo": PeerRoute("/", "values")}, is_ours=is_ours)
 
 
-def stay(who: Contestant, rate: float, p99_ms: float = 0.8, number: int = 0) -> Stay:
+def stay(who: Peer, rate: float, p99_ms: float = 0.8, number: int = 0) -> ServerSession:
     """A turn with the same figures at every concurrency."""
-    laps = {c: Lap(rate, p99_ms / 2, p99_ms, 0) for c in (1, 8, 32, 64)}
-    return Stay(who, "echo", number, 1.0, 100.0, laps)
+    laps = {c: LoadMeasurement(rate, p99_ms / 2, p99_ms, 0) for c in (1, 8, 32, 64)}
+    return ServerSession(who, "echo", number, 1.0, 100.0, laps)
 
 
 def test_the_list_of_contestants() -> None:
@@ -79,7 +84,7 @@ def test_right_and_wrong_answers() -> None:
 def test_rates_are_compared_within_a_round() -> None:
     """The machine was twice as fast in the second round; the ratio is 4 in both."""
     ours, peer = contestant("Ours", is_ours=True), contestant("Peer")
-    found = Measured(Plan((ours, peer), Path(), models=("echo",)))
+    found = PeersResult(PeerMeasurementPlan((ours, peer), Path(), models=("echo",)))
     for number, speed in enumerate((1000.0, 2000.0)):
         found.stays += [stay(ours, 4 * speed, 1.0, number), stay(peer, speed, 2.0, number)]
     (ratio, *_) = live_checks(found)
@@ -91,7 +96,7 @@ def test_a_better_row_of_the_same_peer_counts() -> None:
     ours, slow = contestant("Ours", is_ours=True), contestant("Peer, slow")
     slow = replace(slow, peer="Peer")
     fast = replace(slow, name="Peer, fast")
-    found = Measured(Plan((ours, slow, fast), Path(), models=("echo",)))
+    found = PeersResult(PeerMeasurementPlan((ours, slow, fast), Path(), models=("echo",)))
     found.stays += [stay(ours, 4000), stay(slow, 100), stay(fast, 2000)]
     (ratio, *_) = live_checks(found)
     assert (ratio.measured, ratio.holds) == ("2.0x", False)
@@ -100,7 +105,7 @@ def test_a_better_row_of_the_same_peer_counts() -> None:
 def test_who_is_missing_is_named() -> None:
     """No check against a missing peer holds, and the tables say why it is missing."""
     ours, peer = contestant("Ours", is_ours=True), contestant("Peer")
-    found = Measured(Plan((ours, peer), Path(), models=("echo",)))
+    found = PeersResult(PeerMeasurementPlan((ours, peer), Path(), models=("echo",)))
     found.stays.append(stay(ours, 4000))
     found.missing["Peer", "echo"] = "not installed: no such version"
     result = report(found)
@@ -113,8 +118,8 @@ def test_who_is_missing_is_named() -> None:
 
 def test_the_share_of_the_runtime_alone() -> None:
     ours = contestant("Ours", is_ours=True)
-    found = Measured(Plan((ours,), Path(), models=("cnn",)))
-    found.alone.append(Alone("cnn", 1, 2000.0, 0.5))
+    found = PeersResult(PeerMeasurementPlan((ours,), Path(), models=("cnn",)))
+    found.alone.append(BareOnnxRuntime("cnn", 1, 2000.0, 0.5))
     found.stays.append(replace(stay(ours, 1700, p99_ms=1.6), model="cnn"))
     measured = {check.claim.partition(":")[0]: check.measured for check in live_checks(found)}
     assert measured["cnn, 32 at a time, binary tensors"] == 0.85
@@ -171,9 +176,9 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-def _served(folder: Path, numbers: str) -> Contestant:
-    route = Route("/x", "values", ("{python}", "server.py", "{port}", numbers))
-    return Contestant("Tiny", "Tiny", folder, (), {"echo": route})
+def _served(folder: Path, numbers: str) -> Peer:
+    route = PeerRoute("/x", "values", ("{python}", "server.py", "{port}", numbers))
+    return Peer("Tiny", "Tiny", folder, (), {"echo": route})
 
 
 def _write_server(folder: Path) -> None:

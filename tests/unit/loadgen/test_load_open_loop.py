@@ -13,9 +13,9 @@ from headgate.core.errors import ConfigError
 from headgate.core.states import Outcome
 from headgate.loadgen import (
     Body,
+    FailureReason,
     LoadOptions,
-    Standing,
-    Trouble,
+    LoadProgress,
     run_closed_loop,
     run_open_loop,
     summarise_load,
@@ -85,7 +85,7 @@ def test_statuses_and_headers_become_outcomes() -> None:
         Outcome.FAILED,
         Outcome.MET,
     ]
-    assert result.trouble.tolist() == [0] * 6 + [Trouble.LOST, 0]
+    assert result.trouble.tolist() == [0] * 6 + [FailureReason.LOST, 0]
     summary = summarise_load(result)
     assert summary.answers == {
         "200": 3,
@@ -119,7 +119,7 @@ def test_patience_ends() -> None:
     options = LoadOptions(body=BODY, connections_max=1, timeout_ns=60 * MILLISECOND_NS)
     with serving(lambda _: Answer(after_s=10)) as server:
         result = run_open_loop(f"{server.url}/x", every(1, 3), options)
-    assert result.trouble.tolist() == [Trouble.TIMED_OUT] * 3
+    assert result.trouble.tolist() == [FailureReason.TIMED_OUT] * 3
     assert result.latency_ns.tolist() == [60 * MILLISECOND_NS] * 3
     assert result.outcome.tolist() == [Outcome.EXPIRED] * 3
 
@@ -129,7 +129,7 @@ def test_nobody_listens() -> None:
         taken.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/x"
         result = run_open_loop(url, every(1, 5), LoadOptions(body=BODY))
-    assert result.trouble.tolist() == [Trouble.REFUSED] * 5
+    assert result.trouble.tolist() == [FailureReason.REFUSED] * 5
     assert (result.sent_ns == NEVER_NS).all()
 
 
@@ -168,7 +168,7 @@ def test_what_cannot_be_sent() -> None:
 
 def test_it_tells_how_it_goes() -> None:
     """The last request is answered only when the others have been told of."""
-    heard: list[Standing] = []
+    heard: list[LoadProgress] = []
 
     def decide(number: int) -> Answer:
         until = None if number < 9 else lambda: any(word.ended == 9 for word in heard)

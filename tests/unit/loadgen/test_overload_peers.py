@@ -8,16 +8,16 @@ import numpy as np
 
 from headgate.core.clock import MILLISECOND_NS, SECOND_NS
 from headgate.lab.bench._overload_peers import MODEL, PeerPlan, PeersMeasured, once, report_peers
-from headgate.lab.bench._server_under_test import SLO_MS, Step
-from headgate.lab.bench.live.models import Alone
-from headgate.lab.bench.live.server_process import Contestant, read_contestants
-from headgate.loadgen import Trouble, summarise_load
+from headgate.lab.bench._server_under_test import SLO_MS, LoadStep
+from headgate.lab.bench.live.models import BareOnnxRuntime
+from headgate.lab.bench.live.server_process import Peer, read_contestants
+from headgate.loadgen import FailureReason, summarise_load
 from headgate.loadgen.results import Rows, make_result
 
 CONTESTANTS = Path(__file__).parents[3] / "benchmarks" / "peers" / "contestants.yaml"
 
 
-def step(load: float, answers: list[tuple[int, int]]) -> Step:
+def step(load: float, answers: list[tuple[int, int]]) -> LoadStep:
     """One second of requests, each with its status (0: timed out) and milliseconds."""
     rows = Rows()
     for number, (status, took_ms) in enumerate(answers):
@@ -25,22 +25,22 @@ def step(load: float, answers: list[tuple[int, int]]) -> Step:
         if status:
             rows.answer(row, number + took_ms * MILLISECOND_NS, status, b"", b"")
         else:
-            rows.give_up(row, number + took_ms * MILLISECOND_NS, Trouble.TIMED_OUT)
+            rows.give_up(row, number + took_ms * MILLISECOND_NS, FailureReason.TIMED_OUT)
     kinds = np.zeros(len(answers), np.int32)
     slo_ns = SLO_MS * MILLISECOND_NS
     names = (("p",), ("c",))
     result = make_result(
         rows, kinds, kinds, names, window_ns=SECOND_NS, slo_ns=slo_ns, connections=1
     )
-    return Step(load, summarise_load(result), True, (10.0, 12.0, 11.0))
+    return LoadStep(load, summarise_load(result), True, (10.0, 12.0, 11.0))
 
 
-def measured(own: list[Step], peer: list[Step]) -> PeersMeasured:
+def measured(own: list[LoadStep], peer: list[LoadStep]) -> PeersMeasured:
     """What was found of two, one of them ours."""
-    ours = Contestant("Ours", "Ours", Path(), (), {}, is_ours=True)
-    other = Contestant("Peer", "Peer", Path(), (), {})
+    ours = Peer("Ours", "Ours", Path(), (), {}, is_ours=True)
+    other = Peer("Peer", "Peer", Path(), (), {})
     plan = PeerPlan((ours, other), Path(), loads=(1.0, 3.0))
-    return PeersMeasured(plan, Alone(MODEL, 1, 50.0, 20.0), {"Ours": own, "Peer": peer})
+    return PeersMeasured(plan, BareOnnxRuntime(MODEL, 1, 50.0, 20.0), {"Ours": own, "Peer": peer})
 
 
 def test_everybody_takes_part_once() -> None:

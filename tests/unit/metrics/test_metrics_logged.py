@@ -24,7 +24,7 @@ from headgate.core.events import (
 from headgate.core.model import App, Client, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
 from headgate.core.records import STAGES_MAX
 from headgate.core.states import Outcome
-from headgate.metrics.calibration import VALUES_MAX, calibrate, calibrated, equally_likely
+from headgate.metrics.calibration import VALUES_MAX, calibrate, calibrated, quantile_bin_means
 from headgate.metrics.from_log import LoggedColumns, read_columns
 
 MS = 1_000_000
@@ -117,7 +117,7 @@ def test_what_is_written_beside_the_profile() -> None:
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=1_000))
 def test_few_values_with_the_mean_and_the_order_of_many(values: list[float]) -> None:
-    likely = equally_likely(np.sort(np.array(values)))
+    likely = quantile_bin_means(np.sort(np.array(values)))
     assert len(likely) == min(len(values), VALUES_MAX)
     assert np.mean(likely) == pytest.approx(np.mean(values), rel=1e-3)
     assert all(a <= b * 1.001 for a, b in pairwise(likely))

@@ -6,13 +6,13 @@ from metrics_runs import Row, make_run
 
 from headgate.core.clock import MILLISECOND_NS
 from headgate.core.states import Outcome
-from headgate.metrics.columns import as_clients_see
+from headgate.metrics.columns import with_client_overhead
 
 
 def test_what_was_just_in_time_is_late_for_its_client() -> None:
     rows = [Row(0, 10, 99), Row(0, 10, 90), Row(0, None, 0, Outcome.REJECTED)]
     requests = make_run(rows).requests
-    seen = as_clients_see(requests, 2 * MILLISECOND_NS)
+    seen = with_client_overhead(requests, 2 * MILLISECOND_NS)
     assert seen.outcome.tolist() == [Outcome.LATE, Outcome.MET, Outcome.REJECTED]
     assert (seen.finished_ns // MILLISECOND_NS).tolist() == [101, 92, 2]
     assert requests.outcome.tolist() == [Outcome.MET, Outcome.MET, Outcome.REJECTED]

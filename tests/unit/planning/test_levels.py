@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.core.clock import SECOND_NS
-from headgate.planning.rent_or_call import Levels
+from headgate.planning.rent_or_call import RentalLadder
 
 S = SECOND_NS
 
 
 def make_levels(
     count: int = 3, *, standing: int = 0, own: int = 0, boot_s: int = 100, allowed_s: int = 1
-) -> Levels:
-    return Levels(
+) -> RentalLadder:
+    return RentalLadder(
         count,
         standing=standing,
         own=own,
@@ -32,7 +32,7 @@ def make_levels(
     )
 
 
-def drive(levels: Levels, from_s: int, seconds: int, rate_per_s: int) -> list[int]:
+def drive(levels: RentalLadder, from_s: int, seconds: int, rate_per_s: int) -> list[int]:
     """Evenly spaced arrivals; what is wanted, second by second."""
     wanted = []
     for second in range(from_s, from_s + seconds):
@@ -87,7 +87,7 @@ def test_a_short_lull_is_sat_out() -> None:
     assert set(wanted) == {1}
 
 
-def held_s(levels: Levels, from_s: int) -> int:
+def held_s(levels: RentalLadder, from_s: int) -> int:
     """How long a node is held once nothing comes."""
     seconds = 0
     while drive(levels, from_s + seconds, 1, 0)[0]:

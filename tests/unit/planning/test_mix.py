@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from headgate.config.prices import read_prices
 from headgate.core.catalog import InstanceType
 from headgate.core.clock import SECOND_NS
-from headgate.planning.capacity.load import Level, Load, Rise, closed_load, open_load
+from headgate.planning.capacity.load import LoadProfile, RateLevel, Rise, closed_load, open_load
 from headgate.planning.capacity.mix import (
-    Functions,
+    FaasChoice,
     best_of_type,
     break_even_rate,
     cheapest_mix,
     evaluate,
 )
-from headgate.planning.capacity.plan import Infeasible, Plan, Terms, make_plan
-from headgate.planning.capacity.sizing import Site, function_sizes, knee_size, site
+from headgate.planning.capacity.plan import CapacityPlan, Infeasible, Terms, make_plan
+from headgate.planning.capacity.sizing import InstanceCapacity, function_sizes, knee_size, site
 from headgate.planning.latency_model import Characterisation
 from headgate.planning.queueing import erlang_b
 from headgate.workload import Arrivals, parse_arrivals
@@ -31,24 +31,24 @@ LARGE = InstanceType("large", 2, 1 << 40, 0.1)
 PLATFORM = read_prices().platforms[0]
 
 
-def steady(rate_per_s: float, duration_s: float = 3_600.0) -> Load:
-    return Load((Level(1.0, rate_per_s=rate_per_s),), duration_s, (Rise(0.0, 0),))
+def steady(rate_per_s: float, duration_s: float = 3_600.0) -> LoadProfile:
+    return LoadProfile((RateLevel(1.0, rate_per_s=rate_per_s),), duration_s, (Rise(0.0, 0),))
 
 
-def place(times_ms: tuple[float, ...], usd_per_hour: float = 0.1) -> Site:
+def place(times_ms: tuple[float, ...], usd_per_hour: float = 0.1) -> InstanceCapacity:
     offer = replace(LARGE, usd_per_hour=usd_per_hour)
     within = tuple(1.0 for _ in times_ms)
-    return Site(offer, len(times_ms), False, False, times_ms[0], times_ms, within)
+    return InstanceCapacity(offer, len(times_ms), False, False, times_ms[0], times_ms, within)
 
 
-def functions(start_ms: float = 2_500.0, concurrency: int = 1_000) -> Functions:
+def functions(start_ms: float = 2_500.0, concurrency: int = 1_000) -> FaasChoice:
     row = knee_size(function_sizes(PAPER, PLATFORM, 150))
     assert row is not None
     terms = replace(PLATFORM.sized(row.memory_bytes), concurrency_max=concurrency)
-    return Functions(terms, row, start_ms, is_cold_within=False)
+    return FaasChoice(terms, row, start_ms, is_cold_within=False)
 
 
-def levels_of(spec: str, duration_s: int = 600) -> Load:
+def levels_of(spec: str, duration_s: int = 600) -> LoadProfile:
     arrivals = parse_arrivals(spec, duration_ns=duration_s * SECOND_NS, seed=1)
     assert isinstance(arrivals, Arrivals)
     return open_load(arrivals.times_ns, arrivals.duration_ns, slo_ms=100)
@@ -145,8 +145,8 @@ def test_cold_starts_by_how_often_functions_are_called() -> None:
 
 def test_a_burst_starts_as_many_as_come_while_the_first_starts() -> None:
     """Nobody spills at first; then 40/s do, for 2.5 s of start and 27 ms of run: 101 at once."""
-    quiet, loud = Level(0.5), Level(0.5, rate_per_s=40.0)
-    load = Load((quiet, loud), 60.0, (Rise(0.0, 0), Rise(30.0, 1)))
+    quiet, loud = RateLevel(0.5), RateLevel(0.5, rate_per_s=40.0)
+    load = LoadProfile((quiet, loud), 60.0, (Rise(0.0, 0), Rise(30.0, 1)))
     mix = evaluate(load, None, 0, functions())
     assert mix.cold * 40 * 30 == pytest.approx(40 * 2.527, rel=0.02)
 
@@ -191,13 +191,13 @@ def test_infeasible_is_not_the_same_as_too_little() -> None:
     assert isinstance(never, Infeasible)
     assert never.fastest_ms == pytest.approx(36.0)  # 26 ms and the way, or 36 ms on two cores
     short = make_plan(PAPER, [LARGE], None, Terms(200.0, 0.99, load, instances_max=3))
-    assert isinstance(short, Plan)
+    assert isinstance(short, CapacityPlan)
     assert not short.is_enough
     enough = 3 + short.instances_short
     for count, is_enough in ((enough, True), (enough - 1, False)):
         terms = Terms(200.0, 0.99, load, instances_max=count)
         plan = make_plan(PAPER, [LARGE], None, terms)
-        assert isinstance(plan, Plan)
+        assert isinstance(plan, CapacityPlan)
         assert plan.is_enough is is_enough
 
 

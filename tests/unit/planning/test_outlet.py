@@ -9,25 +9,25 @@ import pytest
 from headgate.core.clock import SECOND_NS
 from headgate.core.model import (
     App,
+    FaasPlatform,
     Function,
     Pipeline,
     Pool,
     Profile,
-    Serverless,
     Slo,
     Stage,
     Tier,
     Variant,
 )
-from headgate.planning.targets import FaasTarget, find_outlet
+from headgate.planning.targets import FaasTarget, choose_faas_target
 
 MS = 1_000_000
 S = SECOND_NS
 MEMORY_NS = 3_600 * S
-TERMS = Serverless(1 << 30, usd_per_gb_s=1.0, keep_alive_ns=600 * S)
+TERMS = FaasPlatform(1 << 30, usd_per_gb_s=1.0, keep_alive_ns=600 * S)
 
 
-def cloud(id: int, platform: Serverless = TERMS, network_ms: int = 0) -> Pool:
+def cloud(id: int, platform: FaasPlatform = TERMS, network_ms: int = 0) -> Pool:
     return Pool(
         id, f"c{id}", Tier.SERVERLESS, nodes=0, network_ns=network_ms * MS, serverless=platform
     )
@@ -46,10 +46,10 @@ def app_of(*places: tuple[Pool, int], latency_ms: int = 1_000, burst: float = 1.
 
 
 def found(app: App) -> FaasTarget | None:
-    return find_outlet(app, app.functions[0], MEMORY_NS)
+    return choose_faas_target(app, app.functions[0], MEMORY_NS)
 
 
-def outlet(platform: Serverless = TERMS, **options: float) -> FaasTarget:
+def outlet(platform: FaasPlatform = TERMS, **options: float) -> FaasTarget:
     """Calls of 100 ms."""
     outlet = found(app_of((cloud(0, platform), 100), **options))  # type: ignore[arg-type]
     assert outlet is not None
@@ -133,7 +133,7 @@ def test_a_burst_fades_and_is_forgotten_at_last() -> None:
 # --- by which means -----------------------------------------------------------------------------
 
 
-def busy(platform: Serverless, share: float) -> FaasTarget:
+def busy(platform: FaasPlatform, share: float) -> FaasTarget:
     """One instance, in use for this share of the last hours."""
     one = outlet(platform)
     for second in range(0, 5 * 3_600, 10):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.model import Profile
-from headgate.planning.batch_size import items_within
+from headgate.planning.batch_size import max_batch_within
 from headgate.planning.forecast import OfferedLoad
 from headgate.planning.latency_predictor import QuantileTracker
 
@@ -45,7 +45,7 @@ def test_a_tracker_follows_a_drift() -> None:
 def test_a_batch_fits_its_slack_and_a_larger_one_would_not(
     times: list[int], slack_ns: int, correction: float
 ) -> None:
-    size = items_within(Profile(exec_ns=tuple(times)), slack_ns, correction)
+    size = max_batch_within(Profile(exec_ns=tuple(times)), slack_ns, correction)
     fitting = [b for b, time_ns in enumerate(times, start=1) if time_ns * correction <= slack_ns]
     assert size == max(fitting, default=1)
 

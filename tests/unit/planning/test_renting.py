@@ -7,26 +7,26 @@ from dataclasses import replace
 from headgate.core.clock import SECOND_NS
 from headgate.core.model import (
     App,
+    FaasPlatform,
     Function,
     Pipeline,
     Pool,
     Profile,
-    Serverless,
     Slo,
     Stage,
     Tier,
     Variant,
 )
 from headgate.core.policy import Target
-from headgate.planning.rent_or_call import Renting
-from headgate.planning.targets import find_outlet
+from headgate.planning.rent_or_call import NodeAutoscaler
+from headgate.planning.targets import choose_faas_target
 
 MS = 1_000_000
 S = SECOND_NS
 OWN = Pool(0, "own", Tier.DEDICATED, nodes=4)
 # A node does ten in a second, for 0.001 USD; a call of 100 ms costs 0.0002 USD: from five on.
 RENTED = replace(OWN, is_elastic=True, boot_ns=100 * S, usd_per_hour=3.6)
-CLOUD = Pool(1, "cloud", Tier.SERVERLESS, serverless=Serverless(1 << 30, usd_per_gb_s=0.002))
+CLOUD = Pool(1, "cloud", Tier.SERVERLESS, serverless=FaasPlatform(1 << 30, usd_per_gb_s=0.002))
 
 
 def make_app(*pools: Pool, functions: int = 1, warm: int = 0) -> App:
@@ -41,8 +41,10 @@ def make_app(*pools: Pool, functions: int = 1, warm: int = 0) -> App:
     return App(made, tuple(Pipeline(f.id, f.name, (Stage(f),), slo) for f in made), pools)
 
 
-def renting(app: App) -> Renting:
-    return Renting(app, [find_outlet(app, f, 3_600 * S) for f in app.functions], 1_800 * S)
+def renting(app: App) -> NodeAutoscaler:
+    return NodeAutoscaler(
+        app, [choose_faas_target(app, f, 3_600 * S) for f in app.functions], 1_800 * S
+    )
 
 
 def load(

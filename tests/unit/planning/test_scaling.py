@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from headgate.core.model import (
     App,
+    FaasPlatform,
     Function,
     Pipeline,
     Pool,
     Profile,
-    Serverless,
     Slo,
     Stage,
     Tier,
@@ -25,8 +25,8 @@ from headgate.core.records import Instance
 from headgate.core.states import InstanceState
 from headgate.core.view import View
 from headgate.planning.concurrency import Thresholds
-from headgate.planning.rent_or_call import nodes_for, nodes_that_pay, surplus
-from headgate.planning.targets import Tiers
+from headgate.planning.rent_or_call import excess_instances, newsvendor_nodes, nodes_for
+from headgate.planning.targets import Targets
 
 HOUR_S = 3_600
 
@@ -46,14 +46,14 @@ def test_so_many_nodes_pay_as_make_the_whole_bill_smallest(
         spilled = sum(max(0.0, amount - nodes * node_takes) for amount in buckets)
         return nodes * node_usd * len(buckets) + spilled * spill_usd
 
-    nodes = nodes_that_pay(buckets, node_takes, node_usd, spill_usd, most=12)
+    nodes = newsvendor_nodes(buckets, node_takes, node_usd, spill_usd, most=12)
     assert bill(nodes) == pytest.approx(min(bill(n) for n in range(13)))
 
 
 def test_where_there_are_no_calls_the_peak_is_rented() -> None:
-    assert nodes_that_pay([1.0, 9.0], 4.0, 1.0, inf, most=9) == 3
-    assert nodes_that_pay([1.0, 9.0], 4.0, 1.0, inf, most=2) == 2
-    assert nodes_that_pay([0.0], 4.0, 1.0, inf, most=9) == 0
+    assert newsvendor_nodes([1.0, 9.0], 4.0, 1.0, inf, most=9) == 3
+    assert newsvendor_nodes([1.0, 9.0], 4.0, 1.0, inf, most=2) == 2
+    assert newsvendor_nodes([0.0], 4.0, 1.0, inf, most=9) == 0
 
 
 def test_whole_nodes_are_not_rounded_up() -> None:
@@ -64,8 +64,8 @@ def test_whole_nodes_are_not_rounded_up() -> None:
 
 SMALL = Pool(0, "small", Tier.DEDICATED, slots=9, is_elastic=True, usd_per_hour=HOUR_S * 2.0)
 LARGE = replace(SMALL, id=1, name="large", usd_per_hour=HOUR_S * 3.0)
-CHEAP = Pool(2, "cheap", Tier.SERVERLESS, serverless=Serverless(1 << 30, usd_per_request=0.1))
-DEAR = Pool(3, "dear", Tier.SERVERLESS, serverless=Serverless(1 << 30, usd_per_request=0.2))
+CHEAP = Pool(2, "cheap", Tier.SERVERLESS, serverless=FaasPlatform(1 << 30, usd_per_request=0.1))
+DEAR = Pool(3, "dear", Tier.SERVERLESS, serverless=FaasPlatform(1 << 30, usd_per_request=0.2))
 
 
 def declared(pools: tuple[Pool, ...], exec_ns: tuple[int, ...], latency_ns: int) -> App:
@@ -78,8 +78,8 @@ def declared(pools: tuple[Pool, ...], exec_ns: tuple[int, ...], latency_ns: int)
     return App((recommend,), (pipeline,), pools)
 
 
-def tiers_of(app: App) -> Tiers:
-    return Tiers(app, Thresholds(app))
+def tiers_of(app: App) -> Targets:
+    return Targets(app, Thresholds(app))
 
 
 def test_lots_and_outlets_are_cheapest_first() -> None:
@@ -125,6 +125,6 @@ def test_what_is_not_there_yet_goes_first_then_the_idlest_then_the_youngest() ->
         instance = Instance(id, app.variants[0], SMALL, None, 0)
         instance.state, instance.running = state, running
         view.instances[id] = instance
-    assert [i.id for i in surplus(view, (0, 0), 0)] == [4, 2, 3, 0, 1]
-    assert [i.id for i in surplus(view, (0, 0), 3)] == [4, 2]
-    assert surplus(view, (0, 0), 5) == []
+    assert [i.id for i in excess_instances(view, (0, 0), 0)] == [4, 2, 3, 0, 1]
+    assert [i.id for i in excess_instances(view, (0, 0), 3)] == [4, 2]
+    assert excess_instances(view, (0, 0), 5) == []

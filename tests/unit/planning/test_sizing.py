@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.config.prices import read_prices
-from headgate.core.catalog import MIB, FunctionPlatform, InstanceType
+from headgate.core.catalog import MIB, FaasOffering, InstanceType
 from headgate.planning.capacity.sizing import (
     cheapest_size,
     function_sizes,
@@ -24,7 +24,7 @@ PAPER = Characterisation.surrogate()
 
 
 @pytest.fixture(scope="module")
-def platform() -> FunctionPlatform:
+def platform() -> FaasOffering:
     return read_prices().platforms[0]
 
 
@@ -59,7 +59,7 @@ def test_the_quantile_counts() -> None:
     assert place.times_ms == (12.0, 24.0)  # means
 
 
-def test_what_has_no_room_holds_nothing(platform: FunctionPlatform) -> None:
+def test_what_has_no_room_holds_nothing(platform: FaasOffering) -> None:
     large = replace(PAPER, peak_memory_bytes=5000 * MIB)
     assert site(large, InstanceType("small", 8, 4000 * MIB, 1.0), 150, 0.99).threshold == 0
     rows = function_sizes(large, platform, 150)
@@ -69,7 +69,7 @@ def test_what_has_no_room_holds_nothing(platform: FunctionPlatform) -> None:
     assert cheapest.memory_bytes == 5120 * MIB
 
 
-def test_the_knee_of_the_paper(platform: FunctionPlatform) -> None:
+def test_the_knee_of_the_paper(platform: FaasOffering) -> None:
     """Four cores; of the sizes, 6.5 GiB, at a price 35 % below that of the largest."""
     assert knee_cores(PAPER) == 4
     rows = function_sizes(PAPER, platform, 150)
@@ -80,7 +80,7 @@ def test_the_knee_of_the_paper(platform: FunctionPlatform) -> None:
     assert knee.run_ms <= 1.05 * rows[-1].run_ms
 
 
-def test_the_knee_gives_way_to_the_objective(platform: FunctionPlatform) -> None:
+def test_the_knee_gives_way_to_the_objective(platform: FaasOffering) -> None:
     """Where 5 % slower than the best is too slow, the smallest size that is fast enough."""
     rows = function_sizes(PAPER, platform, 36.2)  # 26 ms and the network
     knee = knee_size(rows)
@@ -91,7 +91,7 @@ def test_the_knee_gives_way_to_the_objective(platform: FunctionPlatform) -> None
     assert cheapest_size(rows) is None
 
 
-def test_of_sizes_at_one_price_the_faster_is_the_cheapest(platform: FunctionPlatform) -> None:
+def test_of_sizes_at_one_price_the_faster_is_the_cheapest(platform: FaasOffering) -> None:
     """In steps of a second, all sizes take one step; without a price for memory all cost alike."""
     terms = replace(platform.terms, usd_per_gb_s=0.0)
     rows = function_sizes(PAPER, replace(platform, terms=terms), 150)

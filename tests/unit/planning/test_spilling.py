@@ -23,12 +23,12 @@ from headgate.core.events import (
 )
 from headgate.core.model import (
     App,
+    BreakerConfig,
+    FaasPlatform,
     Function,
-    Guard,
     Pipeline,
     Pool,
     Profile,
-    Serverless,
     Slo,
     Stage,
     Tier,
@@ -37,13 +37,15 @@ from headgate.core.model import (
 from headgate.core.policy import Policy, PolicyKind
 from headgate.core.records import Batch, Node, Task
 from headgate.core.scheduler.scheduler import Scheduler
-from headgate.planning.latency_predictor import Predictor
-from headgate.planning.spillover import TEND, Spilling
+from headgate.planning.latency_predictor import LatencyPredictor
+from headgate.planning.spillover import TEND, Spillover
 
 S = SECOND_NS
 NODE = Pool(0, "node")
-TERMS = Serverless(1 << 30, keep_alive_ns=600 * S)
-CLOUD = Pool(1, "cloud", Tier.SERVERLESS, nodes=0, serverless=TERMS, guard=Guard(failures_max=1))
+TERMS = FaasPlatform(1 << 30, keep_alive_ns=600 * S)
+CLOUD = Pool(
+    1, "cloud", Tier.SERVERLESS, nodes=0, serverless=TERMS, guard=BreakerConfig(failures_max=1)
+)
 KEY = (TEND, 0)
 
 
@@ -87,8 +89,8 @@ class Rig:
         policy.rig = self
         self.orders = policy.orders
         self.view = self.scheduler.view
-        self.predictor = Predictor(self.view, 0.9)
-        self.spilling = Spilling(self.view, self.orders, self.predictor, 0.2, 600 * S)
+        self.predictor = LatencyPredictor(self.view, 0.9)
+        self.spilling = Spillover(self.view, self.orders, self.predictor, 0.2, 600 * S)
         self.waiting: list[Task] = []
         self.asked = 0
         if has_node:
@@ -303,8 +305,8 @@ def test_a_function_without_a_platform_spills_nothing() -> None:
     function = Function(0, "f", (Variant(0, "f", 0, (0,), Profile((S,))),))
     app = App((function,), (Pipeline(0, "p", (Stage(function),)),), (NODE,))
     scheduler = Scheduler(app, PolicyKind(Waiting), validate=True)
-    predictor = Predictor(scheduler.view, 0.9)
-    spilling = Spilling(scheduler.view, scheduler.policy.orders, predictor, 0.2, 3_600 * S)
+    predictor = LatencyPredictor(scheduler.view, 0.9)
+    spilling = Spillover(scheduler.view, scheduler.policy.orders, predictor, 0.2, 3_600 * S)
     assert not spilling.is_possible
     assert not spilling.is_open(0)
     assert spilling.closed_pools() == []

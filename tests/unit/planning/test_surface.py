@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headgate.planning.latency_model import (
     FORMS,
     Interpolation,
-    Sample,
+    LatencySample,
     Surface,
     _non_negative,
     fit_surface,
@@ -23,10 +23,10 @@ TOGETHER = (1.0, 2.0, 5.0, 10.0, 20.0)
 TERMS = {"shared": 3, "calls": 5, "crowded": 7}
 
 
-def sampled(surface: Surface, noise: float = 0.0, seed: int = 0) -> list[Sample]:
+def sampled(surface: Surface, noise: float = 0.0, seed: int = 0) -> list[LatencySample]:
     rng = Random(seed)
     return [
-        Sample(n, c, b, surface.time_ms(n, c, b) * (1 + noise * rng.uniform(-1, 1)))
+        LatencySample(n, c, b, surface.time_ms(n, c, b) * (1 + noise * rng.uniform(-1, 1)))
         for n in CORES
         for c in TOGETHER
         for b in (1.0, 8.0)
@@ -52,7 +52,7 @@ def test_errors_are_those_of_points_it_was_not_shown() -> None:
 
 
 def test_too_few_points_have_no_error_but_a_surface() -> None:
-    found = fit_surface([Sample(1, 1, 1, 10.0), Sample(1, 2, 1, 20.0)])
+    found = fit_surface([LatencySample(1, 1, 1, 10.0), LatencySample(1, 2, 1, 20.0)])
     assert found.mean_error is None and found.max_error is None
     assert found.time_ms(1, 4) == pytest.approx(40.0)
 
@@ -64,7 +64,7 @@ def test_half_a_core_takes_twice_as_long() -> None:
 
 def test_it_is_exact_where_it_was_measured_and_bends_in_between() -> None:
     surface = Surface("shared", 1.0, (0.0, 10.0, 0.0))
-    told = Interpolation(surface, [Sample(1, 1, 1, 12.0), Sample(1, 4, 1, 48.0)])
+    told = Interpolation(surface, [LatencySample(1, 1, 1, 12.0), LatencySample(1, 4, 1, 48.0)])
     assert told.time_ms(1, 1) == 12.0
     assert told.time_ms(1, 2) == pytest.approx(24.0)  # both are a fifth above the surface
 
@@ -81,7 +81,7 @@ def test_it_is_exact_where_it_was_measured_and_bends_in_between() -> None:
 def test_whatever_was_measured_more_company_never_helps(
     rows: list[tuple[float, float, float]],
 ) -> None:
-    found = fit_surface([Sample(n, c, 1.0, time_ms) for n, c, time_ms in rows])
+    found = fit_surface([LatencySample(n, c, 1.0, time_ms) for n, c, time_ms in rows])
     assert all(value >= 0 for value in found.coefficients)
     for cores in CORES:
         times = [found.time_ms(cores, c) for c in TOGETHER]

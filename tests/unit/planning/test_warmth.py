@@ -5,15 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.core.model import Serverless
-from headgate.planning.warm_pool import Warmth
+from headgate.core.model import FaasPlatform
+from headgate.planning.warm_pool import WarmPoolEstimate
 
 START_NS = 100
 KEEP_ALIVE_NS = 1_000
 
 
-def make_warmth() -> Warmth:
-    return Warmth(Serverless(1, keep_alive_ns=KEEP_ALIVE_NS), START_NS)
+def make_warmth() -> WarmPoolEstimate:
+    return WarmPoolEstimate(FaasPlatform(1, keep_alive_ns=KEEP_ALIVE_NS), START_NS)
 
 
 def test_a_call_that_ran_leaves_an_instance_behind() -> None:
@@ -55,7 +55,7 @@ def test_what_is_kept_is_there_after_a_start_and_does_not_age() -> None:
 
 
 def test_what_is_provisioned_is_there_when_it_is_provisioned() -> None:
-    warmth = Warmth(Serverless(1, provision_ns=5_000), START_NS)
+    warmth = WarmPoolEstimate(FaasPlatform(1, provision_ns=5_000), START_NS)
     warmth.keep(0, 3, is_provisioned=True)
     assert (warmth.there(4_999), warmth.is_waking(4_999)) == (0, True)
     assert warmth.there(5_000) == 3

@@ -23,11 +23,11 @@ from headgate.core.events import (
 )
 from headgate.core.model import (
     App,
+    FaasPlatform,
     Function,
     Pipeline,
     Pool,
     Profile,
-    Serverless,
     Slo,
     Stage,
     Tier,
@@ -45,7 +45,7 @@ RENTED: Final = replace(NODES, is_elastic=True, boot_ns=BOOT_S * SECOND_NS)
 # A call of 300 ms costs 6e-4 USD and a node 1e-3 USD a second: it pays if it is given more than
 # 1.67 requests in it.
 CLOUD: Final = Pool(
-    1, "cloud", Tier.SERVERLESS, nodes=0, serverless=Serverless(1 << 30, usd_per_gb_s=0.002)
+    1, "cloud", Tier.SERVERLESS, nodes=0, serverless=FaasPlatform(1 << 30, usd_per_gb_s=0.002)
 )
 LONE_MS: Final = 360
 

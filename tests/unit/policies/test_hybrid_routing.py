@@ -10,7 +10,7 @@ from hybrid_rig import CLOUD, MS, NODES, RENTED, HybridRig
 from headgate.core.actions import Dispatch
 from headgate.core.errors import ConfigError
 from headgate.core.events import BatchFailed, BatchLost, BatchRefused, NodeJoined, NodeLost, Refusal
-from headgate.core.model import LAMBDA_PAYLOAD_BYTES_MAX, Guard, Pool
+from headgate.core.model import LAMBDA_PAYLOAD_BYTES_MAX, BreakerConfig, Pool
 from headgate.policies import find_policy
 
 ONE = replace(RENTED, nodes=1)
@@ -72,7 +72,7 @@ def test_without_functions_it_runs_late_rather_than_never() -> None:
 
 def closed(policy: str) -> HybridRig:
     """One node that is full, and a breaker that has just opened."""
-    rig = HybridRig(policy, pools=(ONE, replace(CLOUD, guard=Guard(failures_max=1))))
+    rig = HybridRig(policy, pools=(ONE, replace(CLOUD, guard=BreakerConfig(failures_max=1))))
     assert rig.ask(6) == [0, 0, 0, 0, 0, None]
     del rig.out[5]
     actions = rig.tell(BatchFailed(5, "broken"))

@@ -17,12 +17,12 @@ from headgate.profiling import measure as clients
 from headgate.profiling.machine import this_machine, usable_cores
 from headgate.profiling.measure import SAMPLES_MAX, measure, median_interval
 from headgate.profiling.model_store import fetch
-from headgate.profiling.probe_client import Wish
+from headgate.profiling.probe_client import MeasureRequest
 from headgate.profiling.report import Objective, curves, findings, profile_figure
 
 
-def wish(concurrency: int, length_s: float = 0.2, precision: float = 1e-9) -> Wish:
-    return Wish(concurrency, 1, length_s, precision, samples_min=10)
+def wish(concurrency: int, length_s: float = 0.2, precision: float = 1e-9) -> MeasureRequest:
+    return MeasureRequest(concurrency, 1, length_s, precision, samples_min=10)
 
 
 class Clock:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headgate.core.errors import ConfigError
-from headgate.profiling import measured, measured_functions, read_tables
+from headgate.profiling import bundled_functions, bundled_profile, read_tables
 from headgate.profiling.csv_import import LAMBDA_MB_PER_CORE
 
 TOGETHER = """function,device,cores,concurrency,mean_ms,p50_ms,p95_ms,p99_ms,requests_per_s
@@ -94,10 +94,10 @@ def test_files_that_are_no_tables_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_carried_tables_can_be_used() -> None:
-    for name in measured_functions():
-        found = measured(name)
+    for name in bundled_functions():
+        found = bundled_profile(name)
         assert list(found.cores) == [1, 2, 4, 8, 16]
         assert found.concurrencies[-1] == 20 and found.batches[-1] > 1
         assert found.surface.mean_error is not None and found.surface.mean_error < 0.2
     with pytest.raises(ConfigError, match="recommender"):
-        measured("recomender")
+        bundled_profile("recomender")

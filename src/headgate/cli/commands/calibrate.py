@@ -13,13 +13,13 @@ from rich.text import Text
 
 from headgate.cli.options import OutputPath, check_not_read, json_option, writing
 from headgate.cli.output import Progress, rows_table, show, show_json
-from headgate.config import LoadedApp, from_spec
-from headgate.config.loader import brief
+from headgate.config import AppConfig, from_spec
+from headgate.config.loader import without_defaults
 from headgate.core.errors import ConfigError
 from headgate.core.event_log import LogHeader, read_log
 from headgate.core.states import OUTCOME_NAMES
 from headgate.core.units import parse_duration
-from headgate.metrics.calibration import FunctionTruth, calibrate, calibrated
+from headgate.metrics.calibration import CalibrationResult, calibrate, calibrated
 from headgate.metrics.from_log import LoggedColumns, read_columns
 from headgate.metrics.summary import count_outcomes
 
@@ -76,7 +76,7 @@ def command(
             show(Text(missing, "yellow"))
 
 
-def _read(log: Path) -> tuple[LogHeader, LoadedApp, LoggedColumns, str]:
+def _read(log: Path) -> tuple[LogHeader, AppConfig, LoggedColumns, str]:
     header, entries = read_log(log)
     with closing(entries):
         loaded = from_spec(header.app, f"{log}:1: app")
@@ -100,12 +100,14 @@ def _write_app(path: Path, header: LogHeader, spec: dict[str, object]) -> None:
     # The policy that decided, which the command line may have chosen.
     named = {"name": header.policy, **header.settings}
     spec["policy"] = named if header.settings else header.policy
-    text = yaml.safe_dump(brief(spec), sort_keys=False, default_flow_style=None, width=100)
+    text = yaml.safe_dump(
+        without_defaults(spec), sort_keys=False, default_flow_style=None, width=100
+    )
     with writing(path, "--out"):
         path.write_text(text, encoding="utf-8")
 
 
-def _write_trace(path: Path, loaded: LoadedApp, columns: LoggedColumns) -> None:
+def _write_trace(path: Path, loaded: AppConfig, columns: LoggedColumns) -> None:
     pipelines = [pipeline.name for pipeline in loaded.app.pipelines]
     clients = [client.name for client in loaded.app.clients]
     requests = columns.requests
@@ -124,7 +126,9 @@ def _write_trace(path: Path, loaded: LoadedApp, columns: LoggedColumns) -> None:
         )
 
 
-def _to_json(log: Path, columns: LoggedColumns, truths: list[FunctionTruth]) -> dict[str, object]:
+def _to_json(
+    log: Path, columns: LoggedColumns, truths: list[CalibrationResult]
+) -> dict[str, object]:
     outcomes = zip(OUTCOME_NAMES, count_outcomes(columns.requests), strict=True)
     return {
         "log": str(log),
@@ -139,7 +143,7 @@ def _to_json(log: Path, columns: LoggedColumns, truths: list[FunctionTruth]) -> 
 def _show(
     log: Path,
     columns: LoggedColumns,
-    truths: list[FunctionTruth],
+    truths: list[CalibrationResult],
     out: Path | None,
     trace: Path | None,
 ) -> None:

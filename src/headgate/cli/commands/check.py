@@ -12,7 +12,7 @@ from headgate.cli.app_loading import check_fit, known_policy, load_app, policies
 from headgate.cli.options import app_argument, json_option, traces_option
 from headgate.cli.output import rows_table, show, show_json
 from headgate.cli.workload import WorkloadOptions, choose_workload
-from headgate.config import LoadedApp, make_config
+from headgate.config import AppConfig, make_config
 from headgate.config.objectives import unreachable_objectives
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import TIER_NAMES, App, Pipeline, Pool, Variant
@@ -51,7 +51,7 @@ def command(app: str, traces: Path | None, as_json: bool) -> None:
         _show(app, loaded)
 
 
-def _show(name: str, loaded: LoadedApp) -> None:
+def _show(name: str, loaded: AppConfig) -> None:
     app = loaded.app
     show(
         rows_table([_function(variant, loaded) for variant in app.variants], "Functions"),
@@ -81,7 +81,7 @@ def _who_takes(app: App, policy: str) -> str:
     return text if policy in takers else f"{text}; choose one with --policy"
 
 
-def _function(variant: Variant, loaded: LoadedApp) -> dict[str, object]:
+def _function(variant: Variant, loaded: AppConfig) -> dict[str, object]:
     profile = variant.profile
     is_known = variant.name not in loaded.unmeasured
     return {

@@ -15,7 +15,7 @@ import click
 from rich.text import Text
 
 from headgate.cli.app_loading import (
-    Chosen,
+    SelectedPolicy,
     assumed_times,
     choose,
     load_app,
@@ -35,10 +35,10 @@ from headgate.cli.options import (
     writing,
 )
 from headgate.cli.output import plain, show, show_assumed, show_json
-from headgate.cli.simulation import Run, run
+from headgate.cli.simulation import SimulatedRun, run
 from headgate.cli.workload import WorkloadOptions, choose_workload
-from headgate.config import LoadedApp
-from headgate.config.errors import unknown
+from headgate.config import AppConfig
+from headgate.config.errors import unknown_name_error
 from headgate.core.errors import ConfigError
 from headgate.metrics.confidence import mean_interval
 from headgate.metrics.report.comparison_plots import comparison_figure
@@ -48,8 +48,8 @@ from headgate.metrics.summary import Summary
 from headgate.metrics.table import (
     Column,
     Quantity,
-    Sheet,
-    SheetTable,
+    ReportTable,
+    TableView,
     comparison_sheet,
     format_column,
     format_value,
@@ -69,13 +69,13 @@ _COLUMNS: Final[tuple[tuple[str, str, Quantity, Callable[[Summary], float]], ...
 )
 
 
-def spread_sheet(rows: Sequence[tuple[str, Sequence[Summary]]]) -> Sheet:
+def spread_sheet(rows: Sequence[tuple[str, Sequence[Summary]]]) -> ReportTable:
     """Return one row per policy: means over its seeds with half the 95 % interval."""
     columns = [format_column("", "text", [label for label, _ in rows])]
     for title, _, quantity, value in _COLUMNS:
         pairs = [_mean_and_half([value(summary) for summary in runs]) for _, runs in rows]
         columns.append(_column(title, quantity, pairs))
-    return Sheet("Means over seeds, with half their 95 % interval", tuple(columns))
+    return ReportTable("Means over seeds, with half their 95 % interval", tuple(columns))
 
 
 def spread_json(runs: Sequence[Summary]) -> dict[str, object]:
@@ -129,7 +129,7 @@ class Comparison:
     app: str
     seed: int
     seeds: int
-    runs: dict[str, list[Run]]
+    runs: dict[str, list[SimulatedRun]]
     assumed: dict[str, str]  # by variant: how long it was said to take, as nobody has measured it
 
     @property
@@ -140,7 +140,7 @@ class Comparison:
             seeds = f"{self.seeds} seeds from {self.seed}, means ± half their 95 % interval"
         return f"{self.app}, {seeds}"
 
-    def sheet(self) -> Sheet:
+    def sheet(self) -> ReportTable:
         """One row per policy."""
         if self.seeds == 1:
             return comparison_sheet(self._means())
@@ -191,7 +191,7 @@ class Comparison:
         return [(name, mean_summary(_summaries(runs))) for name, runs in self.runs.items()]
 
 
-def _summaries(runs: list[Run]) -> list[Summary]:
+def _summaries(runs: list[SimulatedRun]) -> list[Summary]:
     return [run.summary for run in runs]
 
 
@@ -241,7 +241,7 @@ def command(
     options = WorkloadOptions(trace, arrivals, duration_ns, sort, traces)
     if report is not None:
         make_directory(report, "--report")
-    runs: dict[str, list[Run]] = {each.name: [] for each in chosen}
+    runs: dict[str, list[SimulatedRun]] = {each.name: [] for each in chosen}
     for number in range(seed, seed + seeds):
         workload = choose_workload(loaded, app, options, number)
         for each in chosen:
@@ -255,18 +255,18 @@ def command(
     if as_json:
         show_json(comparison.to_json())
         return
-    show(Text(f"{comparison.title}\n", "bold"), SheetTable(comparison.sheet()))
+    show(Text(f"{comparison.title}\n", "bold"), TableView(comparison.sheet()))
     show_assumed(comparison.assumed)
     if report is not None:
         show(Text(f"report: {page}"))
 
 
 def _choose_all(
-    loaded: LoadedApp,
+    loaded: AppConfig,
     where: str,
     policies: str | None,
     settings: Iterable[tuple[str, object]],
-) -> list[Chosen]:
+) -> list[SelectedPolicy]:
     if policies is None:
         names = policies_for(loaded.app)
         if not names:
@@ -286,6 +286,6 @@ def _choose_all(
                 "does not say of which policy", where="--set", value=key, allowed=allowed
             )
         if name not in given:
-            raise unknown("policy", name, names, where="--set", key=None)
+            raise unknown_name_error("policy", name, names, where="--set", key=None)
         given[name][setting] = value
     return [choose(loaded, where, name, given[name], option="--policies") for name in names]

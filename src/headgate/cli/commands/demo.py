@@ -11,12 +11,12 @@ from rich.text import Text
 
 import headgate
 from headgate.cli.options import make_directory, writing
-from headgate.cli.output import Progress, hanging, rows_table, show
+from headgate.cli.output import Progress, hanging_indent, rows_table, show
 from headgate.cli.plan_text import sentences
 from headgate.core.errors import ConfigError
-from headgate.lab.demo.hybrid import PROFILE_S, Planned, Shown, perform, prepare
+from headgate.lab.demo.hybrid import PROFILE_S, DemoResult, Planned, perform, prepare
 from headgate.lab.demo.report import run_rows, write_page
-from headgate.lab.demo.setup import Course
+from headgate.lab.demo.setup import DemoSchedule
 from headgate.profiling.machine import usable_cores
 
 _BUSY: Final = 0.5  # runnable processes of others, on average over a minute
@@ -33,9 +33,9 @@ def command() -> None:
     "--step",
     "step_s",
     type=click.FloatRange(min=0.5, max=60),
-    default=Course().step_s,
+    default=DemoSchedule().step_s,
     metavar="S",
-    help=f"How long a burst lasts, and the quiet after it. Default: {Course().step_s:g}.",
+    help=f"How long a burst lasts, and the quiet after it. Default: {DemoSchedule().step_s:g}.",
 )
 @click.option("--report", type=click.Path(path_type=Path), default=Path("out/demo"), metavar="DIR")
 def hybrid(step_s: float, report: Path) -> None:
@@ -54,7 +54,7 @@ def hybrid(step_s: float, report: Path) -> None:
             Text(f"This machine is busy (load {load:.1f}): what is measured now will be.", "yellow")
         )
     with Progress("profiling the recommender") as progress:
-        planned = prepare(MODEL, Course(step_s=step_s), PROFILE_S, progress.say)
+        planned = prepare(MODEL, DemoSchedule(step_s=step_s), PROFILE_S, progress.say)
     words = sentences(planned.plan, planned.scale.measured, None, planned.prices)
     _show_plan(planned, words)
     with Progress("serving") as progress:
@@ -78,10 +78,10 @@ def _show_plan(planned: Planned, words: list[str]) -> None:
         if point.cores == 1
     ]
     show(rows_table(times, "Response times on one core"))
-    show(*(hanging("-", 2, sentence) for sentence in words))
+    show(*(hanging_indent("-", 2, sentence) for sentence in words))
 
 
-def _show_runs(shown: Shown) -> None:
+def _show_runs(shown: DemoResult) -> None:
     scale = shown.planned.scale
     quiet, burst = scale.rates_per_s
     load = f"{quiet:.0f} requests/s, in bursts {burst:.0f}/s"
@@ -93,7 +93,7 @@ def _show_runs(shown: Shown) -> None:
         "Simulated functions have a core each; "
         f"here they share one of {len(usable_cores())} with the gateway.",
     )
-    show(*(hanging("-", 2, note) for note in notes))
+    show(*(hanging_indent("-", 2, note) for note in notes))
     checks = [
         {"claim": c.claim, "expected": c.expected, "was": c.measured, "holds": c.holds}
         for c in shown.checks

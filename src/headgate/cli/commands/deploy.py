@@ -12,8 +12,8 @@ import click
 
 from headgate.cli.app_loading import load_app
 from headgate.cli.options import OutputPath
-from headgate.config import LoadedApp
-from headgate.config.errors import unknown
+from headgate.config import AppConfig
+from headgate.config.errors import unknown_name_error
 from headgate.core.errors import ConfigError
 from headgate.deploy import LambdaFunction, Package, connect, deploy, pack, try_import
 from headgate.deploy.lambda_function import is_embedded
@@ -98,13 +98,13 @@ def deploy_lambda(
         click.echo(f"an image of it: docker build {directory}")
 
 
-def _load(app: str, only: str | None) -> LoadedApp:
+def _load(app: str, only: str | None) -> AppConfig:
     if not app.endswith((".yaml", ".yml")):
         raise ConfigError("is not an application file", where=app, allowed="app.yaml")
     loaded = load_app(app)
     names = [function.name for function in loaded.app.functions]
     if only is not None and only not in names:
-        raise unknown("function", only, names, where=app, key="--only")
+        raise unknown_name_error("function", only, names, where=app, key="--only")
     if not any(loaded.sources):
         problem = "has no function with `model` or `code`: there is nothing to deploy"
         raise ConfigError(problem, where=app)

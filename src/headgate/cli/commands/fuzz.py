@@ -10,7 +10,7 @@ from rich.text import Text
 
 from headgate.cli.app_loading import known_policy
 from headgate.cli.options import json_option, seed_option
-from headgate.cli.output import Progress, cell, hanging, show, show_json
+from headgate.cli.output import Progress, cell, hanging_indent, show, show_json
 from headgate.sim.fuzz import FuzzReport, fuzz
 
 
@@ -67,14 +67,14 @@ def _to_json(policy: str, seed: int, reports: list[FuzzReport]) -> dict[str, obj
 def _show(policy: str, reports: list[FuzzReport]) -> None:
     outcomes = _sum([report.outcomes for report in reports])
     show(
-        hanging("requests", 10, cell(outcomes) or "none"),
-        hanging("events", 10, cell(_sum([report.events for report in reports]))),
-        hanging("checks", 10, ", ".join(reports[0].checks)),
+        hanging_indent("requests", 10, cell(outcomes) or "none"),
+        hanging_indent("events", 10, cell(_sum([report.events for report in reports]))),
+        hanging_indent("checks", 10, ", ".join(reports[0].checks)),
         "",
     )
     failing = [report for report in reports if not report.is_ok]
     for report in failing:
-        show(Text(report.line, "bold"), *(hanging("✗", 2, text) for text in report.failures))
+        show(Text(report.line, "bold"), *(hanging_indent("✗", 2, text) for text in report.failures))
     worlds = "1 world" if len(reports) == 1 else f"{len(reports):,} worlds"
     if failing:
         show(Text(f"{policy} fails in {len(failing):,} of {worlds}", "bold red"))

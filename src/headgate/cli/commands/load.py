@@ -26,9 +26,9 @@ from headgate.core.rng import stream
 from headgate.core.states import OUTCOME_NAMES
 from headgate.loadgen import (
     LoadOptions,
+    LoadProgress,
     LoadResult,
     LoadSummary,
-    Standing,
     read_body,
     run_closed_loop,
     run_open_loop,
@@ -36,7 +36,7 @@ from headgate.loadgen import (
 )
 from headgate.loadgen.requests import CONNECTIONS_MAX
 from headgate.metrics.report import write_report
-from headgate.metrics.table import Sheet, SheetTable, format_column, format_value
+from headgate.metrics.table import ReportTable, TableView, format_column, format_value
 from headgate.workload import (
     Arrivals,
     ClosedLoop,
@@ -50,10 +50,10 @@ from headgate.workload import (
 # How a load run is shown: a line while it goes, tables when it is over.
 
 
-def standing_line(standing: Standing) -> str:
+def standing_line(standing: LoadProgress) -> str:
     """Return what the progress bar says.
 
-    >>> standing_line(Standing(10**9, 200, 190, 195.0, (188, 2, 0, 0, 0, 0), 1.5, 3.25))
+    >>> standing_line(LoadProgress(10**9, 200, 190, 195.0, (188, 2, 0, 0, 0, 0), 1.5, 3.25))
     '195/s  met 188  late 2  p50 1.50 ms  p99 3.25 ms'
     """
     counts = [
@@ -70,8 +70,8 @@ def standing_line(standing: Standing) -> str:
 
 def load_lines(summary: LoadSummary, result: LoadResult) -> Iterator[RenderableType]:
     """Yield the outcomes, the latencies, and then whatever is out of the ordinary."""
-    yield SheetTable(_outcomes(summary))
-    yield SheetTable(_latencies(summary))
+    yield TableView(_outcomes(summary))
+    yield TableView(_latencies(summary))
     answers = ", ".join(f"{name}: {count:,}" for name, count in summary.answers.items())
     yield Text(f"answers       {answers or 'none'}")
     run = summary.run
@@ -105,7 +105,7 @@ def load_lines(summary: LoadSummary, result: LoadResult) -> Iterator[RenderableT
         )
 
 
-def _outcomes(summary: LoadSummary) -> Sheet:
+def _outcomes(summary: LoadSummary) -> ReportTable:
     run = summary.run
     counts = (run.met, run.late, run.rejected, run.expired, run.failed, run.cancelled)
     rows = [
@@ -114,7 +114,7 @@ def _outcomes(summary: LoadSummary) -> Sheet:
         if count or name == "met"
     ]
     total = max(run.requests, 1)
-    return Sheet(
+    return ReportTable(
         "Outcomes",
         (
             format_column("outcome", "text", [name for name, _ in rows]),
@@ -124,7 +124,7 @@ def _outcomes(summary: LoadSummary) -> Sheet:
     )
 
 
-def _latencies(summary: LoadSummary) -> Sheet:
+def _latencies(summary: LoadSummary) -> ReportTable:
     run = summary.run
     values = (run.mean_ms, run.p50_ms, run.p90_ms, run.p99_ms, run.p999_ms)
     names = ("mean", "p50", "p90", "p99", "p99.9")
@@ -132,7 +132,7 @@ def _latencies(summary: LoadSummary) -> Sheet:
     columns = (
         format_column(name, "time_ms", [value]) for name, value in zip(names, values, strict=True)
     )
-    return Sheet("Latency", (label, *columns))
+    return ReportTable("Latency", (label, *columns))
 
 
 def _ms(value_ms: float) -> str:

@@ -21,23 +21,29 @@ from headgate.cli.options import (
     workload_options,
     writing,
 )
-from headgate.cli.output import hanging, rows_table, show, show_json
+from headgate.cli.output import hanging_indent, rows_table, show, show_json
 from headgate.cli.plan_text import declared, infeasible_words, percent, sentences
 from headgate.cli.plan_writer import planned_spec, with_workload
 from headgate.cli.workload import Workload, WorkloadOptions, choose_workload, trace_files
 from headgate.config import from_spec
-from headgate.config.errors import unknown
-from headgate.config.loader import brief
+from headgate.config.errors import unknown_name_error
+from headgate.config.loader import without_defaults
 from headgate.config.prices import read_prices
-from headgate.core.catalog import FunctionPlatform
+from headgate.core.catalog import FaasOffering
 from headgate.core.clock import MILLISECOND_NS, NEVER_NS, SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.core.model import App, Function, Pipeline
 from headgate.core.units import format_duration, format_size, parse_size
-from headgate.planning.capacity.load import Ints, Level, Load, closed_load, open_load
+from headgate.planning.capacity.load import Ints, LoadProfile, RateLevel, closed_load, open_load
 from headgate.planning.capacity.mix import Mix, break_even_rate
-from headgate.planning.capacity.plan import INSTANCES_MAX, Infeasible, Plan, Terms, make_plan
-from headgate.planning.capacity.sizing import Site, SizeRow, knee_cores
+from headgate.planning.capacity.plan import (
+    INSTANCES_MAX,
+    CapacityPlan,
+    Infeasible,
+    Terms,
+    make_plan,
+)
+from headgate.planning.capacity.sizing import InstanceCapacity, SizeRow, knee_cores
 from headgate.planning.latency_model import Characterisation
 from headgate.profiling import read_profile
 from headgate.workload import Arrivals, ClosedLoop
@@ -45,7 +51,7 @@ from headgate.workload import Arrivals, ClosedLoop
 # A plan as rows: what the tables show and what JSON carries.
 
 
-def instance_rows(plan: Plan) -> list[dict[str, object]]:
+def instance_rows(plan: CapacityPlan) -> list[dict[str, object]]:
     """One row per instance type, for people."""
     rows: list[dict[str, object]] = []
     for place, mix in zip(plan.sites, plan.by_type, strict=True):
@@ -68,7 +74,7 @@ def instance_rows(plan: Plan) -> list[dict[str, object]]:
     return rows
 
 
-def size_rows(plan: Plan) -> list[dict[str, object]]:
+def size_rows(plan: CapacityPlan) -> list[dict[str, object]]:
     """One row per function size, for people."""
     return [
         {
@@ -84,7 +90,7 @@ def size_rows(plan: Plan) -> list[dict[str, object]]:
     ]
 
 
-def plan_json(plan: Plan) -> dict[str, object]:
+def plan_json(plan: CapacityPlan) -> dict[str, object]:
     """Return everything a program may want to know."""
     terms, load = plan.terms, plan.terms.load
     return {
@@ -106,18 +112,18 @@ def plan_json(plan: Plan) -> dict[str, object]:
     }
 
 
-def _even(plan: Plan, place: Site) -> str:
+def _even(plan: CapacityPlan, place: InstanceCapacity) -> str:
     if plan.functions is None:
         return "-"
     rate = break_even_rate(place.offer.usd_per_hour, plan.functions.row.usd_per_call)
     return f"{rate:.1f}/s" if isfinite(rate) else "-"
 
 
-def _names(plan: Plan, row: SizeRow) -> list[str]:
+def _names(plan: CapacityPlan, row: SizeRow) -> list[str]:
     return [name for name, one in (("knee", plan.knee), ("cheapest", plan.cheapest)) if one is row]
 
 
-def _instance_json(plan: Plan, place: Site) -> dict[str, object]:
+def _instance_json(plan: CapacityPlan, place: InstanceCapacity) -> dict[str, object]:
     even = None
     if plan.functions is not None:
         even = break_even_rate(place.offer.usd_per_hour, plan.functions.row.usd_per_call)
@@ -136,7 +142,7 @@ def _instance_json(plan: Plan, place: Site) -> dict[str, object]:
     }
 
 
-def _size_json(plan: Plan, row: SizeRow) -> dict[str, object]:
+def _size_json(plan: CapacityPlan, row: SizeRow) -> dict[str, object]:
     return {
         "memory_mib": row.memory_bytes >> 20,
         "cpus": row.cpus,
@@ -171,7 +177,7 @@ def _mix_json(mix: Mix) -> dict[str, object]:
 
 def load_of(
     workload: Workload, app: App, function: Function, slo_ms: float, lone_ms: float
-) -> Load:
+) -> LoadProfile:
     """Return the levels of the requests that need the function.
 
     Clients that think between an answer and their next request are taken for requests that come
@@ -204,7 +210,7 @@ def _times_ns(arrivals: Arrivals | None, others: set[str]) -> Ints:
     return times_ns[~np.isin(arrivals.pipeline, left)] if left else times_ns
 
 
-def _closed(loops: list[ClosedLoop], lone_ms: float) -> Load:
+def _closed(loops: list[ClosedLoop], lone_ms: float) -> LoadProfile:
     duration_ns = max(loop.duration_ns for loop in loops)
     instants = {0, *(step.at_ns for loop in loops for step in loop.steps)}
     starts_ns = sorted(instant for instant in instants if instant < duration_ns)
@@ -214,8 +220,8 @@ def _closed(loops: list[ClosedLoop], lone_ms: float) -> Load:
     if think_s == 0.0:
         return load
     cycle_s = think_s + lone_ms / 1e3
-    return Load(
-        tuple(Level(level.share, rate_per_s=level.clients / cycle_s) for level in load.levels),
+    return LoadProfile(
+        tuple(RateLevel(level.share, rate_per_s=level.clients / cycle_s) for level in load.levels),
         load.duration_s,
         load.rises,
     )
@@ -343,7 +349,7 @@ def _subject(
     known = {function.name: function for function in app.functions}
     function = known.get(measured.function)
     if function is None:
-        raise unknown("function", measured.function, known, where=where, key="function")
+        raise unknown_name_error("function", measured.function, known, where=where, key="function")
     alone = [p for p in app.pipelines if [s.function for s in p.stages] == [function]]
     if not alone:
         problem = "is never the only stage of a pipeline, so it has no objective of its own"
@@ -355,7 +361,7 @@ def _subject(
     return function, pipeline
 
 
-def _size(text: str, platform: FunctionPlatform | None) -> str:
+def _size(text: str, platform: FaasOffering | None) -> str:
     """The size of functions as `Terms` has it."""
     if text in ("knee", "cheapest"):
         return text
@@ -369,18 +375,22 @@ def _size(text: str, platform: FunctionPlatform | None) -> str:
 
 def _write(path: Path, spec: dict[str, object], words: list[str]) -> None:
     from_spec(spec, str(path))  # whatever is wrong with it is said now
-    text = yaml.safe_dump(brief(spec), sort_keys=False, default_flow_style=None, width=100)
+    text = yaml.safe_dump(
+        without_defaults(spec), sort_keys=False, default_flow_style=None, width=100
+    )
     with writing(path, "--write"):
         path.write_text(f"# {words[0]}\n{text}", encoding="utf-8")
 
 
-def _show(app: str, function: Function, plan: Plan, words: list[str], write: Path | None) -> None:
+def _show(
+    app: str, function: Function, plan: CapacityPlan, words: list[str], write: Path | None
+) -> None:
     aim = f"{plan.terms.slo_ms:g} ms at {100 * plan.terms.quantile:g} %"
     show(Text(f"{app}: {function.name} within {aim}\n", "bold"))
     show(rows_table(instance_rows(plan), "Instances"))
     if plan.sizes:
         name = plan.platform.name if plan.platform is not None else ""
         show(rows_table(size_rows(plan), f"Functions of {name}"))
-    show(*(hanging("-", 2, sentence) for sentence in words))
+    show(*(hanging_indent("-", 2, sentence) for sentence in words))
     if write is not None:
         show(Text(f"\ntry it: headgate simulate {write} --policy threshold"))

@@ -16,7 +16,7 @@ from headgate.cli.options import OutputPath
 from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.core.units import parse_duration
-from headgate.lambda_emulator import EmbeddedPlatform, Settings, gb_s
+from headgate.lambda_emulator import EmbeddedPlatform, PlatformSettings, gb_s
 from headgate.lambda_emulator.settings import CpuMode
 
 _EXPORTED: Final[Mapping[str, str]] = {
@@ -76,7 +76,7 @@ def command(
     """
     if directory.exists() and not directory.is_dir():
         raise ConfigError("is not a directory", where=str(directory), key="--directory")
-    settings = Settings(
+    settings = PlatformSettings(
         concurrency=concurrency,
         keep_alive_s=_seconds(keep_alive, "--keep-alive"),
         age_max_s=_seconds(age_max, "--age-max"),

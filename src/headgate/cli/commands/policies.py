@@ -8,7 +8,7 @@ import click
 from rich.text import Text
 
 from headgate.cli.options import json_option
-from headgate.cli.output import hanging, show, show_json
+from headgate.cli.output import hanging_indent, show, show_json
 from headgate.core.policy import PolicyConfig
 from headgate.core.units import format_duration
 from headgate.policies import describe_policy, find_policy, policy_names
@@ -28,9 +28,9 @@ def command(as_json: bool) -> None:
         takes = [flag for flag, value in asdict(kind.takes).items() if value]
         settings = [f"{key}={_written(value)}" for key, value in _settings(kind.config()).items()]
         show(
-            hanging(name, width, describe_policy(name), "bold"),
-            hanging("", width, Text(f"takes {', '.join(takes)}".replace("_", " "), "dim")),
-            hanging("", width, Text(f"settings {', '.join(settings) or 'none'}", "dim")),
+            hanging_indent(name, width, describe_policy(name), "bold"),
+            hanging_indent("", width, Text(f"takes {', '.join(takes)}".replace("_", " "), "dim")),
+            hanging_indent("", width, Text(f"settings {', '.join(settings) or 'none'}", "dim")),
         )
     show(Text("\nheadgate simulate APP --policy NAME --set KEY=VALUE"))
 

@@ -16,8 +16,8 @@ from rich.text import Text
 from headgate.cli.app_loading import load_app
 from headgate.cli.options import OutputPath, check_not_read, json_option, writing
 from headgate.cli.output import Progress, plain, rows_table, show, show_json
-from headgate.config import LoadedApp
-from headgate.config.errors import unknown
+from headgate.config import AppConfig
+from headgate.config.errors import unknown_name_error
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
 from headgate.core.units import parse_duration, parse_fraction
@@ -25,9 +25,9 @@ from headgate.metrics.report.style import new_figure, save_png
 from headgate.planning.latency_model import Characterisation, Point
 from headgate.profiling.csv_import import read_tables
 from headgate.profiling.machine import this_machine, usable_cores
-from headgate.profiling.probe_client import Task
+from headgate.profiling.probe_client import ProbeTask
 from headgate.profiling.profile_file import to_document
-from headgate.profiling.profiler import Measured, Settings, profile
+from headgate.profiling.profiler import ProfileResult, ProfilerSettings, profile
 from headgate.profiling.report import Objective, findings, profile_figure
 
 CONCURRENCY: Final = "1,2,3,5,8,12,20"
@@ -168,7 +168,7 @@ def command(
     """
     _check(app, tables, out, figure)
     objective = None if slo is None else Objective(1e3 * slo, 0.99)
-    measured: Measured | None = None
+    measured: ProfileResult | None = None
     if app is None:
         found = read_tables(tables, function)
         document = {**found.to_json(), "imported": [path.name for path in tables], "by": by}
@@ -206,7 +206,7 @@ def _check(app: str | None, tables: tuple[Path, ...], out: Path, figure: Path | 
         new_figure()
 
 
-def _task(loaded: LoadedApp, where: str, function: str | None) -> tuple[Task, int]:
+def _task(loaded: AppConfig, where: str, function: str | None) -> tuple[ProbeTask, int]:
     """Return what is to be measured, and the largest batch it is served with."""
     served = {}
     for each in loaded.app.functions:
@@ -222,17 +222,17 @@ def _task(loaded: LoadedApp, where: str, function: str | None) -> tuple[Task, in
         raise ConfigError(problem, where=where, key="--function", allowed=", ".join(served))
     name = function or next(iter(served))
     if name not in served:
-        raise unknown("function", name, served, where=where, key="--function")
+        raise unknown_name_error("function", name, served, where=where, key="--function")
     source = served[name]
     is_file = where.endswith((".yaml", ".yml"))
     base = Path(where).resolve().parent if is_file else Path.cwd()
-    task = Task(name, source.model, source.code, dict(source.options), str(base))
+    task = ProbeTask(name, source.model, source.code, dict(source.options), str(base))
     return task, source.batch
 
 
 def _settings(
     grid: Grid, budget_s: float, precision: float, store: str | None, batch_max: int
-) -> Settings:
+) -> ProfilerSettings:
     there = len(usable_cores())
     cores = grid.cores
     if cores is None:
@@ -244,10 +244,10 @@ def _settings(
         allowed = "a directory, s3://bucket/prefix"
         raise ConfigError("is empty", where="--store", value=store, allowed=allowed)
     batches = grid.batches or tuple(sorted({1, min(BATCH_MAX, batch_max)}))
-    return Settings(cores, grid.concurrency, batches, budget_s, precision, store)
+    return ProfilerSettings(cores, grid.concurrency, batches, budget_s, precision, store)
 
 
-def _measure(task: Task, settings: Settings) -> Measured:
+def _measure(task: ProbeTask, settings: ProfilerSettings) -> ProfileResult:
     with Progress(f"profiling {task.function}") as progress:
         return profile(
             task,
@@ -257,7 +257,7 @@ def _measure(task: Task, settings: Settings) -> Measured:
         )
 
 
-def _objective(loaded: LoadedApp, function: str) -> Objective | None:
+def _objective(loaded: AppConfig, function: str) -> Objective | None:
     """Return the objective of the function where it is all of a pipeline."""
     for pipeline in loaded.app.pipelines:
         names = [stage.function.name for stage in pipeline.stages]
@@ -286,7 +286,7 @@ def _write(
 
 def _show(
     found: Characterisation,
-    measured: Measured | None,
+    measured: ProfileResult | None,
     objective: Objective | None,
     written: list[Path],
 ) -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 from headgate.cli.app_loading import known_policy
 from headgate.cli.options import json_option
 from headgate.cli.output import Progress, show, show_json
-from headgate.config import LoadedApp, from_spec, make_config
+from headgate.config import AppConfig, from_spec, make_config
 from headgate.core.actions import (
     Action,
     CancelBatch,
@@ -52,7 +52,7 @@ from headgate.core.events import (
     WeightsLoaded,
 )
 from headgate.core.model import App
-from headgate.core.request_trace import story
+from headgate.core.request_trace import request_trace
 from headgate.core.rng import stream
 from headgate.core.scheduler.scheduler import Scheduler
 from headgate.core.states import OUTCOME_NAMES
@@ -60,7 +60,7 @@ from headgate.core.states import OUTCOME_NAMES
 # Events and actions of a log as sentences, with the names that the application gives things.
 
 
-class Narrator:
+class EventFormatter:
     """Tells entries. It must hear the log first, because that is where nodes get their names."""
 
     def __init__(self, app: App) -> None:
@@ -198,7 +198,7 @@ def command(log: Path, as_json: bool, request_id: int | None) -> int:
     return 0 if result.first_difference is None else 1
 
 
-def _scheduler(header: LogHeader, loaded: LoadedApp, where: str) -> Scheduler:
+def _scheduler(header: LogHeader, loaded: AppConfig, where: str) -> Scheduler:
     kind = known_policy(header.policy, where, "policy")
     config = make_config(kind.config, header.settings, where)
     rng = stream(header.seed, f"policy/{header.index}")
@@ -267,10 +267,10 @@ def _show_end(entries: LogReader) -> None:
         show(Text(f"{end}: it was cut short", "yellow"))
 
 
-def _tell(log: Path, loaded: LoadedApp, entries: LogReader, request_id: int, as_json: bool) -> None:
-    narrator = Narrator(loaded.app)
+def _tell(log: Path, loaded: AppConfig, entries: LogReader, request_id: int, as_json: bool) -> None:
+    narrator = EventFormatter(loaded.app)
     with Progress(f"reading {log.name}"):
-        found = story(narrator.hear(entries), request_id)
+        found = request_trace(narrator.hear(entries), request_id)
     if not found:
         raise ConfigError("no such request", where=str(log), key="--story", value=request_id)
     if as_json:

@@ -13,12 +13,12 @@ from typing import Any
 import click
 
 from headgate.cli.app_loading import choose, load_app, warn_of_objectives
-from headgate.config import LoadedApp, from_spec
+from headgate.config import AppConfig, from_spec
 from headgate.config.providers import providers_of
 from headgate.core.errors import ConfigError
-from headgate.live.deployment import Assignment, places
+from headgate.live.deployment import Deployment, assign_cores
 from headgate.live.gateway.config import BACKLOG
-from headgate.live.model_registry import elsewhere
+from headgate.live.model_registry import remote_only
 from headgate.live.pools.registry import check_providers
 from headgate.live.supervisor import Supervisor
 from headgate.live.telemetry import logs
@@ -81,7 +81,7 @@ def command(
     }
     given = {name: value for name, value in changes.items() if value is not None}
 
-    def prepare() -> Assignment:
+    def prepare() -> Deployment:
         return _assignment(app, given, policy=policy, slo=slo, workers=workers)
 
     first = prepare()
@@ -118,7 +118,7 @@ def _assignment(
     policy: str | None,
     slo: str | None,
     workers: int | None,
-) -> Assignment:
+) -> Deployment:
     """Load APP with what the command line changes of it."""
     loaded = _load(app)
     spec: dict[str, Any] = dict(loaded.spec)
@@ -135,11 +135,11 @@ def _assignment(
     _check_served(changed, app)
     choose(changed, app, None, {})
     check_providers(changed, app)
-    nodes = places(changed.app, sorted(os.sched_getaffinity(0)), app, providers_of(changed))
-    return Assignment(changed.spec, str(_base(app)), nodes)
+    nodes = assign_cores(changed.app, sorted(os.sched_getaffinity(0)), app, providers_of(changed))
+    return Deployment(changed.spec, str(_base(app)), nodes)
 
 
-def _load(app: str) -> LoadedApp:
+def _load(app: str) -> AppConfig:
     if not app.endswith(".onnx"):
         return load_app(app)
     path = Path(app)
@@ -149,8 +149,8 @@ def _load(app: str) -> LoadedApp:
     return from_spec({"functions": {name.lstrip(".-") or "model": {"model": path.name}}}, app)
 
 
-def _check_served(loaded: LoadedApp, where: str) -> None:
-    others = elsewhere(loaded)  # run what they run, and need no files of ours
+def _check_served(loaded: AppConfig, where: str) -> None:
+    others = remote_only(loaded)  # run what they run, and need no files of ours
     for variant, source in zip(loaded.app.variants, loaded.sources, strict=True):
         if source is None and variant not in others:
             raise ConfigError(

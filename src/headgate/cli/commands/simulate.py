@@ -29,8 +29,8 @@ from headgate.cli.options import (
     workload_options,
     writing,
 )
-from headgate.cli.output import Headline, show, show_assumed, show_json
-from headgate.cli.simulation import Run, logging_to, run
+from headgate.cli.output import SummaryView, show, show_assumed, show_json
+from headgate.cli.simulation import SimulatedRun, logging_to, run
 from headgate.cli.workload import WorkloadOptions, choose_workload, trace_files
 from headgate.metrics.columns import RunColumns
 from headgate.metrics.report import write_report
@@ -109,7 +109,9 @@ def command(
         _show_files(report, log, None if observer is None else observer.events)
 
 
-def _write(report: Path, app: str, done: Run, columns: RunColumns, assumed: dict[str, str]) -> None:
+def _write(
+    report: Path, app: str, done: SimulatedRun, columns: RunColumns, assumed: dict[str, str]
+) -> None:
     meta: dict[str, object] = {"app": app, "policy": done.policy, "seed": done.seed}
     if assumed:
         meta["assumed_exec"] = assumed
@@ -118,9 +120,9 @@ def _write(report: Path, app: str, done: Run, columns: RunColumns, assumed: dict
         write_report(report, columns, done.summary, meta, title=title)
 
 
-def _show(app: str, done: Run) -> None:
+def _show(app: str, done: SimulatedRun) -> None:
     summary = done.summary
-    show(Text(f"{app} under {done.policy}, seed {done.seed}\n", "bold"), Headline(summary))
+    show(Text(f"{app} under {done.policy}, seed {done.seed}\n", "bold"), SummaryView(summary))
     if len(summary.pipelines) > 1:
         show(group_table("Pipelines", summary.pipelines))
     if len(summary.clients) > 1:

@@ -16,9 +16,9 @@ from headgate.core.events import (
 )
 from headgate.core.policy import Policy, overrides
 from headgate.core.records import Batch, Task
-from headgate.core.scheduler.policy_hooks import Hooks
-from headgate.core.scheduler.requests import Requests
-from headgate.core.scheduler.state import Ledger
+from headgate.core.scheduler.policy_hooks import PolicyHooks
+from headgate.core.scheduler.requests import RequestHandlers
+from headgate.core.scheduler.state import StateWriter
 from headgate.core.states import (
     BatchState,
     Failure,
@@ -45,7 +45,9 @@ from headgate.core.view import View
 class Quarantine:
     """Holds suspects back and hands them to the policy one after the other."""
 
-    def __init__(self, view: View, ledger: Ledger, requests: Requests, hooks: Hooks) -> None:
+    def __init__(
+        self, view: View, ledger: StateWriter, requests: RequestHandlers, hooks: PolicyHooks
+    ) -> None:
         self._view = view
         self._ledger = ledger
         self._requests = requests
@@ -132,16 +134,16 @@ _NO_MORE: Final = 1 << 30  # attempts and refusals of a task that is not to be t
 
 
 @final
-class Attempts:
+class BatchHandlers:
     """Handles the one event that ends each batch."""
 
     def __init__(
         self,
         view: View,
-        ledger: Ledger,
+        ledger: StateWriter,
         policy: Policy,
-        requests: Requests,
-        hooks: Hooks,
+        requests: RequestHandlers,
+        hooks: PolicyHooks,
         quarantine: Quarantine,
     ) -> None:
         self._view = view

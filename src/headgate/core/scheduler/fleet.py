@@ -18,18 +18,18 @@ from headgate.core.orders import Orders
 from headgate.core.policy import Plan, Target
 from headgate.core.records import Instance, Node
 from headgate.core.scheduler.load_failures import LoadFailures
-from headgate.core.scheduler.policy_hooks import Hooks
-from headgate.core.scheduler.state import Residents
+from headgate.core.scheduler.policy_hooks import PolicyHooks
+from headgate.core.scheduler.state import InstanceWriter
 from headgate.core.states import InstanceState, NodeState, Residency
 from headgate.core.view import View
 
 
 @final
-class Fleet:
+class FleetHandlers:
     """Handles what happens to the places where work is done."""
 
     def __init__(
-        self, view: View, residents: Residents, hooks: Hooks, failures: LoadFailures
+        self, view: View, residents: InstanceWriter, hooks: PolicyHooks, failures: LoadFailures
     ) -> None:
         self._view = view
         self._residents = residents

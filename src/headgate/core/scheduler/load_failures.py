@@ -22,9 +22,9 @@ from headgate.core.errors import DriverError
 from headgate.core.events import LoadFailed
 from headgate.core.model import Variant
 from headgate.core.records import Instance, LoadFailure, Node
-from headgate.core.scheduler.policy_hooks import Hooks
-from headgate.core.scheduler.requests import Requests
-from headgate.core.scheduler.state import Ledger, Residents
+from headgate.core.scheduler.policy_hooks import PolicyHooks
+from headgate.core.scheduler.requests import RequestHandlers
+from headgate.core.scheduler.state import InstanceWriter, StateWriter
 from headgate.core.states import (
     InstanceState,
     NodeState,
@@ -47,10 +47,10 @@ class LoadFailures:
     def __init__(
         self,
         view: View,
-        ledger: Ledger,
-        residents: Residents,
-        requests: Requests,
-        hooks: Hooks,
+        ledger: StateWriter,
+        residents: InstanceWriter,
+        requests: RequestHandlers,
+        hooks: PolicyHooks,
         *,
         picks_nodes: bool,
         spills: list[bool],

@@ -1,8 +1,9 @@
 """The hooks of a policy, called so that whatever they raise ends with them.
 
 An exception in a hook is a fault of the policy. The event goes on all the same: the books are
-complete, and others get their hooks. `Requests.fault` has the rest of it. Hooks that are called
-for every request are spelled out where they are called, because a call costs more than all of this.
+complete, and others get their hooks. `RequestHandlers.fault` has the rest of it. Hooks that are
+called for every request are spelled out where they are called, because a call costs more than all
+of this.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from typing import Final, final
 from headgate.core.clock import MILLISECOND_NS, MINUTE_NS
 from headgate.core.policy import Policy
 from headgate.core.records import Instance, Node, Task
-from headgate.core.scheduler.requests import Requests
-from headgate.core.scheduler.state import Ledger
+from headgate.core.scheduler.requests import RequestHandlers
+from headgate.core.scheduler.state import StateWriter
 from headgate.core.states import NodeState, TaskState
 from headgate.core.view import View
 
 
 @final
-class Hooks:
+class PolicyHooks:
     """Calls what is called rarely."""
 
-    def __init__(self, view: View, policy: Policy, requests: Requests) -> None:
+    def __init__(self, view: View, policy: Policy, requests: RequestHandlers) -> None:
         self._view = view
         self._policy = policy
         self._requests = requests
@@ -106,10 +107,12 @@ FORGOTTEN_AFTER_NS: Final = MINUTE_NS
 
 
 @final
-class Recovery:
+class PolicyRecovery:
     """Looks after those who wait, once the policy cannot be trusted to."""
 
-    def __init__(self, view: View, ledger: Ledger, requests: Requests, hooks: Hooks) -> None:
+    def __init__(
+        self, view: View, ledger: StateWriter, requests: RequestHandlers, hooks: PolicyHooks
+    ) -> None:
         self._view = view
         self._ledger = ledger
         self._requests = requests

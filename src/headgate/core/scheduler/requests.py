@@ -14,7 +14,7 @@ from headgate.core.events import RequestAnnounced, RequestArrived, RequestCancel
 from headgate.core.model import App, Pipeline
 from headgate.core.policy import Policy, overrides
 from headgate.core.records import STAGES_MAX, Batch, Request, Task
-from headgate.core.scheduler.state import Ledger
+from headgate.core.scheduler.state import StateWriter
 from headgate.core.states import Failure, Outcome, Rejection, RequestState, TaskState
 from headgate.core.view import View
 
@@ -28,10 +28,10 @@ _READY: Final = TaskState.READY
 
 
 @final
-class Requests:
+class RequestHandlers:
     """Handles what clients do, and moves tasks along."""
 
-    def __init__(self, view: View, ledger: Ledger, policy: Policy) -> None:
+    def __init__(self, view: View, ledger: StateWriter, policy: Policy) -> None:
         self._view = view
         self._ledger = ledger
         self._policy = policy

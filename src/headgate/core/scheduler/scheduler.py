@@ -58,12 +58,12 @@ from headgate.core.events import (
 from headgate.core.model import App
 from headgate.core.orders import Orders
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind
-from headgate.core.scheduler.batches import Attempts, Quarantine
-from headgate.core.scheduler.fleet import Fleet, reconcile
+from headgate.core.scheduler.batches import BatchHandlers, Quarantine
+from headgate.core.scheduler.fleet import FleetHandlers, reconcile
 from headgate.core.scheduler.load_failures import PROBE, LoadFailures
-from headgate.core.scheduler.policy_hooks import FORGOTTEN, OFFER, Hooks, Recovery
-from headgate.core.scheduler.requests import Requests
-from headgate.core.scheduler.state import Ledger, Residents
+from headgate.core.scheduler.policy_hooks import FORGOTTEN, OFFER, PolicyHooks, PolicyRecovery
+from headgate.core.scheduler.requests import RequestHandlers
+from headgate.core.scheduler.state import InstanceWriter, StateWriter
 from headgate.core.scheduler.validate import Validator
 from headgate.core.view import View
 
@@ -85,15 +85,15 @@ class Scheduler:
     ) -> None:
         self.app = app
         self.view = View(app)
-        self._ledger = Ledger(self.view, ids_start=index, ids_step=peers)
-        self._residents = Residents(self.view, self._ledger, ids_start=index, ids_step=peers)
+        self._ledger = StateWriter(self.view, ids_start=index, ids_step=peers)
+        self._residents = InstanceWriter(self.view, self._ledger, ids_start=index, ids_step=peers)
         self._orders = Orders(self.view, self._ledger, self._residents)
         context = Context(self.view, self._orders, rng if rng is not None else Random(0))
         self.policy: Policy = kind.build(context, config if config is not None else kind.config())
-        self._requests = Requests(self.view, self._ledger, self.policy)
-        self._hooks = Hooks(self.view, self.policy, self._requests)
+        self._requests = RequestHandlers(self.view, self._ledger, self.policy)
+        self._hooks = PolicyHooks(self.view, self.policy, self._requests)
         self._quarantine = Quarantine(self.view, self._ledger, self._requests, self._hooks)
-        self._attempts = Attempts(
+        self._attempts = BatchHandlers(
             self.view, self._ledger, self.policy, self._requests, self._hooks, self._quarantine
         )
         self._failures = LoadFailures(
@@ -105,8 +105,8 @@ class Scheduler:
             picks_nodes=not kind.takes.many_schedulers,
             spills=_spills(app, kind, self.policy),
         )
-        self._fleet = Fleet(self.view, self._residents, self._hooks, self._failures)
-        self._recovery = Recovery(self.view, self._ledger, self._requests, self._hooks)
+        self._fleet = FleetHandlers(self.view, self._residents, self._hooks, self._failures)
+        self._recovery = PolicyRecovery(self.view, self._ledger, self._requests, self._hooks)
         self._validator = Validator(self.view) if validate else None
         self._plan_every_ns = self.policy.plan_every_ns
         self._early = self._ledger.actions  # what the policy ordered while it was being made

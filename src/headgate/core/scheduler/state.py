@@ -23,7 +23,7 @@ from headgate.core.actions import (
     StartInstance,
     StopInstance,
 )
-from headgate.core.circuit_breaker import Spillway
+from headgate.core.circuit_breaker import CircuitBreaker
 from headgate.core.errors import PolicyError
 from headgate.core.events import TimerKey
 from headgate.core.model import App, Pool, Variant
@@ -51,7 +51,7 @@ _GIVEN_UP_MAX: Final = 256  # batches that may yet come back, the latest of them
 
 
 @final
-class Watchdog:
+class BatchTimeouts:
     """Knows, by variant, how much longer than its profile says a batch takes of late."""
 
     def __init__(self, app: App) -> None:
@@ -106,7 +106,7 @@ _SETTLED: Final = RequestState.SETTLED
 
 
 @final
-class Ledger:
+class StateWriter:
     """Writes the `View` and collects the actions of the event being handled."""
 
     def __init__(self, view: View, ids_start: int, ids_step: int) -> None:
@@ -119,7 +119,7 @@ class Ledger:
         # Schedulers that share a pool draw from interleaved ids, so that a Backend can tell
         # whose batch is whose.
         self._ids_step = ids_step
-        self.watchdog = Watchdog(view.app)
+        self.watchdog = BatchTimeouts(view.app)
         self._watches = self.watchdog.is_needed
         self._next_id = ids_start
 
@@ -224,7 +224,7 @@ class Ledger:
             spillway.ended(self.view.now_ns, state, batch.sent_ns, _may_take_ns(batch))
             self.await_pool(spillway)
 
-    def await_pool(self, spillway: Spillway) -> None:
+    def await_pool(self, spillway: CircuitBreaker) -> None:
         """Something has changed about a way out: adapt what is kept warm behind it to that.
 
         Be woken when it may be tried again.
@@ -233,7 +233,7 @@ class Ledger:
             self._grant(spillway)
         self._wake(spillway)
 
-    def _wake(self, spillway: Spillway) -> None:
+    def _wake(self, spillway: CircuitBreaker) -> None:
         until_ns = spillway.wakes_ns(self.view.now_ns)
         key = ("unblock_pool", spillway.pool.id)
         if until_ns and self.view.timers.get(key) != until_ns:
@@ -256,7 +256,7 @@ class Ledger:
                 self._grant(spillway)
                 self._wake(spillway)
 
-    def _grant(self, spillway: Spillway) -> None:
+    def _grant(self, spillway: CircuitBreaker) -> None:
         pool_id = spillway.pool.id
         for granted in spillway.grant(self.view.now_ns):
             variant_id, count = granted.variant.id, granted.count
@@ -350,14 +350,14 @@ def _may_take_ns(batch: Batch) -> int:
 
 # The books of the fleet: which instance is where, what memory it holds, who must make room.
 #
-# Like the `Ledger` it only writes: what is legal has been checked before.
+# Like the `StateWriter` it only writes: what is legal has been checked before.
 
 
 @final
-class Residents:
+class InstanceWriter:
     """Starts, stops, loads and evicts, in the books and as actions."""
 
-    def __init__(self, view: View, ledger: Ledger, ids_start: int, ids_step: int) -> None:
+    def __init__(self, view: View, ledger: StateWriter, ids_start: int, ids_step: int) -> None:
         self._view = view
         self._ledger = ledger
         self._ids_step = ids_step

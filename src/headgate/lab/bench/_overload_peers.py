@@ -17,15 +17,21 @@ from headgate.core.clock import SECOND_NS
 from headgate.lab.bench._server_under_test import (
     OPTIONS,
     SLO_MS,
-    Step,
+    LoadStep,
     beside_the_worker,
     take_step,
 )
 from headgate.lab.bench.live.load_driver import make_request
-from headgate.lab.bench.live.models import Alone, example, expected, measure_alone, write_models
+from headgate.lab.bench.live.models import (
+    BareOnnxRuntime,
+    example,
+    expected,
+    measure_alone,
+    write_models,
+)
 from headgate.lab.bench.live.server_process import (
-    Contestant,
     NotInstalledError,
+    Peer,
     Running,
     ServerError,
     python_of,
@@ -46,7 +52,7 @@ _SOURCE: Final = "docs/benchmarks.md"
 class PeerPlan:
     """Who is asked for how much, in capacities; the last load is what is compared."""
 
-    contestants: tuple[Contestant, ...]
+    contestants: tuple[Peer, ...]
     cache: Path  # where environments and models are kept
     loads: tuple[float, ...] = (0.5, 1.0, 2.0, 3.0)
     seconds: float = 8.0
@@ -58,8 +64,8 @@ class PeersMeasured:
     """Every server's steps, in order of load, and why some are missing."""
 
     plan: PeerPlan
-    alone: Alone
-    steps: dict[str, list[Step]] = field(default_factory=dict)  # by contestant
+    alone: BareOnnxRuntime
+    steps: dict[str, list[LoadStep]] = field(default_factory=dict)  # by contestant
     missing: dict[str, str] = field(default_factory=dict)  # likewise
 
 
@@ -98,7 +104,7 @@ def report_peers(found: PeersMeasured) -> Result:
     return Result("peers", rows, [_check(found)])
 
 
-def once(contestants: Sequence[Contestant]) -> list[Contestant]:
+def once(contestants: Sequence[Peer]) -> list[Peer]:
     """Everybody; the baseline, which `bench live` measures first and last, only once."""
     baselines = [contestant for contestant in contestants if contestant.is_baseline]
     return [
@@ -108,7 +114,7 @@ def once(contestants: Sequence[Contestant]) -> list[Contestant]:
     ]
 
 
-def _measure(contestant: Contestant, found: PeersMeasured, steps: list[Step]) -> None:
+def _measure(contestant: Peer, found: PeersMeasured, steps: list[LoadStep]) -> None:
     """Append to `steps`, so that those before a failure are kept."""
     plan = found.plan
     models = plan.cache / "models"
@@ -141,7 +147,7 @@ def _settle(server: Running, body: Body) -> None:
     raise ServerError(f"answers no lone request in time, {_SETTLE_S:g} s after the last load")
 
 
-def _row(name: str, step: Step, peak_rps: float) -> Row:
+def _row(name: str, step: LoadStep, peak_rps: float) -> Row:
     """Whoever answers 429 or 503 has refused; what is neither that nor an answer has failed."""
     summary = step.summary
     run, answers = summary.run, summary.answers

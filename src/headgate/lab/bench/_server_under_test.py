@@ -24,10 +24,10 @@ from headgate.functions import Model
 from headgate.functions.arrays import Array
 from headgate.lab.bench.live.server_process import Running
 from headgate.loadgen import (
+    FailureReason,
     LoadOptions,
     LoadResult,
     LoadSummary,
-    Trouble,
     run_closed_loop,
     run_open_loop,
     summarise_load,
@@ -154,7 +154,7 @@ WIDTH: Final = 256
 _TRIALS: Final = 40
 
 
-class Product(Model):
+class MatrixProduct(Model):
     """Takes `layers` products for each item. A batch saves nothing: it takes as long as its items.
 
     So what a server makes of it is the server's doing, and capacity is one number.
@@ -183,7 +183,7 @@ class Product(Model):
 
 def layers_for(milliseconds: float) -> int:
     """Return how many layers take so long here and now."""
-    model = Product(layers=8)
+    model = MatrixProduct(layers=8)
     model.load()
     x = {"x": np.ones((1, ROWS), np.float32)}
     took_s = []
@@ -202,7 +202,7 @@ if __name__ == "__main__":
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LoadStep:
     """One load and what came of it, as clients saw it."""
 
     load: float  # in capacities
@@ -213,7 +213,7 @@ class Step:
 
 def take_step(
     server: Running, load: float, capacity_rps: float, seconds: float, options: LoadOptions
-) -> Step:
+) -> LoadStep:
     """Ask for so many times the capacity. The same load comes at the same times to everybody."""
     arrivals = poisson(load * capacity_rps, round(seconds * SECOND_NS), seed=round(10 * load))
     before_mib = server.memory_mib()
@@ -225,9 +225,9 @@ def take_step(
         on_standing=lambda _: seen_mib.append(server.memory_mib()),
     )
     memory_mib = (before_mib, max(seen_mib), server.memory_mib())
-    return Step(load, summarise_load(result), _has_one_answer_each(result), memory_mib)
+    return LoadStep(load, summarise_load(result), _has_one_answer_each(result), memory_mib)
 
 
 def _has_one_answer_each(result: LoadResult) -> bool:
     """Whether no answer is missing; that there are no more than that, the log must tell."""
-    return bool(np.all((result.trouble == Trouble.NONE) & (result.status > 0)))
+    return bool(np.all((result.trouble == FailureReason.NONE) & (result.status > 0)))

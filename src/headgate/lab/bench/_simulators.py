@@ -24,7 +24,7 @@ from headgate.core.events import Event
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Stage, Variant
 from headgate.metrics.columns import RunColumns
 from headgate.policies import find_policy
-from headgate.sim.ground_truth import TruthConfig
+from headgate.sim.ground_truth import GroundTruthConfig
 from headgate.sim.interfaces import Observer
 from headgate.sim.run import Setup, simulate
 from headgate.workload.generators import poisson
@@ -112,7 +112,7 @@ def _setup(exec_ns: tuple[int, ...] = (SERVICE_NS,), batch_max: int = 1) -> Setu
     app = App((function,), (pipeline,), (Pool(0, "node", nodes=SERVERS),))
     kind = find_policy("balance")
     config = make_config(kind.config, {"batch_max": batch_max}, "bench")
-    return Setup(app, kind, config, truth=TruthConfig("exponential"))
+    return Setup(app, kind, config, truth=GroundTruthConfig("exponential"))
 
 
 def _timed(setup: Setup, requests: int, rate_per_s: float) -> dict[str, object]:

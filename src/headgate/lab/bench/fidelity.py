@@ -40,7 +40,7 @@ _ERRORS_MAX: Final[Mapping[str, tuple[str, float]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FidelityPlan:
     """How much load, in capacities, and for how long."""
 
     levels: tuple[tuple[str, float], ...] = (("low", 0.3), ("medium", 0.7), ("overload", 2.0))
@@ -50,7 +50,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class FidelityLevel:
     """One level in one round, as clients saw it and as it was simulated."""
 
     level: str
@@ -69,10 +69,10 @@ class Seen:
 
 def run(*, progress: Progress) -> Result:
     """Measure. Takes about three minutes."""
-    return report(measure(Plan(), progress))
+    return report(measure(FidelityPlan(), progress))
 
 
-def measure(plan: Plan, progress: Progress) -> list[Seen]:
+def measure(plan: FidelityPlan, progress: Progress) -> list[FidelityLevel]:
     """Serve, replay, calibrate and simulate, level by level."""
     with TemporaryDirectory() as directory:
         folder = Path(directory)
@@ -91,7 +91,7 @@ def measure(plan: Plan, progress: Progress) -> list[Seen]:
         return seen
 
 
-def report(seen: list[Seen]) -> Result:
+def report(seen: list[FidelityLevel]) -> Result:
     """Return a table, and the checks."""
     levels = dict.fromkeys(each.level for each in seen)
     checks = [check for level in levels for check in _checks([s for s in seen if s.level == level])]
@@ -100,14 +100,14 @@ def report(seen: list[Seen]) -> Result:
 
 def _look(
     level: str, number: int, arrivals: Arrivals, app: dict[str, object], folder: Path
-) -> Seen:
+) -> FidelityLevel:
     log, trace = folder / "live.log", folder / "live.csv"
     calibrated = folder / "calibrated.yaml"
     with serving(app, folder, log) as server:
         result = run_open_loop(server.url, arrivals, OPTIONS)
     outside = outside_ns(result)
     tool("calibrate", log, "--out", calibrated, "--trace", trace, "--request", f"{outside}ns")
-    return Seen(
+    return FidelityLevel(
         level,
         number + 1,
         arrivals.mean_rate_per_s,
@@ -122,7 +122,7 @@ def _figures(summary: dict[str, object]) -> dict[str, float]:
     return {name: float(str(summary[name])) for name in _ERRORS_MAX}
 
 
-def _rows(seen: Seen) -> Iterator[Row]:
+def _rows(seen: FidelityLevel) -> Iterator[Row]:
     for how, figures in (("live", seen.live), ("simulated", seen.simulated)):
         yield {
             "load": seen.level,
@@ -136,7 +136,7 @@ def _rows(seen: Seen) -> Iterator[Row]:
         }
 
 
-def _checks(rounds: list[Seen]) -> Iterator[Check]:
+def _checks(rounds: list[FidelityLevel]) -> Iterator[Check]:
     level = rounds[0].level
     replays = [seen.replay for seen in rounds]
     is_same = all(replay["is_identical"] and replay["complete"] for replay in replays)

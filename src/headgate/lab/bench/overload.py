@@ -22,7 +22,7 @@ from headgate.lab.bench._overload_peers import PeerPlan, measure_peers, report_p
 from headgate.lab.bench._server_under_test import (
     OPTIONS,
     SLO_MS,
-    Step,
+    LoadStep,
     peak_rps,
     product_app,
     serving,
@@ -44,7 +44,7 @@ _GROWTH_MIB_MAX: Final = 32.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class OverloadPlan:
     """How much is asked, in capacities, and for how long; the last one is what is checked."""
 
     curve: tuple[float, ...] = (0.5, 0.8, 1.0, 1.5, 2.0)
@@ -55,11 +55,11 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class OverloadResult:
     """All steps, in order of load."""
 
     capacity_rps: float  # with as many clients as keep the worker busy
-    steps: list[Step]
+    steps: list[LoadStep]
     logged: int  # requests that came and were settled, as the log has it
 
     @property
@@ -68,7 +68,7 @@ class Measured:
         return max(self.capacity_rps, *(step.summary.run.goodput_rps for step in self.steps))
 
     @property
-    def overload(self) -> Step:
+    def overload(self) -> LoadStep:
         """The last one."""
         return self.steps[-1]
 
@@ -76,12 +76,12 @@ class Measured:
 def run(*, progress: Progress) -> Result:
     """Measure ours, then everybody. Takes a quarter of an hour, and longer the first time."""
     plan = PeerPlan(tuple(read_contestants(CONTESTANTS)), CACHE)
-    ours = report(measure(Plan(), progress))
+    ours = report(measure(OverloadPlan(), progress))
     everybody = report_peers(measure_peers(plan, progress))
     return Result(NAME, ours.rows + everybody.rows, ours.checks + everybody.checks)
 
 
-def measure(plan: Plan, progress: Progress) -> Measured:
+def measure(plan: OverloadPlan, progress: Progress) -> OverloadResult:
     """Find out what the machine carries, and ask for ever more."""
     with TemporaryDirectory() as directory:
         folder = Path(directory)
@@ -96,10 +96,10 @@ def measure(plan: Plan, progress: Progress) -> Measured:
                 seconds = plan.seconds if load == plan.overload else plan.curve_seconds
                 progress(f"asking for {load:g} times {capacity_rps:.0f} requests/s, {seconds:g} s")
                 steps.append(take_step(server, load, capacity_rps, seconds, OPTIONS))
-        return Measured(capacity_rps, steps, _settled(log))
+        return OverloadResult(capacity_rps, steps, _settled(log))
 
 
-def report(found: Measured) -> Result:
+def report(found: OverloadResult) -> Result:
     """Return the curve, and the checks."""
     return Result(NAME, [_row(step) for step in found.steps], list(_checks(found)))
 
@@ -111,7 +111,7 @@ def _settled(log: Path) -> int:
     return int(np.count_nonzero(columns.requests.finished_ns != NEVER_NS))
 
 
-def _row(step: Step) -> Row:
+def _row(step: LoadStep) -> Row:
     summary = step.summary
     return {
         "load": step.load,
@@ -130,7 +130,7 @@ def _row(step: Step) -> Row:
     }
 
 
-def _checks(found: Measured) -> Iterator[Check]:
+def _checks(found: OverloadResult) -> Iterator[Check]:
     step = found.overload
     run = step.summary.run
     at = f"{step.load:g} times the capacity"

@@ -15,13 +15,20 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from headgate.config.prices import PriceList, read_prices
-from headgate.core.catalog import FunctionPlatform, InstanceType
+from headgate.core.catalog import FaasOffering, InstanceType
 from headgate.core.errors import ConfigError
-from headgate.lab.demo.runs import Seen, Way, best_threshold, deployed, run_live, run_simulated
+from headgate.lab.demo.runs import (
+    DemoPolicy,
+    DemoRunResult,
+    best_threshold,
+    deployed,
+    run_live,
+    run_simulated,
+)
 from headgate.lab.demo.setup import (
     OVERHEAD_MS,
     QUANTILE,
-    Course,
+    DemoSchedule,
     Progress,
     Scale,
     Times,
@@ -32,7 +39,7 @@ from headgate.lab.demo.setup import (
 )
 from headgate.lab.experiments.experiment import Check
 from headgate.planning.capacity.load import open_load
-from headgate.planning.capacity.plan import Infeasible, Plan, Terms, make_plan
+from headgate.planning.capacity.plan import CapacityPlan, Infeasible, Terms, make_plan
 from headgate.workload import Arrivals
 
 PROFILE_S: Final = 12.0
@@ -49,10 +56,10 @@ class Planned:
     """What was known before anything was served."""
 
     scale: Scale
-    plan: Plan
+    plan: CapacityPlan
     prices: PriceList
     machine: InstanceType
-    platform: FunctionPlatform
+    platform: FaasOffering
     arrivals: Arrivals
 
     @property
@@ -62,7 +69,7 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class DemoEnvironment:
     """What a simulation is told."""
 
     times: Times
@@ -70,21 +77,21 @@ class World:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class DemoRun:
     """One way of serving: as it was, and as it was simulated."""
 
-    way: Way
-    foretold: Seen  # by what was known before
-    live: Seen | None = None  # None: this machine has no such size
-    simulated: Seen | None = None  # by what the live run's own log says of times
+    way: DemoPolicy
+    foretold: DemoRunResult  # by what was known before
+    live: DemoRunResult | None = None  # None: this machine has no such size
+    simulated: DemoRunResult | None = None  # by what the live run's own log says of times
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class DemoResult:
     """All of it."""
 
     planned: Planned
-    runs: tuple[Run, ...]
+    runs: tuple[DemoRun, ...]
     best_threshold: int  # of all that were tried in the simulator
 
     @property
@@ -102,7 +109,7 @@ class Shown:
         return [*found, Check(claim, _SOURCE, "within 1", said, abs(planned - best) <= 1)]
 
 
-def prepare(model: Path, course: Course, budget_s: float, progress: Progress) -> Planned:
+def prepare(model: Path, course: DemoSchedule, budget_s: float, progress: Progress) -> Planned:
     """Profile the recommender and plan for it. Raises `ConfigError`."""
     return plan_for(fit_to_machine(model, course, budget_s, progress))
 
@@ -121,17 +128,17 @@ def plan_for(scale: Scale) -> Planned:
     return Planned(scale, plan, prices, machine, platform, arrivals)
 
 
-def perform(planned: Planned, progress: Progress) -> Shown:
+def perform(planned: Planned, progress: Progress) -> DemoResult:
     """Serve it in every way, and simulate the same."""
     make = partial(application, planned.scale, planned.machine, planned.platform)
     lone_ms = planned.scale.measured.time_ms(1, 1)
-    runs: list[Run] = []
+    runs: list[DemoRun] = []
     with TemporaryDirectory(prefix="headgate-demo-") as scratch:
         folder = Path(scratch)
         progress("deploying the function")
         spec = make(Times(lone_ms, lone_ms))
         with deployed(spec, folder, planned.platform) as functions:
-            known = World(Times(lone_ms, functions.call_ms(planned.scale)), _REQUEST_NS)
+            known = DemoEnvironment(Times(lone_ms, functions.call_ms(planned.scale)), _REQUEST_NS)
             functions.wake()
             spec = make(known.times, endpoint_url=functions.platform.url)
             for way in _ways(planned.threshold):
@@ -139,33 +146,37 @@ def perform(planned: Planned, progress: Progress) -> Shown:
                 log = folder / f"{way.policy}.log"
                 chosen = {**spec, "policy": {"name": way.policy, **dict(way.settings)}}
                 live, request_ns = run_live(chosen, planned.scale, planned.arrivals, log, functions)
-                seen = World(read_times(log, known.times), request_ns)
+                seen = DemoEnvironment(read_times(log, known.times), request_ns)
                 runs.append(
-                    Run(way, _simulate(planned, way, known), live, _simulate(planned, way, seen))
+                    DemoRun(
+                        way, _simulate(planned, way, known), live, _simulate(planned, way, seen)
+                    )
                 )
     progress("simulating other machines, and all thresholds")
     for cores in _SIMULATED_CORES:
-        way = Way(f"threshold on {cores} cores", "threshold")
-        runs.append(Run(way, _simulate(planned, way, known, cores)))
+        way = DemoPolicy(f"threshold on {cores} cores", "threshold")
+        runs.append(DemoRun(way, _simulate(planned, way, known, cores)))
     best = best_threshold(make(known.times), planned.scale, planned.arrivals, _REQUEST_NS)
-    return Shown(planned, tuple(runs), best)
+    return DemoResult(planned, tuple(runs), best)
 
 
-def _simulate(planned: Planned, way: Way, world: World, cores: int = 1) -> Seen:
+def _simulate(
+    planned: Planned, way: DemoPolicy, world: DemoEnvironment, cores: int = 1
+) -> DemoRunResult:
     scale, machine, platform = planned.scale, planned.machine, planned.platform
     spec = application(scale, machine, platform, world.times, cores=cores)
     return run_simulated(spec, way, scale, planned.arrivals, world.request_ns)
 
 
-def _ways(threshold: int) -> tuple[Way, ...]:
+def _ways(threshold: int) -> tuple[DemoPolicy, ...]:
     return (
-        Way("without functions", "dedicated_only"),
-        Way(f"threshold of {threshold}", "threshold", (("threshold", threshold),)),
-        Way("headgate", "headgate"),
+        DemoPolicy("without functions", "dedicated_only"),
+        DemoPolicy(f"threshold of {threshold}", "threshold", (("threshold", threshold),)),
+        DemoPolicy("headgate", "headgate"),
     )
 
 
-def _agreement(label: str, live: Seen, simulated: Seen) -> Iterator[Check]:
+def _agreement(label: str, live: DemoRunResult, simulated: DemoRunResult) -> Iterator[Check]:
     points = 100 * abs(live.attainment - simulated.attainment)
     yield _check(f"{label}: in time", _ATTAINMENT_POINTS, points, "points")
     percent = 100 * abs(simulated.percentile_ms(0.5) / live.percentile_ms(0.5) - 1)

@@ -7,11 +7,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headgate.lab.demo.hybrid import Shown
-from headgate.lab.demo.runs import Seen
+from headgate.lab.demo.hybrid import DemoResult
+from headgate.lab.demo.runs import DemoRunResult
 from headgate.metrics.report.html import Picture, Tile, html_page
 from headgate.metrics.report.style import BLUE, INK, VERMILION, dress, new_figure, to_svg
-from headgate.metrics.table import Column, Sheet, format_value
+from headgate.metrics.table import Column, ReportTable, format_value
 from headgate.profiling.report import profile_figure
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, str]
 
 
-def run_rows(shown: Shown) -> list[Row]:
+def run_rows(shown: DemoResult) -> list[Row]:
     """Each way of serving: as foretold, live, and as simulated with the live run's times."""
     return [
         _row(run.way.label, how, seen)
@@ -34,7 +34,7 @@ def run_rows(shown: Shown) -> list[Row]:
     ]
 
 
-def write_page(shown: Shown, words: Sequence[str], directory: Path) -> Path:
+def write_page(shown: DemoResult, words: Sequence[str], directory: Path) -> Path:
     """Write `report.html`, with plots where matplotlib is there; return where it is."""
     planned = shown.planned
     meta: dict[str, object] = {
@@ -75,7 +75,7 @@ def write_page(shown: Shown, words: Sequence[str], directory: Path) -> Path:
     return page
 
 
-def response_figure(shown: Shown) -> Figure:
+def response_figure(shown: DemoResult) -> Figure:
     """Plot the response time of every request, one live run above the other."""
     lived = [(run.way.label, run.live) for run in shown.runs if run.live is not None]
     figure = new_figure(2.2 * len(lived))
@@ -89,7 +89,7 @@ def response_figure(shown: Shown) -> Figure:
     return figure
 
 
-def _row(label: str, how: str, seen: Seen) -> Row:
+def _row(label: str, how: str, seen: DemoRunResult) -> Row:
     return {
         "": label,
         "how": how,
@@ -103,8 +103,8 @@ def _row(label: str, how: str, seen: Seen) -> Row:
     }
 
 
-def _sheet(title: str, rows: Sequence[Row]) -> Sheet:
-    return Sheet(
+def _sheet(title: str, rows: Sequence[Row]) -> ReportTable:
+    return ReportTable(
         title,
         tuple(
             Column(key, "", tuple(row[key] for row in rows), is_text=key in ("", "how", "claim"))

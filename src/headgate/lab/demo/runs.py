@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from headgate.config import from_spec
 from headgate.core.actions import Action, Dispatch
-from headgate.core.catalog import MIB, FunctionPlatform
+from headgate.core.catalog import MIB, FaasOffering
 from headgate.core.clock import MILLISECOND_NS, SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.core.events import Event
@@ -28,14 +28,14 @@ from headgate.core.states import Outcome
 from headgate.deploy import connect
 from headgate.functions.lambda_payload import encode_ping, encode_request
 from headgate.functions.tensor import Tensor
-from headgate.functions.unbatched import Work
+from headgate.functions.unbatched import UnbatchedCall
 from headgate.lab.bench._server_under_test import beside_the_worker, outside_ns, serving
 from headgate.lab.demo.setup import FEW, FUNCTION, FUNCTIONS_MAX, MEMORY_MB, QUANTILE, Scale, Spec
 from headgate.lambda_emulator import BillingRecord, EmbeddedPlatform
 from headgate.loadgen import LoadOptions, run_open_loop
 from headgate.metrics.columns import Int8
 from headgate.policies import find_policy
-from headgate.sim.ground_truth import TruthConfig
+from headgate.sim.ground_truth import GroundTruthConfig
 from headgate.sim.interfaces import Observer
 from headgate.sim.run import Setup, simulate
 from headgate.workload import Arrivals
@@ -44,7 +44,7 @@ from headgate.workload import Arrivals
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seen:
+class DemoRunResult:
     """One run, without its warm-up."""
 
     arrival_s: NDArray[np.float64]
@@ -77,18 +77,18 @@ _HOLD_MS: Final = 1_000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Functions:
+class DeployedFunction:
     """The recommender, deployed on a platform of this process."""
 
     platform: EmbeddedPlatform
     client: Any  # boto3 has no types
-    terms: FunctionPlatform  # prices
+    terms: FaasOffering  # prices
 
     def call_ms(self, scale: Scale) -> float:
         """Return how long a warm function takes to answer, from request to answer."""
         clicks = np.ones((scale.sessions, _LENGTH), np.int64)
         tensor = Tensor("clicks", "INT64", clicks.shape, memoryview(clicks.tobytes()))
-        body = encode_request(FUNCTION, [Work(0, 1, [tensor])])
+        body = encode_request(FUNCTION, [UnbatchedCall(0, 1, [tensor])])
         times_ms = []
         with beside_the_worker():
             for _ in range(_CALLS):
@@ -117,7 +117,7 @@ class Functions:
 
 
 @contextmanager
-def deployed(spec: Spec, folder: Path, terms: FunctionPlatform) -> Iterator[Functions]:
+def deployed(spec: Spec, folder: Path, terms: FaasOffering) -> Iterator[DeployedFunction]:
     """Run a platform on the first core, with the application's function on it."""
     package = folder / "package"
     package.mkdir()
@@ -134,12 +134,12 @@ def deployed(spec: Spec, folder: Path, terms: FunctionPlatform) -> Iterator[Func
             memory_mb=MEMORY_MB,
             environment={"HEADGATE_APP": "app.yaml"},
         )
-        yield Functions(platform, connect(platform.url), terms)
+        yield DeployedFunction(platform, connect(platform.url), terms)
 
 
 def run_live(
-    spec: Spec, scale: Scale, arrivals: Arrivals, log: Path, functions: Functions
-) -> tuple[Seen, int]:
+    spec: Spec, scale: Scale, arrivals: Arrivals, log: Path, functions: DeployedFunction
+) -> tuple[DemoRunResult, int]:
     """Serve, send the requests, and return what came of them, and what no log can see of one."""
     options = LoadOptions(
         model=FUNCTION, is_binary=True, slo_ns=round(scale.slo_ms * MILLISECOND_NS)
@@ -155,7 +155,7 @@ def run_live(
         if record.started_s >= began_s + warm_up_ns / SECOND_NS
     ]
     number = int(counts.sum())
-    return Seen(
+    return DemoRunResult(
         arrival_s=(result.intended_ns[counts] - warm_up_ns) / SECOND_NS,
         latency_ms=result.latency_ns[counts] / MILLISECOND_NS,
         is_met=result.outcome[counts] == Outcome.MET,
@@ -174,7 +174,7 @@ THRESHOLDS: Final = range(1, 2 * FEW + 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class DemoPolicy:
     """A policy and its settings."""
 
     label: str
@@ -182,11 +182,13 @@ class Way:
     settings: tuple[tuple[str, int], ...] = ()
 
 
-def run_simulated(spec: Spec, way: Way, scale: Scale, arrivals: Arrivals, request_ns: int) -> Seen:
+def run_simulated(
+    spec: Spec, way: DemoPolicy, scale: Scale, arrivals: Arrivals, request_ns: int
+) -> DemoRunResult:
     """Simulate the application under a policy."""
     loaded = from_spec(spec, "the demonstration")
     kind = find_policy(way.policy)
-    routes = _Routes({pool.id for pool in loaded.app.pools if pool.serverless is not None})
+    routes = _FaasObserver({pool.id for pool in loaded.app.pools if pool.serverless is not None})
     setup = Setup(
         loaded.app,
         kind,
@@ -203,7 +205,7 @@ def run_simulated(spec: Spec, way: Way, scale: Scale, arrivals: Arrivals, reques
     platform = next(use for use in run.resources if use.tier == "serverless")
     usd_per_call = platform.usage_usd / max(1, is_out.sum())
     spilled = float(is_out[counts].mean())
-    return Seen(
+    return DemoRunResult(
         arrival_s=(columns.arrival_ns[counts] - warm_up_ns) / SECOND_NS,
         latency_ms=(columns.finished_ns - columns.arrival_ns)[counts] / MILLISECOND_NS,
         is_met=columns.outcome[counts] == Outcome.MET,
@@ -221,7 +223,11 @@ def best_threshold(spec: Spec, scale: Scale, arrivals: Arrivals, request_ns: int
     """
     tried = {
         threshold: run_simulated(
-            spec, Way("", "threshold", (("threshold", threshold),)), scale, arrivals, request_ns
+            spec,
+            DemoPolicy("", "threshold", (("threshold", threshold),)),
+            scale,
+            arrivals,
+            request_ns,
         )
         for threshold in THRESHOLDS
     }
@@ -231,15 +237,19 @@ def best_threshold(spec: Spec, scale: Scale, arrivals: Arrivals, request_ns: int
     return max(tried, key=lambda each: tried[each].attainment)
 
 
-def _scatter(scale: Scale) -> TruthConfig:
+def _scatter(scale: Scale) -> GroundTruthConfig:
     """Times scatter log-normally, as widely as those of lone requests did."""
     lone, wide = (scale.measured.time_ms(1, 1, 1, quantile) for quantile in (0.5, 0.95))
     sigma = log(wide / lone) / NormalDist().inv_cdf(0.95)
-    return TruthConfig("lognormal", cv=sqrt(exp(sigma * sigma) - 1.0)) if sigma else TruthConfig()
+    return (
+        GroundTruthConfig("lognormal", cv=sqrt(exp(sigma * sigma) - 1.0))
+        if sigma
+        else GroundTruthConfig()
+    )
 
 
 @final
-class _Routes(Observer):
+class _FaasObserver(Observer):
     """Writes down which requests went to functions: the columns of a run do not say."""
 
     def __init__(self, pool_ids: set[int]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from headgate.config import from_spec
 from headgate.config.prices import PriceList
-from headgate.core.catalog import MIB, FunctionPlatform, InstanceType
+from headgate.core.catalog import MIB, FaasOffering, InstanceType
 from headgate.core.clock import MILLISECOND_NS, SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.core.event_log import read_log
@@ -25,14 +25,14 @@ from headgate.metrics.columns import Int64
 from headgate.metrics.from_log import read_columns
 from headgate.planning.latency_model import Characterisation, profile_of
 from headgate.profiling.machine import this_machine, usable_cores
-from headgate.profiling.probe_client import Task
-from headgate.profiling.profiler import Settings, profile
+from headgate.profiling.probe_client import ProbeTask
+from headgate.profiling.profiler import ProfilerSettings, profile
 from headgate.workload import Arrivals, stepped
 
 # The recommender, asked for the same number of sessions in every request.
 
 
-class Sessions(OnnxModel):
+class SessionModel(OnnxModel):
     """An ONNX file of which a request wants so many rows, which are one piece of work.
 
     So a request takes as long as its sender likes, and there is nothing to put together.
@@ -65,7 +65,7 @@ class Sessions(OnnxModel):
 
 
 FUNCTION: Final = "recommend"
-CODE: Final = f"{Sessions.__module__}:{Sessions.__name__}"
+CODE: Final = f"{SessionModel.__module__}:{SessionModel.__name__}"
 QUANTILE: Final = 0.95  # of a few hundred requests; a higher one would be decided by a handful
 FEW: Final = 5  # clients that one machine can serve in time, and
 MANY: Final = 20  # clients that it cannot: the paper's workload
@@ -81,7 +81,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class DemoSchedule:
     """How the load goes: a burst, quiet, a burst, ... The first two steps only warm up."""
 
     step_s: float = 2.0
@@ -101,7 +101,7 @@ class Scale:
     sessions: int  # in a request
     measured: Characterisation
     slo_ms: float
-    course: Course
+    course: DemoSchedule
 
     @property
     def capacity_per_s(self) -> float:
@@ -121,7 +121,7 @@ class Scale:
         return stepped(rates, step_ns, self.course.steps * step_ns, seed=seed)
 
 
-def fit_to_machine(model: Path, course: Course, budget_s: float, progress: Progress) -> Scale:
+def fit_to_machine(model: Path, course: DemoSchedule, budget_s: float, progress: Progress) -> Scale:
     """Measure the recommender on this machine, and choose accordingly."""
     cores = len(usable_cores())
     if cores < 2:
@@ -129,18 +129,18 @@ def fit_to_machine(model: Path, course: Course, budget_s: float, progress: Progr
         raise ConfigError(problem, where="this machine", value=cores)
     device = this_machine().cpu
 
-    def measure(sessions: int, of_budget: float, settings: Settings) -> Characterisation:
-        task = Task(FUNCTION, None, CODE, options(model, sessions), str(model.parent))
+    def measure(sessions: int, of_budget: float, settings: ProfilerSettings) -> Characterisation:
+        task = ProbeTask(FUNCTION, None, CODE, options(model, sessions), str(model.parent))
         settings = replace(settings, budget_s=of_budget * budget_s)
         return profile(
             task, settings, device, lambda title, done, total: progress(f"profiling: {title}")
         ).characterisation
 
-    tried = measure(_TRIED, 0.1, Settings((1,), (1,), (1,)))
+    tried = measure(_TRIED, 0.1, ProfilerSettings((1,), (1,), (1,)))
     sessions = round(_TRIED * _REQUEST_MS / tried.time_ms(1, 1))
     sessions = max(1, min(_SESSIONS_MAX, sessions))
-    one = measure(sessions, 0.7, Settings((1,), AT_ONCE, (1,)))
-    two = measure(sessions, 0.2, Settings((2,), (1, FEW), (1,)))  # what more cores would do
+    one = measure(sessions, 0.7, ProfilerSettings((1,), AT_ONCE, (1,)))
+    two = measure(sessions, 0.2, ProfilerSettings((2,), (1, FEW), (1,)))  # what more cores would do
     measured = replace(one, points=(*one.points, *two.points))
     # A little more than the few take: so the many are late, and so are a few more.
     slo_ms = ceil(1.05 * measured.time_ms(1, FEW, 1, QUANTILE) + OVERHEAD_MS)
@@ -234,7 +234,7 @@ def one_core(prices: PriceList) -> InstanceType:
 def application(
     scale: Scale,
     machine: InstanceType,
-    platform: FunctionPlatform,
+    platform: FaasOffering,
     times: Times,
     *,
     endpoint_url: str = "http://localhost",

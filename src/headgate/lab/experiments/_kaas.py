@@ -42,7 +42,7 @@ MIXES: Final[tuple[Mix, ...]] = ("equal work", "equal rates")
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class KaasModel:
     """A model, how long it evaluates, and how much longer it takes the first time on a GPU."""
 
     name: str
@@ -50,15 +50,15 @@ class Model:
     cold_ms: float
 
 
-Models = tuple[Model, ...]
-STATED: Final[Models] = (Model("RESNET", 5, 5), Model("BERT", 20, 10))
+Models = tuple[KaasModel, ...]
+STATED: Final[Models] = (KaasModel("RESNET", 5, 5), KaasModel("BERT", 20, 10))
 # The printed traces contradict the stated times. These reproduce all five; of BERT's two times
 # only the sum can be read off, because no trace runs it twice on one GPU.
-FITTED: Final[Models] = (Model("RESNET", 2, 4), Model("BERT", 8, 10))
+FITTED: Final[Models] = (KaasModel("RESNET", 2, 4), KaasModel("BERT", 8, 10))
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class KaasPolicyCase:
     """A policy with the settings that one row of a table is about."""
 
     label: str
@@ -72,28 +72,32 @@ class Form:
         return kind, kind.config(**dict(self.config))
 
 
-ROUND_ROBIN: Final = Form("round_robin", "round_robin")
-BALANCE: Final = Form("balance", "balance")
-SRTF: Final = Form("srtf", "srtf")
-MLFQ: Final = Form("mlfq", "mlfq")
-EXCLUSIVE_FIXED: Final = Form(
+ROUND_ROBIN: Final = KaasPolicyCase("round_robin", "round_robin")
+BALANCE: Final = KaasPolicyCase("balance", "balance")
+SRTF: Final = KaasPolicyCase("srtf", "srtf")
+MLFQ: Final = KaasPolicyCase("mlfq", "mlfq")
+EXCLUSIVE_FIXED: Final = KaasPolicyCase(
     "exclusive, fixed", "exclusive", (("adapt_every", 0), ("steal_factor", 0.0))
 )
-EXCLUSIVE: Final = Form("exclusive", "exclusive")
-AFFINITY: Final = Form("affinity", "affinity")
-HEADGATE: Final = Form("headgate", "headgate")
-SRTF_PRINTED: Final = Form("srtf, printed", "srtf", (("clairvoyant", True),), announces=True)
-MLFQ_PRINTED: Final = Form("mlfq, printed", "mlfq", (("clairvoyant", True),), announces=True)
+EXCLUSIVE: Final = KaasPolicyCase("exclusive", "exclusive")
+AFFINITY: Final = KaasPolicyCase("affinity", "affinity")
+HEADGATE: Final = KaasPolicyCase("headgate", "headgate")
+SRTF_PRINTED: Final = KaasPolicyCase(
+    "srtf, printed", "srtf", (("clairvoyant", True),), announces=True
+)
+MLFQ_PRINTED: Final = KaasPolicyCase(
+    "mlfq, printed", "mlfq", (("clairvoyant", True),), announces=True
+)
 
 THESIS_FORMS: Final = (ROUND_ROBIN, BALANCE, SRTF, MLFQ, EXCLUSIVE_FIXED)
 ALL_FORMS: Final = (*THESIS_FORMS, EXCLUSIVE, AFFINITY)
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class KaasCase:
     """One run under Poisson arrivals. `load` is evaluation time asked for per GPU time."""
 
-    form: Form
+    form: KaasPolicyCase
     models: Models = STATED
     gpus: int = 4
     load: float = 0.8
@@ -103,7 +107,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class KaasResult:
     """What one run came to; waits are means, in timesteps."""
 
     cold_starts: int
@@ -122,21 +126,21 @@ def build_app(models: Models, gpus: int, clients: Sequence[str]) -> App:
     )
 
 
-def measure(case: Case, seed: int) -> Measured:
+def measure(case: KaasCase, seed: int) -> KaasResult:
     """Run a case. A top-level function of plain values: worker processes can be given it."""
     clients = [c for model in case.models for c in client_names(model, case.clients_per_model)]
     app = build_app(case.models, case.gpus, clients)
     kind, config = case.form.build()
     setup = Setup(app, kind, config, seed=seed, announces=case.form.announces)
     summary = summarise(simulate(setup, draw_arrivals(case, seed)))
-    return Measured(
+    return KaasResult(
         summary.cold_starts,
         summary.mean_wait_ms,
         tuple(row.mean_wait_ms for row in summary.pipelines),
     )
 
 
-def waits(measured: Sequence[Measured], model: int | None = None) -> list[float]:
+def waits(measured: Sequence[KaasResult], model: int | None = None) -> list[float]:
     """Return the mean wait of each run, of all requests or of those for one model."""
     return [one.wait if model is None else one.wait_by_model[model] for one in measured]
 
@@ -162,12 +166,12 @@ def margin(values: Sequence[float]) -> float:
     return interval.high - interval.mean
 
 
-def client_names(model: Model, count: int) -> list[str]:
+def client_names(model: KaasModel, count: int) -> list[str]:
     """Return the names of the clients that send requests for one model."""
     return [f"{model.name}-{number + 1}" for number in range(count)]
 
 
-def draw_arrivals(case: Case, seed: int) -> Arrivals:
+def draw_arrivals(case: KaasCase, seed: int) -> Arrivals:
     """Return Poisson arrivals on whole timesteps; they do not depend on the policy.
 
     A Poisson stream dealt out at random among clients is one Poisson stream for each, so the
@@ -213,7 +217,7 @@ def on_timesteps(arrivals: Arrivals) -> Arrivals:
     )
 
 
-def _function(number: int, model: Model) -> Function:
+def _function(number: int, model: KaasModel) -> Function:
     profile = Profile(
         exec_ns=(round(model.exec_ms * MILLISECOND_NS),),
         start_ns=round(model.cold_ms * MILLISECOND_NS),
@@ -221,7 +225,7 @@ def _function(number: int, model: Model) -> Function:
     return Function(number, model.name, (Variant(number, model.name, number, (0,), profile),))
 
 
-def beats(theirs: Sequence[Measured], ours: Sequence[Measured]) -> bool:
+def beats(theirs: Sequence[KaasResult], ours: Sequence[KaasResult]) -> bool:
     """Whether they have no more cold starts, and waits shorter by more than chance explains."""
     cold = fmean(one.cold_starts for one in theirs), fmean(one.cold_starts for one in ours)
     return cold[0] <= cold[1] and is_above(waits(ours), waits(theirs))

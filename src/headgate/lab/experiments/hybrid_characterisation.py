@@ -32,13 +32,13 @@ from headgate.lab.experiments.hips.figures import (
 )
 from headgate.lab.experiments.hips.plan import (
     THRESHOLDS,
-    Plan,
+    PaperPlan,
     TrialCase,
     attempt,
     best_threshold,
     plan_of,
 )
-from headgate.lab.experiments.hips.run import Measured
+from headgate.lab.experiments.hips.run import HipsResult
 from headgate.planning.capacity.sizing import TOLERANCE, SizeRow
 from headgate.planning.latency_model import Characterisation
 
@@ -50,9 +50,9 @@ PAPER_CORES: Final = 4
 PAPER_SAVING: Final = 0.35
 _SHOWN: Final = (1, 2, 3, 5, 8, 12, 20)  # requests at once: those that were measured
 
-Plans = dict[Setting, Plan]
-ByThreshold = dict[int, list[Measured]]
-BySize = dict[int, list[Measured]]
+Plans = dict[Setting, PaperPlan]
+ByThreshold = dict[int, list[HipsResult]]
+BySize = dict[int, list[HipsResult]]
 
 
 def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
@@ -135,7 +135,7 @@ def _surface_rows(source: str, surface: Characterisation) -> list[Row]:
     ]
 
 
-def _size_row(setting: Setting, plan: Plan) -> Row:
+def _size_row(setting: Setting, plan: PaperPlan) -> Row:
     largest = plan.sizes[-1]
     chosen = plan.chosen
     return {
@@ -151,7 +151,7 @@ def _size_row(setting: Setting, plan: Plan) -> Row:
     }
 
 
-def _trial_row(setting: Setting, plan: Plan, runs: ByThreshold) -> Row:
+def _trial_row(setting: Setting, plan: PaperPlan, runs: ByThreshold) -> Row:
     best = best_threshold(runs)
     return {
         **_setting_columns(setting),
@@ -190,7 +190,7 @@ def _setting_columns(setting: Setting) -> Row:
     return {"source": setting.source, "cores": setting.cores, "SLA (ms)": setting.sla_ms}
 
 
-def _attainment(runs: Sequence[Measured]) -> float:
+def _attainment(runs: Sequence[HipsResult]) -> float:
     return fmean(run.attainment for run in runs)
 
 
@@ -230,7 +230,7 @@ def _paper_checks(plans: Plans, surface: Characterisation) -> list[Check]:
     return [*checks, Check(claim, "paper 5.1", PAPER_SAVING, saving, holds)]
 
 
-def _threshold_check(setting: Setting, plan: Plan, runs: ByThreshold) -> Check:
+def _threshold_check(setting: Setting, plan: PaperPlan, runs: ByThreshold) -> Check:
     best = best_threshold(runs)
     return Check(
         f"{setting}: best threshold by trial",
@@ -241,7 +241,7 @@ def _threshold_check(setting: Setting, plan: Plan, runs: ByThreshold) -> Check:
     )
 
 
-def _size_check(setting: Setting, plan: Plan, runs: BySize) -> Check:
+def _size_check(setting: Setting, plan: PaperPlan, runs: BySize) -> Check:
     """The smallest size after which calls get shorter by no more than is ignored."""
     lengths_ms = {size: fmean(run.call_ms for run in each) for size, each in runs.items()}
     enough_ms = (1.0 + TOLERANCE) * min(lengths_ms.values())

@@ -15,11 +15,11 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
 from headgate.lab.experiments.experiment import Check, Progress, Result, Row, over_seeds
-from headgate.lab.experiments.hybrid.environment import TRACES, Trace
+from headgate.lab.experiments.hybrid.environment import TRACES, TraceSource
 from headgate.lab.experiments.hybrid.figures import Bar, cost_figure, timeline_figure, watch
 from headgate.lab.experiments.hybrid.offline_optimum import Clairvoyant, clairvoyant
-from headgate.lab.experiments.hybrid.results import CLAIRVOYANT, OURS, Limits, Runs, Table
-from headgate.lab.experiments.hybrid.run import Case, Form, arrivals_of, measure
+from headgate.lab.experiments.hybrid.results import CLAIRVOYANT, OURS, Limits, ResultTable, Runs
+from headgate.lab.experiments.hybrid.run import HybridCase, HybridPolicyCase, arrivals_of, measure
 from headgate.lab.experiments.hybrid.sweep import ATTAINED, BEST, best_forms, sweep_cases
 from headgate.metrics.report.style import save_png
 
@@ -45,9 +45,9 @@ def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
         rivals, sweep_rows, sweep_checks = _sweep(directory, limits, progress)
     forms = (*rivals, OURS)
     progress(f"{len(forms)} policies on {len(TRACES)} traces, seeds: {seeds}")
-    cases = [Case(form, trace, directory) for trace in TRACES for form in forms]
+    cases = [HybridCase(form, trace, directory) for trace in TRACES for form in forms]
     runs = over_seeds(measure, cases, seeds, quick=False)
-    table = Table(runs, limits, rivals)
+    table = ResultTable(runs, limits, rivals)
     return Result(
         NAME,
         [*table.rows(), *sweep_rows],
@@ -66,21 +66,21 @@ def traces_directory(environment: Mapping[str, str]) -> Path | None:
     return Path(named) if named else None
 
 
-def limit(case: Case, seed: int) -> Clairvoyant:
+def limit(case: HybridCase, seed: int) -> Clairvoyant:
     """Return the clairvoyant's way through the arrivals of a case."""
     arrivals = arrivals_of(case, seed)
     return clairvoyant(case.world, arrivals.times_ns, arrivals.duration_ns)
 
 
 def _find_limits(directory: Path | None, seeds: int) -> Limits:
-    cases = [Case(CLAIRVOYANT, trace, directory) for trace in TRACES]
+    cases = [HybridCase(CLAIRVOYANT, trace, directory) for trace in TRACES]
     found = over_seeds(limit, cases, seeds, quick=False)
     return {case.trace.name: ways for case, ways in found.items()}
 
 
 def _sweep(
     directory: Path | None, limits: Limits, progress: Progress
-) -> tuple[tuple[Form, ...], list[Row], list[Check]]:
+) -> tuple[tuple[HybridPolicyCase, ...], list[Row], list[Check]]:
     """Try the rivals with all their settings, on the first seed."""
     cases = sweep_cases(directory)
     progress(f"Sweep: {len(cases)} runs")
@@ -100,7 +100,9 @@ def _sweep(
     return best, rows, [check]
 
 
-def _sweep_row(form: Form, runs: Runs, limits_usd: Mapping[str, float], *, is_best: bool) -> Row:
+def _sweep_row(
+    form: HybridPolicyCase, runs: Runs, limits_usd: Mapping[str, float], *, is_best: bool
+) -> Row:
     of_form = {case.trace.name: found[0] for case, found in runs.items() if case.form == form}
     return {
         "tried": form.policy,
@@ -113,7 +115,7 @@ def _sweep_row(form: Form, runs: Runs, limits_usd: Mapping[str, float], *, is_be
     }
 
 
-def _draw(out: Path, table: Table, directory: Path | None) -> tuple[Path, ...]:
+def _draw(out: Path, table: ResultTable, directory: Path | None) -> tuple[Path, ...]:
     bars = {
         trace: [
             Bar(form.policy, one.dedicated_usd, one.functions_usd, one.attainment)
@@ -129,6 +131,6 @@ def _draw(out: Path, table: Table, directory: Path | None) -> tuple[Path, ...]:
     )
 
 
-def _timeline(trace: Trace, table: Table, directory: Path | None) -> Figure:
-    timeline = watch(Case(OURS, trace, directory), seed=0)
+def _timeline(trace: TraceSource, table: ResultTable, directory: Path | None) -> Figure:
+    timeline = watch(HybridCase(OURS, trace, directory), seed=0)
     return timeline_figure(timeline, table.limits[trace.name][0], f"{trace.name}: headgate")

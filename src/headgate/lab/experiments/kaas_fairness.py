@@ -29,7 +29,7 @@ from headgate.lab.experiments._kaas import (
     ROUND_ROBIN,
     SRTF,
     STATED,
-    Form,
+    KaasPolicyCase,
     build_app,
     client_names,
     is_above,
@@ -42,8 +42,8 @@ from headgate.lab.experiments.experiment import Check, Progress, Result, Row, ov
 from headgate.metrics.columns import RequestColumns
 from headgate.metrics.confidence import Interval, mean_interval
 from headgate.metrics.summary import jain, summarise
-from headgate.sim.clients import CopyingClient, LoopClients
-from headgate.sim.ground_truth import TruthConfig
+from headgate.sim.clients import HedgingClient, LoopClients
+from headgate.sim.ground_truth import GroundTruthConfig
 from headgate.sim.run import Setup, simulate
 from headgate.workload import ClosedLoop, ConcurrencyStep, assign, mix, named, poisson
 
@@ -61,10 +61,10 @@ _TIMES: Final = ("exact", "exponential")
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
+class OneModelEach:
     """Eight clients for one model, one for the other; everybody brings the same work."""
 
-    form: Form
+    form: KaasPolicyCase
     alone: int  # which model has a client to itself: 0 is ResNet, 1 BERT
     load: float
 
@@ -85,7 +85,7 @@ class Crowded:
 class Copying:
     """Five clients that want equally much; the last one sends copies."""
 
-    form: Form
+    form: KaasPolicyCase
     copies: int
     times: str  # how execution times scatter around the profile
     load: float = 0.5  # were there no copies
@@ -101,7 +101,7 @@ class Copied:
     others_response: float
 
 
-AloneRuns = dict[Alone, list[Crowded]]
+AloneRuns = dict[OneModelEach, list[Crowded]]
 CopyRuns = dict[Copying, list[Copied]]
 
 
@@ -111,7 +111,10 @@ def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
     loads = (0.95,) if quick else (0.8, 0.95, 1.1)
     progress(f"One client alone in its bucket: {seeds} seeds")
     alone_cases = [
-        Alone(form, alone, load) for alone in (0, 1) for load in loads for form in _ALONE_FORMS
+        OneModelEach(form, alone, load)
+        for alone in (0, 1)
+        for load in loads
+        for form in _ALONE_FORMS
     ]
     alone_runs = over_seeds(run_alone, alone_cases, seeds, quick=quick)
     progress(f"Copies: {seeds} seeds")
@@ -139,7 +142,7 @@ def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
     )
 
 
-def run_alone(case: Alone, seed: int) -> Crowded:
+def run_alone(case: OneModelEach, seed: int) -> Crowded:
     """Run one case. Top-level, for worker processes."""
     crowd, lone = (STATED[1 - case.alone], STATED[case.alone])
     names = client_names(crowd, _CROWD)
@@ -183,8 +186,8 @@ def run_copying(case: Copying, seed: int) -> Copied:
     own = poisson(rate_per_s, duration_ns, seed=2 * seed + 1)
     kind, config = case.form.build()
     app = build_app((model,), _GPUS, names)
-    setup = Setup(app, kind, config, seed=seed, truth=TruthConfig(case.times))
-    copier = CopyingClient(own.times_ns.tolist(), case.copies, client=_NEIGHBOURS)
+    setup = Setup(app, kind, config, seed=seed, truth=GroundTruthConfig(case.times))
+    copier = HedgingClient(own.times_ns.tolist(), case.copies, client=_NEIGHBOURS)
     requests = simulate(setup, arrivals, clients=[copier]).requests
     others = requests.client != _NEIGHBOURS
     arrival_ns = requests.arrival_ns[others]
@@ -205,7 +208,7 @@ def _copier_wait(requests: RequestColumns) -> float:
     return float((first_ns - sent_ns).mean()) / MILLISECOND_NS
 
 
-def share_of(form: Form, times: int, others_keep: int) -> float:
+def share_of(form: KaasPolicyCase, times: int, others_keep: int) -> float:
     """Return a client's share of all service when it keeps `times` as many requests as others.
 
     Each of the four others always has `others_keep` requests out. Nothing is random.
@@ -229,7 +232,7 @@ def share_of(form: Form, times: int, others_keep: int) -> float:
 # --- what is reported ---------------------------------------------------------------------------
 
 
-def _alone_row(case: Alone, runs: Sequence[Crowded]) -> Row:
+def _alone_row(case: OneModelEach, runs: Sequence[Crowded]) -> Row:
     return {
         "alone": STATED[case.alone].name,
         "load": case.load,
@@ -253,7 +256,7 @@ def _copy_row(case: Copying, runs: Sequence[Copied]) -> Row:
     }
 
 
-def _share_row(form: Form, others_keep: int, shares: Sequence[float]) -> Row:
+def _share_row(form: KaasPolicyCase, others_keep: int, shares: Sequence[float]) -> Row:
     row: Row = {
         "others keep": others_keep,
         "policy; share of one that keeps ... times as many": form.label,
@@ -266,7 +269,7 @@ def _figures(
 ) -> tuple[Path, ...]:
     alone = {}
     for form in (BALANCE, MLFQ, AFFINITY):
-        runs = [alone_runs[Alone(form, 1, load)] for load in loads]
+        runs = [alone_runs[OneModelEach(form, 1, load)] for load in loads]
         alone[f"{form.label}: alone"] = [mean_interval([r.alone for r in rs]) for rs in runs]
         alone[f"{form.label}: others"] = [mean_interval([r.others for r in rs]) for rs in runs]
     copies = {}
@@ -299,12 +302,12 @@ def _alone_checks(runs: AloneRuns) -> list[Check]:
     checks = []
     for place, model in enumerate(STATED):
         claim = f"{model.name} alone under mlfq: its wait over the others'"
-        ratio, gap = _pooled(runs[Alone(MLFQ, place, 0.95)])
+        ratio, gap = _pooled(runs[OneModelEach(MLFQ, place, 0.95)])
         checks.append(Check(claim, "thesis 6.1", "below 1", ratio, gap.high < 0))
         claim = f"{model.name} alone under balance: its wait over the others'"
-        ratio, gap = _pooled(runs[Alone(BALANCE, place, 0.95)])
+        ratio, gap = _pooled(runs[OneModelEach(BALANCE, place, 0.95)])
         checks.append(Check(claim, "thesis 6.1", 1, ratio, gap.low <= 0 <= gap.high))
-    srtf, mlfq = ([r.alone for r in runs[Alone(form, 1, 0.95)]] for form in (SRTF, MLFQ))
+    srtf, mlfq = ([r.alone for r in runs[OneModelEach(form, 1, 0.95)]] for form in (SRTF, MLFQ))
     claim = "mlfq does not starve BERT: its wait over that under srtf"
     ratio = fmean(mlfq) / fmean(srtf)
     return [*checks, Check(claim, "thesis 6.1", "below 1", ratio, is_above(srtf, mlfq))]
@@ -351,7 +354,7 @@ def _copy_checks(runs: CopyRuns) -> list[Check]:
     return [*checks, Check(claim, "KaaS pool's rule", "below 1", ratio, shielded)]
 
 
-def _share_checks(shares: dict[tuple[Form, int], list[float]]) -> list[Check]:
+def _share_checks(shares: dict[tuple[KaasPolicyCase, int], list[float]]) -> list[Check]:
     in_order, even = 8 / (8 + _NEIGHBOURS), 1 / (1 + _NEIGHBOURS)
     return [
         Check(

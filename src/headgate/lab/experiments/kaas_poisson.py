@@ -27,9 +27,9 @@ from headgate.lab.experiments._kaas import (
     SRTF_PRINTED,
     STATED,
     THESIS_FORMS,
-    Case,
-    Form,
-    Measured,
+    KaasCase,
+    KaasPolicyCase,
+    KaasResult,
     Mix,
     beats,
     differences,
@@ -54,7 +54,7 @@ _BERT_LOAD: Final = 1.05  # about where SRTF's BERT does wait that long
 _LOADS: Final = (0.8, 0.9, 1.0, 1.05, 1.1, 1.15)
 _TIMES: Final = {"stated": STATED, "fitted": FITTED}
 
-Runs = dict[Case, list[Measured]]
+Runs = dict[KaasCase, list[KaasResult]]
 
 
 def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
@@ -63,13 +63,13 @@ def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
     times = ["stated"] if quick else list(_TIMES)
     progress(f"{seeds} seeds, 0.8 of the GPUs' time in evaluation")
     cases = [
-        Case(form, models=_TIMES[name], mix=mix)
+        KaasCase(form, models=_TIMES[name], mix=mix)
         for name in times
         for mix in MIXES
         for form in (*ALL_FORMS, HEADGATE, SRTF_PRINTED)
     ]
     forms = (*ALL_FORMS, HEADGATE)
-    cases += [Case(form, mix=mix, load=_BERT_LOAD) for mix in MIXES for form in forms]
+    cases += [KaasCase(form, mix=mix, load=_BERT_LOAD) for mix in MIXES for form in forms]
     runs = over_seeds(measure, cases, seeds, quick=quick)
     rows = [_row(case, runs[case]) for case in cases]
     progress("SRTF under rising load")
@@ -78,7 +78,7 @@ def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
     rows += [_load_row(case, runs[case]) for curve in curves.values() for case in curve]
     rows += [_reached_row(*key, curve, runs) for key, curve in curves.items()]
     checks = [check for mix in MIXES for check in _checks(mix, runs)]
-    for load in (Case(HEADGATE).load, _BERT_LOAD):
+    for load in (KaasCase(HEADGATE).load, _BERT_LOAD):
         checks += [check for mix in MIXES for check in _headgate_checks(mix, load, runs)]
     figures: tuple[Path, ...] = ()
     if out is not None:
@@ -87,11 +87,11 @@ def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
     return Result(NAME, rows, checks, figures)
 
 
-def _curve(times: str, mix: Mix) -> list[Case]:
-    return [Case(SRTF, models=_TIMES[times], mix=mix, load=load) for load in _LOADS]
+def _curve(times: str, mix: Mix) -> list[KaasCase]:
+    return [KaasCase(SRTF, models=_TIMES[times], mix=mix, load=load) for load in _LOADS]
 
 
-def _row(case: Case, measured: Sequence[Measured]) -> Row:
+def _row(case: KaasCase, measured: Sequence[KaasResult]) -> Row:
     cold = [one.cold_starts for one in measured]
     return {
         **_setting(case),
@@ -104,7 +104,7 @@ def _row(case: Case, measured: Sequence[Measured]) -> Row:
     }
 
 
-def _load_row(case: Case, measured: Sequence[Measured]) -> Row:
+def _load_row(case: KaasCase, measured: Sequence[KaasResult]) -> Row:
     values = waits(measured, _BERT)
     return {
         **_setting(case),
@@ -113,12 +113,12 @@ def _load_row(case: Case, measured: Sequence[Measured]) -> Row:
     }
 
 
-def _setting(case: Case) -> Row:
+def _setting(case: KaasCase) -> Row:
     times = next(name for name, models in _TIMES.items() if models == case.models)
     return {"times": times, "mix": case.mix, "load": case.load}
 
 
-def _reached_row(times: str, mix: Mix, curve: Sequence[Case], runs: Runs) -> Row:
+def _reached_row(times: str, mix: Mix, curve: Sequence[KaasCase], runs: Runs) -> Row:
     points = [(case.load, mean_interval(waits(runs[case], _BERT)).mean) for case in curve]
     return {
         "times": times,
@@ -137,7 +137,7 @@ def _load_at(points: Sequence[tuple[float, float]]) -> float | None:
 
 def _checks(mix: Mix, runs: Runs) -> list[Check]:
     """Set the claims of section 6.2 beside what the stated times give."""
-    by_form = {form: runs[Case(form, mix=mix)] for form in THESIS_FORMS}
+    by_form = {form: runs[KaasCase(form, mix=mix)] for form in THESIS_FORMS}
     checks = []
     for form, measured in by_form.items():
         expected = 4 if form == EXCLUSIVE_FIXED else 8
@@ -145,7 +145,7 @@ def _checks(mix: Mix, runs: Runs) -> list[Check]:
         claim = f"{mix}: cold starts of {form.label} (median run)"
         checks.append(Check(claim, "thesis, fig. 6.4", expected, cold, cold == expected))
     loaded = {
-        form: waits(runs[Case(form, mix=mix, load=_BERT_LOAD)], _BERT)
+        form: waits(runs[KaasCase(form, mix=mix, load=_BERT_LOAD)], _BERT)
         for form in THESIS_FORMS
         if form != ROUND_ROBIN
     }
@@ -153,7 +153,7 @@ def _checks(mix: Mix, runs: Runs) -> list[Check]:
     return [*checks, *_wait_checks(mix, by_form), _longest_check(claim, SRTF, loaded)]
 
 
-def _wait_checks(mix: Mix, by_form: dict[Form, list[Measured]]) -> list[Check]:
+def _wait_checks(mix: Mix, by_form: dict[KaasPolicyCase, list[KaasResult]]) -> list[Check]:
     resnet = {form: waits(measured, _RESNET) for form, measured in by_form.items()}
     bert = {form: waits(measured, _BERT) for form, measured in by_form.items()}
     srtf = mean_interval(bert[SRTF])
@@ -188,8 +188,8 @@ def _wait_checks(mix: Mix, by_form: dict[Form, list[Measured]]) -> list[Check]:
 
 def _headgate_checks(mix: Mix, load: float, runs: Runs) -> list[Check]:
     """The default policy lies on the frontier of the others, and starves nobody."""
-    rivals = {form.label: runs[Case(form, mix=mix, load=load)] for form in ALL_FORMS}
-    ours = runs[Case(HEADGATE, mix=mix, load=load)]
+    rivals = {form.label: runs[KaasCase(form, mix=mix, load=load)] for form in ALL_FORMS}
+    ours = runs[KaasCase(HEADGATE, mix=mix, load=load)]
     better = [label for label, theirs in rivals.items() if beats(theirs, ours)]
     extra = fmean(waits(ours, _BERT)) - fmean(waits(ours, _RESNET))
     # Without objectives headgate orders by arrival plus so many lengths: no more can BERT lose.
@@ -212,7 +212,9 @@ def _headgate_checks(mix: Mix, load: float, runs: Runs) -> list[Check]:
     ]
 
 
-def _longest_check(claim: str, expected: Form, values: dict[Form, list[float]]) -> Check:
+def _longest_check(
+    claim: str, expected: KaasPolicyCase, values: dict[KaasPolicyCase, list[float]]
+) -> Check:
     """Check who waits longest; it must be above each other one beyond what chance explains."""
     longest = max(values, key=lambda form: sum(values[form]))
     is_clear = all(
@@ -221,12 +223,14 @@ def _longest_check(claim: str, expected: Form, values: dict[Form, list[float]]) 
     return Check(claim, "thesis 6.2", expected.label, longest.label, is_clear)
 
 
-def _figures(out: Path, runs: Runs, curves: dict[tuple[str, Mix], list[Case]]) -> tuple[Path, ...]:
+def _figures(
+    out: Path, runs: Runs, curves: dict[tuple[str, Mix], list[KaasCase]]
+) -> tuple[Path, ...]:
     figures = []
     for mix in MIXES:
         series = {
             model.name: {
-                form.label: mean_interval(waits(runs[Case(form, mix=mix)], place))
+                form.label: mean_interval(waits(runs[KaasCase(form, mix=mix)], place))
                 for form in (*ALL_FORMS, HEADGATE)
             }
             for place, model in enumerate(STATED)

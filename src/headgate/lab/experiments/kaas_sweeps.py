@@ -25,9 +25,9 @@ from headgate.lab.experiments._kaas import (
     ROUND_ROBIN,
     SRTF,
     STATED,
-    Case,
-    Form,
-    Measured,
+    KaasCase,
+    KaasPolicyCase,
+    KaasResult,
     Models,
     beats,
     differences,
@@ -51,7 +51,7 @@ _WITH_FIXED: Final = (*_ADAPTIVE, EXCLUSIVE_FIXED)
 _ALL_BUT_ROUND_ROBIN: Final = tuple(form for form in ALL_FORMS if form != ROUND_ROBIN)
 _WITH_OURS: Final = (*ALL_FORMS, HEADGATE)
 _LONG_MS: Final = 8_000
-Runs = dict[Case, list[Measured]]
+Runs = dict[KaasCase, list[KaasResult]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ class Sweep:
     title: str
     x_label: str
     points: tuple[float, ...]
-    case_at: Callable[[Form, float], Case]
+    case_at: Callable[[KaasPolicyCase, float], KaasCase]
 
-    def cases(self, form: Form) -> list[Case]:
+    def cases(self, form: KaasPolicyCase) -> list[KaasCase]:
         """Return the cases of one policy, in order of the parameter."""
         return [self.case_at(form, point) for point in self.points]
 
@@ -111,35 +111,35 @@ def _sweeps(quick: bool) -> tuple[Sweep, Sweep, Sweep, Sweep, Sweep]:
             "Arrival rate, 3 GPUs",
             "load (evaluation time asked for per GPU time)",
             (0.4, 0.8, 1.2) if quick else (0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4),
-            lambda form, load: Case(form, gpus=3, load=load),
+            lambda form, load: KaasCase(form, gpus=3, load=load),
         ),
         Sweep(
             "GPUs",
             "Number of GPUs, load 0.8",
             "GPUs",
             (2, 4, 8) if quick else (2, 3, 4, 6, 8, 12),
-            lambda form, gpus: Case(form, gpus=int(gpus)),
+            lambda form, gpus: KaasCase(form, gpus=int(gpus)),
         ),
         Sweep(
             "cold-start time",
             "Cold-start time, 4 GPUs, load 0.8",
             "cold-start time (times the stated one)",
             (0, 1, 2) if quick else (0, 0.5, 1, 2, 4),
-            lambda form, factor: Case(form, models=_scaled(1, factor)),
+            lambda form, factor: KaasCase(form, models=_scaled(1, factor)),
         ),
         Sweep(
             "execution time",
             "Execution time, 4 GPUs, load 0.8",
             "execution time (times the stated one)",
             (0.5, 1, 4) if quick else (0.5, 1, 2, 4),
-            lambda form, factor: Case(form, models=_scaled(factor, 1)),
+            lambda form, factor: KaasCase(form, models=_scaled(factor, 1)),
         ),
         Sweep(
             "clients",
             "Number of clients, 4 GPUs, load 0.8",
             "clients, half of them for each model",
             (2, 16) if quick else (2, 4, 8, 16),
-            lambda form, clients: Case(form, clients_per_model=int(clients) // 2),
+            lambda form, clients: KaasCase(form, clients_per_model=int(clients) // 2),
         ),
     )
 
@@ -151,9 +151,9 @@ def _scaled(exec_factor: float, cold_factor: float) -> Models:
     )
 
 
-def _cold_pair(form: Form, duration_ms: int) -> tuple[Case, Case]:
+def _cold_pair(form: KaasPolicyCase, duration_ms: int) -> tuple[KaasCase, KaasCase]:
     """Return the cases without cold starts and with twice the stated ones."""
-    free = Case(form, models=_scaled(1, 0), duration_ms=duration_ms)
+    free = KaasCase(form, models=_scaled(1, 0), duration_ms=duration_ms)
     return free, replace(free, models=_scaled(1, 2))
 
 
@@ -162,7 +162,7 @@ def _cold_pair(form: Form, duration_ms: int) -> tuple[Case, Case]:
 
 def _row(
     sweep: Sweep,
-    form: Form,
+    form: KaasPolicyCase,
     runs: Runs,
     number: Callable[[list[float]], float],
     prefix: str = "",
@@ -173,7 +173,7 @@ def _row(
     return row
 
 
-def _long_row(form: Form, runs: Runs) -> Row:
+def _long_row(form: KaasPolicyCase, runs: Runs) -> Row:
     row: Row = {"wait added by twice the stated cold starts": form.label}
     for duration_ms in (1_000, _LONG_MS):
         added = _added(*_cold_pair(form, duration_ms), runs)
@@ -181,7 +181,7 @@ def _long_row(form: Form, runs: Runs) -> Row:
     return row
 
 
-def _added(before: Case, after: Case, runs: Runs) -> list[float]:
+def _added(before: KaasCase, after: KaasCase, runs: Runs) -> list[float]:
     return differences(waits(runs[after]), waits(runs[before]))
 
 
@@ -232,7 +232,10 @@ def _gpu_checks(sweep: Sweep, runs: Runs) -> list[Check]:
 def _cold_checks(runs: Runs) -> list[Check]:
     unmoved, hidden, fading = [], [], []
     for form in ALL_FORMS:
-        free, stated = waits(runs[Case(form, models=_scaled(1, 0))]), waits(runs[Case(form)])
+        free, stated = (
+            waits(runs[KaasCase(form, models=_scaled(1, 0))]),
+            waits(runs[KaasCase(form)]),
+        )
         if not is_above(stated, free):
             unmoved.append(form)
         if fmean(stated) - fmean(free) < stdev(stated):
@@ -293,7 +296,7 @@ def _frontier_check(sweep: Sweep, runs: Runs) -> Check:
     )
 
 
-def _worst_check(claim: str, sweep: Sweep, forms: Sequence[Form], runs: Runs) -> Check:
+def _worst_check(claim: str, sweep: Sweep, forms: Sequence[KaasPolicyCase], runs: Runs) -> Check:
     """Check at which points round robin is above every rival by more than chance explains."""
     points = [
         f"{point:g}"
@@ -311,7 +314,9 @@ def _worst_check(claim: str, sweep: Sweep, forms: Sequence[Form], runs: Runs) ->
     return Check(claim, _SOURCE, expected, ", ".join(points), len(points) == len(sweep.points))
 
 
-def _all_check(claim: str, forms: Sequence[Form], holding: Sequence[Form]) -> Check:
+def _all_check(
+    claim: str, forms: Sequence[KaasPolicyCase], holding: Sequence[KaasPolicyCase]
+) -> Check:
     """Check that a claim is true of all these policies, and name those that it is not true of."""
     exceptions = [form.label for form in forms if form not in holding]
     measured = f"not {'; '.join(exceptions)}" if exceptions else "all policies"

@@ -30,7 +30,7 @@ from headgate.lab.experiments._kaas import (
     SRTF,
     SRTF_PRINTED,
     STATED,
-    Form,
+    KaasPolicyCase,
     Models,
     build_app,
 )
@@ -49,7 +49,7 @@ _SEEDS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class TraceResult:
     """What became of the four requests; times are in timesteps, by request."""
 
     starts: tuple[int, ...]
@@ -104,7 +104,7 @@ class Trace:
 class _Printed:
     """A trace as the thesis prints it. None is a line that the text has lost."""
 
-    form: Form
+    form: KaasPolicyCase
     schedule: str
     total: int
     cold_starts: int
@@ -165,7 +165,7 @@ def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
     return Result(NAME, rows, [*_checks(traces), _share_check(share)])
 
 
-def trace_of(form: Form, models: Models, seed: int) -> Trace:
+def trace_of(form: KaasPolicyCase, models: Models, seed: int) -> TraceResult:
     """Run the four requests under one policy."""
     kind, config = form.build()
     app = build_app(models, 2, _CLIENTS)
@@ -173,7 +173,7 @@ def trace_of(form: Form, models: Models, seed: int) -> Trace:
     setup = Setup(app, kind, config, seed=seed, announces=form.announces)
     run = simulate(setup, _arrivals(), observer=dispatches)
     requests = run.requests
-    return Trace(
+    return TraceResult(
         starts=tuple(int(ns) // MILLISECOND_NS for ns in requests.started_ns),
         ends=tuple(int(ns) // MILLISECOND_NS for ns in requests.finished_ns),
         gpus=tuple(run.resources[dispatches.nodes[i]].name for i in range(len(requests))),
@@ -203,11 +203,11 @@ def _arrivals() -> Arrivals:
     return Arrivals(times_ns, 4 * MILLISECOND_NS, model, model, names, _CLIENTS)
 
 
-def _is_foreseen(form: Form, seed: int) -> bool:
+def _is_foreseen(form: KaasPolicyCase, seed: int) -> bool:
     return trace_of(form, FITTED, seed).schedule == _FORESEEN
 
 
-def _trace_row(times: str, policy: str, trace: Trace) -> Row:
+def _trace_row(times: str, policy: str, trace: TraceResult) -> Row:
     return {
         "times": times,
         "policy": policy,
@@ -221,7 +221,7 @@ def _trace_row(times: str, policy: str, trace: Trace) -> Row:
     }
 
 
-def _request_rows(times: str, policy: str, trace: Trace) -> list[Row]:
+def _request_rows(times: str, policy: str, trace: TraceResult) -> list[Row]:
     return [
         {
             "times": times,
@@ -237,7 +237,7 @@ def _request_rows(times: str, policy: str, trace: Trace) -> list[Row]:
     ]
 
 
-def _checks(traces: dict[tuple[str, str], Trace]) -> list[Check]:
+def _checks(traces: dict[tuple[str, str], TraceResult]) -> list[Check]:
     checks = []
     for printed in _PRINTED:
         checks += _trace_checks(printed, traces["fitted", printed.form.label])
@@ -253,7 +253,7 @@ def _checks(traces: dict[tuple[str, str], Trace]) -> list[Check]:
     return checks
 
 
-def _trace_checks(printed: _Printed, trace: Trace) -> list[Check]:
+def _trace_checks(printed: _Printed, trace: TraceResult) -> list[Check]:
     hit_share = trace.cold.count(False) / len(trace.cold)
     pairs: list[tuple[str, str | float, str | float]] = [
         ("starts", printed.schedule, trace.schedule),

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 from headgate.live.call import Call
 
 if TYPE_CHECKING:
-    from headgate.live.gateway.http.request import Exchange
+    from headgate.live.gateway.http.request import HttpRequest
 
 TARGET_BYTES_MAX: Final = 1_000  # of what is shown of it
 
 _LOG: Final = logging.getLogger("headgate.access")
 
 
-class Asked(NamedTuple):
+class AccessEntry(NamedTuple):
     """What a request asks for, and since when."""
 
     method: str
@@ -33,24 +33,24 @@ class AccessLog:
         self._models = models
         self._tenants = tenants
 
-    def asked(self, method: bytes, target: bytes) -> Asked:
+    def asked(self, method: bytes, target: bytes) -> AccessEntry:
         """Keep the beginning of a request over HTTP. Its query may hold what is nobody's business.
 
         >>> AccessLog([], []).asked(b"GET", b"/v2?key=secret").target
         '/v2'
         """
         path = target.partition(b"?")[0][:TARGET_BYTES_MAX]
-        return Asked(method.decode("latin-1"), path.decode("latin-1"), monotonic_ns())
+        return AccessEntry(method.decode("latin-1"), path.decode("latin-1"), monotonic_ns())
 
     def answered_http(
-        self, exchange: Exchange, call: Call | None, status: int, reason: str, out_bytes: int
+        self, exchange: HttpRequest, call: Call | None, status: int, reason: str, out_bytes: int
     ) -> None:
         """Say how a request over HTTP ended."""
         route, tenant = exchange.route, exchange.tenant
         # What is open to everybody is asked by nobody in particular.
         is_known = tenant is not None and route is not None and not route.rule.is_open
         self.answered(
-            exchange.asked or Asked("-", "-", monotonic_ns()),  # none of it was understood
+            exchange.asked or AccessEntry("-", "-", monotonic_ns()),  # none of it was understood
             status,
             reason,
             request_id=exchange.request_id.decode("latin-1"),
@@ -62,7 +62,7 @@ class AccessLog:
 
     def answered(
         self,
-        asked: Asked,
+        asked: AccessEntry,
         status: int | str,
         reason: str,
         *,

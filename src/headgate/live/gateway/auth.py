@@ -14,7 +14,7 @@ from typing import final
 
 from headgate.core.clock import SECOND_NS
 from headgate.live.gateway.config import GatewayConfig, TenantLimit
-from headgate.live.gateway.errors import Refused
+from headgate.live.gateway.errors import RequestError
 
 
 @final
@@ -41,9 +41,10 @@ class Tenant:
         self._filled_ns = 0
 
     def enter(self, now_ns: int) -> None:
-        """Begin a call; `leave` ends it. Raises `Refused` (429) where the tenant is at a limit."""
+        """Begin a call; `leave` ends it. Raises `RequestError` (429) where the tenant is at a
+        limit."""
         if self._concurrency_max and self.open >= self._concurrency_max:
-            raise Refused(
+            raise RequestError(
                 429,
                 f"{self.open} requests of this client are in service; it may have no more",
                 reason="concurrency_limited",
@@ -69,7 +70,7 @@ class Tenant:
             self._tokens = min(self._tokens, self._burst)
         self._filled_ns = now_ns
         if self._tokens < 1.0:
-            raise Refused(
+            raise RequestError(
                 429,
                 "this client asks more often than it may",
                 reason="rate_limited",
@@ -79,7 +80,7 @@ class Tenant:
 
 
 @final
-class KeyRing:
+class ApiKeys:
     """All keys and tenants. Where there are no keys, everybody is client 0."""
 
     def __init__(self, config: GatewayConfig) -> None:
@@ -96,7 +97,7 @@ class KeyRing:
         self.client_ids = frozenset(self._tenants)
 
     def tenant(self, headers: Mapping[bytes, bytes]) -> Tenant:
-        """Whose request this is. Raises `Refused` (401)."""
+        """Whose request this is. Raises `RequestError` (401)."""
         if not self._keys:
             return self.anyone
         given = _given(headers)
@@ -105,7 +106,7 @@ class KeyRing:
             known, tenant = self._keys.get(digest, ("", self.anyone))
             if hmac.compare_digest(known, digest):
                 return tenant
-        raise Refused(
+        raise RequestError(
             401,
             "an API key is needed, as a bearer token or in X-API-Key"
             if not given

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Refused(Exception):
+class RequestError(Exception):
     """Raised wherever a request turns out to be one that is not served.
 
     `status` is HTTP's; front ends of other protocols map it. `reason` is a word for programs.

@@ -1,7 +1,7 @@
 """From tensors to a call: what every front end checks before the runtime sees a request.
 
-Free of any protocol: what is wrong is raised as `Refused` with HTTP's status, and a front end that
-speaks something else maps it.
+Free of any protocol: what is wrong is raised as `RequestError` with HTTP's status, and a front end
+that speaks something else maps it.
 """
 
 from __future__ import annotations
@@ -9,35 +9,35 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from headgate.functions.tensor import Tensor, TensorSpec
-from headgate.live.call import Call, Model, Phase, Serving
-from headgate.live.gateway.errors import Refused
+from headgate.live.call import Call, FrontEndApi, GatewayPhase, ServedModel
+from headgate.live.gateway.errors import RequestError
 
 
-def find_model(serving: Serving, name: str, version: str = "") -> Model:
-    """The model that a request names. Raises `Refused` (404; 503 while it is starting)."""
+def find_model(serving: FrontEndApi, name: str, version: str = "") -> ServedModel:
+    """The model that a request names. Raises `RequestError` (404; 503 while it is starting)."""
     model = serving.models.get(name)
     if model is None:
-        if serving.phase is Phase.STARTING:
+        if serving.phase is GatewayPhase.STARTING:
             raise _starting()
-        raise Refused(404, f"there is no model {name[:200]!r}", reason="unknown_model")
+        raise RequestError(404, f"there is no model {name[:200]!r}", reason="unknown_model")
     if version and version != "1":
-        raise Refused(
+        raise RequestError(
             404, f"model {name!r} has no version {version[:40]!r}", reason="unknown_model"
         )
     return model
 
 
-def check_open(serving: Serving) -> None:
-    """See that new requests are taken. Raises `Refused` (503)."""
+def check_open(serving: FrontEndApi) -> None:
+    """See that new requests are taken. Raises `RequestError` (503)."""
     phase = serving.phase
-    if phase is Phase.STARTING:
+    if phase is GatewayPhase.STARTING:
         raise _starting()
-    if phase is Phase.DRAINING:
-        raise Refused(503, "the server is leaving", reason="draining")
+    if phase is GatewayPhase.DRAINING:
+        raise RequestError(503, "the server is leaving", reason="draining")
 
 
 def make_call(
-    model: Model,
+    model: ServedModel,
     inputs: list[Tensor],
     on_answer: Callable[[Call], None],
     *,
@@ -49,7 +49,7 @@ def make_call(
     """A call that the model can be asked, its inputs in the model's order.
 
     `timeout_ns` is what the client will wait; 0 leaves it to the objective. The bytes of each input
-    are taken to agree with its shape already. Raises `Refused`.
+    are taken to agree with its shape already. Raises `RequestError`.
     """
     if model.inputs:
         inputs = _as_declared(model.inputs, inputs)
@@ -69,22 +69,22 @@ def make_call(
     return call
 
 
-def check_outputs(model: Model, names: Sequence[str]) -> None:
-    """See that the model has the outputs that are asked for. Raises `Refused`."""
+def check_outputs(model: ServedModel, names: Sequence[str]) -> None:
+    """See that the model has the outputs that are asked for. Raises `RequestError`."""
     if len(set(names)) != len(names):
-        raise Refused(400, "an output is asked for twice")
+        raise RequestError(400, "an output is asked for twice")
     if not model.outputs:
         return
     known = [spec.name for spec in model.outputs]
     for name in names:
         if name not in known:
-            raise Refused(
+            raise RequestError(
                 400, f"{model.name!r} has no output {name[:80]!r}; it has {', '.join(known)}"
             )
 
 
-def _starting() -> Refused:
-    return Refused(503, "the server is starting", reason="starting")
+def _starting() -> RequestError:
+    return RequestError(503, "the server is starting", reason="starting")
 
 
 def _as_declared(specs: tuple[TensorSpec, ...], inputs: list[Tensor]) -> list[Tensor]:
@@ -95,7 +95,7 @@ def _as_declared(specs: tuple[TensorSpec, ...], inputs: list[Tensor]) -> list[Te
         if spec.name != tensor.name:
             return _as_declared(specs, _in_order(specs, inputs))
         if spec.datatype != tensor.datatype:
-            raise Refused(
+            raise RequestError(
                 400, f"input {spec.name!r} is {tensor.datatype}; {spec.datatype} is expected"
             )
         if spec.shape != tensor.shape:
@@ -108,19 +108,19 @@ def _in_order(specs: tuple[TensorSpec, ...], inputs: list[Tensor]) -> list[Tenso
     by_name = {tensor.name: tensor for tensor in inputs}
     for spec in specs:
         if spec.name not in by_name:
-            raise Refused(400, f"input {spec.name!r} is missing")
+            raise RequestError(400, f"input {spec.name!r} is missing")
     if len(inputs) > len(specs):
         known = [spec.name for spec in specs]
         name = next(name for name in by_name if name not in known)
-        raise Refused(400, f"there is no input {name[:80]!r}; there is {', '.join(known)}")
+        raise RequestError(400, f"there is no input {name[:80]!r}; there is {', '.join(known)}")
     return [by_name[spec.name] for spec in specs]
 
 
 def _check_names(inputs: list[Tensor]) -> None:
     if not inputs:
-        raise Refused(400, "there are no inputs")
+        raise RequestError(400, "there are no inputs")
     if len({tensor.name for tensor in inputs}) != len(inputs):
-        raise Refused(400, "an input is given twice")
+        raise RequestError(400, "an input is given twice")
 
 
 def _check_shape(spec: TensorSpec, shape: tuple[int, ...]) -> None:
@@ -130,25 +130,27 @@ def _check_shape(spec: TensorSpec, shape: tuple[int, ...]) -> None:
             if expected != size and expected != -1:
                 is_right = False
     if not is_right:
-        raise Refused(
+        raise RequestError(
             400,
             f"input {spec.name!r} has the shape {list(shape)}; {list(spec.shape)} is expected "
             "(-1: any)",
         )
 
 
-def _items(model: Model, inputs: list[Tensor]) -> int:
+def _items(model: ServedModel, inputs: list[Tensor]) -> int:
     items = 0
     for tensor in inputs:
         if not tensor.shape:
-            raise Refused(400, f"input {tensor.name!r} needs a first dimension, which counts items")
+            raise RequestError(
+                400, f"input {tensor.name!r} needs a first dimension, which counts items"
+            )
         if items and tensor.shape[0] != items:
-            raise Refused(400, "the first dimensions of the inputs differ; they count items")
+            raise RequestError(400, "the first dimensions of the inputs differ; they count items")
         items = tensor.shape[0]
         if not items:
-            raise Refused(400, f"input {tensor.name!r} has no items")
+            raise RequestError(400, f"input {tensor.name!r} has no items")
     if items > model.items_max:
-        raise Refused(
+        raise RequestError(
             413, f"{items} items in one request; {model.name!r} takes at most {model.items_max}"
         )
     return items

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, final
 
 from headgate.core.errors import ConfigError
 from headgate.live import deployment as assignments
-from headgate.live.call import Call, Phase, problems
+from headgate.live.call import Call, GatewayPhase, problems
 from headgate.live.gateway.access_log import AccessLog
 from headgate.live.gateway.http.server import HttpServer
 from headgate.live.model_registry import LoadsNeeded
 from headgate.live.runtime import Runtime
-from headgate.live.telemetry import Exposition, Metrics, Readings
+from headgate.live.telemetry import Exposition, GaugeSnapshot, Metrics
 from headgate.live.telemetry.tracing import make_tracer
 from headgate.system.child_process import end_without_trace, signal_on_orphaned, watch_supervisor
 
@@ -33,9 +33,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from headgate.config import LoadedApp, ServeChoice
+from headgate.config import AppConfig, ServeOptions
 from headgate.functions.tensor import write_spec
-from headgate.live.call import Model
+from headgate.live.call import ServedModel
 from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit
 
 # What a gateway says when it is ready: what is served, and how to ask for it.
@@ -46,7 +46,7 @@ _ELEMENTS_MAX: Final = 64  # of an example that people can read
 
 
 def greeting(
-    url: str, grpc: str, policy: str, models: list[Model], problems: Mapping[str, str]
+    url: str, grpc: str, policy: str, models: list[ServedModel], problems: Mapping[str, str]
 ) -> bytes:
     """One line of JSON, for the supervisor. `problems` are of models that are not ready."""
     asked = next((model for model in models if model.name not in problems), models[0])
@@ -63,14 +63,14 @@ def greeting(
     return msgspec.json.encode(content) + b"\n"
 
 
-def _signature(model: Model) -> str:
+def _signature(model: ServedModel) -> str:
     """What goes in and what comes out, in one line."""
     inputs = ", ".join(f"{spec.name} {write_spec(spec)}" for spec in model.inputs)
     outputs = ", ".join(f"{spec.name} {write_spec(spec)}" for spec in model.outputs)
     return f"{inputs or 'any inputs'} -> {outputs or 'any outputs'}"
 
 
-def _curl(url: str, model: Model) -> str:
+def _curl(url: str, model: ServedModel) -> str:
     """A command that gets an answer of this model."""
     path = f"{url}/v2/models/{model.name}"
     small = all(_elements(spec.shape) <= _ELEMENTS_MAX for spec in model.inputs)
@@ -99,7 +99,7 @@ def _elements(shape: tuple[int, ...]) -> int:
 # What an application file declares about its gateway.
 
 
-def gateway_config(loaded: LoadedApp) -> GatewayConfig:
+def gateway_config(loaded: AppConfig) -> GatewayConfig:
     """What the application file says of the front ends."""
     serve = loaded.serve
     return GatewayConfig(
@@ -127,7 +127,7 @@ def gateway_config(loaded: LoadedApp) -> GatewayConfig:
     )
 
 
-def tls_context(serve: ServeChoice, base: Path) -> ssl.SSLContext | None:
+def tls_context(serve: ServeOptions, base: Path) -> ssl.SSLContext | None:
     """How connections are encrypted, if they are."""
     if serve.tls_certificate is None:
         return None
@@ -231,7 +231,7 @@ class GatewayProcess:
                 await asyncio.wait({leaves, orphaned}, return_when=FIRST_COMPLETED)
             if self._orphaned.is_set():
                 _LOG.error("the supervisor is gone: what is open is refused, and the gateway ends")
-                self._runtime.phase = Phase.DRAINING
+                self._runtime.phase = GatewayPhase.DRAINING
                 await self._finish(server, monotonic())
             elif leaves is not None:
                 leaves.result()
@@ -251,7 +251,7 @@ class GatewayProcess:
         """Listen, say when everything is ready, and from then on that we are alive."""
         if not self._listens_when_ready:
             await self._listen(server)
-        while self._runtime.phase is Phase.STARTING:
+        while self._runtime.phase is GatewayPhase.STARTING:
             await asyncio.sleep(POLL_S)
         if self._listens_when_ready:
             await self._listen(server)
@@ -303,7 +303,7 @@ class GatewayProcess:
         if self._tracer.is_on:
             self._tracer.end(call, model)
 
-    def _readings(self) -> Readings:
+    def _readings(self) -> GaugeSnapshot:
         return self._runtime.readings()
 
     async def _leave(self, server: HttpServer, number: signal.Signals) -> None:
@@ -322,8 +322,8 @@ class GatewayProcess:
             if self._grpc is not None:
                 grace_s = serve.lame_duck_ns / 1e9 + drain_s
                 replaced = asyncio.create_task(self._grpc.stop(grace_s))
-        if number is not signal.SIGINT and self._runtime.phase is Phase.READY:
-            self._runtime.phase = Phase.LEAVING
+        if number is not signal.SIGINT and self._runtime.phase is GatewayPhase.READY:
+            self._runtime.phase = GatewayPhase.LEAVING
             await self._hurried(serve.lame_duck_ns / 1e9)
         end_s = monotonic() + drain_s
         left = await self._runtime.drain(drain_s)

@@ -28,7 +28,7 @@ STEPS: Final = (LOAD, MEASURE)
 
 
 @final
-class Markers:
+class CrashMarkers:
     """The markers of one generation of workers."""
 
     def __init__(self, run_dir: Path) -> None:

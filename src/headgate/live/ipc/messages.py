@@ -20,7 +20,7 @@ class Message(Struct, array_like=True, tag=True, gc=False):
 
 
 @final
-class Work(Struct, array_like=True, gc=False):
+class TaskInputs(Struct, array_like=True, gc=False):
     """One task of a batch, with its inputs."""
 
     task_id: int
@@ -29,7 +29,7 @@ class Work(Struct, array_like=True, gc=False):
 
 
 @final
-class Result(Struct, array_like=True, gc=False):
+class TaskResult(Struct, array_like=True, gc=False):
     """What became of one task: outputs, or an error and whose it is (400 or 500)."""
 
     task_id: int
@@ -43,18 +43,18 @@ class Result(Struct, array_like=True, gc=False):
 
 
 @final
-class Run(Message, tag=1):
+class RunBatch(Message, tag=1):
     """A core `Dispatch`, with what it is to run on."""
 
     batch_id: int
     variant_id: int
     instance_id: int
     items: int
-    works: list[Work]
+    works: list[TaskInputs]
 
 
 @final
-class Order(Message, tag=2):
+class ActionMessage(Message, tag=2):
     """Any other action for a worker, as `core.wire.to_wire` has it."""
 
     wire: list[object]
@@ -71,7 +71,7 @@ class Release(Message, tag=3):
 
 
 @final
-class FunctionFacts(Struct, array_like=True):
+class MeasuredFunction(Struct, array_like=True):
     """What a worker found out about a function: how it looks and how long it takes."""
 
     function: str
@@ -88,11 +88,11 @@ class Hello(Message, tag=4):
 
     node_id: int
     pid: int
-    facts: list[FunctionFacts]
+    facts: list[MeasuredFunction]
 
 
 @final
-class Ran(Message, tag=5):
+class BatchRan(Message, tag=5):
     """A batch ran to its end.
 
     `released` are blocks of the gateway's shared memory that nobody in the worker looks at any
@@ -102,12 +102,12 @@ class Ran(Message, tag=5):
     batch_id: int
     began_ns: int
     ended_ns: int
-    results: list[Result]
+    results: list[TaskResult]
     released: list[int] = []
 
 
 @final
-class Report(Message, tag=6):
+class EventMessage(Message, tag=6):
     """Any other event, as `core.wire.to_wire` has it."""
 
     wire: list[object]
@@ -117,10 +117,10 @@ class Report(Message, tag=6):
 class Learned(Message, tag=7):
     """A function that could not be loaded when the worker said hello can be by now."""
 
-    facts: FunctionFacts
+    facts: MeasuredFunction
 
 
-AnyMessage = Run | Order | Release | Hello | Ran | Report | Learned
+AnyMessage = RunBatch | ActionMessage | Release | Hello | BatchRan | EventMessage | Learned
 
 ENCODER: Final = Encoder()
 DECODER: Final[Decoder[AnyMessage]] = Decoder(AnyMessage)

@@ -15,22 +15,22 @@ from headgate.core.errors import ConfigError
 from headgate.core.event_log import Wire, from_wire
 from headgate.core.events import BatchLost, BatchRefused, Event
 from headgate.functions.tensor import Block, Tensor
-from headgate.live.deployment import Place, socket_path
+from headgate.live.deployment import NodeSpec, socket_path
 from headgate.live.driver import Fault, no_fault
 from headgate.live.ipc.messages import (
     MESSAGE_BYTES_MAX,
+    ActionMessage,
     AnyMessage,
+    BatchRan,
+    EventMessage,
     Frames,
-    FunctionFacts,
     Hello,
     Learned,
+    MeasuredFunction,
     Message,
-    Order,
-    Ran,
     Release,
-    Report,
-    Run,
-    Work,
+    RunBatch,
+    TaskInputs,
     frame,
 )
 from headgate.live.ipc.shared_memory import INLINE_BYTES_MAX, Arena, room_for
@@ -49,31 +49,31 @@ Copies = deque[tuple[memoryview, memoryview]]  # where to, and from where
 _NO_COPIES: Final[Copies] = deque()
 
 
-class Listener(Protocol):
+class WorkerListener(Protocol):
     """Who hears what a worker says."""
 
-    def ran(self, link: Link, message: Ran) -> None:
+    def ran(self, link: WorkerLink, message: BatchRan) -> None:
         """A batch has ended. Tensors in it are the listener's own."""
 
     def reported(self, event: Event) -> None:
         """Something else has happened."""
 
-    def learned(self, facts: FunctionFacts) -> None:
+    def learned(self, facts: MeasuredFunction) -> None:
         """A function that could not be loaded can be by now."""
 
-    def lost(self, link: Link, batch_ids: list[int]) -> None:
+    def lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
         """The worker is gone, and these batches with it."""
 
 
 @final
-class Link(asyncio.Protocol):
+class WorkerLink(asyncio.Protocol):
     """One connection, from its handshake to its end."""
 
     def __init__(
         self,
-        place: Place,
+        place: NodeSpec,
         hello: Hello,
-        listener: Listener,
+        listener: WorkerListener,
         own: Arena,
         theirs: Arena,
         fault: Fault = no_fault,
@@ -95,7 +95,7 @@ class Link(asyncio.Protocol):
 
     # --- orders --------------------------------------------------------------------------------
 
-    def run(self, message: Run) -> None:
+    def run(self, message: RunBatch) -> None:
         """Send a batch. Its large tensors are put into shared memory first.
 
         Their blocks are taken again when the worker releases them: a function may keep an array.
@@ -120,14 +120,14 @@ class Link(asyncio.Protocol):
 
     def order(self, wire: Wire) -> None:
         """Send any other order."""
-        self._send(Order(wire))
+        self._send(ActionMessage(wire))
 
     def close(self) -> None:
         """End the connection."""
         if self._transport is not None:
             self._transport.close()
 
-    def _share(self, work: Work, offsets: list[int], copies: Copies) -> int:
+    def _share(self, work: TaskInputs, offsets: list[int], copies: Copies) -> int:
         """Put what is large into shared memory, or, where that takes long, say what is to be put
         there; return how many large bytes did not fit.
         """
@@ -233,10 +233,10 @@ class Link(asyncio.Protocol):
             self._theirs.close()
 
     def _received(self, message: Message) -> None:
-        if isinstance(message, Ran):
+        if isinstance(message, BatchRan):
             self._free(message.released)
             self._take_outputs(message)
-        elif isinstance(message, Report):
+        elif isinstance(message, EventMessage):
             event = from_wire(message.wire)
             if not isinstance(event, Event):
                 raise ValueError(f"{message.wire} is not an event")
@@ -266,7 +266,7 @@ class Link(asyncio.Protocol):
             except Exception:
                 _LOG.exception("batch %d of worker %s is not reported", batch_id, self.place.name)
 
-    def _take_outputs(self, message: Ran) -> None:
+    def _take_outputs(self, message: BatchRan) -> None:
         """Copy what is in the worker's memory, so that it can have it back; then they have come."""
         offsets: list[int] = []
         copies: Copies = deque()
@@ -287,7 +287,7 @@ class Link(asyncio.Protocol):
         else:
             self._ran(message, offsets)
 
-    def _copy_outputs(self, message: Ran, offsets: list[int]) -> None:
+    def _copy_outputs(self, message: BatchRan, offsets: list[int]) -> None:
         """Copy a piece of the outputs of a batch. What the worker says meanwhile waits."""
         if self._copies is None:
             return  # the connection has ended, and the batch is lost
@@ -299,7 +299,7 @@ class Link(asyncio.Protocol):
         self._ran(message, offsets)
         self._read_on()
 
-    def _ran(self, message: Ran, offsets: list[int]) -> None:
+    def _ran(self, message: BatchRan, offsets: list[int]) -> None:
         self._batch_ids.discard(message.batch_id)
         if offsets:
             self._send(Release(offsets))
@@ -330,10 +330,10 @@ FAULT_S: Final = 1.0  # after a mistake of ours, which may well happen again
 HELLO_BYTES: Final = 64 * 1024
 
 
-class CrewListener(Listener, Protocol):
+class WorkerLinksListener(WorkerListener, Protocol):
     """Who hears of workers that come."""
 
-    def joined(self, link: Link) -> None:
+    def joined(self, link: WorkerLink) -> None:
         """A worker is there, or there again, empty."""
 
     def failed(self, error: BaseException) -> None:
@@ -341,14 +341,14 @@ class CrewListener(Listener, Protocol):
 
 
 @final
-class Crew:
+class WorkerLinks:
     """Keeps one link to each worker."""
 
     def __init__(
         self,
         run_dir: Path,
-        places: list[Place],
-        listener: CrewListener,
+        places: list[NodeSpec],
+        listener: WorkerLinksListener,
         *,
         arena_bytes: int,
         fault: Fault = no_fault,
@@ -377,7 +377,7 @@ class Crew:
         if error is not None:
             self._listener.failed(error)
 
-    async def _keep(self, place: Place) -> None:
+    async def _keep(self, place: NodeSpec) -> None:
         while True:
             try:
                 is_lost = await self._serve(place)
@@ -389,7 +389,7 @@ class Crew:
                 if not is_lost:
                     await asyncio.sleep(RETRY_S)
 
-    async def _serve(self, place: Place) -> bool:
+    async def _serve(self, place: NodeSpec) -> bool:
         """Have a link to a worker until it ends; False if there was none."""
         link = await self._connect(place)
         if link is None:
@@ -403,7 +403,7 @@ class Crew:
             link.close()
         return True
 
-    async def _connect(self, place: Place) -> Link | None:
+    async def _connect(self, place: NodeSpec) -> WorkerLink | None:
         """Return a link once the worker has said hello; None if it is not there yet."""
         loop = asyncio.get_running_loop()
         path = str(socket_path(self._run_dir, place.id))
@@ -417,7 +417,7 @@ class Crew:
                 unless_linked.callback(theirs.close)
                 socket.send_fds(sock, [b"\0"], [own.fd])
                 sock.setblocking(False)
-                link = Link(place, hello, self._listener, own, theirs, self._fault)
+                link = WorkerLink(place, hello, self._listener, own, theirs, self._fault)
                 await loop.create_unix_connection(lambda: link, sock=sock)
                 unless_linked.pop_all()
         except (OSError, ValueError):

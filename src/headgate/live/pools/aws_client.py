@@ -27,7 +27,7 @@ from headgate.config.providers import Provider, is_here, is_of_aws, keys_for
 from headgate.core.errors import ConfigError
 from headgate.core.events import Refusal
 from headgate.functions.error_text import LETTERS_MAX, sendable
-from headgate.live.pools.remote_pool import Failed, Fate, Lost, Refused
+from headgate.live.pools.remote_pool import CallResult, Failed, Lost, Refused
 
 Service: TypeAlias = Literal["lambda", "sagemaker-runtime"]
 
@@ -139,7 +139,9 @@ _NOT_LET_IN_CODES: Final = (
 )
 
 
-def judge(error: Exception, *, throttles: tuple[int, ...], too_large: tuple[int, ...] = ()) -> Fate:
+def classify_error(
+    error: Exception, *, throttles: tuple[int, ...], too_large: tuple[int, ...] = ()
+) -> CallResult:
     """Return what became of the work.
 
     `throttles` are the statuses that say "not now", `too_large` those that say "not here".
@@ -172,7 +174,7 @@ def status_of(error: ClientError) -> int:
     return status
 
 
-def _judge_answer(error: ClientError, throttles: tuple[int, ...]) -> Fate:
+def _judge_answer(error: ClientError, throttles: tuple[int, ...]) -> CallResult:
     status = status_of(error)
     if status in throttles:
         return Refused(Refusal.THROTTLED, first_line(error))

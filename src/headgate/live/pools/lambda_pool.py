@@ -11,11 +11,11 @@ from msgspec.json import Decoder
 
 from headgate.config.providers import Provider
 from headgate.core.events import Refusal
-from headgate.functions.error_text import sendable, words
+from headgate.functions.error_text import error_text, sendable
 from headgate.functions.lambda_payload import body_bytes, decode_answer, encode_ping, encode_request
-from headgate.live.ipc.messages import Result
-from headgate.live.pools.aws_client import first_line, judge
-from headgate.live.pools.remote_pool import Done, Errand, Failed, Fate, Refused
+from headgate.live.ipc.messages import TaskResult
+from headgate.live.pools.aws_client import classify_error, first_line
+from headgate.live.pools.remote_pool import CallResult, Done, Failed, Refused, RemoteCall
 from headgate.live.pools.validation import check_outputs, error_status
 
 THROTTLES: Final = (429,)  # it never ran
@@ -33,7 +33,7 @@ class LambdaFunctions:
         self._provider = provider
         self._payload_bytes_max = payload_bytes_max
 
-    def call(self, errand: Errand) -> Fate:
+    def call(self, errand: RemoteCall) -> CallResult:
         """Have a batch run, and wait for it."""
         size, most = body_bytes([work.inputs for work in errand.works]), self._payload_bytes_max
         if size > most:
@@ -48,7 +48,7 @@ class LambdaFunctions:
         )
         return self._invoke(errand.function, body)
 
-    def ping(self, function: str) -> Fate:
+    def ping(self, function: str) -> CallResult:
         """Wake an instance, or keep one awake."""
         return self._invoke(function, encode_ping())
 
@@ -74,14 +74,14 @@ class LambdaFunctions:
             return f"{target}: {first_line(error)}"
         return ""
 
-    def _invoke(self, function: str, body: bytes) -> Fate:
+    def _invoke(self, function: str, body: bytes) -> CallResult:
         try:
             response = self._client.invoke(
                 FunctionName=self._provider.target_of(function), Payload=body
             )
             payload: bytes = response["Payload"].read()
         except Exception as error:  # of any kind: AWS's client is not ours
-            return judge(error, throttles=THROTTLES, too_large=TOO_LARGE)
+            return classify_error(error, throttles=THROTTLES, too_large=TOO_LARGE)
         if response.get("FunctionError"):  # although its status is 200
             return Failed(_said(payload))
         try:
@@ -89,11 +89,11 @@ class LambdaFunctions:
             for result in results:
                 check_outputs(result.outputs)
         except (ValueError, RecursionError) as error:
-            return Failed(f"its answer is not understood: {words(error)}")
+            return Failed(f"its answer is not understood: {error_text(error)}")
         told = [
-            Result(r.task_id, r.outputs, r.error, error_status(r.status), r.is_unsure)
+            TaskResult(r.task_id, r.outputs, r.error, error_status(r.status), r.is_unsure)
             if r.error
-            else Result(r.task_id, r.outputs, is_unsure=r.is_unsure)
+            else TaskResult(r.task_id, r.outputs, is_unsure=r.is_unsure)
             for r in results
         ]
         took_ms = min(max(0.0, answer.took_ms), _TOOK_MS_MAX)

@@ -7,22 +7,29 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, final
 
-from headgate.config import LoadedApp
+from headgate.config import AppConfig
 from headgate.config.providers import Provider, providers_of
 from headgate.core.actions import CancelBatch, KeepWarm, PlacedAction
 from headgate.core.errors import ConfigError
 from headgate.core.model import Pool
 from headgate.functions.tensor import Signature
-from headgate.live.deployment import Place
-from headgate.live.pools.remote_pool import Books, Errand, Fate, Outpost, Started, Warmth
+from headgate.live.deployment import NodeSpec
+from headgate.live.pools.remote_pool import (
+    CallResult,
+    CostSink,
+    RemoteCall,
+    RemotePool,
+    Started,
+    WarmKeeper,
+)
 from headgate.live.pools.sagemaker_pool import EndpointNode, NodeListener
-from headgate.system.threads import Threads
+from headgate.system.threads import DaemonThreads
 
 THREADS_MAX: Final = 256  # calls of one pool at once; what exceeds them counts as throttled
 SWITCH_S: Final = 0.0005  # how long a thread that calls may keep the loop from running
 
 
-def check_providers(loaded: LoadedApp, where: str) -> None:
+def check_providers(loaded: AppConfig, where: str) -> None:
     """See that every pool can be served. Raises `ConfigError`: one that could never be asked."""
     for pool, provider in zip(loaded.app.pools, providers_of(loaded), strict=True):
         if provider is None:
@@ -35,21 +42,21 @@ def check_providers(loaded: LoadedApp, where: str) -> None:
 
 
 @final
-class Outposts:
+class RemotePools:
     """Makes an outpost of each such pool, and passes on what is meant for it."""
 
     def __init__(
         self,
-        loaded: LoadedApp,
+        loaded: AppConfig,
         listener: NodeListener,
-        books: Books,
+        books: CostSink,
         started: Started,
         signatures: Sequence[Signature],
         *,
         first_node_id: int,
     ) -> None:
-        self.by_pool: dict[int, Outpost] = {}
-        self.warmths: dict[int, Warmth] = {}  # by pool
+        self.by_pool: dict[int, RemotePool] = {}
+        self.warmths: dict[int, WarmKeeper] = {}  # by pool
         self._app = loaded.app
         self._listener = listener
         self._books = books
@@ -76,7 +83,7 @@ class Outposts:
         for outpost in self.by_pool.values():
             outpost.stop()
 
-    def outpost(self, pool_id: int, node_id: int | None) -> Outpost | None:
+    def outpost(self, pool_id: int, node_id: int | None) -> RemotePool | None:
         """Return who runs a batch on this node, or in this pool; None: nobody of these."""
         if node_id is None:
             return self.by_pool.get(pool_id)
@@ -106,7 +113,7 @@ class Outposts:
 
             functions = LambdaFunctions(client, provider, pool.serverless.payload_bytes_max)
             outpost = self._outpost(pool, functions.call)
-            self.warmths[pool.id] = Warmth(
+            self.warmths[pool.id] = WarmKeeper(
                 outpost,
                 pool.serverless,
                 functions.ping,
@@ -121,14 +128,14 @@ class Outposts:
         outpost = self._outpost(pool, endpoints.call)
         outpost.on_gone = self._gone
         for number in range(pool.nodes):
-            place = Place(first_node_id + number, pool.id, f"{pool.name}{number + 1}", [])
+            place = NodeSpec(first_node_id + number, pool.id, f"{pool.name}{number + 1}", [])
             self._nodes[place.id] = EndpointNode(
                 place, self._app, self._signatures, outpost, endpoints.ping, self._listener
             )
 
-    def _outpost(self, pool: Pool, call: Callable[[Errand], Fate]) -> Outpost:
-        threads = Threads(_threads(pool), asyncio.get_running_loop())
-        outpost = Outpost(
+    def _outpost(self, pool: Pool, call: Callable[[RemoteCall], CallResult]) -> RemotePool:
+        threads = DaemonThreads(_threads(pool), asyncio.get_running_loop())
+        outpost = RemotePool(
             pool,
             call,
             self._listener,
@@ -140,7 +147,7 @@ class Outposts:
         self.by_pool[pool.id] = outpost
         return outpost
 
-    def _gone(self, errand: Errand) -> None:
+    def _gone(self, errand: RemoteCall) -> None:
         if errand.node_id is not None:
             self._nodes[errand.node_id].gone(errand)
 

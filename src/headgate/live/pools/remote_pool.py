@@ -19,12 +19,12 @@ from typing import Final, Protocol, TypeAlias, final
 from headgate.core.actions import Dispatch
 from headgate.core.clock import MILLISECOND_NS, NEVER_NS
 from headgate.core.events import BatchFailed, BatchLost, BatchRefused, Event, Refusal
-from headgate.core.model import Pool, Serverless
+from headgate.core.model import FaasPlatform, Pool
 from headgate.core.records import STAGES_MAX
 from headgate.core.view import View
 from headgate.live.call import Call
-from headgate.live.ipc.messages import Ran, Result, Work
-from headgate.system.threads import Threads
+from headgate.live.ipc.messages import BatchRan, TaskInputs, TaskResult
+from headgate.system.threads import DaemonThreads
 
 # An errand: a batch on its way to a place that somebody else runs.
 
@@ -34,7 +34,7 @@ Shares: TypeAlias = tuple[tuple[int, int, int], ...]  # pipeline, client and ite
 
 @final
 @dataclass(frozen=True, slots=True)
-class Errand:
+class RemoteCall:
     """What is to be run, by when, and on whose behalf."""
 
     batch_id: int
@@ -42,7 +42,7 @@ class Errand:
     function: str
     pool_id: int
     node_id: int | None
-    works: list[Work]
+    works: list[TaskInputs]
     deadline_ns: int  # of the one request among them that has the most time
     gives_up: bool  # nobody wants any of it after that
     traceparent: str | None
@@ -57,15 +57,15 @@ class Errand:
 
 
 def make_errand(
-    view: View, action: Dispatch, works: list[Work], calls: Mapping[int, Call]
-) -> Errand:
+    view: View, action: Dispatch, works: list[TaskInputs], calls: Mapping[int, Call]
+) -> RemoteCall:
     """Return a dispatched batch as an errand. Calls are by request id, and open."""
     app = view.app
     asked = [calls[task_id // STAGES_MAX] for task_id in action.task_ids]
     ids = {call.request_id for call in asked}
     requests = [view.requests[id] for id in ids if id in view.requests]
     tenants = {call.client_id for call in asked}
-    return Errand(
+    return RemoteCall(
         action.batch_id,
         action.variant_id,
         app.functions[app.variants[action.variant_id].function_id].name,
@@ -102,7 +102,7 @@ def traceparent_of(calls: Sequence[Call]) -> str | None:
 class Done:
     """It ran, and each of its requests has a result."""
 
-    results: list[Result]
+    results: list[TaskResult]
     took_ns: int  # as the far end has it
     is_cold: bool = False
 
@@ -132,7 +132,7 @@ class Lost:
     words: str
 
 
-Fate: TypeAlias = Done | Failed | Refused | Lost
+CallResult: TypeAlias = Done | Failed | Refused | Lost
 
 
 GRACE_NS: Final = 1_000_000_000  # how much later than its deadline an answer may still come
@@ -142,17 +142,17 @@ OUTCOMES: Final = ("finished", "failed", "refused", "throttled", "lost")
 _LOG: Final = logging.getLogger(__name__)
 
 
-class Listener(Protocol):
+class RemoteCallListener(Protocol):
     """Who hears what became of errands."""
 
-    def ran_at(self, pool_id: int, message: Ran) -> None:
+    def ran_at(self, pool_id: int, message: BatchRan) -> None:
         """A batch has ended. Tensors in it are the listener's own."""
 
     def reported(self, event: Event) -> None:
         """Something else has happened."""
 
 
-class Books(Protocol):
+class CostSink(Protocol):
     """Who keeps account of money."""
 
     def called(self, pool_id: int, shares: Shares, took_ns: int) -> None:
@@ -166,17 +166,17 @@ Started = Callable[[str, int], None]  # an instance of a function had to be, and
 
 
 @final
-class Outpost:
+class RemotePool:
     """Sends errands to one pool."""
 
     def __init__(
         self,
         pool: Pool,
-        call: Callable[[Errand], Fate],
-        listener: Listener,
-        books: Books,
+        call: Callable[[RemoteCall], CallResult],
+        listener: RemoteCallListener,
+        books: CostSink,
         started: Started,
-        threads: Threads,
+        threads: DaemonThreads,
         *,
         hang_ns: int,
     ) -> None:
@@ -184,14 +184,14 @@ class Outpost:
         self.threads = threads
         self.ended: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))  # by one of `OUTCOMES`
         self.running: Counter[str] = Counter()  # by function: errands that are out
-        self.on_gone: Callable[[Errand], None] | None = None  # the far end is not there
+        self.on_gone: Callable[[RemoteCall], None] | None = None  # the far end is not there
         self._call = call
         self._listener = listener
         self._books = books
         self._started = started
         self._hang_ns = hang_ns
         self._loop = asyncio.get_running_loop()
-        self._out: dict[int, tuple[Errand, int, asyncio.TimerHandle]] = {}  # by batch
+        self._out: dict[int, tuple[RemoteCall, int, asyncio.TimerHandle]] = {}  # by batch
         self._quiet_until_s = 0.0
 
     @property
@@ -199,7 +199,7 @@ class Outpost:
         """How many errands are out."""
         return len(self._out)
 
-    def send(self, now_ns: int, errand: Errand) -> None:
+    def send(self, now_ns: int, errand: RemoteCall) -> None:
         """Have a batch run there. Ends in one event, later."""
         if not self.threads.free:
             problem = f"{self.threads.count_max} calls are under way"
@@ -231,7 +231,7 @@ class Outpost:
     def _give_up(self, batch_id: int) -> None:
         self._came_back(batch_id, Lost("no answer came in time"))
 
-    def _came_back(self, batch_id: int, fate: Fate) -> None:
+    def _came_back(self, batch_id: int, fate: CallResult) -> None:
         found = self._out.pop(batch_id, None)
         if found is None:
             return  # it was given up before
@@ -240,7 +240,7 @@ class Outpost:
         self.running[errand.function] -= 1
         self._end(errand, fate, monotonic_ns() - sent_ns)
 
-    def _end(self, errand: Errand, fate: Fate, away_ns: int) -> None:
+    def _end(self, errand: RemoteCall, fate: CallResult, away_ns: int) -> None:
         listener = self._listener
         if isinstance(fate, Done):
             self._done(errand, fate, away_ns)
@@ -264,7 +264,7 @@ class Outpost:
             self.warn(fate.words)
             listener.reported(BatchLost(errand.batch_id, node_died=False))
 
-    def _done(self, errand: Errand, fate: Done, away_ns: int) -> None:
+    def _done(self, errand: RemoteCall, fate: Done, away_ns: int) -> None:
         self.ended["finished"] += 1
         took_ns = min(fate.took_ns, away_ns)
         platform = self.pool.serverless
@@ -275,11 +275,11 @@ class Outpost:
         by_id = {result.task_id: result for result in fate.results}
         missing = "there was no answer for it among those of its batch"
         results = [
-            by_id.get(work.task_id) or Result(work.task_id, [], missing, 500)
+            by_id.get(work.task_id) or TaskResult(work.task_id, [], missing, 500)
             for work in errand.works
         ]
         ended_ns = monotonic_ns()
-        ran = Ran(errand.batch_id, ended_ns - took_ns, ended_ns, results)
+        ran = BatchRan(errand.batch_id, ended_ns - took_ns, ended_ns, results)
         self._listener.ran_at(self.pool.id, ran)
 
 
@@ -291,16 +291,16 @@ LOOK_S: Final = 0.01
 
 
 @final
-class Warmth:
+class WarmKeeper:
     """The standing wishes for one pool, by function. The newest replaces the one before."""
 
     def __init__(
         self,
-        outpost: Outpost,
-        platform: Serverless,
-        ping: Callable[[str], Fate],
+        outpost: RemotePool,
+        platform: FaasPlatform,
+        ping: Callable[[str], CallResult],
         provision: Callable[[str, int], str],
-        books: Books,
+        books: CostSink,
         started: Started,
     ) -> None:
         self.pings = 0
@@ -357,7 +357,7 @@ class Warmth:
         every_s = self._platform.ping_every_ns / 1e9
         self._timers[function] = self._loop.call_later(every_s, self._keep, function)
 
-    def _pinged_one(self, function: str, sent_ns: int, fate: Fate) -> None:
+    def _pinged_one(self, function: str, sent_ns: int, fate: CallResult) -> None:
         if not isinstance(fate, Done):
             words = fate.words if isinstance(fate, Refused | Lost) else fate.reason
             self._outpost.warn(f"cannot keep {function} warm: {words}")

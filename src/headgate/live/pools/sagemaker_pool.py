@@ -26,22 +26,30 @@ from headgate.core.actions import (
 )
 from headgate.core.events import InstanceStarted, InstanceStopped, WeightsEvicted, WeightsLoaded
 from headgate.core.model import App, Function
-from headgate.functions.error_text import sendable, words
+from headgate.functions.error_text import error_text, sendable
 from headgate.functions.tensor import ITEM_BYTES, Signature, Tensor, TensorSpec
-from headgate.live.deployment import Place
+from headgate.live.deployment import NodeSpec
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.errors import Refused as NotSendable
+from headgate.live.gateway.errors import RequestError as NotSendable
 from headgate.live.gateway.oip import json as oip
-from headgate.live.gateway.oip.json import joined, memoryview_of, split
-from headgate.live.ipc.messages import Result, Work
-from headgate.live.pools.aws_client import first_line, judge, status_of
-from headgate.live.pools.remote_pool import Done, Errand, Failed, Fate, Listener, Outpost, Refused
+from headgate.live.gateway.oip.json import memoryview_of, pack_strings, split
+from headgate.live.ipc.messages import TaskInputs, TaskResult
+from headgate.live.pools.aws_client import classify_error, first_line, status_of
+from headgate.live.pools.remote_pool import (
+    CallResult,
+    Done,
+    Failed,
+    Refused,
+    RemoteCall,
+    RemoteCallListener,
+    RemotePool,
+)
 from headgate.live.pools.validation import error_status
 
 # Requests that go together as one, and answers that are cut apart again, by items.
 
 
-def join(works: Sequence[Work]) -> list[Tensor] | None:
+def join(works: Sequence[TaskInputs]) -> list[Tensor] | None:
     """Return the inputs of one request for all items; None if they are not alike."""
     if len(works) == 1:
         return works[0].inputs
@@ -64,11 +72,11 @@ def join(works: Sequence[Work]) -> list[Tensor] | None:
     ]
 
 
-def cut(outputs: Sequence[Tensor], items: Sequence[int]) -> list[list[Tensor]]:
+def split_by_items(outputs: Sequence[Tensor], items: Sequence[int]) -> list[list[Tensor]]:
     """Return the outputs of each request, which have so many items. Raises `ValueError`.
 
     >>> tensor = Tensor("y", "UINT8", (3,), memoryview(b"abc"))
-    >>> [bytes(part[0].data) for part in cut([tensor], [1, 2])]
+    >>> [bytes(part[0].data) for part in split_by_items([tensor], [1, 2])]
     [b'a', b'bc']
     """
     if len(items) == 1:
@@ -89,7 +97,7 @@ def _rows(tensor: Tensor, at: int, count: int) -> memoryview:
     data = memoryview_of(tensor)
     if tensor.datatype == "BYTES":
         width = prod(tensor.shape[1:])
-        return memoryview(joined(split(data)[at * width : (at + count) * width]))
+        return memoryview(pack_strings(split(data)[at * width : (at + count) * width]))
     width = len(data) // tensor.shape[0]
     return data[at * width : (at + count) * width]
 
@@ -109,12 +117,12 @@ class SageMakerEndpoints:
         self._provider = provider
         self._first_node_id = first_node_id
 
-    def call(self, errand: Errand) -> Fate:
+    def call(self, errand: RemoteCall) -> CallResult:
         """Have a batch run: as one request, or one by one where that is not possible or breaks."""
         began_ns = monotonic_ns()
         works = errand.works
         inputs = join(works)
-        fate: Fate | list[Result] = Failed("")
+        fate: CallResult | list[TaskResult] = Failed("")
         if inputs is not None:
             fate = self._ask(errand, works, inputs)
         if len(works) > 1 and (inputs is None or isinstance(fate, Failed) or _is_broken(fate)):
@@ -144,8 +152,8 @@ class SageMakerEndpoints:
         number = 1 + (node_id or 0) - self._first_node_id
         return self._provider.target_of(function, number)
 
-    def _ask_each(self, errand: Errand) -> Fate | list[Result]:
-        results: list[Result] = []
+    def _ask_each(self, errand: RemoteCall) -> CallResult | list[TaskResult]:
+        results: list[TaskResult] = []
         for work in errand.works:
             fate = self._ask(errand, [work], work.inputs)
             if not isinstance(fate, list):
@@ -153,7 +161,9 @@ class SageMakerEndpoints:
             results += fate
         return results
 
-    def _ask(self, errand: Errand, works: list[Work], inputs: list[Tensor]) -> Fate | list[Result]:
+    def _ask(
+        self, errand: RemoteCall, works: list[TaskInputs], inputs: list[Tensor]
+    ) -> CallResult | list[TaskResult]:
         try:
             response = self._client.invoke_endpoint(
                 EndpointName=self._target(errand.function, errand.node_id),
@@ -164,17 +174,17 @@ class SageMakerEndpoints:
             )
             body: bytes = response["Body"].read()
         except NotSendable as problem:
-            return [Result(work.task_id, [], problem.message, 400) for work in works]
+            return [TaskResult(work.task_id, [], problem.message, 400) for work in works]
         except ClientError as error:
             return _errors(error, works)
         except Exception as error:  # of any kind: AWS's client is not ours
-            return judge(error, throttles=THROTTLES)
+            return classify_error(error, throttles=THROTTLES)
         try:
-            parts = cut(_decoded(body), [work.items for work in works])
+            parts = split_by_items(_decoded(body), [work.items for work in works])
         except (ValueError, RecursionError, NotSendable) as error:
-            return Failed(f"its answer is not understood: {words(error)}")
+            return Failed(f"its answer is not understood: {error_text(error)}")
         return [
-            Result(work.task_id, outputs, is_unsure=any(map(_is_unsure, outputs)))
+            TaskResult(work.task_id, outputs, is_unsure=any(map(_is_unsure, outputs)))
             for work, outputs in zip(works, parts, strict=True)
         ]
 
@@ -184,7 +194,7 @@ class _Response(Struct, gc=False):
     outputs: list[oip.InputJson]
 
 
-def _attributes(errand: Errand) -> dict[str, str]:
+def _attributes(errand: RemoteCall) -> dict[str, str]:
     """What travels beside the body. A far end may give up at `timeout_ms`, as its sender does."""
     attributes = []
     left_ms = errand.left_ms(monotonic_ns())
@@ -198,20 +208,20 @@ def _attributes(errand: Errand) -> dict[str, str]:
     return {"CustomAttributes": ";".join(attributes)} if attributes else {}
 
 
-def _errors(error: ClientError, works: list[Work]) -> Fate | list[Result]:
+def _errors(error: ClientError, works: list[TaskInputs]) -> CallResult | list[TaskResult]:
     """An error that is about the request is its result: it would come again."""
     status = status_of(error)
-    said = error.response.get("Error", {}).get("Message") or words(error)
+    said = error.response.get("Error", {}).get("Message") or error_text(error)
     if status == MODEL_ERROR:
         status = error_status(error.response.get("OriginalStatusCode", 500))
         said = error.response.get("OriginalMessage") or said
-    fate = judge(error, throttles=THROTTLES)
+    fate = classify_error(error, throttles=THROTTLES)
     if isinstance(fate, Refused) or not 400 <= status < 500:
         return Failed(sendable(str(said))) if isinstance(fate, Failed) else fate
-    return [Result(work.task_id, [], sendable(str(said)), status) for work in works]
+    return [TaskResult(work.task_id, [], sendable(str(said)), status) for work in works]
 
 
-def _is_broken(fate: Fate | list[Result]) -> bool:
+def _is_broken(fate: CallResult | list[TaskResult]) -> bool:
     return isinstance(fate, list) and any(result.error for result in fate)
 
 
@@ -249,13 +259,13 @@ _DECODER: Final = Decoder(_Response)
 RETRY_S: Final = 0.5
 
 
-class NodeListener(Listener, Protocol):
+class NodeListener(RemoteCallListener, Protocol):
     """Who hears of nodes that come and go."""
 
-    def node_joined(self, place: Place) -> None:
+    def node_joined(self, place: NodeSpec) -> None:
         """It is there, or there again, empty."""
 
-    def node_lost(self, place: Place) -> None:
+    def node_lost(self, place: NodeSpec) -> None:
         """It is gone; what it was running ends in events of its own."""
 
 
@@ -268,10 +278,10 @@ class EndpointNode:
 
     def __init__(
         self,
-        place: Place,
+        place: NodeSpec,
         app: App,
         signatures: Sequence[Signature],
-        outpost: Outpost,
+        outpost: RemotePool,
         ping: Ping,
         listener: NodeListener,
     ) -> None:
@@ -305,7 +315,7 @@ class EndpointNode:
         elif isinstance(action, EvictWeights):
             listener.reported(WeightsEvicted(action.instance_id))
 
-    def gone(self, errand: Errand) -> None:
+    def gone(self, errand: RemoteCall) -> None:
         """Nobody is there: the node is lost until somebody answers again."""
         if self._is_up:
             self._is_up = False

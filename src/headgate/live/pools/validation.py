@@ -12,7 +12,7 @@ from typing import Final
 
 from headgate.functions.tensor import ITEM_BYTES, Tensor
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.errors import Refused
+from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.oip.json import count_of, is_whole, memoryview_of
 
 _LIMITS: Final = GatewayConfig()
@@ -28,7 +28,7 @@ def check_outputs(outputs: Sequence[Tensor]) -> None:
             raise ValueError(f"output {name!r} has an unknown datatype")
         try:
             count = count_of(tensor.shape, name, _LIMITS.dims_max, _LIMITS.elements_max)
-        except Refused as problem:
+        except RequestError as problem:
             raise ValueError(problem.message) from None
         is_right = len(data) == count * ITEM_BYTES[datatype]
         if datatype == "BYTES":

@@ -203,7 +203,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class LogSettings(Protocol):
-    """What an application says about logging: a `ServeChoice`."""
+    """What an application says about logging: a `ServeOptions`."""
 
     @property
     def log_level(self) -> str:
@@ -460,7 +460,7 @@ HUNG_EXIT: Final = 70  # something took longer than it may
 BROKEN_EXIT: Final = 71
 
 
-def end(status: int) -> NoReturn:
+def exit_process(status: int) -> NoReturn:
     """End this process, whatever threads of models and libraries do, and its children."""
     flush()
     if os.getpgrp() == os.getpid():  # else the group is that of whoever started us

@@ -91,7 +91,7 @@ def _times(factors: tuple[float, ...], slo_ns: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Spill:
+class FaasPoolGauges:
     """One pool that is paid by the call."""
 
     breaker: int  # `core.spillway.Breaker`
@@ -103,7 +103,7 @@ class Spill:
 
 
 @dataclass(frozen=True, slots=True)
-class Readings:
+class GaugeSnapshot:
     """One look at the runtime. What it does not know it leaves out."""
 
     queue_depth: Mapping[str, int] = field(default_factory=dict)  # by model: requests that wait
@@ -114,7 +114,7 @@ class Readings:
     prediction_error_s: Mapping[str, float] = field(default_factory=dict)
     # By model, tenant, tier and basis ("usage", "idle" or "warm"); only ever grows.
     cost_usd: Mapping[tuple[str, str, str, str], float] = field(default_factory=dict)
-    spills: Mapping[str, Spill] = field(default_factory=dict)  # by pool
+    spills: Mapping[str, FaasPoolGauges] = field(default_factory=dict)  # by pool
 
 
 # Counts every answer of a gateway by protocol, code and reason, whatever it was an answer to.
@@ -293,7 +293,7 @@ class Metrics:
     def __init__(
         self,
         app: App,
-        read: Callable[[], Readings] = Readings,
+        read: Callable[[], GaugeSnapshot] = GaugeSnapshot,
         now_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         self.read = read

@@ -24,7 +24,13 @@ from headgate import __version__
 from headgate.core.circuit_breaker import CLOSED_REASONS
 from headgate.core.clock import NEVER_NS, SECOND_NS
 from headgate.core.states import OUTCOME_NAMES, Outcome, Rejection
-from headgate.live.telemetry.metrics import CLASS_NAMES, Histogram, Metrics, ModelMetrics, Spill
+from headgate.live.telemetry.metrics import (
+    CLASS_NAMES,
+    FaasPoolGauges,
+    Histogram,
+    Metrics,
+    ModelMetrics,
+)
 
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_METRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -266,7 +272,7 @@ class _Families(Collector):
             yield from _spills(readings.spills)
 
 
-def _spills(spills: Mapping[str, Spill]) -> Iterator[Metric]:
+def _spills(spills: Mapping[str, FaasPoolGauges]) -> Iterator[Metric]:
     for name, help_text, values in (
         (
             "breaker_state",

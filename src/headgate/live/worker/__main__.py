@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from headgate.live.deployment import Place, read, socket_path
+from headgate.live.deployment import NodeSpec, read, socket_path
 from headgate.live.telemetry import logs
-from headgate.live.telemetry.logs import end
+from headgate.live.telemetry.logs import exit_process
 from headgate.system.child_process import signal_on_orphaned
 
 # How many threads the libraries behind NumPy and its friends start. They look when imported.
@@ -62,7 +62,7 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _settle_in(place: Place) -> None:
+def _settle_in(place: NodeSpec) -> None:
     """Take our cores and a name of our own."""
     if place.cores:
         os.sched_setaffinity(0, place.cores)
@@ -87,4 +87,4 @@ def _listen(path: Path) -> socket.socket:
 
 
 if __name__ == "__main__":
-    end(main())
+    exit_process(main())

@@ -14,7 +14,15 @@ from headgate.core.event_log import to_wire
 from headgate.core.events import Event
 from headgate.functions.arrays import Array
 from headgate.functions.tensor import Block
-from headgate.live.ipc.messages import AnyMessage, Frames, Hello, Release, Report, Run, frame
+from headgate.live.ipc.messages import (
+    AnyMessage,
+    EventMessage,
+    Frames,
+    Hello,
+    Release,
+    RunBatch,
+    frame,
+)
 from headgate.live.ipc.shared_memory import Arena
 
 READ_BYTES: Final = 128 * 1024
@@ -24,7 +32,7 @@ UNSENT_BYTES_MAX: Final = 64 << 20
 
 
 @final
-class Connection:
+class GatewayConnection:
     """Messages in and out, and the shared memory of both sides.
 
     Gateways number what is theirs as they like, so two of them may use the same number. Within
@@ -72,7 +80,7 @@ class Connection:
             return []
         return self._frames.feed(data) if data else None
 
-    def find(self, run: Run) -> None:
+    def find(self, run: RunBatch) -> None:
         """Replace blocks by what is in them. Raises `ValueError` if one is not there."""
         for work in run.works:
             for tensor in work.inputs:
@@ -112,7 +120,7 @@ class Connection:
 
     def report(self, event: Event) -> None:
         """Tell the gateway what has happened; in its own ids."""
-        self.send(frame(Report(to_wire(event))))
+        self.send(frame(EventMessage(to_wire(event))))
 
     def send(self, data: bytes) -> None:
         """Have it sent with the next `flush`."""

@@ -19,14 +19,14 @@ from typing import Final, final
 from headgate.core.actions import Dispatch, LoadWeights, StartInstance
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import Variant
-from headgate.functions.error_text import words
+from headgate.functions.error_text import error_text
 from headgate.functions.tensor import Block
-from headgate.live.ipc.messages import MESSAGE_BYTES_MAX, Ran, Result, Work, frame
-from headgate.live.telemetry.logs import BROKEN_EXIT, end
-from headgate.live.worker.connection import Connection
+from headgate.live.ipc.messages import MESSAGE_BYTES_MAX, BatchRan, TaskInputs, TaskResult, frame
+from headgate.live.telemetry.logs import BROKEN_EXIT, exit_process
+from headgate.live.worker.connection import GatewayConnection
 from headgate.live.worker.loading import Loader, LoadError
-from headgate.live.worker.model_cache import Stock
-from headgate.live.worker.runner import Runner
+from headgate.live.worker.model_cache import ModelCache
+from headgate.live.worker.runner import BatchRunner
 from headgate.live.worker.trial_load import run_trial
 
 _LOG: Final = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class Executor:
                 self.do(self._todo.get())
             except BaseException:  # ours, not the function's: nothing can be relied on any more
                 _LOG.critical("the worker is broken, and ends itself", exc_info=True)
-                end(BROKEN_EXIT)
+                exit_process(BROKEN_EXIT)
 
 
 # What a worker does in its threads: run a batch, load a model, try one, let one go.
@@ -119,9 +119,9 @@ class BatchJob(Job):
     def __init__(
         self,
         order: Dispatch,
-        works: list[Work],
-        runner: Runner,
-        connection: Connection,
+        works: list[TaskInputs],
+        runner: BatchRunner,
+        connection: GatewayConnection,
         on_over: Callable[[BatchJob], None],
         limit_ns: int,
     ) -> None:
@@ -142,11 +142,11 @@ class BatchJob(Job):
         runner.usual_ns += (ended_ns - self.began_ns - runner.usual_ns) / 8
         for work in self._works:
             work.inputs.clear()
-        batch_id = self.order.batch_id % Connection.IDS
+        batch_id = self.order.batch_id % GatewayConnection.IDS
         returned = self._connection.take_returned()
-        self.answer = self._framed(Ran(batch_id, self.began_ns, ended_ns, results, returned))
+        self.answer = self._framed(BatchRan(batch_id, self.began_ns, ended_ns, results, returned))
 
-    def _framed(self, ran: Ran) -> bytes:
+    def _framed(self, ran: BatchRan) -> bytes:
         """Return the message. What cannot be sent, or is too large for it, fails by itself."""
         try:
             return frame(ran)
@@ -159,12 +159,12 @@ class BatchJob(Job):
                     problem = f"its outputs are {size} bytes, for which the answer has no room"
                 if problem:
                     self._drop(result)
-                    ran.results[place] = Result(result.task_id, [], problem, 500)
+                    ran.results[place] = TaskResult(result.task_id, [], problem, 500)
                 else:
                     left_bytes -= size
             return frame(ran)
 
-    def _drop(self, result: Result) -> None:
+    def _drop(self, result: TaskResult) -> None:
         for tensor in result.outputs:
             if isinstance(tensor.data, Block):
                 self._connection.own.free(tensor.data.offset)
@@ -182,7 +182,7 @@ class PrepareJob(Job):
         self,
         order: StartInstance | LoadWeights,
         variant: Variant,
-        stock: Stock | None,
+        stock: ModelCache | None,
         on_over: Callable[[PrepareJob], None],
         limit_ns: int,
     ) -> None:
@@ -190,7 +190,7 @@ class PrepareJob(Job):
         self.order = order
         self.variant = variant
         self.limit_ns = limit_ns
-        self.runner: Runner | None = None
+        self.runner: BatchRunner | None = None
         self.error = ""
         self._stock = stock
         self._on_over = on_over
@@ -202,7 +202,7 @@ class PrepareJob(Job):
         try:
             self.runner = self._stock.take(self.variant)
         except BaseException as error:  # there may be no memory for anything
-            self.error = str(error) if isinstance(error, LoadError) else words(error)
+            self.error = str(error) if isinstance(error, LoadError) else error_text(error)
 
     def over(self) -> None:
         """Tell who waits for it."""
@@ -213,7 +213,9 @@ class PrepareJob(Job):
 class UnloadJob(Job):
     """Lets a model go."""
 
-    def __init__(self, variant: Variant, runner: Runner, stock: Stock, limit_ns: int) -> None:
+    def __init__(
+        self, variant: Variant, runner: BatchRunner, stock: ModelCache, limit_ns: int
+    ) -> None:
         self.what = f"unloading {variant.name!r}"
         self.limit_ns = limit_ns
         self._variant = variant
@@ -252,13 +254,13 @@ class TrialJob(Job):
                 memory_bytes=self._memory_bytes,
             )
         except OSError as error:  # there is no room for another process, or no memory
-            reason = words(error)
+            reason = error_text(error)
         self._loader.ended_trial(self._variant, reason)
 
 
-def _size(result: Result) -> tuple[int, str]:
+def _size(result: TaskResult) -> tuple[int, str]:
     """Return how many bytes a result is in a message, and what is wrong if it cannot be in one."""
     try:
-        return len(frame(Ran(0, 0, 0, [result]))), ""
+        return len(frame(BatchRan(0, 0, 0, [result]))), ""
     except Exception as error:
-        return 0, words(error)
+        return 0, error_text(error)

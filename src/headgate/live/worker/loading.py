@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from time import monotonic_ns
 from typing import Final, final
 
-from headgate.config.options import Source
+from headgate.config.options import VariantSource
 from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.core.model import App, Variant
-from headgate.functions.error_text import words
+from headgate.functions.error_text import error_text
 from headgate.functions.loader import build_model
-from headgate.live.ipc.crash_markers import LOAD, Markers
-from headgate.live.worker.runner import Runner
+from headgate.live.ipc.crash_markers import LOAD, CrashMarkers
+from headgate.live.worker.runner import BatchRunner
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -53,10 +53,10 @@ class Loader:
     def __init__(
         self,
         app: App,
-        sources: Sequence[Source | None],
+        sources: Sequence[VariantSource | None],
         base: str,
         node_id: int,
-        markers: Markers,
+        markers: CrashMarkers,
     ) -> None:
         self._app = app
         self._sources = sources
@@ -66,7 +66,7 @@ class Loader:
         self._failures: dict[int, _Failure] = {}  # by variant id
         self._trial_of: int | None = None  # the variant that is on trial
 
-    def load(self, variant: Variant, make_room: Callable[[], bool]) -> Runner:
+    def load(self, variant: Variant, make_room: Callable[[], bool]) -> BatchRunner:
         """Return a runner of a model that was loaded just now. Raises `LoadError`.
 
         If the memory does not suffice, `make_room` is asked for more, and the load is repeated if
@@ -141,11 +141,13 @@ class Loader:
         wait_ns = BACKOFF_NS[min(count, len(BACKOFF_NS) - 1)]
         self._failures[variant.id] = _Failure(count + 1, reason, monotonic_ns() + wait_ns)
 
-    def _loaded(self, variant: Variant) -> Runner:
+    def _loaded(self, variant: Variant) -> BatchRunner:
         return load_runner(self._app, self._sources, self._base, variant)
 
 
-def load_runner(app: App, sources: Sequence[Source | None], base: str, variant: Variant) -> Runner:
+def load_runner(
+    app: App, sources: Sequence[VariantSource | None], base: str, variant: Variant
+) -> BatchRunner:
     """Build and load a model. Raises whatever the model does."""
     source = sources[variant.id]
     if source is None:
@@ -153,10 +155,10 @@ def load_runner(app: App, sources: Sequence[Source | None], base: str, variant: 
     model = build_model(source, base, variant.name)
     model.load()
     is_idempotent = app.functions[variant.function_id].is_idempotent
-    return Runner(variant.name, model, is_idempotent=is_idempotent)
+    return BatchRunner(variant.name, model, is_idempotent=is_idempotent)
 
 
-def tell_once(markers: Markers, name: str, reason: str, error: BaseException) -> bool:
+def tell_once(markers: CrashMarkers, name: str, reason: str, error: BaseException) -> bool:
     """Log where a load broke, unless some worker has logged that already; whether it was new."""
     # An error of ours says all there is to say; what led to it may be within the user's code.
     shown = error.__cause__ if isinstance(error, ConfigError) else error
@@ -186,6 +188,6 @@ def reason_of(error: BaseException, name: str) -> str:
     'OSError: no weights'
     """
     if not isinstance(error, ConfigError):
-        return words(error)
+        return error_text(error)
     kind = type(error.__cause__ or error).__name__
-    return f"{kind}: {words(error).removeprefix('ConfigError: ').removeprefix(f'{name}: ')}"
+    return f"{kind}: {error_text(error).removeprefix('ConfigError: ').removeprefix(f'{name}: ')}"

@@ -16,11 +16,11 @@ from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
 from headgate.core.model import App, Pool, Variant
 from headgate.live.worker.loading import Loader
-from headgate.live.worker.runner import Runner
+from headgate.live.worker.runner import BatchRunner
 
 
 @final
-class Stock:
+class ModelCache:
     """Has models loaded, and keeps those that are left over. Safe between threads."""
 
     def __init__(
@@ -37,10 +37,10 @@ class Stock:
         # By variant id; None: not known yet.
         self._sizes_bytes = [variant.profile.memory_bytes or None for variant in app.variants]
         self._used: Counter[int] = Counter()  # how many are in use, by variant id
-        self._kept: list[tuple[Variant, Runner]] = []  # longest unused first
+        self._kept: list[tuple[Variant, BatchRunner]] = []  # longest unused first
         self._lock = Lock()
 
-    def take(self, variant: Variant) -> Runner:
+    def take(self, variant: Variant) -> BatchRunner:
         """Return a runner of its own for an instance. Raises `LoadError`."""
         with self._lock:
             found = next((kept for kept in self._kept if kept[0] is variant), None)
@@ -63,7 +63,7 @@ class Stock:
         with self._lock:
             return any(kept[0] is variant for kept in self._kept)
 
-    def give(self, variant: Variant, runner: Runner, *, keep: bool) -> None:
+    def give(self, variant: Variant, runner: BatchRunner, *, keep: bool) -> None:
         """Take a runner back: to keep it for the next, or to let its model go."""
         with self._lock:
             self._used[variant.id] -= 1

@@ -35,12 +35,12 @@ from headgate.core.events import (
     WeightsLoaded,
 )
 from headgate.core.model import App, Pool, Variant
-from headgate.live.ipc.messages import FunctionFacts, Learned, Run, Work, frame
-from headgate.live.worker.connection import Connection
+from headgate.live.ipc.messages import Learned, MeasuredFunction, RunBatch, TaskInputs, frame
+from headgate.live.worker.connection import GatewayConnection
 from headgate.live.worker.executor import BatchJob, Executor, PrepareJob, TrialJob, UnloadJob
 from headgate.live.worker.loading import PREPARE_FACTOR, Loader
-from headgate.live.worker.model_cache import Stock
-from headgate.live.worker.runner import Runner
+from headgate.live.worker.model_cache import ModelCache
+from headgate.live.worker.runner import BatchRunner
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ INSTANCES_MAX: Final = 4096  # of one gateway
 
 
 @final
-class Node:
+class WorkerNode:
     """Carries out the orders of all gateways. All of it runs in one thread."""
 
     def __init__(
@@ -57,9 +57,9 @@ class Node:
         pool: Pool,
         app: App,
         run_dir: Path,
-        stock: Stock,
+        stock: ModelCache,
         loader: Loader,
-        facts: dict[int, FunctionFacts],
+        facts: dict[int, MeasuredFunction],
         executor: Executor,
         hang_ns: int,
     ) -> None:
@@ -74,21 +74,21 @@ class Node:
         self._facts = facts  # by variant id; kept up to date here
         self._executor = executor
         self._hang_ns = hang_ns
-        self._connections: dict[int, Connection] = {}  # by its first id
-        self._runners: dict[int, tuple[Variant, Runner]] = {}  # by instance
-        self._works: dict[int, list[Work]] = {}  # by batch that has not begun
+        self._connections: dict[int, GatewayConnection] = {}  # by its first id
+        self._runners: dict[int, tuple[Variant, BatchRunner]] = {}  # by instance
+        self._works: dict[int, list[TaskInputs]] = {}  # by batch that has not begun
         self._wakes: list[tuple[int, int]] = []  # (when, instance to retire if idle)
 
     # --- gateways ------------------------------------------------------------------------------
 
-    def join(self, connection: Connection) -> None:
+    def join(self, connection: GatewayConnection) -> None:
         """A gateway may give orders."""
         self._connections[connection.first_id] = connection
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: GatewayConnection) -> None:
         """A gateway has gone: what it asked for is no longer wanted."""
         del self._connections[connection.first_id]
-        self._abandon(lambda id: id - id % Connection.IDS == connection.first_id)
+        self._abandon(lambda id: id - id % GatewayConnection.IDS == connection.first_id)
 
     def leave_all(self) -> None:
         """Take no more orders, and begin nothing more; what runs is finished."""
@@ -107,7 +107,7 @@ class Node:
 
     # --- orders --------------------------------------------------------------------------------
 
-    def take_run(self, connection: Connection, run: Run) -> None:
+    def take_run(self, connection: GatewayConnection, run: RunBatch) -> None:
         """Begin a batch, hold it or refuse it. Raises `ValueError` if it makes no sense."""
         batch_id = connection.local_id(run.batch_id)
         connection.find(run)
@@ -126,7 +126,7 @@ class Node:
         verdict = Verdict.GONE if self.is_leaving else self.backend.offer(order)
         self._settle(order, verdict)
 
-    def take(self, connection: Connection, order: Action) -> None:
+    def take(self, connection: GatewayConnection, order: Action) -> None:
         """Carry any other order out. Raises `ValueError` if it makes no sense."""
         if isinstance(order, StartInstance):
             self._take_start(connection, order)
@@ -152,7 +152,7 @@ class Node:
         else:
             raise ValueError(f"{type(order).__name__} is not for a worker")
 
-    def _take_start(self, connection: Connection, order: StartInstance) -> None:
+    def _take_start(self, connection: GatewayConnection, order: StartInstance) -> None:
         instance_id = connection.local_id(order.instance_id)
         if instance_id in self.backend.residents:
             raise ValueError(f"instance {order.instance_id} is here already")
@@ -197,7 +197,7 @@ class Node:
         if isinstance(order, Dispatch):
             assert order.instance_id is not None
             _, runner = self._runners[order.instance_id]
-            connection = self._connections[order.batch_id - order.batch_id % Connection.IDS]
+            connection = self._connections[order.batch_id - order.batch_id % GatewayConnection.IDS]
             works = self._works.pop(order.batch_id)
             job = BatchJob(order, works, runner, connection, self._batch_over, self._hang_ns)
             # With more slots the others would have to wait for whoever listens to them.
@@ -214,7 +214,7 @@ class Node:
         now_ns = monotonic_ns()
         order = job.order
         has_more_to_do = self.backend.ended(now_ns, order)
-        connection = self._connections.get(order.batch_id - order.batch_id % Connection.IDS)
+        connection = self._connections.get(order.batch_id - order.batch_id % GatewayConnection.IDS)
         if connection is not None:
             connection.send(job.answer)
         self._after(now_ns, order, has_more_to_do)
@@ -239,7 +239,7 @@ class Node:
             self._report(instance_id, lambda id: InstanceStopped(id, job.error))
         self._after(now_ns, order, has_more_to_do)
 
-    def _loads(self, variant: Variant, runner: Runner) -> None:
+    def _loads(self, variant: Variant, runner: BatchRunner) -> None:
         """A function can be loaded, and if it could not be, every gateway hears how it looks."""
         facts = self._facts.get(variant.id)
         if facts is not None and facts.problem:
@@ -270,7 +270,7 @@ class Node:
         gone = self.backend.gone_after(order)
         if gone is not None:
             # Who still listens has ordered it to stop, and wants the memory.
-            is_ordered = gone - gone % Connection.IDS in self._connections
+            is_ordered = gone - gone % GatewayConnection.IDS in self._connections
             self._stopped(gone, "stopped", keep=not is_ordered)
 
     # --- time ----------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ class Node:
         self._report(instance_id, lambda id: InstanceStopped(id, reason))
 
     def _report(self, local_id: int, event: Callable[[int], Event]) -> None:
-        id = local_id % Connection.IDS
+        id = local_id % GatewayConnection.IDS
         connection = self._connections.get(local_id - id)
         if connection is not None:
             connection.report(event(id))

@@ -15,11 +15,11 @@ from typing import Final, final
 
 import numpy as np
 
-from headgate.functions.arrays import Array, join, length, likeness, split, to_array, to_tensor
-from headgate.functions.error_text import sendable, words
+from headgate.functions.arrays import Array, batch_key, join, length, split, to_array, to_tensor
+from headgate.functions.error_text import error_text, sendable
 from headgate.functions.model import Model, signature_of
 from headgate.functions.tensor import Tensor, TensorSpec, fits, write_spec
-from headgate.live.ipc.messages import Result, Work
+from headgate.live.ipc.messages import TaskInputs, TaskResult
 from headgate.live.ipc.shared_memory import INLINE_BYTES_MAX, Arena
 
 _LOG: Final = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class _Asked:
 
     __slots__ = ("alike", "column", "place", "work")
 
-    def __init__(self, place: int, work: Work, column: object, alike: Hashable) -> None:
+    def __init__(self, place: int, work: TaskInputs, column: object, alike: Hashable) -> None:
         self.place = place
         self.work = work
         self.column = column
@@ -42,7 +42,7 @@ class _Asked:
 
 
 @final
-class Runner:
+class BatchRunner:
     """Runs batches on one loaded model."""
 
     def __init__(self, name: str, model: Model, *, is_idempotent: bool) -> None:
@@ -56,17 +56,17 @@ class Runner:
         self._quiet_until_ns = 0
         self._outputs = {spec.name: spec for spec in self.signature.outputs}
 
-    def run(self, works: list[Work], arena: Arena | None = None) -> list[Result]:
+    def run(self, works: list[TaskInputs], arena: Arena | None = None) -> list[TaskResult]:
         """Return what becomes of each task, in their order. Raises nothing.
 
         Large outputs go into the `arena`, as far as there is one and there is room.
         """
-        results: list[Result | None] = [None] * len(works)
+        results: list[TaskResult | None] = [None] * len(works)
         groups: dict[Hashable, list[_Asked]] = {}
         is_alone = len(works) == 1 or not self._batches
         for place, work in enumerate(works):
             asked = self._decode(place, work, is_alone=is_alone)
-            if isinstance(asked, Result):
+            if isinstance(asked, TaskResult):
                 results[place] = asked
             else:
                 groups.setdefault(asked.alike, []).append(asked)
@@ -97,31 +97,31 @@ class Runner:
 
     # --- before --------------------------------------------------------------------------------
 
-    def _decode(self, place: int, work: Work, *, is_alone: bool) -> _Asked | Result:
+    def _decode(self, place: int, work: TaskInputs, *, is_alone: bool) -> _Asked | TaskResult:
         try:
             arrays = self._arrays(work)
         except Exception as error:
-            said = str(error) if isinstance(error, ValueError) else words(error)
+            said = str(error) if isinstance(error, ValueError) else error_text(error)
             return _failure(work, said, 400)
         try:
             column = self.model.decode(arrays)
         except BaseException as error:  # whatever a model does
-            return _failure(work, words(error), 400)
+            return _failure(work, error_text(error), 400)
         if not self._batches:
             return _Asked(place, work, column, place)
         try:
             items = length(column)
-            alike: Hashable = place if is_alone else likeness(column)
+            alike: Hashable = place if is_alone else batch_key(column)
             hash(alike)
         except ValueError as error:
             return _failure(work, f"what decode gave {error}", 500)
         except BaseException as error:  # a class of the model's own may do anything
-            return _failure(work, f"what decode gave is no column: {words(error)}", 500)
+            return _failure(work, f"what decode gave is no column: {error_text(error)}", 500)
         if items != work.items:
             return _failure(work, f"decode gave {items} items for {work.items}", 500)
         return _Asked(place, work, column, alike)
 
-    def _arrays(self, work: Work) -> dict[str, Array]:
+    def _arrays(self, work: TaskInputs) -> dict[str, Array]:
         """Return the inputs, checked against what is declared."""
         specs = self._inputs
         arrays: dict[str, Array] = {}
@@ -144,7 +144,7 @@ class Runner:
     # --- the batch -----------------------------------------------------------------------------
 
     def _predict(
-        self, group: list[_Asked], results: list[Result | None], arena: Arena | None
+        self, group: list[_Asked], results: list[TaskResult | None], arena: Arena | None
     ) -> None:
         """Run requests together; if that breaks, and they may be run again, one by one."""
         has_run = False
@@ -157,7 +157,7 @@ class Runner:
             if len(group) == 1 or (has_run and not self._is_idempotent):
                 self._complain(error)
                 for asked in group:
-                    results[asked.place] = _failure(asked.work, words(error), 500)
+                    results[asked.place] = _failure(asked.work, error_text(error), 500)
                 return
         for place, asked in enumerate(group):
             if parts is None:
@@ -176,7 +176,7 @@ class Runner:
 
     # --- after ---------------------------------------------------------------------------------
 
-    def _encode(self, work: Work, part: object, arena: Arena | None) -> Result:
+    def _encode(self, work: TaskInputs, part: object, arena: Arena | None) -> TaskResult:
         try:
             arrays = self.model.encode(part)
             outputs = self._tensors(arrays, work.items)
@@ -184,13 +184,13 @@ class Runner:
             is_unsure = unsure is not None and unsure.dtype == np.bool_ and bool(unsure.any())
         except BaseException as error:  # whatever a model does
             self._complain(error)
-            return _failure(work, words(error), 500)
+            return _failure(work, error_text(error), 500)
         if arena is not None:
             for tensor in outputs:
                 if isinstance(tensor.data, memoryview) and tensor.data.nbytes >= INLINE_BYTES_MAX:
                     # None: it is full, and the tensor goes the slow way.
                     tensor.data = arena.allocate(tensor.data) or tensor.data
-        return Result(work.task_id, outputs, is_unsure=is_unsure)
+        return TaskResult(work.task_id, outputs, is_unsure=is_unsure)
 
     def _tensors(self, arrays: object, items: int) -> list[Tensor]:
         """Return the outputs, checked against what is declared."""
@@ -224,7 +224,7 @@ class Runner:
         if now_ns < self._quiet_until_ns:
             return
         self._quiet_until_ns = now_ns + QUIET_NS
-        _LOG.error("%s: %s", self.name, words(error), exc_info=error)
+        _LOG.error("%s: %s", self.name, error_text(error), exc_info=error)
 
 
 def _check(tensor: Tensor, spec: TensorSpec | None) -> None:
@@ -236,5 +236,5 @@ def _check(tensor: Tensor, spec: TensorSpec | None) -> None:
         raise ValueError(f"{tensor.name}: is {list(tensor.shape)}, must be {list(spec.shape)}")
 
 
-def _failure(work: Work, error: str, status: int) -> Result:
-    return Result(work.task_id, [], sendable(error) or "unknown error", status)
+def _failure(work: TaskInputs, error: str, status: int) -> TaskResult:
+    return TaskResult(work.task_id, [], sendable(error) or "unknown error", status)

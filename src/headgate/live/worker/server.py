@@ -23,21 +23,21 @@ from threading import Lock
 from time import monotonic_ns
 from typing import Final, final
 
-from headgate.config.options import LoadedApp
+from headgate.config.options import AppConfig
 from headgate.core.actions import Action
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
 from headgate.core.event_log import from_wire
-from headgate.live.deployment import Place
-from headgate.live.ipc.crash_markers import Markers
-from headgate.live.ipc.messages import AnyMessage, Hello, Order, Release, Run
-from headgate.live.worker.connection import UNSENT_BYTES_MAX, Connection
+from headgate.live.deployment import NodeSpec
+from headgate.live.ipc.crash_markers import CrashMarkers
+from headgate.live.ipc.messages import ActionMessage, AnyMessage, Hello, Release, RunBatch
+from headgate.live.worker.connection import UNSENT_BYTES_MAX, GatewayConnection
 from headgate.live.worker.executor import Executor, Job
 from headgate.live.worker.loading import PREPARE_FACTOR, Loader
-from headgate.live.worker.model_cache import Stock
-from headgate.live.worker.node import Node
-from headgate.live.worker.warmup import Survey
-from headgate.live.worker.watchdog import Pulse
+from headgate.live.worker.model_cache import ModelCache
+from headgate.live.worker.node import WorkerNode
+from headgate.live.worker.warmup import Warmup
+from headgate.live.worker.watchdog import Watchdog
 from headgate.system.child_process import private_bytes
 
 _LOG: Final = logging.getLogger(__name__)
@@ -55,8 +55,8 @@ class Server:
         self,
         listener: socket.socket,
         run_dir: Path,
-        place: Place,
-        loaded: LoadedApp,
+        place: NodeSpec,
+        loaded: AppConfig,
         base: str,
         *,
         heartbeat_fd: int | None,
@@ -69,14 +69,14 @@ class Server:
         self._executor = Executor(self._on_done)
         self._woken_fd, self._wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._sleeps_until_ns = 0
-        self._pulse = Pulse(
+        self._pulse = Watchdog(
             place.name, heartbeat_fd, self._executor, self._lock, self._tell_to_leave
         )
         app, pool = loaded.app, loaded.app.pools[place.pool_id]
-        markers = Markers(run_dir)
+        markers = CrashMarkers(run_dir)
         loader = Loader(app, loaded.sources, base, place.id, markers)
-        self._stock = Stock(app, pool, loader, own_bytes=private_bytes())
-        self._survey = Survey(
+        self._stock = ModelCache(app, pool, loader, own_bytes=private_bytes())
+        self._survey = Warmup(
             place.id,
             [variant for variant in app.variants if pool.id in variant.pool_ids],
             loaded.sources,
@@ -86,7 +86,7 @@ class Server:
             PREPARE_FACTOR * hang_ns,
             self._surveyed,
         )
-        self._node = Node(
+        self._node = WorkerNode(
             place.id,
             pool,
             app,
@@ -98,7 +98,7 @@ class Server:
             hang_ns,
         )
         self._epoll = select.epoll()
-        self._connections: dict[int, Connection] = {}  # by descriptor
+        self._connections: dict[int, GatewayConnection] = {}  # by descriptor
         self._accepted = 0
         self._is_told_to_leave = False
         self._is_lone = False  # what came last: one request, in a batch of its own
@@ -207,7 +207,7 @@ class Server:
             sock.close()
             return
         sock.setblocking(False)
-        connection = Connection(sock, self._accepted, self._arena_bytes)
+        connection = GatewayConnection(sock, self._accepted, self._arena_bytes)
         self._accepted += 1
         self._connections[sock.fileno()] = connection
         self._epoll.register(sock.fileno(), select.EPOLLIN)
@@ -217,7 +217,7 @@ class Server:
         except OSError:
             self._close(connection)
 
-    def _hear(self, connection: Connection, events: int) -> None:
+    def _hear(self, connection: GatewayConnection, events: int) -> None:
         try:
             if not events & ~select.EPOLLOUT:
                 return  # it can take more, and will be given it at the end of the turn
@@ -233,14 +233,14 @@ class Server:
             _LOG.error("worker %s: leaves a gateway: %s", self._place.name, error)
             self._close(connection)
 
-    def _obey(self, connection: Connection, message: AnyMessage) -> None:
-        if type(message) is Run:
+    def _obey(self, connection: GatewayConnection, message: AnyMessage) -> None:
+        if type(message) is RunBatch:
             self._is_lone = len(message.works) == 1
             self._node.take_run(connection, message)
         elif isinstance(message, Release):
             for offset in message.offsets:
                 connection.own.free(offset)
-        elif isinstance(message, Order):
+        elif isinstance(message, ActionMessage):
             order = from_wire(message.wire)
             if not isinstance(order, Action):
                 raise ValueError(f"{type(order).__name__} is no order")
@@ -248,7 +248,7 @@ class Server:
         else:
             raise ValueError(f"{type(message).__name__} is not for a worker")
 
-    def _flush(self, connection: Connection) -> None:
+    def _flush(self, connection: GatewayConnection) -> None:
         """Write; and hear no more from a gateway that lets too much of it lie."""
         connection.give_back()
         if not connection.unsent_bytes:
@@ -261,7 +261,7 @@ class Server:
                 events |= select.EPOLLIN
             self._epoll.modify(connection.sock.fileno(), events)
 
-    def _close(self, connection: Connection) -> None:
+    def _close(self, connection: GatewayConnection) -> None:
         fd = connection.sock.fileno()
         if self._connections.pop(fd, None) is not None:
             self._epoll.unregister(fd)

@@ -21,7 +21,7 @@ from typing import Final
 
 from headgate.core.clock import NEVER_NS
 from headgate.live.deployment import read
-from headgate.live.ipc.crash_markers import Markers
+from headgate.live.ipc.crash_markers import CrashMarkers
 from headgate.live.telemetry import logs
 from headgate.live.worker.loading import load_runner, reason_of, tell_once
 from headgate.system.child_process import how_ended, private_bytes
@@ -87,7 +87,7 @@ def main() -> None:
         load_runner(loaded.app, loaded.sources, assignment.base, variant)
     except BaseException as error:  # whatever a model does
         reason = reason_of(error, variant.name)
-        tell_once(Markers(run_dir), variant.name, reason, error)
+        tell_once(CrashMarkers(run_dir), variant.name, reason, error)
         answer = reason.encode("utf-8", "replace")
     logs.flush()
     os.write(answer_fd, answer)

@@ -12,15 +12,15 @@ from itertools import pairwise
 from time import monotonic_ns
 from typing import Final, final
 
-from headgate.config.options import Source
+from headgate.config.options import VariantSource
 from headgate.core.model import Variant
 from headgate.functions.tensor import Signature
-from headgate.live.ipc.crash_markers import MEASURE, Markers
-from headgate.live.ipc.messages import FunctionFacts, Work
+from headgate.live.ipc.crash_markers import MEASURE, CrashMarkers
+from headgate.live.ipc.messages import MeasuredFunction, TaskInputs
 from headgate.live.worker.executor import Job
 from headgate.live.worker.loading import Loader, LoadError
-from headgate.live.worker.model_cache import Stock
-from headgate.live.worker.runner import Runner
+from headgate.live.worker.model_cache import ModelCache
+from headgate.live.worker.runner import BatchRunner
 from headgate.system.child_process import private_bytes
 
 BUDGET_NS: Final = 400_000_000  # to measure one function
@@ -29,7 +29,7 @@ RUNS_MAX: Final = 7  # of one batch size
 
 
 @final
-class Survey(Job):
+class Warmup(Job):
     """Looks at every variant that this worker may run."""
 
     is_awaited = False
@@ -38,15 +38,15 @@ class Survey(Job):
         self,
         node_id: int,
         variants: Sequence[Variant],
-        sources: Sequence[Source | None],
-        stock: Stock,
+        sources: Sequence[VariantSource | None],
+        stock: ModelCache,
         loader: Loader,
-        markers: Markers,
+        markers: CrashMarkers,
         limit_ns: int,
         on_over: Callable[[], None],
     ) -> None:
         self.limit_ns = limit_ns  # for each of the functions
-        self.facts: dict[int, FunctionFacts] = {}  # by variant id
+        self.facts: dict[int, MeasuredFunction] = {}  # by variant id
         self.over = on_over  # type: ignore[method-assign]
         self._node_id = node_id
         self._variants = [variant for variant in variants if sources[variant.id] is not None]
@@ -67,10 +67,10 @@ class Survey(Job):
             except LoadError as error:
                 problem = str(error)
             if problem:
-                facts = FunctionFacts(variant.name, Signature(), (), 0, 0, problem)
+                facts = MeasuredFunction(variant.name, Signature(), (), 0, 0, problem)
                 self.facts[variant.id] = facts
 
-    def _look_at(self, variant: Variant) -> FunctionFacts:
+    def _look_at(self, variant: Variant) -> MeasuredFunction:
         source = self._sources[variant.id]
         assert source is not None
         self._stock.make_way(variant)
@@ -87,9 +87,9 @@ class Survey(Job):
             raise LoadError(self._loader.failed(variant, error)) from None
         finally:
             self._stock.give(variant, runner, keep=is_kept)
-        return FunctionFacts(variant.name, runner.signature, exec_ns, start_ns, memory_bytes)
+        return MeasuredFunction(variant.name, runner.signature, exec_ns, start_ns, memory_bytes)
 
-    def _measure(self, variant: Variant, runner: Runner, batch: int) -> tuple[int, ...]:
+    def _measure(self, variant: Variant, runner: BatchRunner, batch: int) -> tuple[int, ...]:
         """Return the time of a batch by its size; nothing if that has ended a worker before."""
         markers, node_id = self._markers, self._node_id
         before = markers.measured(node_id, variant.id)
@@ -102,7 +102,7 @@ class Survey(Job):
         return exec_ns
 
 
-def measure(runner: Runner, batch: int, budget_ns: int) -> tuple[int, ...]:
+def measure(runner: BatchRunner, batch: int, budget_ns: int) -> tuple[int, ...]:
     """Return the time of a batch by its size, up to the largest one that works.
 
     Empty if it cannot be said what to measure with. What there is no time for is extrapolated.
@@ -110,7 +110,7 @@ def measure(runner: Runner, batch: int, budget_ns: int) -> tuple[int, ...]:
     example = runner.example()
     if example is None:
         return ()
-    works = [Work(id, 1, example) for id in range(batch)]
+    works = [TaskInputs(id, 1, example) for id in range(batch)]
     if any(result.error for result in runner.run(works[:1])):  # also warms it up
         return ()
     until_ns = monotonic_ns() + budget_ns
@@ -156,7 +156,7 @@ def fill(known: dict[int, int], batch: int) -> tuple[int, ...]:
     return tuple(times[:batch])
 
 
-def _shortest_ns(runner: Runner, works: list[Work], budget_ns: int) -> int | None:
+def _shortest_ns(runner: BatchRunner, works: list[TaskInputs], budget_ns: int) -> int | None:
     """Return how long it takes undisturbed; None if it breaks.
 
     That is the shortest of several: others on the machine can only make it longer, and what serving

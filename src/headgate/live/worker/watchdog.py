@@ -9,7 +9,7 @@ from collections.abc import Callable
 from threading import Lock, Thread
 from typing import Final, final
 
-from headgate.live.telemetry.logs import HUNG_EXIT, end
+from headgate.live.telemetry.logs import HUNG_EXIT, exit_process
 from headgate.live.worker.executor import Executor
 
 _LOG: Final = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ BEAT_S: Final = 0.5
 
 
 @final
-class Pulse:
+class Watchdog:
     """Beats in a thread of its own: neither a long batch nor a long read may stop it."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Pulse:
                 hanging.what,
                 seconds,
             )
-            end(HUNG_EXIT)
+            exit_process(HUNG_EXIT)
 
     def _beat(self) -> None:
         if self._fd is None:

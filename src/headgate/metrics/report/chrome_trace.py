@@ -21,7 +21,7 @@ from headgate.metrics.columns import Int64, RunColumns, SpanColumns, SpanKind
 
 
 @dataclass(frozen=True, slots=True)
-class LanedSpans:
+class SpanTracks:
     """Some rows of a `SpanColumns`, in order of their start, each in a lane of its node."""
 
     rows: Int64
@@ -29,7 +29,7 @@ class LanedSpans:
     left_out: int  # spans that began later than those, beyond the limit
 
 
-def assign_lanes(spans: SpanColumns, limit: int) -> LanedSpans:
+def assign_lanes(spans: SpanColumns, limit: int) -> SpanTracks:
     """Take the first `limit` spans by start; spans of one node and lane never overlap.
 
     Each span takes the lowest lane that is free, so a node that does one thing at a time has one.
@@ -46,7 +46,7 @@ def assign_lanes(spans: SpanColumns, limit: int) -> LanedSpans:
         lane = heapq.heappop(node_free) if node_free else len(node_taken)
         heapq.heappush(node_taken, (int(end_ns), lane))
         lanes.append(lane)
-    return LanedSpans(rows, tuple(lanes), len(spans) - len(rows))
+    return SpanTracks(rows, tuple(lanes), len(spans) - len(rows))
 
 
 Event = dict[str, object]
@@ -86,7 +86,7 @@ def _thread_id(node: int, lane: int) -> int:
     return (node + 1) * 1000 + lane
 
 
-def _names(run: RunColumns, laned: LanedSpans) -> Iterator[Event]:
+def _names(run: RunColumns, laned: SpanTracks) -> Iterator[Event]:
     process_ids = _process_ids(run)
     for pool, pid in process_ids.items():
         yield _metadata("process_name", pid, 0, name=pool)
@@ -105,7 +105,7 @@ def _metadata(kind: str, pid: int, tid: int, **args: object) -> Event:
     return {"name": kind, "ph": "M", "ts": 0, "pid": pid, "tid": tid, "args": args}
 
 
-def _complete_events(run: RunColumns, laned: LanedSpans) -> Iterator[Event]:
+def _complete_events(run: RunColumns, laned: SpanTracks) -> Iterator[Event]:
     process_ids = _process_ids(run)
     spans = run.spans
     for row, lane in zip(laned.rows.tolist(), laned.lanes, strict=True):
@@ -125,7 +125,7 @@ def _complete_events(run: RunColumns, laned: LanedSpans) -> Iterator[Event]:
         }
 
 
-def _cut_off(run: RunColumns, laned: LanedSpans, note: str) -> Event:
+def _cut_off(run: RunColumns, laned: SpanTracks, note: str) -> Event:
     """Return a global mark where the trace ends before the run does."""
     last_us = int(run.spans.start_ns[laned.rows[-1]]) / 1000 if len(laned.rows) else 0.0
     mark = {"name": f"cut off: {note}", "cat": "note", "ph": "i", "s": "g"}

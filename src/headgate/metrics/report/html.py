@@ -8,7 +8,13 @@ from html import escape
 from typing import Final
 
 from headgate.metrics.summary import Summary
-from headgate.metrics.table import Sheet, format_value, group_sheet, headline_sheet, resource_sheet
+from headgate.metrics.table import (
+    ReportTable,
+    format_value,
+    group_sheet,
+    headline_sheet,
+    resource_sheet,
+)
 
 _ROWS_MAX: Final = 200  # of a table; the rest is in summary.json
 
@@ -61,7 +67,7 @@ def html_page(
     meta: Mapping[str, object],
     tiles: Iterable[Tile],
     pictures: Iterable[Picture],
-    sheets: Iterable[Sheet],
+    sheets: Iterable[ReportTable],
 ) -> str:
     """Return a whole page. All text is escaped; only the pictures are taken as they are."""
     tables = [_sheet_html(sheet) for sheet in sheets] or [""]
@@ -96,7 +102,7 @@ def _picture_html(picture: Picture) -> str:
     return f"<figure>{svg}<figcaption>{caption}</figcaption></figure>\n"
 
 
-def _sheet_html(sheet: Sheet) -> str:
+def _sheet_html(sheet: ReportTable) -> str:
     if not sheet.rows:
         return ""
     classes = ["text" if column.is_text else "number" for column in sheet.columns]

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 from typing import TYPE_CHECKING
 
 from headgate.metrics.columns import SpanKind
-from headgate.metrics.report.chrome_trace import LanedSpans, assign_lanes
+from headgate.metrics.report.chrome_trace import SpanTracks, assign_lanes
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -87,7 +87,7 @@ def schedule_figure(run: RunColumns, *, spans_max: int = 250) -> Figure:
     return figure
 
 
-def _places(run: RunColumns, laned: LanedSpans) -> dict[tuple[int, int], int]:
+def _places(run: RunColumns, laned: SpanTracks) -> dict[tuple[int, int], int]:
     """Return the row of each node and lane that has work, as many as can be read."""
     nodes = run.spans.node[laned.rows].tolist()
     used = sorted(set(zip(nodes, laned.lanes, strict=True)))[:_LANES_MAX]
@@ -111,7 +111,7 @@ def _lane_label(run: RunColumns, node: int, lane: int) -> str:
     return name if lane == 0 else f"#{lane + 1}"
 
 
-def _title(run: RunColumns, laned: LanedSpans) -> str:
+def _title(run: RunColumns, laned: SpanTracks) -> str:
     if not laned.left_out:
         return "Schedule"
     return f"Schedule: the first {len(laned.rows):,} of {len(run.spans):,} spans"

@@ -23,7 +23,7 @@ _WINDOW_NS_MIN: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class RateLevel:
     """A state that the load is in for a share of the time: one of its two numbers is zero."""
 
     share: float
@@ -40,13 +40,13 @@ class Rise:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadProfile:
     """The levels of a load, for how long it was looked at, and how it rose.
 
     Either all levels are of requests that come by themselves, or all are of clients that wait.
     """
 
-    levels: tuple[Level, ...]
+    levels: tuple[RateLevel, ...]
     duration_s: float
     rises: tuple[Rise, ...]  # in order of time
 
@@ -66,7 +66,7 @@ class Load:
         return max(level.clients for level in self.levels)
 
 
-def open_load(times_ns: Ints, duration_ns: int, slo_ms: float) -> Load:
+def open_load(times_ns: Ints, duration_ns: int, slo_ms: float) -> LoadProfile:
     """Return the levels of arrivals that come by themselves.
 
     >>> steady = open_load(np.arange(0, 10_000_000_000, 20_000_000), 10_000_000_000, slo_ms=100)
@@ -84,10 +84,10 @@ def open_load(times_ns: Ints, duration_ns: int, slo_ms: float) -> Load:
     highest, firsts = np.unique(np.maximum.accumulate(places), return_index=True)
     starts_s = firsts * (window_ns / 1e9)
     rises = map(Rise, starts_s.tolist(), highest.tolist())
-    return Load(levels, duration_ns / 1e9, tuple(rises))
+    return LoadProfile(levels, duration_ns / 1e9, tuple(rises))
 
 
-def closed_load(steps: Iterable[tuple[int, int]], duration_ns: int) -> Load:
+def closed_load(steps: Iterable[tuple[int, int]], duration_ns: int) -> LoadProfile:
     """Return the levels of clients that wait for answers: from each instant on, so many of them.
 
     >>> closed_load([(0, 5), (10, 20)], 40).levels
@@ -104,24 +104,26 @@ def closed_load(steps: Iterable[tuple[int, int]], duration_ns: int) -> Load:
         if clients > highest:
             highest = clients
             rises.append(Rise(start_ns / 1e9, len(shares) - 1))
-    levels = tuple(Level(share, clients=clients) for clients, share in shares.items())
-    return Load(levels, duration_ns / 1e9, tuple(rises))
+    levels = tuple(RateLevel(share, clients=clients) for clients, share in shares.items())
+    return LoadProfile(levels, duration_ns / 1e9, tuple(rises))
 
 
-def _merged(rates: Floats) -> tuple[tuple[Level, ...], Ints]:
+def _merged(rates: Floats) -> tuple[tuple[RateLevel, ...], Ints]:
     """Rates that are alike become one level, of their mean; and which level each rate is in.
 
     The levels rise, and the total stays what it is.
     """
     lowest, highest = float(rates.min()), float(rates.max())
     if highest - lowest <= 1e-9 * highest:
-        return (Level(1.0, rate_per_s=float(rates.mean())),), np.zeros(len(rates), dtype=np.int64)
+        return (RateLevel(1.0, rate_per_s=float(rates.mean())),), np.zeros(
+            len(rates), dtype=np.int64
+        )
     edges = np.linspace(lowest, highest, LEVELS_MAX + 1)[1:-1]
     places = np.unique(np.digitize(rates, edges), return_inverse=True)[1]
     shares = np.bincount(places) / len(rates)
     means = np.bincount(places, weights=rates) / np.bincount(places)
     levels = tuple(
-        Level(share, rate_per_s=mean)
+        RateLevel(share, rate_per_s=mean)
         for share, mean in zip(shares.tolist(), means.tolist(), strict=True)
     )
     return levels, places

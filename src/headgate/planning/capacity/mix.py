@@ -27,9 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headgate.core.clock import NEVER_NS
-from headgate.core.model import Serverless
-from headgate.planning.capacity.load import Load
-from headgate.planning.capacity.sizing import Site, SizeRow
+from headgate.core.model import FaasPlatform
+from headgate.planning.capacity.load import LoadProfile
+from headgate.planning.capacity.sizing import InstanceCapacity, SizeRow
 
 Floats = NDArray[np.float64]
 
@@ -37,10 +37,10 @@ _TRIED_MAX: Final = 64  # numbers of instances, at first
 
 
 @dataclass(frozen=True, slots=True)
-class Functions:
+class FaasChoice:
     """What takes the rest: a function platform at a size."""
 
-    terms: Serverless
+    terms: FaasPlatform
     row: SizeRow
     start_ms: float  # what a cold start adds
     is_cold_within: bool  # whether a cold call meets the objective
@@ -50,9 +50,9 @@ class Functions:
 class Mix:
     """So many instances and what goes beyond them, and how a load would fare on it."""
 
-    site: Site | None  # None: functions alone
+    site: InstanceCapacity | None  # None: functions alone
     instances: int
-    functions: Functions | None
+    functions: FaasChoice | None
     rate_per_s: float  # requests answered
     spilled: float  # share of requests that go to functions, or have nowhere to go
     cold: float  # share of requests that meet a cold start
@@ -82,9 +82,9 @@ def break_even_rate(usd_per_hour: float, usd_per_call: float) -> float:
 
 
 def cheapest_mix(
-    load: Load,
-    sites: Sequence[Site],
-    functions: Functions | None,
+    load: LoadProfile,
+    sites: Sequence[InstanceCapacity],
+    functions: FaasChoice | None,
     quantile: float,
     instances_max: int,
 ) -> Mix:
@@ -101,7 +101,11 @@ def cheapest_mix(
 
 
 def best_of_type(
-    load: Load, site: Site, functions: Functions | None, quantile: float, instances_max: int
+    load: LoadProfile,
+    site: InstanceCapacity,
+    functions: FaasChoice | None,
+    quantile: float,
+    instances_max: int,
 ) -> Mix:
     """Return the best mix with instances of one type, from none of them to as many as may be."""
     least = 0 if functions is not None else 1
@@ -121,7 +125,9 @@ def best_of_type(
     return mixes[min(mixes, key=rank)]
 
 
-def evaluate(load: Load, site: Site | None, instances: int, functions: Functions | None) -> Mix:
+def evaluate(
+    load: LoadProfile, site: InstanceCapacity | None, instances: int, functions: FaasChoice | None
+) -> Mix:
     """Return how the load would fare on so many instances, with functions for the rest or none."""
     if load.peak_clients:
         flows = _closed_flows(load, site, instances, functions)
@@ -156,7 +162,7 @@ def evaluate(load: Load, site: Site | None, instances: int, functions: Functions
 
 
 @dataclass(frozen=True, slots=True)
-class _Flow:
+class _LevelFlow:
     """Where requests go at one level of the load."""
 
     share: float  # of the time
@@ -166,10 +172,12 @@ class _Flow:
     waiting: int | None  # clients that wait for what is spilled; None: it comes by itself
 
 
-def _open_flows(load: Load, site: Site | None, instances: int) -> list[_Flow]:
+def _open_flows(
+    load: LoadProfile, site: InstanceCapacity | None, instances: int
+) -> list[_LevelFlow]:
     levels = load.levels
     if site is None or not instances:
-        return [_Flow(level.share, 0.0, 0.0, level.rate_per_s, None) for level in levels]
+        return [_LevelFlow(level.share, 0.0, 0.0, level.rate_per_s, None) for level in levels]
     rates = np.array([max(level.rate_per_s, 1e-12) for level in levels])
     paces, within = _states(site, instances)
     steps = np.log(rates)[:, None] - np.log(paces)[None, :]
@@ -179,7 +187,7 @@ def _open_flows(load: Load, site: Site | None, instances: int) -> list[_Flow]:
     blocked = chances[:, -1]
     met = chances[:, :-1] @ within
     return [
-        _Flow(level.share, rate * (1.0 - b), m / max(1.0 - b, 1e-12), rate * b, None)
+        _LevelFlow(level.share, rate * (1.0 - b), m / max(1.0 - b, 1e-12), rate * b, None)
         for level, rate, b, m in zip(
             levels, rates.tolist(), blocked.tolist(), met.tolist(), strict=True
         )
@@ -187,8 +195,8 @@ def _open_flows(load: Load, site: Site | None, instances: int) -> list[_Flow]:
 
 
 def _closed_flows(
-    load: Load, site: Site | None, instances: int, functions: Functions | None
-) -> list[_Flow]:
+    load: LoadProfile, site: InstanceCapacity | None, instances: int, functions: FaasChoice | None
+) -> list[_LevelFlow]:
     paces, shares = np.zeros(0), np.zeros(0)
     if site is not None and instances:
         paces, shares = _states(site, instances)
@@ -198,14 +206,14 @@ def _closed_flows(
         rest = int(level.clients) - held
         pace, within = (float(paces[held - 1]), float(shares[held - 1])) if held else (0.0, 0.0)
         if rest and functions is None:  # they take turns with the others, and all are late
-            flows.append(_Flow(level.share, 0.0, 0.0, pace, rest))
+            flows.append(_LevelFlow(level.share, 0.0, 0.0, pace, rest))
         else:
             per_s = rest / functions.row.trip_ms * 1e3 if functions is not None else 0.0
-            flows.append(_Flow(level.share, pace, within, per_s, rest))
+            flows.append(_LevelFlow(level.share, pace, within, per_s, rest))
     return flows
 
 
-def _states(site: Site, instances: int) -> tuple[Floats, Floats]:
+def _states(site: InstanceCapacity, instances: int) -> tuple[Floats, Floats]:
     """With 1, 2, ... requests spread evenly: answers per second, and the last one's chances."""
     counts = np.arange(1, instances * site.threshold + 1)
     fewer, more = counts // instances, counts % instances  # and so many that have one more
@@ -214,7 +222,7 @@ def _states(site: Site, instances: int) -> tuple[Floats, Floats]:
     return total, np.array(site.within)[(counts - 1) // instances]
 
 
-def _cold_per_s(flows: Sequence[_Flow], functions: Functions, load: Load) -> float:
+def _cold_per_s(flows: Sequence[_LevelFlow], functions: FaasChoice, load: LoadProfile) -> float:
     """How often a call meets an instance that is not there yet, averaged over the load."""
     terms, run_s = functions.terms, functions.row.run_ms / 1e3
     start_s, duration_s = functions.start_ms / 1e3, load.duration_s
@@ -236,7 +244,7 @@ def _cold_per_s(flows: Sequence[_Flow], functions: Functions, load: Load) -> flo
     return starts / duration_s
 
 
-def _rates_by_instance(flows: Sequence[_Flow], run_s: float, most: int) -> Floats:
+def _rates_by_instance(flows: Sequence[_LevelFlow], run_s: float, most: int) -> Floats:
     """How often the first, the second, ... function instance is called, averaged over the load."""
     waiting = [flow for flow in flows if flow.waiting is not None]
     coming = [flow for flow in flows if flow.waiting is None]
@@ -256,7 +264,7 @@ def _rates_by_instance(flows: Sequence[_Flow], run_s: float, most: int) -> Float
     return rates
 
 
-def _rush(flows: Sequence[_Flow], load: Load, run_s: float, start_s: float) -> float:
+def _rush(flows: Sequence[_LevelFlow], load: LoadProfile, run_s: float, start_s: float) -> float:
     """Instances that are started while the load rises to its highest."""
     there, ready_s = 0.0, 0.0
     for rise in load.rises:
@@ -269,7 +277,7 @@ def _rush(flows: Sequence[_Flow], load: Load, run_s: float, start_s: float) -> f
     return there
 
 
-def _at_once(flow: _Flow, run_s: float) -> int:
+def _at_once(flow: _LevelFlow, run_s: float) -> int:
     """Functions that run at once at a level, hardly ever more."""
     if flow.waiting is not None:
         return flow.waiting
@@ -282,13 +290,13 @@ def _needed(mean: float) -> float:
     return mean + 3.0 * sqrt(mean)
 
 
-def _start_usd(functions: Functions) -> float:
+def _start_usd(functions: FaasChoice) -> float:
     if not functions.terms.bills_start:
         return 0.0
     return functions.start_ms / 1e3 * functions.row.usd_per_s
 
 
-def _instances_enough(load: Load, site: Site) -> int:
+def _instances_enough(load: LoadProfile, site: InstanceCapacity) -> int:
     """So many that more would hardly ever have anything to do."""
     busy = load.peak_per_s / site.rate_per_s
     return ceil(busy + 4.0 * sqrt(busy) + load.peak_clients / site.threshold) + 2

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from headgate.core.catalog import FunctionPlatform, InstanceType
-from headgate.planning.capacity.load import Load
-from headgate.planning.capacity.mix import Functions, Mix, best_of_type, cheapest_mix, evaluate
+from headgate.core.catalog import FaasOffering, InstanceType
+from headgate.planning.capacity.load import LoadProfile
+from headgate.planning.capacity.mix import FaasChoice, Mix, best_of_type, cheapest_mix, evaluate
 from headgate.planning.capacity.sizing import (
-    Site,
+    InstanceCapacity,
     SizeRow,
     cheapest_size,
     function_sizes,
@@ -29,23 +29,23 @@ class Terms:
 
     slo_ms: float
     quantile: float
-    load: Load
+    load: LoadProfile
     instances_max: int = INSTANCES_MAX  # that may be rented
     size: str = "knee"  # of functions: "knee", "cheapest", or a number of bytes
     start_ms: float | None = None  # of a cold start, where the profile has none
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CapacityPlan:
     """What was found, the parts as well as the whole."""
 
     terms: Terms
-    platform: FunctionPlatform | None
-    sites: tuple[Site, ...]  # every instance type, as it was given
+    platform: FaasOffering | None
+    sites: tuple[InstanceCapacity, ...]  # every instance type, as it was given
     sizes: tuple[SizeRow, ...]  # every function size, smallest first
     knee: SizeRow | None  # None: no size is within the objective
     cheapest: SizeRow | None
-    functions: Functions | None  # at the size that was chosen
+    functions: FaasChoice | None  # at the size that was chosen
     mix: Mix
     by_type: tuple[Mix | None, ...]  # the best of each site; None: it cannot hold one request
     alone: Mix | None  # functions without instances
@@ -70,9 +70,9 @@ class Infeasible:
 def make_plan(
     measured: Characterisation,
     offers: Sequence[InstanceType],
-    platform: FunctionPlatform | None,
+    platform: FaasOffering | None,
     terms: Terms,
-) -> Plan | Infeasible:
+) -> CapacityPlan | Infeasible:
     """Return the plan, or why there cannot be one. The load must have requests."""
     slo_ms, quantile, load = terms.slo_ms, terms.quantile, terms.load
     sites = tuple(site(measured, offer, slo_ms, quantile) for offer in offers)
@@ -88,7 +88,7 @@ def make_plan(
         )
     best = cheapest_mix(load, sites, functions, quantile, terms.instances_max)
     without = cheapest_mix(load, usable, None, quantile, terms.instances_max) if usable else None
-    return Plan(
+    return CapacityPlan(
         terms=terms,
         platform=platform,
         sites=sites,
@@ -110,14 +110,14 @@ def make_plan(
 
 
 def choose_functions(
-    measured: Characterisation, platform: FunctionPlatform, row: SizeRow, terms: Terms
-) -> Functions:
+    measured: Characterisation, platform: FaasOffering, row: SizeRow, terms: Terms
+) -> FaasChoice:
     """Return the functions of a size, with the cold start that they would have."""
     start_ms = terms.start_ms or 0.0
     if measured.cold_start is not None:
         start_ms = profile_of(measured, row.cpus).start_ns / 1e6
     is_cold_within = start_ms + row.time_ms <= terms.slo_ms
-    return Functions(platform.sized(row.memory_bytes), row, start_ms, is_cold_within)
+    return FaasChoice(platform.sized(row.memory_bytes), row, start_ms, is_cold_within)
 
 
 def _chosen(sizes: Sequence[SizeRow], knee: SizeRow, cheapest: SizeRow, terms: Terms) -> SizeRow:
@@ -128,7 +128,9 @@ def _chosen(sizes: Sequence[SizeRow], knee: SizeRow, cheapest: SizeRow, terms: T
     return next(row for row in sizes if row.memory_bytes == int(terms.size))
 
 
-def _short(best: Mix, usable: Sequence[Site], functions: Functions | None, terms: Terms) -> int:
+def _short(
+    best: Mix, usable: Sequence[InstanceCapacity], functions: FaasChoice | None, terms: Terms
+) -> int:
     """How many instances more than may be rented it takes to reach the quantile."""
     if best.attainment >= terms.quantile or not usable:
         return 0
@@ -138,7 +140,7 @@ def _short(best: Mix, usable: Sequence[Site], functions: Functions | None, terms
 
 
 def _infeasible(
-    measured: Characterisation, sites: Sequence[Site], sizes: Sequence[SizeRow]
+    measured: Characterisation, sites: Sequence[InstanceCapacity], sizes: Sequence[SizeRow]
 ) -> Infeasible:
     times = [(each.alone_ms, each.offer.name) for each in sites]
     times += [(row.time_ms, f"a function of {row.memory_bytes >> 20} MiB") for row in sizes]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import log
 from typing import Final
 
-from headgate.core.catalog import FunctionPlatform, InstanceType
+from headgate.core.catalog import FaasOffering, InstanceType
 from headgate.core.clock import MILLISECOND_NS
 from headgate.planning.latency_model import Characterisation
 
@@ -20,7 +20,7 @@ TOLERANCE: Final = 0.05  # so much slower than the best is as good as the best
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class InstanceCapacity:
     """An instance type, for one function under one objective."""
 
     offer: InstanceType
@@ -87,14 +87,16 @@ def knee_cores(measured: Characterisation, tolerance: float = TOLERANCE) -> floa
     return float(next(cores for cores, time_ms in times_ms.items() if time_ms <= enough_ms))
 
 
-def site(measured: Characterisation, offer: InstanceType, slo_ms: float, quantile: float) -> Site:
+def site(
+    measured: Characterisation, offer: InstanceType, slo_ms: float, quantile: float
+) -> InstanceCapacity:
     """Return what an instance type can do for the function."""
     overhead_ms = 2 * offer.network_ns / MILLISECOND_NS
     cores = offer.cpus
     has_room = (measured.peak_memory_bytes or 0) <= offer.memory_bytes
     most = largest_concurrency(measured, cores, slo_ms, quantile, overhead_ms) if has_room else 0
     company = range(1, most + 1)
-    return Site(
+    return InstanceCapacity(
         offer=offer,
         threshold=most,
         is_at_least=most == measured.concurrencies[-1],
@@ -108,7 +110,7 @@ def site(measured: Characterisation, offer: InstanceType, slo_ms: float, quantil
 
 
 def function_sizes(
-    measured: Characterisation, platform: FunctionPlatform, slo_ms: float, quantile: float = 0.99
+    measured: Characterisation, platform: FaasOffering, slo_ms: float, quantile: float = 0.99
 ) -> list[SizeRow]:
     """Return what each size of the platform would do, smallest first."""
     overhead_ms = 2 * platform.network_ns / MILLISECOND_NS

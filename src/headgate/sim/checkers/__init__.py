@@ -1,14 +1,14 @@
 """Independent observers of a run. They know the rules, and nothing of the Scheduler's insides."""
 
 from headgate.core.model import App
-from headgate.sim.checkers.batches import Attempts, BatchLimits, Causes, Executions
+from headgate.sim.checkers.batches import AttemptLimits, BatchLimits, Causes, Executions
 from headgate.sim.checkers.checker import EVENTS_MAX, Checker, Checkers, Clock
 from headgate.sim.checkers.limits import Budgets, Starts, Suspects
 from headgate.sim.checkers.nodes import Exclusivity, Memory, Presence
 from headgate.sim.checkers.requests import Conservation, Deadlines, GivingUp, Stages, Starvation
 
 __all__ = [
-    "Attempts",
+    "AttemptLimits",
     "BatchLimits",
     "Budgets",
     "Causes",
@@ -53,7 +53,7 @@ def all_checkers(
         Deadlines(app, thinks=thinks),
         Stages(app),
         Causes(duplicates=duplicates, losses=losses, thinks=thinks, drained=drained),
-        Attempts(app),
+        AttemptLimits(app),
         BatchLimits(app),
         Budgets(app),
         Executions(app),

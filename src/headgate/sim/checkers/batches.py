@@ -151,7 +151,7 @@ class Causes(Checker):
 
 
 @final
-class Attempts(Checker):
+class AttemptLimits(Checker):
     """A task runs no more often than allowed, and once at most if it may not be repeated.
 
     What was refused did not run. Of what was given up for lost nobody knows, so it counts.

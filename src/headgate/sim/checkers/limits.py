@@ -30,7 +30,7 @@ from headgate.core.events import (
     TimerFired,
     WeightsLoaded,
 )
-from headgate.core.model import App, Pool, Serverless
+from headgate.core.model import App, FaasPlatform, Pool
 from headgate.sim.checkers.checker import Checker
 
 _ROUNDING: Final = 1e-9
@@ -40,7 +40,7 @@ _ROUNDING: Final = 1e-9
 class _Account:
     """What one Scheduler has spent in one pool in the present minute, or the present day."""
 
-    def __init__(self, platform: Serverless, usd: float, length_ns: int) -> None:
+    def __init__(self, platform: FaasPlatform, usd: float, length_ns: int) -> None:
         self.usd = usd
         self.length_ns = length_ns
         self._platform = platform

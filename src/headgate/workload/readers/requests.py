@@ -15,7 +15,7 @@ import numpy as np
 
 from headgate.core.errors import ConfigError
 from headgate.workload.arrivals import Arrivals, Int64
-from headgate.workload.trace_file import ReadOptions, Table, first_of, read_header, read_table
+from headgate.workload.trace_file import ReadOptions, TraceTable, first_of, read_header, read_table
 
 NAME: Final = "requests"
 GENERAL: Final = True
@@ -52,7 +52,7 @@ def read(path: Path, options: ReadOptions) -> Arrivals:
     return table.arrivals(times_ns, pipeline=pipeline, client=client, items=items)
 
 
-def _check_order(table: Table, column: str, times_ns: Int64) -> None:
+def _check_order(table: TraceTable, column: str, times_ns: Int64) -> None:
     # A trace out of order usually means a broken file, so sorting it has to be asked for.
     backwards = np.flatnonzero(times_ns[1:] < times_ns[:-1])
     if len(backwards):

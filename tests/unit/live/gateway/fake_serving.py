@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
 from headgate.core.states import Failure, Outcome, Rejection
 from headgate.functions.tensor import Tensor, TensorSpec
-from headgate.live.call import Call, Model, Phase
+from headgate.live.call import Call, GatewayPhase, ServedModel
 
 
 class FakeServing:
@@ -22,8 +22,8 @@ class FakeServing:
     def __init__(self) -> None:
         function = Function(0, "f", (Variant(0, "f", 0, (0,), Profile((1_000_000,))),))
         self.app = App((function,), (), (Pool(0, "pool"),))
-        self.models: dict[str, Model] = {}
-        self.phase = Phase.READY
+        self.models: dict[str, ServedModel] = {}
+        self.phase = GatewayPhase.READY
         self.mode = "echo"
         self.calls: list[Call] = []
         self.cancelled: list[Call] = []
@@ -48,9 +48,9 @@ class FakeServing:
         batches: bool = True,
     ) -> None:
         pipeline = Pipeline(len(self.models), name, self._stages, Slo(100_000_000))
-        self.models[name] = Model(name, pipeline, "python", inputs, outputs, batches, 8)
+        self.models[name] = ServedModel(name, pipeline, "python", inputs, outputs, batches, 8)
 
-    def problem(self, model: Model) -> str:
+    def problem(self, model: ServedModel) -> str:
         return self.problems.get(model.name, "")
 
     def now_ns(self) -> int:

@@ -7,7 +7,7 @@ import pytest
 from headgate.core.states import Failure, Outcome, Rejection
 from headgate.live.call import Call
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.http.responses import verdict
+from headgate.live.gateway.http.responses import error_of
 
 
 def settled(outcome: int, reason: str, retry_ns: int = 0) -> Call:
@@ -18,7 +18,7 @@ def settled(outcome: int, reason: str, retry_ns: int = 0) -> Call:
 
 @pytest.mark.parametrize("outcome", [Outcome.REJECTED, Outcome.FAILED])
 def test_a_function_that_cannot_be_loaded_is_503_before_and_after_admission(outcome: int) -> None:
-    refused = verdict(settled(outcome, Rejection.LOAD_FAILED, 1_500_000_000), GatewayConfig(), b"")
+    refused = error_of(settled(outcome, Rejection.LOAD_FAILED, 1_500_000_000), GatewayConfig(), b"")
     assert refused is not None
     assert (refused.status, refused.reason) == (503, "load_failed")
     assert refused.retry_ns == 1_500_000_000
@@ -34,6 +34,6 @@ def test_a_function_that_cannot_be_loaded_is_503_before_and_after_admission(outc
     ],
 )
 def test_what_failed_has_one_word_for_programs(said: str, word: str) -> None:
-    refused = verdict(settled(Outcome.FAILED, said), GatewayConfig(), b"")
+    refused = error_of(settled(Outcome.FAILED, said), GatewayConfig(), b"")
     assert refused is not None
     assert (refused.status, refused.reason) == (503, word)

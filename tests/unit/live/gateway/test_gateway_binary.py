@@ -15,10 +15,10 @@ from hypothesis.extra import numpy as arrays
 from headgate.functions.tensor import ITEM_BYTES, Tensor
 from headgate.live.gateway.codec.text import ReadText, read_text
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.errors import Refused
+from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.oip import binary
 from headgate.live.gateway.oip import json as oip
-from headgate.live.gateway.oip.json import joined, split, to_json
+from headgate.live.gateway.oip.json import pack_strings, split, to_json
 
 LIMITS = GatewayConfig(elements_max=10_000)
 OIP = ReadText("oip", "m")
@@ -118,7 +118,7 @@ def test_lies_about_sizes(text: object, raw: bytes, length: object, said: str) -
 
 @given(st.lists(st.binary(max_size=20)))
 def test_bytes_elements_go_there_and_back(parts: list[bytes]) -> None:
-    assert [bytes(part) for part in split(memoryview(joined(parts)))] == parts
+    assert [bytes(part) for part in split(memoryview(pack_strings(parts)))] == parts
 
 
 @given(st.data())
@@ -183,16 +183,16 @@ NEARLY = st.fixed_dictionaries(
 
 @given(NEARLY | VALUES, st.binary(max_size=16))
 def test_decoders_make_whole_tensors_or_refuse(text: object, raw: bytes) -> None:
-    """Whatever comes: `Refused` with a 400, or tensors whose bytes agree with their shapes."""
+    """Whatever comes: `RequestError` with a 400, or tensors whose bytes agree with their shapes."""
     try:
         read = read_text(OIP, json.dumps(text).encode(), LIMITS)
-    except Refused as refused:
+    except RequestError as refused:
         assert refused.status == 400
         return
     for rest in (memoryview(b""), memoryview(raw)):
         try:
             made = binary.tensors(read, LIMITS, rest)
-        except Refused as refused:
+        except RequestError as refused:
             assert refused.status == 400
             assert "\n" not in refused.message
             continue
@@ -202,7 +202,7 @@ def test_decoders_make_whole_tensors_or_refuse(text: object, raw: bytes) -> None
 
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_refused(data: bytes) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(RequestError):
         oip.decode(b'{"inputs":' + data, LIMITS)
 
 

@@ -18,11 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.functions.tensor import TensorSpec
-from headgate.live.gateway.codec.client import Codec, Job, Lane, Result
-from headgate.live.gateway.codec.process import HasBroken, HasRefused, answer
-from headgate.live.gateway.codec.text import OutputText, ReadText, Understood, WriteText, write_text
+from headgate.live.gateway.codec.client import Codec, CodecProcess, Result, TextJob
+from headgate.live.gateway.codec.process import FailedResult, RefusedResult, answer
+from headgate.live.gateway.codec.text import (
+    OutputText,
+    ParsedRequest,
+    ReadText,
+    WriteText,
+    write_text,
+)
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.errors import Refused
+from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.memory_budget import Budget, Hold
 from headgate.live.gateway.oip.json import PIECE, from_json
 
@@ -312,19 +318,19 @@ def test_tenants_take_turns() -> None:
 
     async def story() -> None:
         loop = asyncio.get_running_loop()
-        lane = Lane(loop, LIMITS)
+        lane = CodecProcess(loop, LIMITS)
         budget = Budget(1000, [1, 2], 100)
         order: list[str] = []
         done = asyncio.Event()
 
-        def job(tenant: int, name: str) -> Job:
+        def job(tenant: int, name: str) -> TextJob:
             def finished(result: Result) -> None:
-                assert isinstance(result, Understood)
+                assert isinstance(result, ParsedRequest)
                 order.append(name)
                 if len(order) == 5:
                     done.set()
 
-            return Job(NUMBER, [TEXT], Hold(budget, tenant), tenant, finished)
+            return TextJob(NUMBER, [TEXT], Hold(budget, tenant), tenant, finished)
 
         forgotten = job(1, "forgotten")
         jobs = [*(job(1, str(number)) for number in range(4)), job(2, "other")]
@@ -344,13 +350,13 @@ def test_very_long_texts_have_a_lane_of_their_own() -> None:
         budget = Budget(100_000_000, [0], 100)
         results: list[Result] = []
         for padding in (2 << 20, 0):
-            codec.submit(Job(NUMBER, [TEXT.ljust(padding)], Hold(budget, 0), 0, results.append))
+            codec.submit(TextJob(NUMBER, [TEXT.ljust(padding)], Hold(budget, 0), 0, results.append))
         for _ in range(2000):
             if len(results) == 2:
                 break
             await asyncio.sleep(0.01)
         assert [lane.starts for lane in codec.lanes] == [1, 1]
-        assert all(isinstance(result, Understood) for result in results)
+        assert all(isinstance(result, ParsedRequest) for result in results)
         codec.close()
 
     run_alone(story())
@@ -392,13 +398,13 @@ def test_answers_have_a_limit() -> None:
 )
 def test_what_is_refused_there(message: ReadText, text: bytes, status: int) -> None:
     reply, parts = answer(message, [memoryview(text)], LIMITS)
-    assert isinstance(reply, HasRefused)
+    assert isinstance(reply, RefusedResult)
     assert (reply.status, parts) == (status, [])
 
 
 def test_a_defect_there_is_told_here(caplog: pytest.LogCaptureFixture) -> None:
     reply, _ = answer(WriteText("oip", "m", "", [OutputText("x", "FP32", (1,))]), [], LIMITS)
-    assert isinstance(reply, HasBroken)
+    assert isinstance(reply, FailedResult)
     assert "Traceback" in reply.trace
 
 
@@ -462,5 +468,5 @@ def test_pieces_of_a_list_are_the_list(values: list[int], repeated: int) -> None
 )
 def test_long_lists_are_checked_to_their_end(make: Callable[[int], bytes], said: str) -> None:
     count = 2 * PIECE
-    with pytest.raises(Refused, match=said):
+    with pytest.raises(RequestError, match=said):
         from_json(make(count), "x", "INT8", (count + 1,), count + 1)

@@ -13,7 +13,7 @@ import pytest
 from gateway_rig import QUICK, Rig, body, infer, request, run, tensor
 
 import headgate
-from headgate.live.call import Phase
+from headgate.live.call import GatewayPhase
 from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit
 
 Row = tuple[str, str]
@@ -112,7 +112,7 @@ def test_one_connection_too_many_and_a_client_that_does_not_wait() -> None:
 
 def test_probes_of_one_that_is_leaving() -> None:
     async def story(rig: Rig) -> None:
-        rig.serving.phase = Phase.DRAINING
+        rig.serving.phase = GatewayPhase.DRAINING
         await rig.ask(request("GET", "/readyz"))
         await rig.infer(body())
         assert counted(rig) == {("503", "not_ready"): 1, ("503", "draining"): 1}

@@ -13,9 +13,9 @@ import pytest
 from gateway_rig import QUICK, Rig, body, infer, raw, request, run
 
 from headgate.core.states import Outcome
-from headgate.live.call import Call, Phase
+from headgate.live.call import Call, GatewayPhase
 from headgate.live.gateway.config import ApiKey, GatewayConfig
-from headgate.live.gateway.http.responses import verdict
+from headgate.live.gateway.http.responses import error_of
 from headgate.live.gateway.http.router import KNOWN_MAX
 
 BINARY = {"binary_data_output": True}
@@ -236,7 +236,7 @@ def test_leaving_before_the_answers() -> None:
         sending.send(infer(body())[:-1])
         await rig.until(lambda: bool(rig.serving.calls) and len(rig.server.connections) == 3)
         await asyncio.sleep(0.02)
-        rig.serving.phase = Phase.DRAINING
+        rig.serving.phase = GatewayPhase.DRAINING
         rig.server.abandon_all("the server has ended")
         for client in (waiting, sending):
             reply = await client.reply()
@@ -269,11 +269,11 @@ def test_leaving_before_the_answers() -> None:
 def test_failures_have_one_word_for_programs(said: str, reason: str) -> None:
     call = Call(0, [], 1, print)
     call.outcome, call.reason = Outcome.FAILED, said
-    refused = verdict(call, GatewayConfig(), b"")
+    refused = error_of(call, GatewayConfig(), b"")
     assert refused is not None
     assert (refused.status, refused.reason) == (503, reason)
     assert "OSError" not in refused.message, "which is for the log"
-    told = verdict(call, GatewayConfig(expose_errors=True), b"")
+    told = error_of(call, GatewayConfig(expose_errors=True), b"")
     assert told is not None and said in told.message
 
 

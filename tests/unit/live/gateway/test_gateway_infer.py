@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from gateway_rig import QUICK, Rig, body, infer, request, run, tensor
 
-from headgate.live.call import Phase
+from headgate.live.call import GatewayPhase
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.oip.json import STRINGS_MAX
 
@@ -281,13 +281,13 @@ def test_nan_and_infinity_are_null() -> None:
 @pytest.mark.parametrize(
     ("phase", "ready", "answer"),
     [
-        (Phase.STARTING, 503, 503),
-        (Phase.READY, 200, 200),
-        (Phase.LEAVING, 503, 200),
-        (Phase.DRAINING, 503, 503),
+        (GatewayPhase.STARTING, 503, 503),
+        (GatewayPhase.READY, 200, 200),
+        (GatewayPhase.LEAVING, 503, 200),
+        (GatewayPhase.DRAINING, 503, 503),
     ],
 )
-def test_phases(phase: Phase, ready: int, answer: int) -> None:
+def test_phases(phase: GatewayPhase, ready: int, answer: int) -> None:
     async def story(rig: Rig) -> None:
         rig.serving.phase = phase
         for path in ("/v2/health/ready", "/readyz", "/ping"):
@@ -296,7 +296,7 @@ def test_phases(phase: Phase, ready: int, answer: int) -> None:
         reply = await rig.infer(body())
         assert reply.status == answer
         assert ("retry-after" in reply.headers) == (answer == 503)
-        is_leaving = phase in (Phase.LEAVING, Phase.DRAINING)
+        is_leaving = phase in (GatewayPhase.LEAVING, GatewayPhase.DRAINING)
         assert (reply.headers.get("connection") == "close") == is_leaving
 
     run(story)

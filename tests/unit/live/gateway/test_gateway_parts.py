@@ -11,9 +11,9 @@ from hmac import compare_digest
 import pytest
 from gateway_rig import QUICK, Rig, body, request, run
 
-from headgate.live.gateway.auth import KeyRing, Tenant
+from headgate.live.gateway.auth import ApiKeys, Tenant
 from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit
-from headgate.live.gateway.errors import Refused
+from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.http.headers import timeout_ns
 from headgate.live.gateway.http.openapi import document
 
@@ -55,7 +55,7 @@ def test_who_is_believed_about_deadlines(
     ],
 )
 def test_malformed_deadlines_are_refused(name: str, text: str) -> None:
-    with pytest.raises(Refused, match=name) as caught:
+    with pytest.raises(RequestError, match=name) as caught:
         timeout_ns({name.encode(): text.encode()}, None, HOUR_NS)
     assert caught.value.status == 400
 
@@ -75,11 +75,11 @@ def test_malformed_deadlines_are_refused(name: str, text: str) -> None:
     ],
 )
 def test_keys_name_tenants(headers: dict[bytes, bytes], client_id: int | None) -> None:
-    ring = KeyRing(GatewayConfig(keys=KEYS))
+    ring = ApiKeys(GatewayConfig(keys=KEYS))
     if client_id is not None:
         assert ring.tenant(headers).client_id == client_id
         return
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestError) as caught:
         ring.tenant(headers)
     assert caught.value.status == 401
 
@@ -96,8 +96,8 @@ def test_hashes_of_keys_are_compared_in_constant_time(
         return compare_digest(known, digest)
 
     monkeypatch.setattr(hmac, "compare_digest", compare)
-    with suppress(Refused):
-        KeyRing(GatewayConfig(keys=KEYS)).tenant({b"x-api-key": given})
+    with suppress(RequestError):
+        ApiKeys(GatewayConfig(keys=KEYS)).tenant({b"x-api-key": given})
     ((known, digest),) = compared
     assert digest == sha256(given).hexdigest()
     assert known == (KEYS[0].sha256 if given == b"first" else "")
@@ -108,17 +108,17 @@ def test_a_rate_is_a_bucket_of_tokens() -> None:
     tenant = Tenant(TenantLimit(1, rate_per_s=10.0, burst=2))
     tenant.enter(10 * MS)
     tenant.enter(10 * MS)
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestError) as caught:
         tenant.enter(30 * MS)
     assert caught.value.reason == "rate_limited"
     assert caught.value.retry_ns == pytest.approx(80 * MS)
     tenant.enter(30 * MS + caught.value.retry_ns)
-    with pytest.raises(Refused):
+    with pytest.raises(RequestError):
         tenant.enter(30 * MS + caught.value.retry_ns)
     assert tenant.open == 3
     tenant.enter(HOUR_NS)  # a long silence earns no more than the burst
     tenant.enter(HOUR_NS)
-    with pytest.raises(Refused):
+    with pytest.raises(RequestError):
         tenant.enter(HOUR_NS)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from gateway_rig import QUICK, Client, Rig, body, infer, raw, request, run, tensor
 
-from headgate.live.call import Phase
+from headgate.live.call import GatewayPhase
 from headgate.live.gateway.config import GatewayConfig
 
 LIVE = request("GET", "/livez")
@@ -427,7 +427,7 @@ def test_leaving() -> None:
         busy, kept, idle = await rig.connect(), await rig.connect(), await rig.connect()
         busy.send(infer(body()))
         await rig.until(lambda: bool(rig.serving.calls))
-        rig.serving.phase = Phase.DRAINING
+        rig.serving.phase = GatewayPhase.DRAINING
         for new in (kept, await rig.connect()):
             new.send(infer(body()))
             reply = await new.reply()

@@ -8,7 +8,7 @@ import struct
 import pytest
 from gateway_rig import Reply, Rig, body, request, run, tensor
 
-from headgate.live.call import Phase
+from headgate.live.call import GatewayPhase
 
 JSON = "application/json"
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -182,7 +182,7 @@ def test_errors_before_the_model() -> None:
             await call_endpoint(rig, body(tensor([0.0] * 18, [9, 2]))),
         ):
             assert (reply.status, reply.headers["x-amzn-errortype"]) == (400, "ValidationError")
-        rig.serving.phase = Phase.STARTING
+        rig.serving.phase = GatewayPhase.STARTING
         reply = await call_endpoint(rig, body())
         assert reply.headers["x-amzn-errortype"] == "ModelNotReadyException"
 

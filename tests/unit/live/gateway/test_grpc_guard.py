@@ -17,7 +17,7 @@ from grpc.aio import AioRpcError
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_rig import Rig, run
 
-from headgate.live.call import Phase
+from headgate.live.call import GatewayPhase
 from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit
 from headgate.live.gateway.grpc import admission as grpc_guard
 from headgate.live.gateway.grpc.admission import LOOKAHEAD_BYTES, WAITING_MAX
@@ -283,7 +283,7 @@ def test_leaving() -> None:
         await until(lambda: bool(rig.serving.calls))
         sending = Sender(rig)
         await until(lambda: reading(rig) == 1)
-        rig.serving.phase = Phase.DRAINING
+        rig.serving.phase = GatewayPhase.DRAINING
         code, _ = await rig.refused()
         assert (code, rig.trailers["headgate-reason"]) == (StatusCode.UNAVAILABLE, "draining")
         assert "retry-after-ms" in rig.trailers

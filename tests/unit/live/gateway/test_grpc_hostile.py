@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headgate.core.states import Outcome
 from headgate.functions.tensor import ITEM_BYTES, Tensor
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.errors import Refused
+from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.grpc.messages import Messages
 from headgate.live.gateway.grpc.rpc import trailers_of
 from headgate.live.gateway.grpc.tensors import FIELDS_MAX, encoded, take_apart, tensors
@@ -75,7 +75,7 @@ def raw(data: bytes, datatype: str = "FP32", copies: int = 1) -> Any:
     ],
 )
 def test_bad_tensors_are_refused(make: Callable[[], Any], says: str) -> None:
-    with pytest.raises(Refused, match=says) as refusal:
+    with pytest.raises(RequestError, match=says) as refusal:
         read(make())
     assert refusal.value.status == 400
 
@@ -125,7 +125,7 @@ def test_a_million_empty_strings_are_refused() -> None:
     raw_ones = raw(bytes(4 * many), "BYTES")
     raw_ones.inputs[0].shape[0] = many
     for request in (raw_ones, one_input("BYTES", (many,), bytes_contents=[b""] * many)):
-        with pytest.raises(Refused, match="strings"):
+        with pytest.raises(RequestError, match="strings"):
             read(request, limits)
 
 
@@ -136,20 +136,20 @@ def test_strings_of_all_inputs_are_counted_together() -> None:
     assert read(request, GatewayConfig())
     request.inputs.add().CopyFrom(request.inputs[0])
     request.raw_input_contents.append(bytes(4 * half))
-    with pytest.raises(Refused, match="strings"):
+    with pytest.raises(RequestError, match="strings"):
         read(request, GatewayConfig())
 
 
 def test_a_million_empty_inputs_are_never_parsed() -> None:
     """Two bytes each on the wire; parsed they would take a hundred times that."""
-    with pytest.raises(Refused, match="more than 4"):
+    with pytest.raises(RequestError, match="more than 4"):
         take_apart(b"\x2a\x00" * 1_000_000, LIMITS)
     assert take_apart(b"\x2a\x00" * 4, LIMITS) == (b"\x2a\x00" * 4, [])
 
 
 def test_a_million_fields_of_any_kind_are_never_looked_at() -> None:
     """Each costs the one event loop as much as a small request."""
-    with pytest.raises(Refused, match=f"more than {FIELDS_MAX} fields"):
+    with pytest.raises(RequestError, match=f"more than {FIELDS_MAX} fields"):
         take_apart(b"\x78\x01" * 1_000_000, LIMITS)
 
 
@@ -167,7 +167,9 @@ def test_elements_in_types_are_bounded_and_raw_ones_are_not() -> None:
         (one_input("BOOL", (11,), bool_contents=[True] * 11), "10 elements in types"),
         (one_input("FP32", (40,), fp32_contents=[1.0] * 40), "100 bytes beside raw contents"),
     ):
-        with pytest.raises(Refused, match=f"{says}; send tensors in raw_input_contents") as caught:
+        with pytest.raises(
+            RequestError, match=f"{says}; send tensors in raw_input_contents"
+        ) as caught:
             read(request, limits)
         assert caught.value.status == 413
     many = raw(bytes(160))
@@ -182,7 +184,7 @@ def test_no_bytes_break_the_look_ahead(message: bytes) -> None:
     """It ends, and what it lets pass the parser decides."""
     try:
         rest, raws = take_apart(message, LIMITS)
-    except Refused as refused:
+    except RequestError as refused:
         assert refused.status == 400
     else:
         assert len(rest) + sum(map(len, raws)) <= len(message)
@@ -204,7 +206,7 @@ def test_a_mutated_request_is_served_or_refused(data: st.DataObject) -> None:
         assert [bytes(view) for view in raws] == list(request.raw_input_contents)
         assert again.inputs == request.inputs
         tensors(again, raws, LIMITS)
-    except Refused as refused:
+    except RequestError as refused:
         assert refused.status == 400
 
 
@@ -234,5 +236,5 @@ def test_whatever_a_client_or_a_policy_says_fits_into_an_answer() -> None:
         assert code is StatusCode["INTERNAL"] and text.startswith("é\n")
 
     run(story, GatewayConfig(expose_errors=True))
-    trailers = trailers_of(Refused(429, "", reason="zu spät\n\x00"))
+    trailers = trailers_of(RequestError(429, "", reason="zu spät\n\x00"))
     assert trailers == (("headgate-reason", "zu sp?t??"),)

@@ -10,7 +10,7 @@ from grpc import StatusCode
 from grpc_rig import Rig, run
 
 from headgate.core.clock import MILLISECOND_NS
-from headgate.live.call import Phase
+from headgate.live.call import GatewayPhase
 from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit
 
 
@@ -104,12 +104,12 @@ def test_a_late_answer_is_an_answer_unless_the_client_gives_up() -> None:
 @pytest.mark.parametrize(
     ("phase", "model", "code"),
     [
-        (Phase.STARTING, "echo", StatusCode.UNAVAILABLE),
-        (Phase.DRAINING, "echo", StatusCode.UNAVAILABLE),
-        (Phase.READY, "none", StatusCode.NOT_FOUND),
+        (GatewayPhase.STARTING, "echo", StatusCode.UNAVAILABLE),
+        (GatewayPhase.DRAINING, "echo", StatusCode.UNAVAILABLE),
+        (GatewayPhase.READY, "none", StatusCode.NOT_FOUND),
     ],
 )
-def test_what_cannot_be_asked(phase: Phase, model: str, code: StatusCode) -> None:
+def test_what_cannot_be_asked(phase: GatewayPhase, model: str, code: StatusCode) -> None:
     async def story(rig: Rig) -> None:
         rig.serving.phase = phase
         request = rig.row()

@@ -23,7 +23,7 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from grpc_rig import Rig, http_of, run
 
 from headgate.core.errors import ConfigError
-from headgate.live.call import Phase
+from headgate.live.call import GatewayPhase
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.grpc.messages import MESSAGES, Messages
 from headgate.live.gateway.grpc.server import GrpcServer
@@ -41,7 +41,7 @@ def test_health_of_the_protocol() -> None:
         rig.serving.problems["echo"] = "cannot be loaded: OSError: no secret/weights"
         assert await is_ready() == (True, False, False)
         rig.serving.problems.clear()
-        rig.serving.phase = Phase.LEAVING
+        rig.serving.phase = GatewayPhase.LEAVING
         assert await is_ready() == (True, False, False)
 
     run(story)
@@ -100,7 +100,7 @@ def test_standard_health() -> None:
         assert error.value.code() is StatusCode.NOT_FOUND
         watch = stub.Watch(HealthCheckRequest(service="inference.GRPCInferenceService"))
         assert (await watch.read()).status == serving
-        rig.serving.phase = Phase.LEAVING
+        rig.serving.phase = GatewayPhase.LEAVING
         assert (await watch.read()).status == not_serving
         watch.cancel()
 

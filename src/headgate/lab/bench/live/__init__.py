@@ -11,8 +11,8 @@ from pathlib import Path
 
 from headgate.lab.bench.live.load_driver import driver_name
 from headgate.lab.bench.live.measure import (
-    Measured,
-    Plan,
+    PeerMeasurementPlan,
+    PeersResult,
     figure,
     live_checks,
     measure,
@@ -23,7 +23,16 @@ from headgate.lab.bench.live.measure import (
 from headgate.lab.bench.live.server_process import read_contestants
 from headgate.lab.experiments.experiment import Progress, Result, Row
 
-__all__ = ["NAME", "TITLE", "Measured", "Plan", "default_plan", "measure", "report", "run"]
+__all__ = [
+    "NAME",
+    "TITLE",
+    "PeerMeasurementPlan",
+    "PeersResult",
+    "default_plan",
+    "measure",
+    "report",
+    "run",
+]
 
 NAME = "live"
 TITLE = "requests per second and latency, beside other servers"
@@ -38,18 +47,18 @@ def run(*, progress: Progress) -> Result:
     return report(measure(default_plan(), progress))
 
 
-def default_plan() -> Plan:
+def default_plan() -> PeerMeasurementPlan:
     """Return what `headgate bench live` measures."""
-    return Plan(tuple(read_contestants(CONTESTANTS)), CACHE)
+    return PeerMeasurementPlan(tuple(read_contestants(CONTESTANTS)), CACHE)
 
 
-def report(found: Measured) -> Result:
+def report(found: PeersResult) -> Result:
     """Return tables and checks."""
     rows = [*_alone_rows(found), *_lap_rows(found), *_stay_rows(found)]
     return Result(NAME, rows, live_checks(found))
 
 
-def _alone_rows(found: Measured) -> list[Row]:
+def _alone_rows(found: PeersResult) -> list[Row]:
     return [
         {
             "onnx_runtime_alone": row.model,
@@ -61,7 +70,7 @@ def _alone_rows(found: Measured) -> list[Row]:
     ]
 
 
-def _lap_rows(found: Measured) -> list[Row]:
+def _lap_rows(found: PeersResult) -> list[Row]:
     rows: list[Row] = []
     for model in found.plan.models:
         for contestant in found.plan.contestants:
@@ -83,7 +92,7 @@ def _lap_rows(found: Measured) -> list[Row]:
     return rows
 
 
-def _stay_rows(found: Measured) -> list[Row]:
+def _stay_rows(found: PeersResult) -> list[Row]:
     rows: list[Row] = []
     for model in found.plan.models:
         for contestant in found.plan.contestants:

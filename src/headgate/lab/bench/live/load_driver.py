@@ -26,7 +26,7 @@ _WARM_UP_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Lap:
+class LoadMeasurement:
     """One measurement. `errors` are answers other than 200, and answers that never came."""
 
     requests_per_s: float
@@ -40,7 +40,7 @@ def driver_name() -> str:
     return "headgate load" if shutil.which("wrk") is None else "wrk"
 
 
-def drive(url: str, body: Body, concurrency: int, seconds: float) -> Lap:
+def drive(url: str, body: Body, concurrency: int, seconds: float) -> LoadMeasurement:
     """Keep so many requests under way for so long."""
     if shutil.which("wrk") is None:
         return _own(url, body, concurrency, seconds)
@@ -48,7 +48,7 @@ def drive(url: str, body: Body, concurrency: int, seconds: float) -> Lap:
     return _wrk(url, body, concurrency, seconds)
 
 
-def _own(url: str, body: Body, concurrency: int, seconds: float) -> Lap:
+def _own(url: str, body: Body, concurrency: int, seconds: float) -> LoadMeasurement:
     result = run_closed_loop(
         url,
         concurrency,
@@ -58,9 +58,9 @@ def _own(url: str, body: Body, concurrency: int, seconds: float) -> Lap:
     )
     is_right = result.status == 200
     if not is_right.any():
-        return Lap(0.0, nan, nan, len(result))
+        return LoadMeasurement(0.0, nan, nan, len(result))
     p50_ns, p99_ns = nearest_rank(result.latency_ns[is_right], (500, 990))
-    return Lap(
+    return LoadMeasurement(
         int(is_right.sum()) / seconds,
         p50_ns / MILLISECOND_NS,
         p99_ns / MILLISECOND_NS,
@@ -68,7 +68,7 @@ def _own(url: str, body: Body, concurrency: int, seconds: float) -> Lap:
     )
 
 
-def _wrk(url: str, body: Body, concurrency: int, seconds: float) -> Lap:
+def _wrk(url: str, body: Body, concurrency: int, seconds: float) -> LoadMeasurement:
     """Run wrk. It counts whole seconds, so a fraction is rounded up."""
     with TemporaryDirectory() as directory:
         content, script = Path(directory, "body"), Path(directory, "post.lua")
@@ -80,7 +80,7 @@ def _wrk(url: str, body: Body, concurrency: int, seconds: float) -> Lap:
     found = json.loads(done.stdout.splitlines()[-1])
     errors = int(found["errors"])
     rate = (found["requests"] - found["bad"]) / found["took_us"] * 1e6
-    return Lap(rate, found["p50_us"] / 1e3, found["p99_us"] / 1e3, errors)
+    return LoadMeasurement(rate, found["p50_us"] / 1e3, found["p99_us"] / 1e3, errors)
 
 
 def _script(content: Path, body: Body) -> str:

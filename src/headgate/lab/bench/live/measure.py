@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from headgate.lab.bench.live.load_driver import Lap, drive, make_request
+from headgate.lab.bench.live.load_driver import LoadMeasurement, drive, make_request
 from headgate.lab.bench.live.models import (
-    Alone,
+    BareOnnxRuntime,
     example,
     expected,
     measure_alone,
@@ -17,8 +17,8 @@ from headgate.lab.bench.live.models import (
     write_models,
 )
 from headgate.lab.bench.live.server_process import (
-    Contestant,
     NotInstalledError,
+    Peer,
     ServerError,
     python_of,
     running,
@@ -27,10 +27,10 @@ from headgate.lab.experiments.experiment import Check, Progress
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PeerMeasurementPlan:
     """What is measured and for how long."""
 
-    contestants: tuple[Contestant, ...]
+    contestants: tuple[Peer, ...]
     cache: Path  # where environments and models are kept
     models: tuple[str, ...] = ("echo", "cnn", "wide")
     concurrencies: tuple[int, ...] = (1, 8, 32, 64)
@@ -39,27 +39,27 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
+class ServerSession:
     """One server's turn in one round: how it started, what it held, how fast it was."""
 
-    contestant: Contestant
+    contestant: Peer
     model: str
     round: int
     first_answer_s: float
     memory_mib: float  # after all laps
-    laps: dict[int, Lap]  # by concurrency
+    laps: dict[int, LoadMeasurement]  # by concurrency
 
 
 @dataclass(slots=True)
-class Measured:
+class PeersResult:
     """Everything that was found, and the reason for whatever was not."""
 
-    plan: Plan
-    stays: list[Stay] = field(default_factory=list)
-    alone: list[Alone] = field(default_factory=list)
+    plan: PeerMeasurementPlan
+    stays: list[ServerSession] = field(default_factory=list)
+    alone: list[BareOnnxRuntime] = field(default_factory=list)
     missing: dict[tuple[str, str], str] = field(default_factory=dict)  # by contestant and model
 
-    def of(self, contestant: Contestant, model: str) -> list[Stay]:
+    def of(self, contestant: Peer, model: str) -> list[ServerSession]:
         """The turns of one contestant with one model."""
         return [
             stay
@@ -68,9 +68,9 @@ class Measured:
         ]
 
 
-def measure(plan: Plan, progress: Progress) -> Measured:
+def measure(plan: PeerMeasurementPlan, progress: Progress) -> PeersResult:
     """Measure everybody. Who cannot be installed or does not answer rightly is in `missing`."""
-    found = Measured(plan)
+    found = PeersResult(plan)
     models = plan.cache / "models"
     progress("making the models")
     write_models(models)
@@ -86,7 +86,7 @@ def measure(plan: Plan, progress: Progress) -> Measured:
     return found
 
 
-def _install(plan: Plan, found: Measured, progress: Progress) -> dict[str, Path]:
+def _install(plan: PeerMeasurementPlan, found: PeersResult, progress: Progress) -> dict[str, Path]:
     pythons = {}
     for contestant in plan.contestants:
         progress(f"installing {contestant.name}")
@@ -99,7 +99,7 @@ def _install(plan: Plan, found: Measured, progress: Progress) -> dict[str, Path]
     return pythons
 
 
-def _stay(found: Measured, contestant: Contestant, model: str, number: int, python: Path) -> None:
+def _stay(found: PeersResult, contestant: Peer, model: str, number: int, python: Path) -> None:
     plan = found.plan
     models = plan.cache / "models"
     body = make_request(contestant.models[model].body, example(model))
@@ -108,7 +108,7 @@ def _stay(found: Measured, contestant: Contestant, model: str, number: int, pyth
         with running(contestant, model, python, models, body, right) as server:
             laps = {c: drive(server.url, body, c, plan.seconds) for c in plan.concurrencies}
             memory_mib = server.memory_mib()
-            stay = Stay(contestant, model, number, server.first_answer_s, memory_mib, laps)
+            stay = ServerSession(contestant, model, number, server.first_answer_s, memory_mib, laps)
     except ServerError as error:
         found.missing[contestant.name, model] = str(error)
     else:
@@ -122,7 +122,7 @@ _SOURCE = "docs/benchmarks.md"
 _BUSY = 32  # the concurrency at which rates are compared
 
 
-def live_checks(found: Measured) -> list[Check]:
+def live_checks(found: PeersResult) -> list[Check]:
     """Return every check. One against a peer that is missing does not hold, and says why."""
     (ours,) = [contestant for contestant in found.plan.contestants if contestant.is_ours]
     checks = list(_rate_checks(found, ours))
@@ -132,28 +132,30 @@ def live_checks(found: Measured) -> list[Check]:
     return checks
 
 
-def figure(stays: list[Stay], concurrency: int, read: Callable[[Lap], float]) -> float | None:
+def figure(
+    stays: list[ServerSession], concurrency: int, read: Callable[[LoadMeasurement], float]
+) -> float | None:
     """The median over the rounds; None if there is nothing."""
     values = [read(stay.laps[concurrency]) for stay in stays if concurrency in stay.laps]
     return median(values) if values else None
 
 
-def rate(lap: Lap) -> float:
+def rate(lap: LoadMeasurement) -> float:
     """Right answers per second."""
     return lap.requests_per_s
 
 
-def p50(lap: Lap) -> float:
+def p50(lap: LoadMeasurement) -> float:
     """Half of the answers took longer."""
     return lap.p50_ms
 
 
-def p99(lap: Lap) -> float:
+def p99(lap: LoadMeasurement) -> float:
     """One in a hundred answers took longer."""
     return lap.p99_ms
 
 
-def _rate_checks(found: Measured, ours: Contestant) -> Iterator[Check]:
+def _rate_checks(found: PeersResult, ours: Peer) -> Iterator[Check]:
     for model, of_peer, of_baseline in (("echo", 3.0, 1.8), ("wide", 1.0, 1.0)):
         if model in found.plan.models:
             for peer, contestants in _peers(found).items():
@@ -162,9 +164,9 @@ def _rate_checks(found: Measured, ours: Contestant) -> Iterator[Check]:
 
 
 def _ratio_check(
-    found: Measured,
-    ours: Contestant,
-    peer: tuple[str, list[Contestant]],
+    found: PeersResult,
+    ours: Peer,
+    peer: tuple[str, list[Peer]],
     model: str,
     factor: float,
 ) -> Check:
@@ -184,7 +186,7 @@ def _ratio_check(
     return Check(claim, _SOURCE, f">= {factor:g}x", f"{ratio}x", ratio >= factor)
 
 
-def _model_checks(found: Measured, ours: Contestant) -> Iterator[Check]:
+def _model_checks(found: PeersResult, ours: Peer) -> Iterator[Check]:
     """How much of ONNX Runtime alone is left, and what is added to a lone request."""
     for model in found.plan.models:
         alone = [row for row in found.alone if row.model == model and row.batch == 1]
@@ -202,7 +204,7 @@ def _model_checks(found: Measured, ours: Contestant) -> Iterator[Check]:
         yield Check(claim, _SOURCE, ">= 0.8", _or_missing(found, ours, "cnn", share), holds)
 
 
-def _alone_rate(found: Measured, model: str) -> float:
+def _alone_rate(found: PeersResult, model: str) -> float:
     """Items per second of ONNX Runtime at the batch size that suits it better."""
     rows = [row for row in found.alone if row.model == model]
     return max(
@@ -211,7 +213,7 @@ def _alone_rate(found: Measured, model: str) -> float:
     )
 
 
-def _tail_checks(found: Measured, ours: Contestant) -> Iterator[Check]:
+def _tail_checks(found: PeersResult, ours: Peer) -> Iterator[Check]:
     for model in found.plan.models:
         worse = []
         for concurrency in found.plan.concurrencies:
@@ -228,7 +230,7 @@ def _tail_checks(found: Measured, ours: Contestant) -> Iterator[Check]:
         yield Check(claim, _SOURCE, "all", "; ".join(worse) or "all", not worse)
 
 
-def _size_checks(found: Measured, ours: Contestant) -> Iterator[Check]:
+def _size_checks(found: PeersResult, ours: Peer) -> Iterator[Check]:
     for model in found.plan.models:
         stays = found.of(ours, model)
         model_mib = model_bytes(model, found.plan.cache / "models") / (1 << 20)
@@ -243,13 +245,13 @@ def _size_checks(found: Measured, ours: Contestant) -> Iterator[Check]:
         yield Check(f"{model}: first answer after", _SOURCE, "<= 1.5 s", first_said, holds)
 
 
-def _peers(found: Measured) -> dict[str, list[Contestant]]:
-    peers: dict[str, list[Contestant]] = {}
+def _peers(found: PeersResult) -> dict[str, list[Peer]]:
+    peers: dict[str, list[Peer]] = {}
     for contestant in found.plan.contestants:
         if not contestant.is_ours:
             peers.setdefault(contestant.peer, []).append(contestant)
     return peers
 
 
-def _or_missing(found: Measured, ours: Contestant, model: str, value: float | None) -> float | str:
+def _or_missing(found: PeersResult, ours: Peer, model: str, value: float | None) -> float | str:
     return found.missing.get((ours.name, model), "not measured") if value is None else value

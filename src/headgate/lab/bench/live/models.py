@@ -25,7 +25,7 @@ _WIDTHS: Final = (256, 2048, 2048, 2048, 2048, 8)
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
+class BareOnnxRuntime:
     """ONNX Runtime on one core, with nothing around it."""
 
     model: str
@@ -62,7 +62,7 @@ def expected(model: str, directory: Path) -> list[float]:
     return [float(value) for value in np.ravel(y)]
 
 
-def measure_alone(model: str, batch: int, directory: Path, seconds: float) -> Alone:
+def measure_alone(model: str, batch: int, directory: Path, seconds: float) -> BareOnnxRuntime:
     """Run batch after batch for so long."""
     session = _session(model, directory)
     x = np.repeat(example(model), batch, axis=0)
@@ -73,7 +73,7 @@ def measure_alone(model: str, batch: int, directory: Path, seconds: float) -> Al
         begin_s = perf_counter()
         session.run(None, {"x": x})
         took_s.append(perf_counter() - begin_s)
-    return Alone(model, batch, batch * len(took_s) / sum(took_s), median(took_s) * 1e3)
+    return BareOnnxRuntime(model, batch, batch * len(took_s) / sum(took_s), median(took_s) * 1e3)
 
 
 def _session(model: str, directory: Path) -> Any:  # it comes without types

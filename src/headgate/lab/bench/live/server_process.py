@@ -28,7 +28,7 @@ from headgate.loadgen.requests import exchange
 # Who takes part, as data: how it is started, where it listens, what it is sent.
 
 
-class Route(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PeerRoute(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How one model is asked."""
 
     path: str
@@ -38,7 +38,7 @@ class Route(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     folder: str
-    models: dict[str, Route]
+    models: dict[str, PeerRoute]
     command: tuple[str, ...] = ()
     environment: dict[str, str] = {}
     peer: str | None = None
@@ -47,14 +47,14 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Contestant:
+class Peer:
     """One way to serve the models. Ways of the same `peer` are its own to choose from."""
 
     name: str
     peer: str
     folder: Path
     command: tuple[str, ...]
-    models: dict[str, Route]
+    models: dict[str, PeerRoute]
     environment: dict[str, str] = field(default_factory=dict)
     is_ours: bool = False
     is_baseline: bool = False
@@ -66,14 +66,14 @@ class Contestant:
         return path if path.exists() else None
 
 
-def read_contestants(path: Path) -> list[Contestant]:
+def read_contestants(path: Path) -> list[Peer]:
     """Read the list of who takes part."""
     try:
         entries = msgspec.convert(read_yaml(str(path)), dict[str, _Entry])
     except msgspec.ValidationError as error:
         raise ConfigError(str(error), where=str(path)) from None
     return [
-        Contestant(
+        Peer(
             name=name,
             peer=entry.peer or name,
             folder=path.parent / entry.folder,
@@ -116,7 +116,7 @@ class Running:
 
 @contextmanager
 def running(
-    contestant: Contestant,
+    contestant: Peer,
     model: str,
     python: Path,
     models: Path,
@@ -238,7 +238,7 @@ def _last_line(output: IO[bytes]) -> str:
     return lines[-1][:200] if lines else "nothing"
 
 
-def _surroundings(contestant: Contestant) -> dict[str, str]:
+def _surroundings(contestant: Peer) -> dict[str, str]:
     """Our environment, without what would lead another Python to our packages."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     if contestant.requirements is None:

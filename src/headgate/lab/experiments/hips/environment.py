@@ -16,13 +16,13 @@ from typing import Final
 import numpy as np
 
 from headgate.config.prices import PriceList, read_prices
-from headgate.core.catalog import MIB, FunctionPlatform
+from headgate.core.catalog import MIB, FaasOffering
 from headgate.core.clock import MILLISECOND_NS, MINUTE_NS, SECOND_NS
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Slo, Stage, Tier, Variant
 from headgate.planning.capacity.sizing import largest_concurrency
 from headgate.planning.latency_model import Characterisation, profile_of
-from headgate.profiling import measured
-from headgate.sim.ground_truth import TruthConfig
+from headgate.profiling import bundled_profile
+from headgate.sim.ground_truth import GroundTruthConfig
 from headgate.workload import Arrivals
 from headgate.workload.arrivals import arrivals_at
 
@@ -32,23 +32,28 @@ _WAVES_ALIKE: Final = 5  # a burst of some seconds is over long before a machine
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class BurstPhase:
     """A while of bursts, or of calm, when there are as few requests at once as there ever are."""
 
     length_ns: int
     is_bursty: bool
 
 
-def phases(bursts_ns: int) -> tuple[Phase, ...]:
+def phases(bursts_ns: int) -> tuple[BurstPhase, ...]:
     """Return the course of a run: bursts come out of a calm, twice.
 
     The second calm is longer than a platform keeps functions that nobody calls.
     """
-    burst = Phase(bursts_ns, is_bursty=True)
-    return Phase(MINUTE_NS, is_bursty=False), burst, Phase(12 * MINUTE_NS, is_bursty=False), burst
+    burst = BurstPhase(bursts_ns, is_bursty=True)
+    return (
+        BurstPhase(MINUTE_NS, is_bursty=False),
+        burst,
+        BurstPhase(12 * MINUTE_NS, is_bursty=False),
+        burst,
+    )
 
 
-def lead_in_s(course: Sequence[Phase], period_ns: int) -> float:
+def lead_in_s(course: Sequence[BurstPhase], period_ns: int) -> float:
     """Return when the first wave of bursts comes; nothing is counted before.
 
     A run begins with nothing warm, not even where functions are kept so at all times.
@@ -60,10 +65,10 @@ def lead_in_s(course: Sequence[Phase], period_ns: int) -> float:
     return 0.0 if first.is_bursty else first.length_ns // period_ns * period_ns / SECOND_NS
 
 
-def wave_sizes(course: Sequence[Phase], period_ns: int, seed: int) -> list[int]:
+def wave_sizes(course: Sequence[BurstPhase], period_ns: int, seed: int) -> list[int]:
     """Return how many requests each wave has.
 
-    >>> wave_sizes([Phase(2 * SECOND_NS, False), Phase(9 * SECOND_NS, True)], SECOND_NS, seed=0)
+    >>> wave_sizes([BurstPhase(2 * SECOND_NS, False), BurstPhase(9 * SECOND_NS, True)], SECOND_NS, seed=0)
     [5, 5, 20, 20, 20, 20, 20, 15, 15, 15, 15]
     """
     rng = np.random.default_rng([seed, 0x6275727374])  # its own stream: "burst"
@@ -127,7 +132,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class HipsEnvironment:
     """What there is beside the model. The paper says nothing about the times here."""
 
     memory_mb: int
@@ -142,7 +147,7 @@ class Scene:
     """What a run needs but its policy and its load."""
 
     app: App
-    truth: TruthConfig
+    truth: GroundTruthConfig
 
 
 def setting_of(source: str, cores: int) -> Setting:
@@ -158,16 +163,16 @@ def setting_of(source: str, cores: int) -> Setting:
 
 def characterise(source: str) -> Characterisation:
     """Return the response times of a source."""
-    return Characterisation.surrogate() if source == SURROGATE else measured(source)
+    return Characterisation.surrogate() if source == SURROGATE else bundled_profile(source)
 
 
-def platform_of(prices: PriceList, world: World) -> FunctionPlatform:
+def platform_of(prices: PriceList, world: HipsEnvironment) -> FaasOffering:
     """Return the function platform, as the price list has it, behind this network."""
     platform = next(each for each in prices.platforms if each.name == _PLATFORM)
     return replace(platform, network_ns=round(world.network_ms / 2 * MILLISECOND_NS))
 
 
-def scatter(times: Characterisation, setting: Setting) -> TruthConfig:
+def scatter(times: Characterisation, setting: Setting) -> GroundTruthConfig:
     """Return how times scatter around the median: log-normally, as p99 / p50 was measured.
 
     It is taken where the objective is at stake: from the number of requests at once that was
@@ -177,10 +182,14 @@ def scatter(times: Characterisation, setting: Setting) -> TruthConfig:
     points = [point for point in times.points if point.cores == setting.cores and point.batch == 1]
     point = min(points, key=lambda point: abs(point.concurrency - at_stake))
     sigma = log(point.p99_ms / point.p50_ms) / NormalDist().inv_cdf(0.99)
-    return TruthConfig("lognormal", cv=sqrt(exp(sigma * sigma) - 1.0)) if sigma else TruthConfig()
+    return (
+        GroundTruthConfig("lognormal", cv=sqrt(exp(sigma * sigma) - 1.0))
+        if sigma
+        else GroundTruthConfig()
+    )
 
 
-def build_scene(setting: Setting, world: World) -> Scene:
+def build_scene(setting: Setting, world: HipsEnvironment) -> Scene:
     """Return the application, an instance that shares its cores and functions, and the truth."""
     times = characterise(setting.source)
     prices = read_prices()
@@ -201,7 +210,7 @@ def build_scene(setting: Setting, world: World) -> Scene:
     return Scene(App((function,), (pipeline,), pools), scatter(times, setting))
 
 
-def _instances(prices: PriceList, setting: Setting, world: World) -> Pool:
+def _instances(prices: PriceList, setting: Setting, world: HipsEnvironment) -> Pool:
     offers = prices.instances_named([_INSTANCES], "the experiment")
     offer = next(offer for offer in offers if offer.cpus == setting.cores)
     return Pool(
@@ -216,7 +225,7 @@ def _instances(prices: PriceList, setting: Setting, world: World) -> Pool:
     )
 
 
-def _functions(platform: FunctionPlatform, world: World) -> Pool:
+def _functions(platform: FaasOffering, world: HipsEnvironment) -> Pool:
     return Pool(
         FUNCTION_POOL,
         platform.name,

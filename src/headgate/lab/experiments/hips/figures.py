@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from headgate.lab.experiments.hips.run import Requests
+from headgate.lab.experiments.hips.run import RequestTimes
 from headgate.metrics.report.style import (
     BLUE,
     GREEN,
@@ -152,7 +152,9 @@ def load_figure(sizes: Sequence[int], period_s: float) -> Figure:
     return figure
 
 
-def responses_figure(requests: Requests, *, title: str, sla_ms: float, until_s: float) -> Figure:
+def responses_figure(
+    requests: RequestTimes, *, title: str, sla_ms: float, until_s: float
+) -> Figure:
     """Figures 4 to 9: the response time of every request, by when it arrived."""
     figure = new_figure(3.0)
     axes = figure.add_subplot()

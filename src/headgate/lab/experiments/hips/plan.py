@@ -14,9 +14,9 @@ from headgate.lab.experiments.hips.environment import (
     LEAST,
     MOST,
     QUANTILE,
-    Phase,
+    BurstPhase,
+    HipsEnvironment,
     Setting,
-    World,
     build_scene,
     characterise,
     period_of,
@@ -24,7 +24,13 @@ from headgate.lab.experiments.hips.environment import (
     wave_sizes,
     waves,
 )
-from headgate.lab.experiments.hips.run import Case, Measured, Way, condense, observe
+from headgate.lab.experiments.hips.run import (
+    HipsCase,
+    HipsPolicyCase,
+    HipsResult,
+    observe,
+    summarise,
+)
 from headgate.planning.capacity.sizing import (
     SizeRow,
     cheapest_size,
@@ -38,7 +44,7 @@ THRESHOLDS: Final = range(1, MOST + 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PaperPlan:
     """The paper's two decisions, from response times measured beforehand."""
 
     threshold: int
@@ -48,9 +54,9 @@ class Plan:
     cheapest: SizeRow | None  # of those in time
 
     @property
-    def world(self) -> World:
+    def world(self) -> HipsEnvironment:
         """With the size chosen, or the largest where none will do."""
-        return World((self.chosen or self.sizes[-1]).memory_bytes // MIB)
+        return HipsEnvironment((self.chosen or self.sizes[-1]).memory_bytes // MIB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +69,12 @@ class TrialCase:
     wave_count: int
 
 
-def plan_of(setting: Setting) -> Plan:
+def plan_of(setting: Setting) -> PaperPlan:
     """Decide, from the characterisation alone."""
     times = characterise(setting.source)
-    platform = platform_of(read_prices(), World(0))
+    platform = platform_of(read_prices(), HipsEnvironment(0))
     sizes = function_sizes(times, platform, setting.sla_ms, QUANTILE)
-    return Plan(
+    return PaperPlan(
         threshold=largest_concurrency(times, setting.cores, setting.sla_ms, QUANTILE),
         knee_cores=knee_cores(times),
         sizes=tuple(sizes),
@@ -77,24 +83,24 @@ def plan_of(setting: Setting) -> Plan:
     )
 
 
-def attempt(case: TrialCase, seed: int) -> dict[tuple[int, int], Measured]:
+def attempt(case: TrialCase, seed: int) -> dict[tuple[int, int], HipsResult]:
     """Simulate each of them, by size and threshold, under the same bursts.
 
     Nothing starts cold: how often that happens depends on the bursts before all else.
     """
     period_ns = period_of(case.setting.sla_ms)
-    bursts = (Phase(case.wave_count * period_ns, is_bursty=True),)
+    bursts = (BurstPhase(case.wave_count * period_ns, is_bursty=True),)
     arrivals = waves(wave_sizes(bursts, period_ns, seed), period_ns)
     found = {}
     for memory_mb in case.memory_mb:
-        scene = build_scene(case.setting, World(memory_mb, cold_start_ms=0.0))
+        scene = build_scene(case.setting, HipsEnvironment(memory_mb, cold_start_ms=0.0))
         for threshold in case.thresholds:
-            way = Way("threshold", "threshold", (("threshold", threshold),))
-            found[memory_mb, threshold] = condense(*observe(scene, way, arrivals, seed))
+            way = HipsPolicyCase("threshold", "threshold", (("threshold", threshold),))
+            found[memory_mb, threshold] = summarise(*observe(scene, way, arrivals, seed))
     return found
 
 
-def best_threshold(runs: Mapping[int, Sequence[Measured]]) -> int:
+def best_threshold(runs: Mapping[int, Sequence[HipsResult]]) -> int:
     """Return the cheapest threshold with enough in time, else the one with most in time."""
     attainment = {key: fmean(run.attainment for run in each) for key, each in runs.items()}
     cost = {key: fmean(run.usd_per_1000 for run in each) for key, each in runs.items()}
@@ -117,7 +123,7 @@ HEADGATE: Final = "headgate"
 _INSTANCES_MAX: Final = 4  # as many as hold 20 requests at once within the paper's objectives
 
 
-def cases_of(setting: Setting, plan: Plan, course: tuple[Phase, ...]) -> list[Case]:
+def cases_of(setting: Setting, plan: PaperPlan, course: tuple[BurstPhase, ...]) -> list[HipsCase]:
     """Every policy, with the plan's threshold where it has one."""
     threshold = ("threshold", plan.threshold)
     target = ("target", _target(setting, plan))
@@ -125,20 +131,25 @@ def cases_of(setting: Setting, plan: Plan, course: tuple[Phase, ...]) -> list[Ca
     one = plan.world
     several = replace(one, instances_max=_INSTANCES_MAX)
     return [
-        Case(setting, way, world, course)
+        HipsCase(setting, way, world, course)
         for way, world in (
-            (Way(DEDICATED, "dedicated_only"), one),
-            (Way(AUTOSCALE, "autoscale", (target,)), several),
-            (Way(NIMBLE, "autoscale", (target, *quickly)), several),
-            (Way(SERVERLESS, "serverless_only"), one),
-            (Way(THRESHOLD, "threshold", (threshold,)), one),
-            (Way(WARM, "threshold", (threshold, ("warm_functions", MOST - plan.threshold))), one),
-            (Way(HEADGATE, "headgate"), one),
+            (HipsPolicyCase(DEDICATED, "dedicated_only"), one),
+            (HipsPolicyCase(AUTOSCALE, "autoscale", (target,)), several),
+            (HipsPolicyCase(NIMBLE, "autoscale", (target, *quickly)), several),
+            (HipsPolicyCase(SERVERLESS, "serverless_only"), one),
+            (HipsPolicyCase(THRESHOLD, "threshold", (threshold,)), one),
+            (
+                HipsPolicyCase(
+                    WARM, "threshold", (threshold, ("warm_functions", MOST - plan.threshold))
+                ),
+                one,
+            ),
+            (HipsPolicyCase(HEADGATE, "headgate"), one),
         )
     ]
 
 
-def _target(setting: Setting, plan: Plan) -> float:
+def _target(setting: Setting, plan: PaperPlan) -> float:
     """Return what share of its time an instance is to be busy, so that peaks are in time.
 
     It may get as many requests per wave as the threshold says when there are most of them, and

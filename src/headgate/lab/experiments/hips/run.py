@@ -18,10 +18,10 @@ from headgate.core.states import Outcome
 from headgate.lab.experiments.hips.environment import (
     FUNCTION_POOL,
     INSTANCE_POOL,
-    Phase,
+    BurstPhase,
+    HipsEnvironment,
     Scene,
     Setting,
-    World,
     build_scene,
     lead_in_s,
     period_of,
@@ -38,7 +38,7 @@ _NOWHERE: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class HipsPolicyCase:
     """A policy with the settings that one row of a table is about."""
 
     label: str
@@ -47,13 +47,13 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class HipsCase:
     """One run, in plain values: worker processes can be given it."""
 
     setting: Setting
-    way: Way
-    world: World
-    course: tuple[Phase, ...]
+    way: HipsPolicyCase
+    world: HipsEnvironment
+    course: tuple[BurstPhase, ...]
 
     @property
     def period_ns(self) -> int:
@@ -62,7 +62,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Requests:
+class RequestTimes:
     """What every request of a run saw, in order of arrival."""
 
     arrival_s: NDArray[np.float64]
@@ -71,11 +71,11 @@ class Requests:
     is_met: NDArray[np.bool_]
     is_cold: NDArray[np.bool_]  # it waited for a start
 
-    def on(self, pool: int) -> Requests:
+    def on(self, pool: int) -> RequestTimes:
         """Those that went there."""
         return self._only(self.pool == pool)
 
-    def since(self, from_s: float) -> Requests:
+    def since(self, from_s: float) -> RequestTimes:
         """Those that arrived then or later."""
         return self._only(self.arrival_s >= from_s)
 
@@ -84,8 +84,8 @@ class Requests:
         """The share that was answered in time; not a number if there is none."""
         return float(self.is_met.mean()) if len(self.is_met) else nan
 
-    def _only(self, rows: NDArray[np.bool_]) -> Requests:
-        return Requests(
+    def _only(self, rows: NDArray[np.bool_]) -> RequestTimes:
+        return RequestTimes(
             self.arrival_s[rows],
             self.response_ms[rows],
             self.pool[rows],
@@ -95,7 +95,7 @@ class Requests:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class HipsResult:
     """What one run came to. Shares are of the requests of the run, 0 to 1."""
 
     requests: int
@@ -112,23 +112,25 @@ class Measured:
     usd_per_1000: float  # answers in time
 
 
-def measure(case: Case, seed: int) -> Measured:
+def measure(case: HipsCase, seed: int) -> HipsResult:
     """Run a case and count. A top-level function: worker processes can be given it."""
     sizes = wave_sizes(case.course, case.period_ns, seed)
     scene = build_scene(case.setting, case.world)
     run, requests = observe(scene, case.way, waves(sizes, case.period_ns), seed)
-    return condense(run, requests.since(lead_in_s(case.course, case.period_ns)))
+    return summarise(run, requests.since(lead_in_s(case.course, case.period_ns)))
 
 
-def observe(scene: Scene, way: Way, arrivals: Arrivals, seed: int) -> tuple[RunColumns, Requests]:
+def observe(
+    scene: Scene, way: HipsPolicyCase, arrivals: Arrivals, seed: int
+) -> tuple[RunColumns, RequestTimes]:
     """Run a policy and keep what every request saw."""
     kind = find_policy(way.policy)
     config = kind.config(**dict(way.config))
-    routes = _Routes()
+    routes = _PoolObserver()
     setup = Setup(scene.app, kind, config, seed=seed, truth=scene.truth)
     run = simulate(setup, arrivals, observer=routes)
     columns = run.requests
-    return run, Requests(
+    return run, RequestTimes(
         columns.arrival_ns / SECOND_NS,
         (columns.finished_ns - columns.arrival_ns) / MILLISECOND_NS,
         np.array([routes.pools.get(row, _NOWHERE) for row in range(len(columns))], dtype=np.int64),
@@ -137,11 +139,11 @@ def observe(scene: Scene, way: Way, arrivals: Arrivals, seed: int) -> tuple[RunC
     )
 
 
-def condense(run: RunColumns, requests: Requests) -> Measured:
+def summarise(run: RunColumns, requests: RequestTimes) -> HipsResult:
     """Return what a run came to; `requests` may be those of a part of it, the bill is for all."""
     late = ~requests.is_met
     cost_usd = sum(use.allocation_usd for use in run.resources)
-    return Measured(
+    return HipsResult(
         requests=len(late),
         attainment=requests.attainment,
         on_instance=float(np.mean(requests.pool == INSTANCE_POOL)),
@@ -157,14 +159,14 @@ def condense(run: RunColumns, requests: Requests) -> Measured:
     )
 
 
-def _mean_call_ms(run: RunColumns, requests: Requests) -> float:
+def _mean_call_ms(run: RunColumns, requests: RequestTimes) -> float:
     calls = int(np.count_nonzero(requests.pool == FUNCTION_POOL))
     busy_ns = sum(use.busy_ns for use in run.resources if use.tier == "serverless")
     return busy_ns / calls / MILLISECOND_NS if calls else nan
 
 
 @final
-class _Routes(Observer):
+class _PoolObserver(Observer):
     """Writes down which pool each request was sent to: the columns of a run do not say."""
 
     def __init__(self) -> None:
@@ -177,7 +179,7 @@ class _Routes(Observer):
                     self.pools[task_id // STAGES_MAX] = action.pool_id
 
 
-def cold_share(runs: Sequence[Measured]) -> float:
+def cold_share(runs: Sequence[HipsResult]) -> float:
     """The part of all violations that cold starts are to blame for; 0 if there are none."""
     violations = sum(run.violations for run in runs)
     return sum(run.cold_violations for run in runs) / max(1, violations)

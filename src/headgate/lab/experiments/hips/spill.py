@@ -18,7 +18,7 @@ from headgate.lab.experiments.hips.environment import (
     QUANTILE,
     SOURCES,
     SURROGATE,
-    Phase,
+    BurstPhase,
     Setting,
     build_scene,
     phases,
@@ -39,11 +39,11 @@ from headgate.lab.experiments.hips.plan import (
     NIMBLE,
     THRESHOLD,
     WARM,
-    Plan,
+    PaperPlan,
     cases_of,
     plan_of,
 )
-from headgate.lab.experiments.hips.run import Measured, Requests, cold_share, measure, observe
+from headgate.lab.experiments.hips.run import HipsResult, RequestTimes, cold_share, measure, observe
 
 # Two minutes of the bursty load, request by request: what figures 3 to 9 show.
 
@@ -58,11 +58,11 @@ class Panel:
     """What one figure shows."""
 
     what: str
-    requests: Requests
+    requests: RequestTimes
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SpillTimeline:
     """The load, and the three figures it leads to: the instance alone, helped, and its helpers."""
 
     setting: Setting
@@ -71,10 +71,13 @@ class Sample:
     panels: tuple[Panel, Panel, Panel]
 
 
-def take_sample(setting: Setting, plan: Plan) -> Sample:
+def take_sample(setting: Setting, plan: PaperPlan) -> SpillTimeline:
     """Run a calm and some bursts, without functions and with them."""
     bursts_ns = (SAMPLE_S - _CALM_S) * SECOND_NS
-    course = (Phase(_CALM_S * SECOND_NS, is_bursty=False), Phase(bursts_ns, is_bursty=True))
+    course = (
+        BurstPhase(_CALM_S * SECOND_NS, is_bursty=False),
+        BurstPhase(bursts_ns, is_bursty=True),
+    )
     cases = {case.way.label: case for case in cases_of(setting, plan, course)}
     period_ns = cases[DEDICATED].period_ns
     sizes = wave_sizes(course, period_ns, seed=0)
@@ -88,10 +91,10 @@ def take_sample(setting: Setting, plan: Plan) -> Sample:
         Panel(f"{cores}, with functions", seen[THRESHOLD].on(INSTANCE_POOL)),
         Panel("functions", seen[THRESHOLD].on(FUNCTION_POOL)),
     )
-    return Sample(setting, tuple(sizes), period_ns / SECOND_NS, panels)
+    return SpillTimeline(setting, tuple(sizes), period_ns / SECOND_NS, panels)
 
 
-def load_row(number: int, sample: Sample) -> Row:
+def load_row(number: int, sample: SpillTimeline) -> Row:
     """Return the load in numbers."""
     sizes = sample.wave_sizes
     return {
@@ -104,7 +107,7 @@ def load_row(number: int, sample: Sample) -> Row:
     }
 
 
-def panel_rows(numbers: Sequence[int], sample: Sample) -> list[Row]:
+def panel_rows(numbers: Sequence[int], sample: SpillTimeline) -> list[Row]:
     """Return the figures in numbers."""
     rows: list[Row] = []
     for number, panel in zip(numbers, sample.panels, strict=True):
@@ -128,7 +131,7 @@ def panel_rows(numbers: Sequence[int], sample: Sample) -> list[Row]:
 
 _LITTLE: Final = 0.1  # what is below that part of something is far less
 
-Runs = dict[Setting, dict[str, list[Measured]]]
+Runs = dict[Setting, dict[str, list[HipsResult]]]
 
 
 def run_on(
@@ -173,7 +176,7 @@ def run_on(
 # --- rows and checks ---------------------------------------------------------------------------
 
 
-def _row(setting: Setting, label: str, runs: Sequence[Measured]) -> Row:
+def _row(setting: Setting, label: str, runs: Sequence[HipsResult]) -> Row:
     return {
         "source": setting.source,
         "policy": label,
@@ -189,11 +192,11 @@ def _row(setting: Setting, label: str, runs: Sequence[Measured]) -> Row:
     }
 
 
-def _violations(runs: Sequence[Measured]) -> float:
+def _violations(runs: Sequence[HipsResult]) -> float:
     return sum(run.violations for run in runs) / sum(run.requests for run in runs)
 
 
-def _paper_checks(runs: dict[str, list[Measured]]) -> list[Check]:
+def _paper_checks(runs: dict[str, list[HipsResult]]) -> list[Check]:
     """Set the claims of section 5.2 and of the conclusion beside the surrogate."""
     without = _violations(runs[DEDICATED])
     spilled = runs[THRESHOLD]
@@ -232,7 +235,7 @@ def _paper_checks(runs: dict[str, list[Measured]]) -> list[Check]:
     ]
 
 
-def _checks(setting: Setting, plan: Plan, runs: dict[str, list[Measured]]) -> list[Check]:
+def _checks(setting: Setting, plan: PaperPlan, runs: dict[str, list[HipsResult]]) -> list[Check]:
     """What must hold whatever the model, where functions are in time at all."""
     late = {label: _violations(each) for label, each in runs.items()}
     if plan.chosen is None:
@@ -263,7 +266,7 @@ def _far_less(claim: str, late: dict[str, float], rival: str) -> Check:
 
 
 def _figures(
-    out: Path, name: str, samples: Sequence[Sample], numbers: Sequence[int], runs: Runs
+    out: Path, name: str, samples: Sequence[SpillTimeline], numbers: Sequence[int], runs: Runs
 ) -> tuple[Path, ...]:
     """Two minutes of the load, request by request; then everybody's violations."""
     figures = []

@@ -20,11 +20,11 @@ from headgate.core.clock import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
 from headgate.core.model import (
     App,
     Client,
+    FaasPlatform,
     Function,
     Pipeline,
     Pool,
     Profile,
-    Serverless,
     Slo,
     Stage,
     Tier,
@@ -41,13 +41,13 @@ from headgate.workload import (
 )
 from headgate.workload.generators import Float64, column_stream
 
-HEAVINESS: Final = 10
+TIME_SCALE: Final = 10
 INSTANCES_MAX: Final = 16
 _FUNCTION_CORES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class HybridEnvironment:
     """An instance type with the objective that the paper sets on it."""
 
     name: str
@@ -66,7 +66,7 @@ class World:
     @property
     def slo_ns(self) -> int:
         """The objective."""
-        return round(self.slo_ms * HEAVINESS * MILLISECOND_NS)
+        return round(self.slo_ms * TIME_SCALE * MILLISECOND_NS)
 
     @property
     def capacity_per_s(self) -> float:
@@ -89,7 +89,7 @@ class World:
 
 
 # AWS Lambda, 6656 MB: 4 cores. Prices of x86 in USD, as published in 2024.
-LAMBDA: Final = Serverless(
+LAMBDA: Final = FaasPlatform(
     memory_bytes=6656 << 20,
     concurrency_max=1_000,
     burst=1_000,
@@ -111,16 +111,16 @@ def lone_ns(cores: int) -> int:
     >>> lone_ns(2) // MILLISECOND_NS, lone_ns(4) // MILLISECOND_NS, lone_ns(8) // MILLISECOND_NS
     (360, 260, 260)
     """
-    return round((16 + 40 / min(cores, 4)) * HEAVINESS * MILLISECOND_NS)
+    return round((16 + 40 / min(cores, 4)) * TIME_SCALE * MILLISECOND_NS)
 
 
-SMALL: Final = World("ml.c5.large", cores=2, usd_per_hour=0.10, slo_ms=200, at_once=5)
+SMALL: Final = HybridEnvironment("ml.c5.large", cores=2, usd_per_hour=0.10, slo_ms=200, at_once=5)
 # With the larger instance there is nothing to decide: a warm function costs what a request costs
 # on an instance that is never idle.
-LARGE: Final = World("ml.c5.2xlarge", cores=8, usd_per_hour=0.41, slo_ms=150, at_once=5)
+LARGE: Final = HybridEnvironment("ml.c5.2xlarge", cores=8, usd_per_hour=0.41, slo_ms=150, at_once=5)
 
 
-def build_app(world: World, warm: int) -> App:
+def build_app(world: HybridEnvironment, warm: int) -> App:
     """Return the application; `warm` instances are there when it begins."""
     dedicated = Pool(
         0,
@@ -165,7 +165,7 @@ _AZURE: Final = "azure_llm_2023_code"
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class TraceSource:
     """Where arrivals come from, and the statistics by which they are imitated."""
 
     name: str
@@ -180,18 +180,18 @@ class Trace:
 
 
 TRACES: Final = (
-    Trace("calm", _TWITTER, 1_116_000, 3600, 46.7, 57, 1.36, 60),
-    Trace("median", _TWITTER, 741_600, 3600, 53.7, 81, 10.56, 300),
-    Trace("bursty1", _TWITTER, 608_400, 3600, 95.9, 243, 613.71, 900),
-    Trace("bursty2", _TWITTER, 1_090_800, 3600, 77.8, 241, 569.26, 600),
-    Trace("peaky", _TWITTER, 752_400, 3600, 59.4, 227, 288.95, 240),
-    Trace("code", _AZURE, 0, 2050, 3.17, 33, 70.83, 25, is_idle_between=True),
+    TraceSource("calm", _TWITTER, 1_116_000, 3600, 46.7, 57, 1.36, 60),
+    TraceSource("median", _TWITTER, 741_600, 3600, 53.7, 81, 10.56, 300),
+    TraceSource("bursty1", _TWITTER, 608_400, 3600, 95.9, 243, 613.71, 900),
+    TraceSource("bursty2", _TWITTER, 1_090_800, 3600, 77.8, 241, 569.26, 600),
+    TraceSource("peaky", _TWITTER, 752_400, 3600, 59.4, 227, 288.95, 240),
+    TraceSource("code", _AZURE, 0, 2050, 3.17, 33, 70.83, 25, is_idle_between=True),
 )
 
 
 @lru_cache(maxsize=16)
 def draw_arrivals(
-    trace: Trace, peak_per_s: float, directory: Path | None, seed: int = 0
+    trace: TraceSource, peak_per_s: float, directory: Path | None, seed: int = 0
 ) -> Arrivals:
     """Return the arrivals of a trace, thinned to a peak; generated if there is no directory."""
     arrivals = _generate(trace, seed) if directory is None else _read(trace, directory)
@@ -205,7 +205,7 @@ def busiest_per_s(arrivals: Arrivals) -> float:
     return float(counts.max()) * SECOND_NS / PEAK_STEP_NS
 
 
-def _read(trace: Trace, directory: Path) -> Arrivals:
+def _read(trace: TraceSource, directory: Path) -> Arrivals:
     path = find_trace(trace.file, directory)
     if trace.file == _TWITTER:  # 13 days, one row per second: only the hour is expanded
         rows = np.loadtxt(path, skiprows=1 + trace.start_s, max_rows=trace.length_s)
@@ -215,7 +215,7 @@ def _read(trace: Trace, directory: Path) -> Arrivals:
     return window(arrivals, trace.start_s * SECOND_NS, end_ns)
 
 
-def _generate(trace: Trace, seed: int) -> Arrivals:
+def _generate(trace: TraceSource, seed: int) -> Arrivals:
     """Return Poisson arrivals whose rate has the same mean, and counts the same dispersion.
 
     Counts in ten seconds have a dispersion of 1 + 10 v / m where the rate has the mean m and the
@@ -227,7 +227,7 @@ def _generate(trace: Trace, seed: int) -> Arrivals:
     return expand_counts(counts_of_means(rates, draw="poisson", seed=seed), seed=seed)
 
 
-def _steps(trace: Trace, variance: float, rng: np.random.Generator) -> Float64:
+def _steps(trace: TraceSource, variance: float, rng: np.random.Generator) -> Float64:
     """Return a rate per second that is low, and high in bursts, one at random in each equal part.
 
     Two rates have that mean and variance when (high - mean) x (mean - low) is the variance.
@@ -245,7 +245,7 @@ def _steps(trace: Trace, variance: float, rng: np.random.Generator) -> Float64:
     return rates
 
 
-def _spells(trace: Trace, variance: float, rng: np.random.Generator) -> Float64:
+def _spells(trace: TraceSource, variance: float, rng: np.random.Generator) -> Float64:
     """Return a rate per second that is zero or, spell by spell, drawn from an exponential.
 
     If it is not zero for a share s of the spells, its variance is (2 / s - 1) x the mean squared.

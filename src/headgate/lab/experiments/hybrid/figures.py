@@ -19,7 +19,7 @@ from headgate.core.events import (
     InstanceStopped,
 )
 from headgate.lab.experiments.hybrid.offline_optimum import Clairvoyant
-from headgate.lab.experiments.hybrid.run import Case, arrivals_of, run_case
+from headgate.lab.experiments.hybrid.run import HybridCase, arrivals_of, run_case
 from headgate.metrics.report.style import (
     BLUE,
     GREEN,
@@ -83,7 +83,7 @@ class Watcher(Observer):
                 _note(self.in_flight, now_ns, 1)
 
 
-def watch(case: Case, seed: int) -> Timeline:
+def watch(case: HybridCase, seed: int) -> Timeline:
     """Run a case and return how it went."""
     watcher = Watcher()
     run = run_case(case, seed, observer=watcher)

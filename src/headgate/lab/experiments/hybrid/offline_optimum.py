@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headgate.core.clock import HOUR_NS, SECOND_NS
-from headgate.lab.experiments.hybrid.environment import INSTANCES_MAX, World
+from headgate.lab.experiments.hybrid.environment import INSTANCES_MAX, HybridEnvironment
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
@@ -42,7 +42,7 @@ class Clairvoyant:
         return self.dedicated_usd + self.functions_usd
 
 
-def clairvoyant(world: World, times_ns: Int64, duration_ns: int) -> Clairvoyant:
+def clairvoyant(world: HybridEnvironment, times_ns: Int64, duration_ns: int) -> Clairvoyant:
     """Return the least cost of serving these arrivals, in expectation over service times."""
     step_ns = world.slo_ns
     counts = np.bincount(times_ns // step_ns, minlength=-(-duration_ns // step_ns))
@@ -73,7 +73,7 @@ def _left_over(room: Float64, arrived: int) -> Int64:
     return grains
 
 
-def _boot_usd(world: World, levels: Int64, now_ns: int) -> Float64:
+def _boot_usd(world: HybridEnvironment, levels: Int64, now_ns: int) -> Float64:
     """Return what it costs to have more than before: what is ready now was paid for as it booted.
 
     At the very beginning instances are there at once, and soon after it they would have had to be

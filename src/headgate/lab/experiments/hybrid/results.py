@@ -8,30 +8,30 @@ from typing import Final, final
 
 from headgate.lab.experiments.experiment import Check, Row
 from headgate.lab.experiments.hybrid.offline_optimum import Clairvoyant
-from headgate.lab.experiments.hybrid.run import Case, Form, Measured
+from headgate.lab.experiments.hybrid.run import HybridCase, HybridPolicyCase, HybridResult
 from headgate.lab.experiments.hybrid.sweep import ATTAINED
 
-OURS: Final = Form("headgate")
-CLAIRVOYANT: Final = Form("clairvoyant")  # no policy: it stands where one would
+OURS: Final = HybridPolicyCase("headgate")
+CLAIRVOYANT: Final = HybridPolicyCase("clairvoyant")  # no policy: it stands where one would
 
 _SOURCE: Final = "a goal of this project"
 _NOISE: Final = 1.02
 _GAP_SHARE: Final = 0.25
 
-Runs = Mapping[Case, Sequence[Measured]]
+Runs = Mapping[HybridCase, Sequence[HybridResult]]
 Limits = Mapping[str, Sequence[Clairvoyant]]  # by trace, seed by seed
 
 
 @final
-class Table:
+class ResultTable:
     """Means over the seeds, by trace and policy."""
 
-    def __init__(self, runs: Runs, limits: Limits, rivals: Sequence[Form]) -> None:
+    def __init__(self, runs: Runs, limits: Limits, rivals: Sequence[HybridPolicyCase]) -> None:
         self.limits = limits
         self.limits_usd = {
             trace: fmean(way.cost_usd for way in ways) for trace, ways in limits.items()
         }
-        self.of: dict[str, dict[Form, Measured]] = {trace: {} for trace in limits}
+        self.of: dict[str, dict[HybridPolicyCase, HybridResult]] = {trace: {} for trace in limits}
         for case, found in runs.items():
             self.of[case.trace.name][case.form] = _mean(found)
         self._rivals = rivals
@@ -48,7 +48,7 @@ class Table:
             {"policy": form.policy, "settings": form.settings or "the defaults"} for form in forms
         ]
 
-    def _row(self, trace: str, form: Form, one: Measured) -> Row:
+    def _row(self, trace: str, form: HybridPolicyCase, one: HybridResult) -> Row:
         return {
             "trace": trace,
             "policy": form.policy,
@@ -118,9 +118,9 @@ class Table:
             shares[trace] = (theirs - self.of[trace][OURS].cost_usd) / (theirs - limit_usd)
         return shares
 
-    def _cheapest(self) -> dict[str, Form]:
+    def _cheapest(self) -> dict[str, HybridPolicyCase]:
         """By trace, the cheapest rival that attains 99 % there, if one does."""
-        found: dict[str, Form] = {}
+        found: dict[str, HybridPolicyCase] = {}
         for trace, of_trace in self.of.items():
             good = [form for form in self._rivals if of_trace[form].attainment >= ATTAINED]
             if good:
@@ -128,8 +128,8 @@ class Table:
         return found
 
 
-def _mean(found: Sequence[Measured]) -> Measured:
-    return Measured(
+def _mean(found: Sequence[HybridResult]) -> HybridResult:
+    return HybridResult(
         requests=round(fmean(one.requests for one in found)),
         attainment=fmean(one.attainment for one in found),
         dedicated_usd=fmean(one.dedicated_usd for one in found),
@@ -140,8 +140,8 @@ def _mean(found: Sequence[Measured]) -> Measured:
     )
 
 
-def _known(requests: int, ways: Sequence[Clairvoyant]) -> Measured:
-    return Measured(
+def _known(requests: int, ways: Sequence[Clairvoyant]) -> HybridResult:
+    return HybridResult(
         requests=requests,
         attainment=1.0,
         dedicated_usd=fmean(way.dedicated_usd for way in ways),

@@ -14,14 +14,14 @@ from headgate.core.states import Outcome
 from headgate.lab.experiments.hybrid.environment import (
     PEAK_INSTANCES,
     SMALL,
-    Trace,
-    World,
+    HybridEnvironment,
+    TraceSource,
     build_app,
     draw_arrivals,
 )
 from headgate.metrics.columns import RunColumns
 from headgate.policies import find_policy
-from headgate.sim.ground_truth import TruthConfig
+from headgate.sim.ground_truth import GroundTruthConfig
 from headgate.sim.interfaces import Observer
 from headgate.sim.run import Setup, simulate
 from headgate.workload import Arrivals
@@ -30,7 +30,7 @@ Setting = float | int | bool | str
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class HybridPolicyCase:
     """A policy with its settings."""
 
     policy: str
@@ -45,7 +45,7 @@ class Form:
     def settings(self) -> str:
         """The settings in words; times are in seconds.
 
-        >>> Form("spock", (("target", 0.8), ("hold_ns", 60_000_000_000))).settings
+        >>> HybridPolicyCase("spock", (("target", 0.8), ("hold_ns", 60_000_000_000))).settings
         'target=0.8 hold=60s'
         """
         return " ".join(
@@ -57,17 +57,17 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class HybridCase:
     """What is run: a policy, on a trace, in a world; without a directory arrivals are generated."""
 
-    form: Form
-    trace: Trace
+    form: HybridPolicyCase
+    trace: TraceSource
     directory: Path | None = None
-    world: World = SMALL
+    world: HybridEnvironment = SMALL
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class HybridResult:
     """What a run came to."""
 
     requests: int
@@ -84,12 +84,12 @@ class Measured:
         return self.dedicated_usd + self.functions_usd
 
 
-def measure(case: Case, seed: int) -> Measured:
+def measure(case: HybridCase, seed: int) -> HybridResult:
     """Run a case. A top-level function of plain values: worker processes can be given it."""
-    return condense(run_case(case, seed))
+    return summarise(run_case(case, seed))
 
 
-def run_case(case: Case, seed: int, *, observer: Observer | None = None) -> RunColumns:
+def run_case(case: HybridCase, seed: int, *, observer: Observer | None = None) -> RunColumns:
     """Run a case and return all that happened."""
     arrivals = arrivals_of(case, seed)
     kind, config = case.form.build()
@@ -98,24 +98,24 @@ def run_case(case: Case, seed: int, *, observer: Observer | None = None) -> RunC
         kind,
         config,
         seed=seed,
-        truth=TruthConfig("lognormal", cv=0.1),
+        truth=GroundTruthConfig("lognormal", cv=0.1),
     )
     return simulate(setup, arrivals, observer=observer)
 
 
-def arrivals_of(case: Case, seed: int) -> Arrivals:
+def arrivals_of(case: HybridCase, seed: int) -> Arrivals:
     """Return the arrivals of a case; they do not depend on the policy."""
     peak_per_s = PEAK_INSTANCES * case.world.capacity_per_s
     return draw_arrivals(case.trace, peak_per_s, case.directory, seed)
 
 
-def app_of(world: World, arrivals: Arrivals) -> App:
+def app_of(world: HybridEnvironment, arrivals: Arrivals) -> App:
     """Return the application, with the instances that the first minute needs on average."""
     in_first_minute = int(np.searchsorted(arrivals.times_ns, MINUTE_NS))
     return build_app(world, warm=world.instances_for(in_first_minute / 60))
 
 
-def condense(run: RunColumns) -> Measured:
+def summarise(run: RunColumns) -> HybridResult:
     """Return what a run came to."""
     requests = run.requests
     is_met = requests.outcome == Outcome.MET
@@ -127,7 +127,7 @@ def condense(run: RunColumns) -> Measured:
         usd[is_function] += use.allocation_usd
         busy_ns[is_function] += use.busy_ns
         cold_starts += use.cold_starts if is_function else 0
-    return Measured(
+    return HybridResult(
         requests=len(requests),
         attainment=float(is_met.mean()) if len(requests) else 1.0,
         dedicated_usd=usd[False],

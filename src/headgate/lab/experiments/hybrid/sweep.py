@@ -10,7 +10,7 @@ from typing import Final
 
 from headgate.core.clock import SECOND_NS
 from headgate.lab.experiments.hybrid.environment import TRACES
-from headgate.lab.experiments.hybrid.run import Case, Form, Measured, Setting
+from headgate.lab.experiments.hybrid.run import HybridCase, HybridPolicyCase, HybridResult, Setting
 
 ATTAINED: Final = 0.99
 
@@ -73,12 +73,14 @@ _GRIDS: Final[Mapping[str, tuple[Axis, ...]]] = {
 }
 
 # What the sweep chooses, so that the quick form need not repeat it.
-BEST: Final[tuple[Form, ...]] = (
-    Form("dedicated_only", (("nodes", 10), ("concurrency_max", 1))),
-    Form("autoscale", (("target", 0.7), *_NIMBLE, ("nodes_min", 12), ("concurrency_max", 1))),
-    Form("serverless_only"),
-    Form("threshold", (("nodes", 0), ("threshold", 4))),
-    Form(
+BEST: Final[tuple[HybridPolicyCase, ...]] = (
+    HybridPolicyCase("dedicated_only", (("nodes", 10), ("concurrency_max", 1))),
+    HybridPolicyCase(
+        "autoscale", (("target", 0.7), *_NIMBLE, ("nodes_min", 12), ("concurrency_max", 1))
+    ),
+    HybridPolicyCase("serverless_only"),
+    HybridPolicyCase("threshold", (("nodes", 0), ("threshold", 4))),
+    HybridPolicyCase(
         "spock",
         (
             ("is_predictive", False),
@@ -88,7 +90,7 @@ BEST: Final[tuple[Form, ...]] = (
             ("margin", 1.2),
         ),
     ),
-    Form(
+    HybridPolicyCase(
         "mark",
         (
             ("forecast", "mean"),
@@ -99,7 +101,7 @@ BEST: Final[tuple[Form, ...]] = (
             ("margin", 1.2),
         ),
     ),
-    Form(
+    HybridPolicyCase(
         "spandana",
         (
             ("window_ns", 300 * SECOND_NS),
@@ -111,19 +113,19 @@ BEST: Final[tuple[Form, ...]] = (
 )
 
 
-def forms_of(policy: str) -> list[Form]:
+def forms_of(policy: str) -> list[HybridPolicyCase]:
     """Return the forms in which a rival is tried.
 
     >>> len(forms_of("serverless_only")), forms_of("dedicated_only")[1].settings
     (1, 'nodes=8 concurrency_max=1')
     """
-    return [Form(policy, tuple(chain(*parts))) for parts in product(*_GRIDS[policy])]
+    return [HybridPolicyCase(policy, tuple(chain(*parts))) for parts in product(*_GRIDS[policy])]
 
 
-def sweep_cases(directory: Path | None) -> list[Case]:
+def sweep_cases(directory: Path | None) -> list[HybridCase]:
     """Return all that is to be tried: every form of every rival, on every trace."""
     return [
-        Case(form, trace, directory)
+        HybridCase(form, trace, directory)
         for policy in _GRIDS
         for form in forms_of(policy)
         for trace in TRACES
@@ -131,20 +133,20 @@ def sweep_cases(directory: Path | None) -> list[Case]:
 
 
 def best_forms(
-    runs: Mapping[Case, Sequence[Measured]], limits_usd: Mapping[str, float]
-) -> tuple[Form, ...]:
+    runs: Mapping[HybridCase, Sequence[HybridResult]], limits_usd: Mapping[str, float]
+) -> tuple[HybridPolicyCase, ...]:
     """Return the best form of each rival: one for all traces.
 
     It attains what is asked for on as many traces as any, and of those that do, costs least over
     the clairvoyant's cost (`limits_usd`, by trace) on average.
     """
-    by_form: dict[Form, list[tuple[float, float]]] = {}
+    by_form: dict[HybridPolicyCase, list[tuple[float, float]]] = {}
     for case, results in runs.items():
         attainment = fmean(one.attainment for one in results)
         cost = fmean(one.cost_usd for one in results) / limits_usd[case.trace.name]
         by_form.setdefault(case.form, []).append((attainment, cost))
 
-    def badness(form: Form) -> tuple[int, float]:
+    def badness(form: HybridPolicyCase) -> tuple[int, float]:
         return (
             sum(attainment < ATTAINED for attainment, _ in by_form[form]),
             fmean(cost for _, cost in by_form[form]),

@@ -27,15 +27,15 @@ from headgate.live.gateway.codec.process import (
     NO_MEMORY,
     REPLIES,
     AnyReply,
-    Asked,
-    HasBroken,
-    HasRead,
-    HasRefused,
+    CodecJob,
+    FailedResult,
+    ReadResult,
+    RefusedResult,
     packed,
 )
-from headgate.live.gateway.codec.text import ReadText, Understood, WriteText
+from headgate.live.gateway.codec.text import ParsedRequest, ReadText, WriteText
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.errors import Refused
+from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.memory_budget import Hold
 from headgate.live.ipc.shared_memory import room_for
 
@@ -46,11 +46,11 @@ _READ_BYTES: Final = 1 << 18  # at a time
 _PARTS_AT_ONCE: Final = 64  # that one call of the kernel is given
 
 Part = bytes | bytearray | memoryview
-Result = Understood | memoryview | Refused  # a text that was read or written, or neither
+Result = ParsedRequest | memoryview | RequestError  # a text that was read or written, or neither
 
 
 @final
-class Job:
+class TextJob:
     """One text, and who wants it. `cancel` says that nobody does any more."""
 
     __slots__ = ("hold", "lane", "message", "on_done", "parts", "since_s", "tenant")
@@ -69,7 +69,7 @@ class Job:
         self.tenant = tenant
         self.on_done: Callable[[Result], None] | None = on_done
         self.since_s = 0.0
-        self.lane: Lane | None = None
+        self.lane: CodecProcess | None = None
 
     def cancel(self) -> None:
         """Forget about it. What it holds is given back when nothing of it is left here."""
@@ -93,10 +93,10 @@ class Codec:
     """Both lanes."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, config: GatewayConfig) -> None:
-        self.lanes = (Lane(loop, config), Lane(loop, config))
+        self.lanes = (CodecProcess(loop, config), CodecProcess(loop, config))
 
-    def submit(self, job: Job) -> None:
-        """Have a job done. Raises `Refused` (503) where too many wait."""
+    def submit(self, job: TextJob) -> None:
+        """Have a job done. Raises `RequestError` (503) where too many wait."""
         size = sum(len(part) for part in job.parts)
         self.lanes[size > _LARGE_BYTES].submit(job)
 
@@ -112,7 +112,7 @@ class Codec:
 
 
 @final
-class Lane:
+class CodecProcess:
     """One process, and those who wait for it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, config: GatewayConfig) -> None:
@@ -120,9 +120,9 @@ class Lane:
         self.starts = 0
         self._loop = loop
         self._limits = config
-        self._waiting: dict[int, deque[Job]] = {}  # by tenant; whose turn it is comes first
+        self._waiting: dict[int, deque[TextJob]] = {}  # by tenant; whose turn it is comes first
         self._last_tenant = -1  # who had the turn before
-        self._job: Job | None = None  # that is being done
+        self._job: TextJob | None = None  # that is being done
         self._process: subprocess.Popen[bytes] | None = None
         self._ending: list[subprocess.Popen[bytes]] = []  # killed, and perhaps not gone
         self._socket: socket.socket | None = None
@@ -136,19 +136,19 @@ class Lane:
         """Of the process, if there is one."""
         return None if self._process is None else self._process.pid
 
-    def submit(self, job: Job) -> None:
-        """Have a job done in its turn. Raises `Refused` (503) where too many wait."""
+    def submit(self, job: TextJob) -> None:
+        """Have a job done in its turn. Raises `RequestError` (503) where too many wait."""
         if self._is_closed:
             raise _leaving()
         waiting = self._waiting.setdefault(job.tenant, deque())
         if len(waiting) >= self._limits.codec_queue_max:
-            raise Refused(503, "too many long texts are waiting", reason="codec_busy")
+            raise RequestError(503, "too many long texts are waiting", reason="codec_busy")
         job.lane = self
         job.since_s = self._loop.time()
         waiting.append(job)
         self._next()
 
-    def forget(self, job: Job) -> None:
+    def forget(self, job: TextJob) -> None:
         """Nobody wants it any more: it need not wait, but one that has begun goes on."""
         if job is not self._job:
             self._waiting[job.tenant].remove(job)
@@ -197,7 +197,7 @@ class Lane:
             _LOG.error("the process that reads and writes long texts cannot be started: %s", error)
             self._end(_lost())
             return
-        header = packed(Asked(job.message, [len(part) for part in job.parts]))
+        header = packed(CodecJob(job.message, [len(part) for part in job.parts]))
         self._out = [memoryview(header), *(memoryview(part) for part in job.parts)]
         self._write()
 
@@ -216,7 +216,7 @@ class Lane:
         limit_s = self._limits.codec_timeout_s
         _LOG.warning("a text took longer than %g s to read or write, and is given up", limit_s)
         message = f"its text took longer than {limit_s:g} s; use binary tensors"
-        self._end(Refused(503, message, reason="codec_timeout"))
+        self._end(RequestError(503, message, reason="codec_timeout"))
 
     # --- the process ---------------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ class Lane:
         self._socket = ours
         self._loop.add_reader(ours, self._read)
 
-    def _end(self, refused: Refused) -> None:
+    def _end(self, refused: RequestError) -> None:
         """End the process and refuse its job."""
         if self._socket is not None:
             self._loop.remove_reader(self._socket)
@@ -298,7 +298,7 @@ class Lane:
             return
         if is_whole:
             result = self._reply.result()
-            if isinstance(result, Refused) and result.reason == NO_MEMORY:
+            if isinstance(result, RequestError) and result.reason == NO_MEMORY:
                 self._end(result)  # it ends after that
             else:
                 self._done(result)
@@ -328,7 +328,7 @@ class _Reply:
         """Where the next bytes go."""
         return self._room[self._at :]
 
-    def took(self, size: int, job: Job) -> bool:
+    def took(self, size: int, job: TextJob) -> bool:
         """So many bytes have come; whether that was the last of them."""
         if not self._is_kept:
             self._left -= size
@@ -353,20 +353,20 @@ class _Reply:
     def result(self) -> Result:
         """What it amounts to."""
         header = self._header
-        if isinstance(header, HasRefused):
-            return Refused(header.status, header.message, reason=header.reason)
-        if isinstance(header, HasBroken):
+        if isinstance(header, RefusedResult):
+            return RequestError(header.status, header.message, reason=header.reason)
+        if isinstance(header, FailedResult):
             _LOG.error("a long text broke the gateway:\n%s", header.trace)
-            return Refused(500, "the gateway made a mistake", reason="internal")
+            return RequestError(500, "the gateway made a mistake", reason="internal")
         if not self._is_kept:
-            return Refused(503, "there is no memory for it just now", reason="memory")
-        if isinstance(header, HasRead):
+            return RequestError(503, "there is no memory for it just now", reason="memory")
+        if isinstance(header, ReadResult):
             parts = iter(self._parts)
             data = [None if size < 0 else next(parts) for size in header.sizes]
-            return Understood(header.form, header.request, data)
+            return ParsedRequest(header.form, header.request, data)
         return self._parts[0]
 
-    def _begin_parts(self, header: AnyReply, job: Job) -> None:
+    def _begin_parts(self, header: AnyReply, job: TextJob) -> None:
         self._header = header
         self._wanted = [size for size in header.sizes if size >= 0]
         whole = sum(self._wanted)
@@ -392,13 +392,15 @@ class _Reply:
         self._at = 0
 
 
-def _leaving() -> Refused:
-    return Refused(503, "the server is leaving", reason="draining")
+def _leaving() -> RequestError:
+    return RequestError(503, "the server is leaving", reason="draining")
 
 
-def _busy() -> Refused:
-    return Refused(503, "its text has waited for too long to be read", reason="codec_busy")
+def _busy() -> RequestError:
+    return RequestError(503, "its text has waited for too long to be read", reason="codec_busy")
 
 
-def _lost() -> Refused:
-    return Refused(503, "the process that read or wrote its text was lost", reason="codec_lost")
+def _lost() -> RequestError:
+    return RequestError(
+        503, "the process that read or wrote its text was lost", reason="codec_lost"
+    )

@@ -27,7 +27,7 @@ from msgspec.msgpack import Decoder, Encoder
 
 from headgate.live.gateway.codec.text import ReadText, WriteText, read_text, write_text
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.errors import Refused
+from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.oip.json import InferRequest
 
 LENGTH_BYTES: Final = 4
@@ -41,7 +41,7 @@ TRACE_CHARACTERS_MAX: Final = 10_000
 
 
 @final
-class Asked(Struct, array_like=True, tag="asked"):
+class CodecJob(Struct, array_like=True, tag="asked"):
     """A job. `sizes` are those of the raw parts that follow."""
 
     message: ReadText | WriteText
@@ -49,7 +49,7 @@ class Asked(Struct, array_like=True, tag="asked"):
 
 
 @final
-class HasRead(Struct, array_like=True, tag="read"):
+class ReadResult(Struct, array_like=True, tag="read"):
     """What a text says; the elements of its inputs follow. A size of -1: there are none."""
 
     form: str
@@ -58,15 +58,15 @@ class HasRead(Struct, array_like=True, tag="read"):
 
 
 @final
-class HasWritten(Struct, array_like=True, tag="written"):
+class WriteResult(Struct, array_like=True, tag="written"):
     """A text that follows."""
 
     sizes: list[int]
 
 
 @final
-class HasRefused(Struct, array_like=True, tag="refused"):
-    """Why there is nothing: as `Refused` has it."""
+class RefusedResult(Struct, array_like=True, tag="refused"):
+    """Why there is nothing: as `RequestError` has it."""
 
     status: int
     message: str
@@ -75,21 +75,21 @@ class HasRefused(Struct, array_like=True, tag="refused"):
 
 
 @final
-class HasBroken(Struct, array_like=True, tag="broken"):
+class FailedResult(Struct, array_like=True, tag="broken"):
     """A defect of ours: where it is."""
 
     trace: str
     sizes: list[int] = []
 
 
-AnyReply = HasRead | HasWritten | HasRefused | HasBroken
+AnyReply = ReadResult | WriteResult | RefusedResult | FailedResult
 
 ENCODER: Final = Encoder()
 REPLIES: Final[Decoder[AnyReply]] = Decoder(AnyReply)
-_JOBS: Final[Decoder[Asked]] = Decoder(Asked)
+_JOBS: Final[Decoder[CodecJob]] = Decoder(CodecJob)
 
 
-def packed(header: Asked | AnyReply) -> bytes:
+def packed(header: CodecJob | AnyReply) -> bytes:
     """A header as it is sent."""
     data = ENCODER.encode(header)
     return len(data).to_bytes(LENGTH_BYTES, "little") + data
@@ -102,21 +102,21 @@ def answer(
     try:
         if isinstance(message, WriteText):
             text = write_text(message, parts, limits)
-            return HasWritten([len(text)]), [text]
+            return WriteResult([len(text)]), [text]
         read = read_text(message, parts[0], limits)
         if len(ENCODER.encode(read.request)) > HEADER_BYTES_MAX:  # the gateway has to read it
-            raise Refused(413, "names, ids and parameters are too long", reason="too_large")
+            raise RequestError(413, "names, ids and parameters are too long", reason="too_large")
         sizes = [-1 if data is None else len(data) for data in read.data]
         found: list[bytes | memoryview] = [data for data in read.data if data is not None]
-        return HasRead(read.form, read.request, sizes), found
-    except Refused as refused:
-        return HasRefused(refused.status, refused.message, refused.reason), []
+        return ReadResult(read.form, read.request, sizes), found
+    except RequestError as refused:
+        return RefusedResult(refused.status, refused.message, refused.reason), []
     except MemoryError:
         problem = "its text takes more memory than there is for that; use binary tensors"
         status = 413 if isinstance(message, ReadText) else 500
-        return HasRefused(status, problem, NO_MEMORY), []
+        return RefusedResult(status, problem, NO_MEMORY), []
     except Exception:
-        return HasBroken(traceback.format_exc()[-TRACE_CHARACTERS_MAX:]), []
+        return FailedResult(traceback.format_exc()[-TRACE_CHARACTERS_MAX:]), []
 
 
 def serve(connection: socket.socket, limits: GatewayConfig) -> None:
@@ -137,7 +137,7 @@ def serve(connection: socket.socket, limits: GatewayConfig) -> None:
         connection.sendall(packed(reply))
         for each in raw:
             connection.sendall(each)
-        if isinstance(reply, HasRefused) and reply.reason == NO_MEMORY:
+        if isinstance(reply, RefusedResult) and reply.reason == NO_MEMORY:
             return  # what is left of it would be missing for the next one
 
 

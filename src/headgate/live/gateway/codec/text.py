@@ -16,7 +16,7 @@ from msgspec.json import Encoder
 
 from headgate.functions.tensor import Tensor, TensorSpec
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.errors import Refused
+from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.oip import json as oip
 from headgate.live.gateway.oip.json import (
     PIECE,
@@ -50,7 +50,7 @@ class ReadText(Struct, array_like=True, tag="read"):
 
 
 @final
-class Understood(Struct, gc=False):
+class ParsedRequest(Struct, gc=False):
     """What a text says."""
 
     form: str  # which its answer is to have: oip, predictions, rows or csv
@@ -88,8 +88,8 @@ class _Envelope(Struct, gc=False):
 
 def read_text(
     message: ReadText, text: bytes | bytearray | memoryview, limits: GatewayConfig
-) -> Understood:
-    """What a text says. Raises `Refused`."""
+) -> ParsedRequest:
+    """What a text says. Raises `RequestError`."""
     if message.form == "oip":
         return _oip(oip.decode(text, limits), limits)
     if message.form == "csv":
@@ -104,7 +104,7 @@ def read_text(
     return _oip(oip.decode(text, limits), limits)
 
 
-def _oip(request: InferRequest, limits: GatewayConfig) -> Understood:
+def _oip(request: InferRequest, limits: GatewayConfig) -> ParsedRequest:
     data: list[memoryview | None] = []
     strings = 0
     for given in request.inputs:
@@ -116,14 +116,14 @@ def _oip(request: InferRequest, limits: GatewayConfig) -> Understood:
         if given.datatype == "BYTES":
             strings += prod(given.shape)
             check_strings(strings)
-    return Understood("oip", request, data)
+    return ParsedRequest("oip", request, data)
 
 
-def _rows(text: bytes, message: ReadText, limits: GatewayConfig, form: str) -> Understood:
+def _rows(text: bytes, message: ReadText, limits: GatewayConfig, form: str) -> ParsedRequest:
     """Rows, as JSON, for the only input that the model has."""
     spec = message.spec
     if spec is None:
-        raise Refused(400, f"rows are for models of one input; {message.model!r} has other")
+        raise RequestError(400, f"rows are for models of one input; {message.model!r} has other")
     if spec.datatype == "BYTES":
         given = _shape(_decode(text, object, "the rows are"), limits.dims_max)
     else:
@@ -133,16 +133,16 @@ def _rows(text: bytes, message: ReadText, limits: GatewayConfig, form: str) -> U
     count = count_of(shape, spec.name, limits.dims_max, limits.elements_max)
     data = from_json(text, spec.name, spec.datatype, given, count)
     described = InputJson(spec.name, shape, spec.datatype)  # type: ignore[arg-type]
-    return Understood(form, InferRequest([described]), [data])
+    return ParsedRequest(form, InferRequest([described]), [data])
 
 
 def _decode(text: bytes | bytearray | memoryview, kind: type[_T], what: str) -> _T:
     try:
         return msgspec.json.decode(text, type=kind)
     except RecursionError:
-        raise Refused(400, f"{what} too deeply nested") from None
+        raise RequestError(400, f"{what} too deeply nested") from None
     except ValueError as problem:
-        raise Refused(400, f"{what} not understood: {problem}") from None
+        raise RequestError(400, f"{what} not understood: {problem}") from None
 
 
 def _shape(level: object, dims_max: int) -> tuple[int, ...]:
@@ -151,10 +151,10 @@ def _shape(level: object, dims_max: int) -> tuple[int, ...]:
     while isinstance(level, list):
         shape.append(len(level))
         if len(shape) > dims_max:
-            raise Refused(400, f"the rows are nested more than {dims_max} deep")
+            raise RequestError(400, f"the rows are nested more than {dims_max} deep")
         level = level[0] if level else None
     if not shape:
-        raise Refused(400, "rows must be a list")
+        raise RequestError(400, "rows must be a list")
     return tuple(shape)
 
 
@@ -169,7 +169,7 @@ def _csv(text: bytes | bytearray | memoryview) -> bytes:
     """Rows of numbers as JSON, which is then checked as such."""
     body = bytes(text)
     if b"[" in body or b"]" in body:
-        raise Refused(400, "CSV must have numbers and commas alone")
+        raise RequestError(400, "CSV must have numbers and commas alone")
     rows: list[bytes] = []
     at = 0
     while at < len(body):  # some at a time: a line as an object takes far more than its text
@@ -186,7 +186,7 @@ def _csv(text: bytes | bytearray | memoryview) -> bytes:
 def write_text(message: WriteText, data: Sequence[memoryview], limits: GatewayConfig) -> bytes:
     """An answer as text, `data` being the elements of the outputs that are in it, in their order.
 
-    Raises `Refused` where the text cannot have them, or would be too large.
+    Raises `RequestError` where the text cannot have them, or would be too large.
     """
     parts = iter(data)
     tensors = [
@@ -250,7 +250,7 @@ def _predictions(tensors: list[Tensor], columns: Sequence[object]) -> object:
 
 def _write_csv(tensors: list[Tensor], text_max: int) -> bytes:
     if len(tensors) != 1:
-        raise Refused(406, "CSV is for one output; ask in JSON")
+        raise RequestError(406, "CSV is for one output; ask in JSON")
     (tensor,) = tensors
     width = prod(tensor.shape[1:])
     if _elements(tensor) <= PIECE or tensor.datatype == "BYTES" or not tensor.shape:

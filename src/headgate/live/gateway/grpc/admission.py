@@ -28,9 +28,9 @@ from grpc import StatusCode
 from grpc.aio import BaseError, ServicerContext
 
 from headgate.live.call import Call
-from headgate.live.gateway.access_log import Asked
+from headgate.live.gateway.access_log import AccessEntry
 from headgate.live.gateway.auth import Tenant
-from headgate.live.gateway.errors import Refused
+from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.grpc.rpc import detail_of, status_of, trailers_of
 from headgate.live.gateway.http.request import no_memory
 from headgate.live.gateway.memory_budget import Hold
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 Context = ServicerContext[bytes, bytes]
 Method = Callable[["Rpc"], Awaitable[bytes]]
 StreamMethod = Callable[["Rpc"], AsyncIterator[bytes]]
-Turn = asyncio.Future[Refused | None]  # whose result says why there is no room after all
+Turn = asyncio.Future[RequestError | None]  # whose result says why there is no room after all
 
 LOOKAHEAD_BYTES: Final = 64 << 10  # of a message, before anybody asks for it
 WAIT_S: Final = 5.0  # for room
@@ -85,7 +85,7 @@ class Rpc:
     def __init__(
         self, path: str, context: Context, headers: dict[bytes, bytes], request_id: bytes
     ) -> None:
-        self.asked = Asked("gRPC", path, monotonic_ns())
+        self.asked = AccessEntry("gRPC", path, monotonic_ns())
         self.in_bytes = 0
         self.call: Call | None = None  # what it has led to
         self.context = context
@@ -100,7 +100,7 @@ class Rpc:
 
 
 @final
-class Guard(grpc.GenericRpcHandler):
+class RpcAdmission(grpc.GenericRpcHandler):
     """Finds the method of an RPC, and sees to it that it is answered once and counted."""
 
     def __init__(self, http: HttpServer) -> None:
@@ -139,14 +139,14 @@ class Guard(grpc.GenericRpcHandler):
 
         async def handle(messages: object, context: Context) -> AsyncIterator[bytes]:
             rpc = self._rpc(path, context)
-            refused: Refused | None = None
+            refused: RequestError | None = None
             out_bytes = 0
             try:
                 self._enter(rpc, is_public=True)
                 async for answer in method(rpc):
                     out_bytes += len(answer)
                     yield answer
-            except Refused as error:
+            except RequestError as error:
                 refused = _bare(error)
             except BaseError:  # it was cut, and told so; or gRPC has ended it
                 raise
@@ -168,9 +168,9 @@ class Guard(grpc.GenericRpcHandler):
         for queue in self._waiting.values():
             for _, turn in queue:
                 if not turn.done():
-                    turn.set_result(Refused(503, message, reason="draining"))
+                    turn.set_result(RequestError(503, message, reason="draining"))
         for rpc in list(self._rpcs):
-            refused = Refused(503, message, reason="draining")
+            refused = RequestError(503, message, reason="draining")
             if rpc.pending is not None:
                 rpc.pending.give_up(refused)
             elif rpc.reading_since_s is not None:
@@ -179,7 +179,7 @@ class Guard(grpc.GenericRpcHandler):
     # --- messages ------------------------------------------------------------------------------
 
     async def read(self, rpc: Rpc) -> bytes:
-        """The message of an RPC that has a key. Its size is held. Raises `Refused`."""
+        """The message of an RPC that has a key. Its size is held. Raises `RequestError`."""
         assert rpc.hold is not None
         await self._make_room(rpc)
         try:
@@ -189,7 +189,7 @@ class Guard(grpc.GenericRpcHandler):
         if message is None:
             # gRPC has told the client already if the message was too large.
             problem = f"no message has come, or one of more than {self._message_bytes} bytes"
-            raise Refused(400, problem, reason="no_message")
+            raise RequestError(400, problem, reason="no_message")
         rpc.hold.resize(LOOKAHEAD_BYTES + len(message))
         if len(message) > TRIM_BYTES and not self._is_trimming:
             self._is_trimming = True
@@ -199,7 +199,7 @@ class Guard(grpc.GenericRpcHandler):
         return message
 
     async def read_public(self, rpc: Rpc) -> bytes | None:
-        """The next message of an RPC without a key. Raises `Refused`.
+        """The next message of an RPC without a key. Raises `RequestError`.
 
         None: there is no more, or others take too long with theirs. Nobody waits for them.
         """
@@ -214,7 +214,7 @@ class Guard(grpc.GenericRpcHandler):
             self._public_reader.release()
         if message is not None and len(message) > PUBLIC_BYTES_MAX:
             problem = f"the message is larger than {PUBLIC_BYTES_MAX} bytes"
-            raise Refused(413, problem, reason="too_large")
+            raise RequestError(413, problem, reason="too_large")
         return message
 
     async def _read(self, rpc: Rpc, limit_s: float) -> bytes | None:
@@ -233,9 +233,9 @@ class Guard(grpc.GenericRpcHandler):
         return message
 
     def _cut_slow(self, rpc: Rpc) -> None:
-        self._cut(rpc, Refused(408, "the message took too long to come", reason="slow"))
+        self._cut(rpc, RequestError(408, "the message took too long to come", reason="slow"))
 
-    def _cut(self, rpc: Rpc, refused: Refused) -> None:
+    def _cut(self, rpc: Rpc, refused: RequestError) -> None:
         """Refuse an RPC whose message is being read.
 
         The reading is not cancelled: a message that comes just then would never be let go. It ends
@@ -248,7 +248,7 @@ class Guard(grpc.GenericRpcHandler):
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
 
-    async def _abort(self, rpc: Rpc, refused: Refused) -> None:
+    async def _abort(self, rpc: Rpc, refused: RequestError) -> None:
         with suppress(BaseError):  # that is how it ends; or the client has gone
             await self._refuse(rpc, refused)
 
@@ -258,7 +258,8 @@ class Guard(grpc.GenericRpcHandler):
     # --- room ----------------------------------------------------------------------------------
 
     async def _make_room(self, rpc: Rpc) -> None:
-        """Take what the largest message needs, and wait for that if need be. Raises `Refused`."""
+        """Take what the largest message needs, and wait for that if need be. Raises
+        `RequestError`."""
         assert rpc.hold is not None
         if not self._waiting and self._may_read(rpc):
             return
@@ -335,7 +336,7 @@ class Guard(grpc.GenericRpcHandler):
             for rpc in (own or holding)[:1]:
                 if rpc.reading_since_s is not None and rpc.reading_since_s < late_s:
                     problem = "the message took too long to come, and others wait for its room"
-                    self._cut(rpc, Refused(503, problem, reason="slow"))
+                    self._cut(rpc, RequestError(503, problem, reason="slow"))
 
     # --- one RPC -------------------------------------------------------------------------------
 
@@ -348,7 +349,7 @@ class Guard(grpc.GenericRpcHandler):
         return Rpc(path, context, headers, self._http.request_id(headers.get(b"x-request-id")))
 
     def _enter(self, rpc: Rpc, *, is_public: bool) -> None:
-        """Let an RPC in. Raises `Refused`, and then nothing is held."""
+        """Let an RPC in. Raises `RequestError`, and then nothing is held."""
         http = self._http
         if is_public:
             if self._public >= PUBLIC_MAX:
@@ -372,12 +373,12 @@ class Guard(grpc.GenericRpcHandler):
             self._public -= rpc.is_public
 
     async def _answer(self, rpc: Rpc, method: Method, is_public: bool) -> bytes:
-        refused: Refused | None = None
+        refused: RequestError | None = None
         try:
             self._enter(rpc, is_public=is_public)
             answer = await method(rpc)
             self._hold_answer(rpc, len(answer))
-        except Refused as error:
+        except RequestError as error:
             refused = _bare(error)
         except BaseError:  # it was cut, and told so; or gRPC has ended it
             self._release(rpc)
@@ -397,13 +398,13 @@ class Guard(grpc.GenericRpcHandler):
         return answer
 
     def _hold_answer(self, rpc: Rpc, size: int) -> None:
-        """Hold an answer, and nothing else, until it has been sent. Raises `Refused`."""
+        """Hold an answer, and nothing else, until it has been sent. Raises `RequestError`."""
         check_answer(size, self._config.answer_bytes_max, is_text=False)
         if size <= self._config.write_high_water:
             self._release(rpc)  # it waits in gRPC's own buffers
             return
         if rpc.hold is None or not rpc.hold.resize(size):
-            raise Refused(503, "too many answers are not read yet", reason="answers")
+            raise RequestError(503, "too many answers are not read yet", reason="answers")
         task = asyncio.current_task()
         assert task is not None
         task.add_done_callback(lambda _: self._release(rpc))
@@ -414,7 +415,7 @@ class Guard(grpc.GenericRpcHandler):
             if self._waiting:
                 self._serve_waiting()
 
-    async def _refuse(self, rpc: Rpc, refused: Refused) -> NoReturn:
+    async def _refuse(self, rpc: Rpc, refused: RequestError) -> NoReturn:
         if refused.retry_ns or refused.status == 503:
             refused.retry_ns = self._http.retry_ns(refused.retry_ns)
         status = status_of(refused)
@@ -460,7 +461,7 @@ def message_bytes_max(http: HttpServer) -> int:
     return max(1, min(http.config.body_bytes_max, http.budget.share - LOOKAHEAD_BYTES))
 
 
-def _bare(refused: Refused) -> Refused:
+def _bare(refused: RequestError) -> RequestError:
     """A refusal without its history, in which are the message and whatever was made of it.
 
     gRPC keeps the exception that ends an RPC, in a cycle that waits for the garbage collector; what
@@ -470,15 +471,15 @@ def _bare(refused: Refused) -> Refused:
     return refused
 
 
-def _mistake(rpc: Rpc) -> Refused:
+def _mistake(rpc: Rpc) -> RequestError:
     """What is said of the defect that is just being handled: to the client, little."""
     shown = rpc.request_id.decode("latin-1")
     _LOG.exception("an RPC broke the gateway", extra={"request_id": shown})
-    return Refused(500, "the gateway made a mistake", reason="internal")
+    return RequestError(500, "the gateway made a mistake", reason="internal")
 
 
-def _too_many() -> Refused:
-    return Refused(503, "too many RPCs are open", reason="too_many_rpcs")
+def _too_many() -> RequestError:
+    return RequestError(503, "too many RPCs are open", reason="too_many_rpcs")
 
 
 # Refusals that give no reason have one all the same.

@@ -10,8 +10,8 @@ from typing import Final, final
 
 from grpc import StatusCode
 
-from headgate.live.call import Call, Serving
-from headgate.live.gateway.errors import Refused
+from headgate.live.call import Call, FrontEndApi
+from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.http.responses import expired
 from headgate.live.gateway.memory_budget import Hold
 
@@ -34,20 +34,20 @@ _CODES: Final[Mapping[int, StatusCode]] = {
 }
 
 
-def status_of(refused: Refused) -> StatusCode:
+def status_of(refused: RequestError) -> StatusCode:
     """The status that says the same."""
     return _CODES.get(refused.status) or _CODES[400 if refused.status < 500 else 500]
 
 
-def detail_of(refused: Refused) -> str:
+def detail_of(refused: RequestError) -> str:
     """The sentence, of bounded length: a function may have said anything."""
     return refused.message[:DETAIL_CHARACTERS_MAX]
 
 
-def trailers_of(refused: Refused) -> tuple[tuple[str, str], ...]:
+def trailers_of(refused: RequestError) -> tuple[tuple[str, str], ...]:
     """What the HTTP front end says in headers and JSON.
 
-    >>> trailers_of(Refused(429, "busy", reason="overloaded", retry_ns=1_500_000))[:2]
+    >>> trailers_of(RequestError(429, "busy", reason="overloaded", retry_ns=1_500_000))[:2]
     (('headgate-reason', 'overloaded'), ('retry-after-ms', '2'))
     """
     made = []
@@ -88,7 +88,9 @@ class Pending:
         self._respond = respond
         self._withdraw: Callable[[], None] | None = None
         # A refusal is a result here: an exception that nobody fetches would be complained about.
-        self._answer: asyncio.Future[bytes | Refused] = asyncio.get_running_loop().create_future()
+        self._answer: asyncio.Future[bytes | RequestError] = (
+            asyncio.get_running_loop().create_future()
+        )
 
     def answered(self, call: Call) -> None:
         """For the runtime to call.
@@ -102,14 +104,16 @@ class Pending:
             return
         try:
             self._answer.set_result(self._respond(call))
-        except Refused as refused:
+        except RequestError as refused:
             self._answer.set_result(refused)
         except Exception:
             _LOG.exception("an answer broke the gateway")
-            self._answer.set_result(Refused(500, "the gateway made a mistake", reason="internal"))
+            self._answer.set_result(
+                RequestError(500, "the gateway made a mistake", reason="internal")
+            )
 
-    async def wait(self, serving: Serving, call: Call) -> bytes:
-        """The response. Raises `Refused`, also at the deadline of a call that gives up then.
+    async def wait(self, serving: FrontEndApi, call: Call) -> bytes:
+        """The response. Raises `RequestError`, also at the deadline of a call that gives up then.
 
         When the RPC is cancelled, so is the call; but not at its deadline, where its end is that it
         was late and not that it was unwanted: the runtime finds that out by itself.
@@ -130,7 +134,7 @@ class Pending:
             self._withdraw = None
             if timer is not None:
                 timer.cancel()
-        if isinstance(answer, Refused):
+        if isinstance(answer, RequestError):
             raise answer
         return answer
 
@@ -141,7 +145,7 @@ class Pending:
         else:
             self._left = hold
 
-    def give_up(self, refused: Refused) -> None:
+    def give_up(self, refused: RequestError) -> None:
         """Answer now, for the call will not be."""
         if not self._answer.done():
             if self._withdraw is not None:

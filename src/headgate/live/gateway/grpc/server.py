@@ -16,8 +16,13 @@ from grpc_reflection.v1alpha.reflection import ReflectionServicer
 
 from headgate.core.errors import ConfigError
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.errors import Refused
-from headgate.live.gateway.grpc.admission import LOOKAHEAD_BYTES, Guard, Rpc, message_bytes_max
+from headgate.live.gateway.errors import RequestError
+from headgate.live.gateway.grpc.admission import (
+    LOOKAHEAD_BYTES,
+    Rpc,
+    RpcAdmission,
+    message_bytes_max,
+)
 from headgate.live.gateway.grpc.messages import SERVICE, Messages
 from headgate.live.gateway.grpc.service import HEALTH, Health, InferenceService
 from headgate.live.gateway.http.server import HttpServer
@@ -42,7 +47,7 @@ class GrpcServer:
     def __init__(self, http: HttpServer) -> None:
         """Tenants, budget, ids and counters are the HTTP server's, however clients ask."""
         messages = Messages()
-        self._guard = Guard(http)
+        self._guard = RpcAdmission(http)
         self._server = server(options=_options(http.config, message_bytes_max(http)))
         InferenceService(http, self._guard, messages)
         self._health = Health(http.serving, self._guard)
@@ -113,7 +118,7 @@ def _options(config: GatewayConfig, message_bytes: int) -> list[tuple[str, int]]
 class _Reflection:
     """Lets tools ask what there is, out of the pool that knows our messages."""
 
-    def __init__(self, guard: Guard, messages: Messages) -> None:
+    def __init__(self, guard: RpcAdmission, messages: Messages) -> None:
         for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
             messages.pool.AddSerializedFile(file.serialized_pb)
         self._guard = guard
@@ -125,6 +130,6 @@ class _Reflection:
             try:
                 request = reflection_pb2.ServerReflectionRequest.FromString(message)
             except DecodeError:
-                raise Refused(400, "the message is not a ServerReflectionRequest") from None
+                raise RequestError(400, "the message is not a ServerReflectionRequest") from None
             for answer in self._servicer.ServerReflectionInfo(iter((request,)), rpc.context):
                 yield answer.SerializeToString()

@@ -13,15 +13,15 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from headgate import __version__
 from headgate.core.states import Outcome
 from headgate.functions.tensor import Tensor, TensorSpec
-from headgate.live.call import Call, Serving, model_problem, server_problem
-from headgate.live.gateway.errors import Refused
-from headgate.live.gateway.grpc.admission import LOOKAHEAD_BYTES, Guard, Rpc
+from headgate.live.call import Call, FrontEndApi, model_problem, server_problem
+from headgate.live.gateway.errors import RequestError
+from headgate.live.gateway.grpc.admission import LOOKAHEAD_BYTES, Rpc, RpcAdmission
 from headgate.live.gateway.grpc.messages import SERVICE, Messages
 from headgate.live.gateway.grpc.rpc import Pending, printable
 from headgate.live.gateway.grpc.tensors import encoded, take_apart, tensors
 from headgate.live.gateway.http.headers import priority_of, timeout_ns, traceparent
 from headgate.live.gateway.http.request import no_memory
-from headgate.live.gateway.http.responses import verdict
+from headgate.live.gateway.http.responses import error_of
 from headgate.live.gateway.http.server import HttpServer
 from headgate.live.gateway.inference import check_open, check_outputs, find_model, make_call
 from headgate.live.gateway.oip.json import VERSION, check_answer, memoryview_of
@@ -37,7 +37,7 @@ WATCH_S: Final = 0.2  # how often a change is looked for
 class Health:
     """Serving while the gateway says that it is ready, as a whole and for the one service."""
 
-    def __init__(self, serving: Serving, guard: Guard) -> None:
+    def __init__(self, serving: FrontEndApi, guard: RpcAdmission) -> None:
         self.is_over = False  # no more changes will come
         self._serving = serving
         self._guard = guard
@@ -47,7 +47,7 @@ class Health:
     async def _check(self, rpc: Rpc) -> bytes:
         status = self._status(await self._service(rpc))
         if status == HealthCheckResponse.SERVICE_UNKNOWN:
-            raise Refused(404, "there is no such service", reason="unknown_path")
+            raise RequestError(404, "there is no such service", reason="unknown_path")
         tell_reason(rpc, server_problem(self._serving))
         return HealthCheckResponse(status=status).SerializeToString()
 
@@ -67,7 +67,7 @@ class Health:
             message = await self._guard.read_public(rpc) or b""
             return HealthCheckRequest.FromString(message).service
         except DecodeError:
-            raise Refused(400, "the message is not a HealthCheckRequest") from None
+            raise RequestError(400, "the message is not a HealthCheckRequest") from None
 
     def _status(self, service: str) -> int:
         if service not in ("", SERVICE):
@@ -90,7 +90,7 @@ EXTENSIONS: Final = ("parameters", "schedule_policy")
 class InferenceService:
     """The six methods. Messages are parsed here, so that a broken one is the client's mistake."""
 
-    def __init__(self, http: HttpServer, guard: Guard, messages: Messages) -> None:
+    def __init__(self, http: HttpServer, guard: RpcAdmission, messages: Messages) -> None:
         self._serving = http.serving
         self._config = http.config
         self._guard = guard
@@ -149,7 +149,7 @@ class InferenceService:
             rpc.pending = pending
             serving.submit(call)
             response = await pending.wait(serving, call)
-        except Refused:
+        except RequestError:
             if rpc.pending is not None and rpc.pending.is_expired and rpc.hold is not None:
                 rpc.pending.leave(rpc.hold)  # the runtime has the inputs still
                 rpc.hold = None
@@ -162,7 +162,7 @@ class InferenceService:
         return response
 
     def _call(self, rpc: Rpc, message: bytes) -> tuple[Call, Pending]:
-        """What a message asks for. Its inputs are held. Raises `Refused`."""
+        """What a message asks for. Its inputs are held. Raises `RequestError`."""
         serving, headers = self._serving, rpc.headers
         check_open(serving)  # that may have changed while the message came
         rest, raw = take_apart(message, self._config)
@@ -178,7 +178,7 @@ class InferenceService:
 
         # Which keeps neither the RPC nor the message: the RPC knows the call, and the call this.
         def respond(call: Call) -> bytes:
-            refused = verdict(call, self._config, request_id)
+            refused = error_of(call, self._config, request_id)
             if refused is not None:
                 raise refused
             chosen = _chosen(call.outputs, names)
@@ -218,14 +218,14 @@ class InferenceService:
         message = await self._guard.read(rpc)
         if len(message) > self._config.header_bytes_max:
             problem = f"the message is larger than {self._config.header_bytes_max} bytes"
-            raise Refused(413, problem, reason="too_large")
+            raise RequestError(413, problem, reason="too_large")
         return message
 
     def _parsed(self, name: str, message: bytes) -> Any:
         try:
             return self._messages[name].FromString(message)
         except DecodeError:
-            raise Refused(400, f"the message is not a {name}") from None
+            raise RequestError(400, f"the message is not a {name}") from None
 
     def _encoded(self, message: str, /, **fields: object) -> bytes:
         encoded: bytes = self._messages[message](**fields).SerializeToString()
@@ -245,7 +245,7 @@ def _chosen(outputs: list[Tensor], names: list[str]) -> list[Tensor]:
     by_name = {tensor.name: tensor for tensor in outputs}
     for name in names:
         if name not in by_name:
-            raise Refused(400, f"there was no output {name[:80]!r}")
+            raise RequestError(400, f"there was no output {name[:80]!r}")
     return [by_name[name] for name in names]
 
 

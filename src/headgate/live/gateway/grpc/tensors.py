@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from headgate.functions.tensor import ITEM_BYTES, Tensor
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.errors import Refused
+from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.oip.json import (
     check_bytes,
     check_strings,
     count_of,
-    joined,
     memoryview_of,
+    pack_strings,
     split,
 )
 
@@ -48,7 +48,7 @@ def take_apart(message: bytes, limits: GatewayConfig) -> tuple[bytes, list[memor
 
     The parser would copy them twice. What it is left with is small: an empty input takes two bytes
     on the wire and some hundred in memory, and elements in types are read one by one. Raises
-    `Refused` for more than that, before anything is parsed.
+    `RequestError` for more than that, before anything is parsed.
     """
     counts = {_INPUTS: 0, _OUTPUTS: 0, _RAW_INPUTS: 0}
     raw: list[memoryview] = []
@@ -59,9 +59,9 @@ def take_apart(message: bytes, limits: GatewayConfig) -> tuple[bytes, list[memor
         if number in counts:
             counts[number] += 1
             if counts[number] > limits.inputs_max:
-                raise Refused(400, f"more than {limits.inputs_max} inputs or outputs")
+                raise RequestError(400, f"more than {limits.inputs_max} inputs or outputs")
         if fields > FIELDS_MAX:
-            raise Refused(400, f"more than {FIELDS_MAX} fields")
+            raise RequestError(400, f"more than {FIELDS_MAX} fields")
         if number == _RAW_INPUTS and data and end <= len(message):
             raw.append(view[data:end])
             kept.append(view[kept_to:start])
@@ -73,7 +73,7 @@ def take_apart(message: bytes, limits: GatewayConfig) -> tuple[bytes, list[memor
 
 
 def tensors(request: Any, raw: Sequence[memoryview], limits: GatewayConfig) -> list[Tensor]:
-    """The inputs of a request. Raises `Refused` (400, 413) for whatever is wrong with them."""
+    """The inputs of a request. Raises `RequestError` (400, 413) for whatever is wrong with them."""
     given = request.inputs
     counts = [_count(each, limits) for each in given]
     # Of all inputs together: they are walked one by one, while everybody else waits.
@@ -85,7 +85,7 @@ def tensors(request: Any, raw: Sequence[memoryview], limits: GatewayConfig) -> l
             raise _too_much_typed(f"more than {limits.typed_elements_max} elements in types")
         return [_typed(each, count) for each, count in zip(given, counts, strict=True)]
     if len(raw) != len(given):
-        raise Refused(400, f"there are {len(given)} inputs and {len(raw)} raw contents")
+        raise RequestError(400, f"there are {len(given)} inputs and {len(raw)} raw contents")
     return [_raw(each, data, count) for each, data, count in zip(given, raw, counts, strict=True)]
 
 
@@ -117,15 +117,15 @@ def encoded(
 def _count(given: Any, limits: GatewayConfig) -> int:
     name = given.name
     if given.datatype not in ITEM_BYTES:
-        raise Refused(400, f"{name[:80]!r} has the unknown datatype {given.datatype[:40]!r}")
+        raise RequestError(400, f"{name[:80]!r} has the unknown datatype {given.datatype[:40]!r}")
     if "shared_memory_region" in given.parameters:
-        raise Refused(400, f"{name[:80]!r}: shared memory is not offered")
+        raise RequestError(400, f"{name[:80]!r}: shared memory is not offered")
     return count_of(given.shape, name[:80], limits.dims_max, limits.elements_max)
 
 
 def _raw(given: Any, data: memoryview, count: int) -> Tensor:
     if given.contents.ListFields():
-        raise Refused(400, f"{given.name[:80]!r} has typed contents, beside raw ones")
+        raise RequestError(400, f"{given.name[:80]!r} has typed contents, beside raw ones")
     check_bytes(data, given.name[:80], given.datatype, count)
     return Tensor(given.name, given.datatype, tuple(given.shape), data)
 
@@ -134,18 +134,20 @@ def _typed(given: Any, count: int) -> Tensor:
     name = given.name[:80]
     datatype = given.datatype
     if datatype not in _CONTENTS:
-        raise Refused(400, f"{name!r}: {datatype} can be sent as raw contents only")
+        raise RequestError(400, f"{name!r}: {datatype} can be sent as raw contents only")
     field, code = _CONTENTS[datatype]
     for used, _ in given.contents.ListFields():
         if used.name != field:
-            raise Refused(400, f"{name!r} has {used.name}; {datatype} is in {field}")
+            raise RequestError(400, f"{name!r} has {used.name}; {datatype} is in {field}")
     elements = getattr(given.contents, field)
     if len(elements) != count:
-        raise Refused(400, f"{name!r} has {len(elements)} elements; its shape asks for {count}")
+        raise RequestError(
+            400, f"{name!r} has {len(elements)} elements; its shape asks for {count}"
+        )
     try:
-        data = array(code, elements).tobytes() if code else joined(elements)
+        data = array(code, elements).tobytes() if code else pack_strings(elements)
     except OverflowError:
-        raise Refused(400, f"{name!r} has an element out of the range of {datatype}") from None
+        raise RequestError(400, f"{name!r} has an element out of the range of {datatype}") from None
     return Tensor(given.name, datatype, tuple(given.shape), memoryview(data))
 
 
@@ -155,8 +157,8 @@ def _elements(code: str, data: memoryview) -> array[float]:
     return elements
 
 
-def _too_much_typed(problem: str) -> Refused:
-    return Refused(413, f"{problem}; send tensors in raw_input_contents", reason="too_large")
+def _too_much_typed(problem: str) -> RequestError:
+    return RequestError(413, f"{problem}; send tensors in raw_input_contents", reason="too_large")
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int, int, int]]:

@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, cast, final
 
-from headgate.live.gateway.errors import Refused
-from headgate.live.gateway.http.request import Exchange
+from headgate.live.gateway.errors import RequestError
+from headgate.live.gateway.http.request import HttpRequest
 from headgate.live.gateway.http.responses import CONTINUE
 from headgate.live.gateway.memory_budget import Hold
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 #
 # A request that is refused before its body has come (an unknown path, no key, a limit of its
 # tenant, no memory) has its body read and thrown away. One after which nothing can be understood
-# is the last: `Refused` with `closes`.
+# is the last: `RequestError` with `closes`.
 
 
 _LARGE_BYTES: Final = 1 << 20  # of a body
@@ -55,7 +55,7 @@ _CHUNK_BYTES_MIN: Final = 64  # on average, once there are more chunks than
 _CHUNKS_FREE: Final = 1024
 
 
-class Reading:
+class ParserState:
     """What is being read. Small integers rather than an `Enum`: they are on the hot path."""
 
     NOTHING: Final = 0  # between requests
@@ -65,7 +65,7 @@ class Reading:
 
 
 @final
-class Incoming:
+class RequestParser:
     """The reading half of a connection. The parser calls the methods that begin with `on_`."""
 
     __slots__ = (
@@ -87,8 +87,8 @@ class Incoming:
         "since_s",
     )
 
-    def __init__(self, connection: Connection, server: HttpServer) -> None:
-        self.reading: int = Reading.NOTHING
+    def __init__(self, connection: HttpConnection, server: HttpServer) -> None:
+        self.reading: int = ParserState.NOTHING
         self.since_s = server.clock_s  # when what is being read began
         self._connection = connection
         self._server = server
@@ -97,7 +97,7 @@ class Incoming:
         self._target = b""
         self._headers: dict[bytes, bytes] = {}
         self._head_bytes = 0
-        self._exchange: Exchange | None = None  # whose body is being read
+        self._exchange: HttpRequest | None = None  # whose body is being read
         self._announced_bytes = 0  # of the body
         self._body: bytes | bytearray | memoryview = b""
         self._body_bytes = 0  # that have come
@@ -106,7 +106,8 @@ class Incoming:
         self._unended_bytes = 0  # read since anything came of it; -1: something has just begun
 
     def feed(self, data: bytes) -> None:
-        """Read on: whole requests go to the connection. Raises `Refused`, after which it ends."""
+        """Read on: whole requests go to the connection. Raises `RequestError`, after which it
+        ends."""
         while data:
             if self._plain_left:
                 data = self._read_plain(data)
@@ -117,7 +118,7 @@ class Incoming:
                 data = data[upgrade.args[0] :]  # there is no upgrade: it goes on as it was
             except HttpParserError as problem:
                 raise _refused(problem) from None
-        if self.reading == Reading.HEAD or self.reading == Reading.BODY:
+        if self.reading == ParserState.HEAD or self.reading == ParserState.BODY:
             self._count_unended(len(data))
 
     def body_seconds_max(self) -> float:
@@ -129,13 +130,13 @@ class Incoming:
         earned_s = self._body_bytes / limits.body_bytes_per_s_min
         return min(limits.body_timeout_s, limits.header_timeout_s + earned_s)
 
-    def last(self, refused: Refused) -> Exchange:
+    def last(self, refused: RequestError) -> HttpRequest:
         """The exchange to end with: the one that was coming in, or one for what was none."""
-        self.reading = Reading.NO_MORE
+        self.reading = ParserState.NO_MORE
         exchange, self._exchange = self._exchange, None
         self.let_go()
         if exchange is None:
-            exchange = Exchange(self._connection, self._server, None, None, {}, False)
+            exchange = HttpRequest(self._connection, self._server, None, None, {}, False)
         exchange.turn_down(refused)
         exchange.closes = True
         return exchange
@@ -150,9 +151,9 @@ class Incoming:
 
     def on_message_begin(self) -> None:
         """Mark the time."""
-        if self.reading == Reading.NO_MORE:
-            raise Refused(400, "a request after the last", closes=True)
-        self.reading = Reading.HEAD
+        if self.reading == ParserState.NO_MORE:
+            raise RequestError(400, "a request after the last", closes=True)
+        self.reading = ParserState.HEAD
         self.since_s = self._server.clock_s
         self._head_bytes = 0
         self._chunks = 0
@@ -162,7 +163,7 @@ class Incoming:
         """Keep the target, which may come in pieces."""
         self._target += url
         if len(self._target) > self._limits.header_bytes_max:
-            raise Refused(414, "the target is too long", closes=True)
+            raise RequestError(414, "the target is too long", closes=True)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header. Those that are repeated are one list, as HTTP has it."""
@@ -170,12 +171,12 @@ class Incoming:
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > self._limits.header_bytes_max:
             raise _too_many_headers()
-        if self.reading == Reading.BODY:
+        if self.reading == ParserState.BODY:
             return  # a trailer, which could overrule what has been looked at
         name, value = name.lower(), value.strip()  # the parser leaves the space that follows
         if name in headers:
             if name in (b"content-length", b"transfer-encoding", b"host", b"authorization"):
-                raise Refused(400, f"{name.decode()} is given twice", closes=True)
+                raise RequestError(400, f"{name.decode()} is given twice", closes=True)
             value = b"%b, %b" % (headers[name], value)
         headers[name] = value
         if len(headers) > self._limits.headers_max:
@@ -186,21 +187,21 @@ class Incoming:
         parser, server = self._parser, self._server
         headers, target = self._headers, self._target
         self._headers, self._target = {}, b""
-        self.reading = Reading.BODY
+        self.reading = ParserState.BODY
         self.since_s = server.clock_s
         method = parser.get_method()
-        refused: Refused | None = None
+        refused: RequestError | None = None
         route: Route | None = None
         tenant: Tenant | None = None
         if b"host" not in headers and parser.get_http_version() == "1.1":
-            raise Refused(400, "there is no Host", closes=True)
+            raise RequestError(400, "there is no Host", closes=True)
         try:
             route = server.router.find(method, target)
             is_open = route.rule.is_open
             tenant = server.keys.anyone if is_open else server.keys.tenant(headers)
-        except Refused as error:
+        except RequestError as error:
             refused = error.with_traceback(None)  # which knows this frame, and that knows it
-        exchange = Exchange(self._connection, server, route, tenant, headers, method == b"HEAD")
+        exchange = HttpRequest(self._connection, server, route, tenant, headers, method == b"HEAD")
         if server.access is not None:
             exchange.asked = server.access.asked(method, target)
         self._exchange = exchange
@@ -211,7 +212,7 @@ class Incoming:
         if refused is None:
             try:
                 exchange.admit(size)
-            except Refused as error:
+            except RequestError as error:
                 refused = error.with_traceback(None)
         exchange.refused = refused
         if b"expect" in headers:
@@ -221,7 +222,7 @@ class Incoming:
         """Bound what chunks cost: each takes longer than the bytes that it carries."""
         before, self._chunks = self._chunks, self._chunks + 1
         if before > _CHUNKS_FREE and self._body_bytes < before * _CHUNK_BYTES_MIN:
-            raise Refused(
+            raise RequestError(
                 400,
                 f"the chunks of the body are too small: {_CHUNK_BYTES_MIN} bytes each, on average",
                 reason="malformed",
@@ -271,20 +272,20 @@ class Incoming:
         assert exchange is not None
         if self._parser.should_upgrade():
             if b"transfer-encoding" in exchange.headers:
-                raise Refused(400, "no upgrade is offered for chunks", closes=True)
+                raise RequestError(400, "no upgrade is offered for chunks", closes=True)
             self._plain_left = int(exchange.headers.get(b"content-length", b"0"))
         if not self._plain_left:
             self._complete(exchange, closes=not self._parser.should_keep_alive())
 
-    def _turn_down(self, exchange: Exchange, refused: Refused) -> None:
+    def _turn_down(self, exchange: HttpRequest, refused: RequestError) -> None:
         exchange.turn_down(refused)
         self._body = b""
 
-    def _complete(self, exchange: Exchange, *, closes: bool) -> None:
+    def _complete(self, exchange: HttpRequest, *, closes: bool) -> None:
         exchange.body = self._body
         exchange.body_bytes = self._body_bytes
         exchange.closes = closes
-        self.reading = Reading.NO_MORE if closes else Reading.NOTHING
+        self.reading = ParserState.NO_MORE if closes else ParserState.NOTHING
         if self._body_bytes:
             self._body_bytes = 0
             self._body = b""
@@ -317,25 +318,25 @@ class Incoming:
         coding = headers.get(b"transfer-encoding")
         if coding is not None:
             if coding.lower() != b"chunked" or b"content-length" in headers:
-                raise Refused(400, "the length of the body is ambiguous", closes=True)
+                raise RequestError(400, "the length of the body is ambiguous", closes=True)
             if self._parser.get_http_version() != "1.1":
-                raise Refused(400, "chunks are not part of HTTP/1.0", closes=True)
+                raise RequestError(400, "chunks are not part of HTTP/1.0", closes=True)
             return 0
         size = int(headers[b"content-length"])
         if size > self._limits.body_bytes_max:
             raise self._too_large()
         return size
 
-    def _expect(self, expected: bytes, refused: Refused | None) -> None:
+    def _expect(self, expected: bytes, refused: RequestError | None) -> None:
         if expected.lower() != b"100-continue":
-            raise Refused(417, "only 100-continue can be expected", closes=True)
+            raise RequestError(417, "only 100-continue can be expected", closes=True)
         if refused is not None:
             refused.closes = True
             raise refused  # before the client has sent what nobody wants
         self._connection.owes_continue = True
 
-    def _too_large(self) -> Refused:
-        return Refused(
+    def _too_large(self) -> RequestError:
+        return RequestError(
             413,
             f"the body is larger than {self._limits.body_bytes_max} bytes",
             reason="too_large",
@@ -343,18 +344,18 @@ class Incoming:
         )
 
 
-def _refused(problem: HttpParserError) -> Refused:
+def _refused(problem: HttpParserError) -> RequestError:
     """Our own reason for stopping the parser, or the parser's."""
     own = problem.__context__
-    if isinstance(own, Refused):
+    if isinstance(own, RequestError):
         return own
     if own is not None:
         raise own  # a defect
-    return Refused(400, f"this is not HTTP: {problem}", reason="malformed", closes=True)
+    return RequestError(400, f"this is not HTTP: {problem}", reason="malformed", closes=True)
 
 
-def _too_many_headers() -> Refused:
-    return Refused(431, "there are too many headers", reason="too_large", closes=True)
+def _too_many_headers() -> RequestError:
+    return RequestError(431, "there are too many headers", reason="too_large", closes=True)
 
 
 REFUSED_MAX: Final = 64  # connections beyond the limit that are told so, at a time
@@ -363,7 +364,7 @@ _CLOSED: Final = 7  # TCP_CLOSE of Linux: the state of a connection that was res
 
 
 @final
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """One client's connection, from its first byte to its last."""
 
     __slots__ = (
@@ -392,9 +393,9 @@ class Connection(asyncio.Protocol):
         self._server = server
         self._limits = server.config
         self._transport: asyncio.Transport
-        self._incoming = Incoming(self, server)
-        self._current: Exchange | None = None  # whose answer is next
-        self._waiting: deque[Exchange] = deque()
+        self._incoming = RequestParser(self, server)
+        self._current: HttpRequest | None = None  # whose answer is next
+        self._waiting: deque[HttpRequest] = deque()
         self._is_pumping = False
         self._is_cut = False  # the client was refused in the middle of something
         self._is_deaf = False  # nothing is read for now
@@ -410,7 +411,7 @@ class Connection(asyncio.Protocol):
     @property
     def is_idle(self) -> bool:
         """Whether nothing is under way in either direction."""
-        return self._current is None and self._incoming.reading == Reading.NOTHING
+        return self._current is None and self._incoming.reading == ParserState.NOTHING
 
     @property
     def is_answering(self) -> bool:
@@ -428,11 +429,11 @@ class Connection(asyncio.Protocol):
         elif self._server.excess() >= REFUSED_MAX:
             self._transport.abort()
         elif not self._server.enter(self):
-            self._fail(Refused(503, "too many connections", reason="connections", closes=True))
+            self._fail(RequestError(503, "too many connections", reason="connections", closes=True))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Withdraw whatever nobody waits for any more."""
-        self._incoming.reading = Reading.NO_MORE
+        self._incoming.reading = ParserState.NO_MORE
         self._incoming.let_go()
         self._forget_waiting()
         self._unwritten.clear()
@@ -448,7 +449,7 @@ class Connection(asyncio.Protocol):
         What it has begun to ask is not: that will never be whole. Over TLS there is no such thing
         as closing one side. The transport closes itself unless this returns True.
         """
-        self._incoming.reading = Reading.NO_MORE
+        self._incoming.reading = ParserState.NO_MORE
         self._incoming.let_go()
         last = self._waiting[-1] if self._waiting else self._current
         if last is None or self._is_encrypted:
@@ -459,11 +460,11 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Read on."""
-        if self._incoming.reading == Reading.NO_MORE:
+        if self._incoming.reading == ParserState.NO_MORE:
             return
         try:
             self._incoming.feed(data)
-        except Refused as refused:
+        except RequestError as refused:
             self._fail(refused)
         else:
             if self.owes_continue and self._current is None:
@@ -490,13 +491,13 @@ class Connection(asyncio.Protocol):
         self._pump()
         self._listen()
 
-    def arrived(self, exchange: Exchange) -> None:
+    def arrived(self, exchange: HttpRequest) -> None:
         """Put a request in line; it is begun at once if there is nobody before it."""
         waiting = self._waiting
         if len(waiting) >= self._limits.pipelined_max:
             # More than was agreed came in one piece. HTTP lets a server close after any answer.
             waiting[-1].closes = True
-            self._incoming.reading = Reading.NO_MORE
+            self._incoming.reading = ParserState.NO_MORE
             exchange.abandon()
             return
         waiting.append(exchange)
@@ -508,7 +509,7 @@ class Connection(asyncio.Protocol):
         self,
         head: bytes,
         body: Sequence[bytes | memoryview],
-        exchange: Exchange,
+        exchange: HttpRequest,
         hold: Hold | None,
     ) -> None:
         """Send the answer of the exchange whose turn it is, and go on to the next.
@@ -547,7 +548,7 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.close()
 
-    def give_up(self, refused: Refused) -> None:
+    def give_up(self, refused: RequestError) -> None:
         """Answer whatever is under way with a refusal, and close.
 
         Where nothing is, a request may be on its way all the same. The client gets the end of the
@@ -570,18 +571,18 @@ class Connection(asyncio.Protocol):
         elif self._unwritable_since_s is not None:
             if now_s - self._unwritable_since_s > limits.write_timeout_s:
                 self._transport.abort()
-        elif reading == Reading.NO_MORE:
+        elif reading == ParserState.NO_MORE:
             if self._current is None and now_s - self._since_s > limits.linger_s:
                 self._transport.abort()
-        elif reading == Reading.NOTHING:
+        elif reading == ParserState.NOTHING:
             if self._current is None and now_s - self._since_s > limits.idle_timeout_s:
                 self._transport.close()
         elif not self._is_deaf and not self.owes_continue:
-            is_head = reading == Reading.HEAD
+            is_head = reading == ParserState.HEAD
             timeout_s = limits.header_timeout_s if is_head else self._incoming.body_seconds_max()
             if now_s - self._incoming.since_s > timeout_s:
                 part = "headers" if is_head else "body"
-                self._fail(Refused(408, f"the {part} took too long to come", closes=True))
+                self._fail(RequestError(408, f"the {part} took too long to come", closes=True))
 
     def _is_reset(self) -> bool:
         """Whether the client has gone altogether. Nothing is read any more that would say so."""
@@ -604,9 +605,9 @@ class Connection(asyncio.Protocol):
         finally:
             self._is_pumping = False
 
-    def _fail(self, refused: Refused) -> None:
+    def _fail(self, refused: RequestError) -> None:
         """Refuse what is coming in, when its turn comes; nothing is read after it."""
-        if self._incoming.reading != Reading.NO_MORE:
+        if self._incoming.reading != ParserState.NO_MORE:
             self._is_cut = True
             self.owes_continue = False
             self._waiting.append(self._incoming.last(refused))
@@ -630,7 +631,7 @@ class Connection(asyncio.Protocol):
     def _end(self) -> None:
         """Close after the answer that was the last."""
         self._forget_waiting()
-        self._incoming.reading = Reading.NO_MORE
+        self._incoming.reading = ParserState.NO_MORE
         self._is_ending = bool(self._unwritten)
         if self._is_ending:
             return
@@ -663,6 +664,6 @@ class Connection(asyncio.Protocol):
 
     def _tell_to_go_on(self) -> None:
         self.owes_continue = False
-        if self._incoming.reading == Reading.BODY:
+        if self._incoming.reading == ParserState.BODY:
             self._incoming.since_s = self._server.clock_s  # the wait was ours
             self._transport.write(CONTINUE)

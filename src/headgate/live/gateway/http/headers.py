@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from headgate.live.gateway.errors import Refused
+from headgate.live.gateway.errors import RequestError
 
 GRPC_UNITS_NS: Final[Mapping[str, int]] = {
     "H": 3_600_000_000_000,
@@ -28,7 +28,7 @@ _MS_HEADERS: Final = (b"x-request-timeout-ms", b"x-envoy-expected-rq-timeout-ms"
 def timeout_ns(headers: Mapping[bytes, bytes], timeout_us: object, max_ns: int) -> int:
     """How long the client will wait, at most `max_ns`; 0 where it does not say.
 
-    Raises `Refused` where what it says cannot be understood.
+    Raises `RequestError` where what it says cannot be understood.
 
     >>> timeout_ns({b"grpc-timeout": b"20m", b"x-request-timeout-ms": b"5"}, None, 10**12)
     20000000
@@ -48,12 +48,12 @@ def timeout_ns(headers: Mapping[bytes, bytes], timeout_us: object, max_ns: int) 
 
 
 def milliseconds_ns(text: bytes, what: str) -> int:
-    """A duration in milliseconds. Raises `Refused` if it is not one above zero."""
+    """A duration in milliseconds. Raises `RequestError` if it is not one above zero."""
     if _MILLISECONDS.fullmatch(text):
         duration_ns = int(float(text) * 1e6)
         if duration_ns > 0:
             return duration_ns
-    raise Refused(400, f"{what} must be a number of milliseconds above 0, not {_shown(text)}")
+    raise RequestError(400, f"{what} must be a number of milliseconds above 0, not {_shown(text)}")
 
 
 def _header_ns(name: bytes, headers: Mapping[bytes, bytes]) -> int:
@@ -63,7 +63,7 @@ def _header_ns(name: bytes, headers: Mapping[bytes, bytes]) -> int:
 def _grpc_ns(text: bytes) -> int:
     match = _GRPC.fullmatch(text)
     if match is None:
-        raise Refused(
+        raise RequestError(
             400, f"grpc-timeout must be 1 to 8 digits and one of HMSmun, not {_shown(text)}"
         )
     return max(1, int(match[1]) * GRPC_UNITS_NS[match[2].decode()])
@@ -72,7 +72,9 @@ def _grpc_ns(text: bytes) -> int:
 def _parameter_ns(timeout_us: object) -> int:
     # A bool is an int to Python, though not to a client.
     if type(timeout_us) is not int or timeout_us < 0:
-        raise Refused(400, "parameters.timeout must be a whole number of microseconds, 0 or above")
+        raise RequestError(
+            400, "parameters.timeout must be a whole number of microseconds, 0 or above"
+        )
     return timeout_us * 1000  # 0: none, as in Triton
 
 
@@ -94,15 +96,17 @@ _URGENCY: Final = re.compile(rb"(?:^|,)[ \t]*u=([0-7])[ \t]*(?:$|[,;])")
 def priority_of(headers: Mapping[bytes, bytes], parameter: object) -> int:
     """The priority of a call. The parameter goes before the header.
 
-    Raises `Refused` if the parameter is malformed; a malformed header counts as absent, as its RFC
-    demands.
+    Raises `RequestError` if the parameter is malformed; a malformed header counts as absent, as
+    its RFC demands.
 
     >>> priority_of({}, 1), priority_of({b"priority": b"u=0, i"}, None), priority_of({}, 0)
     (-3, -3, 0)
     """
     if parameter is not None:
         if type(parameter) is not int or not 0 <= parameter < PRIORITY_MAX:
-            raise Refused(400, f"parameters.priority must be a whole number below {PRIORITY_MAX}")
+            raise RequestError(
+                400, f"parameters.priority must be a whole number below {PRIORITY_MAX}"
+            )
         return parameter - 1 - URGENCY_USUAL if parameter else 0
     if b"priority" in headers:
         match = _URGENCY.search(headers[b"priority"])

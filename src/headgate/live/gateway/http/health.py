@@ -10,8 +10,8 @@ from msgspec.json import Encoder
 
 from headgate import __version__
 from headgate.functions.tensor import TensorSpec
-from headgate.live.call import Model, model_problem, problems, server_problem
-from headgate.live.gateway.http.request import Exchange
+from headgate.live.call import ServedModel, model_problem, problems, server_problem
+from headgate.live.gateway.http.request import HttpRequest
 from headgate.live.gateway.http.responses import JSON
 from headgate.live.gateway.http.router import Rule
 from headgate.live.gateway.inference import find_model
@@ -36,7 +36,7 @@ def health_rules() -> dict[str, Rule]:
 
 
 @runtime_checkable
-class Guarded(Protocol):
+class HasBreakers(Protocol):
     """A runtime that spends money by the call, and what keeps it from doing so."""
 
     def breakers(self) -> Mapping[str, str]:
@@ -44,7 +44,7 @@ class Guarded(Protocol):
 
 
 @final
-class TensorJson(Struct, gc=False):
+class TensorMetadata(Struct, gc=False):
     """What a model takes or gives."""
 
     name: str
@@ -59,16 +59,16 @@ class ModelJson(Struct, gc=False):
     name: str
     versions: list[str]
     platform: str
-    inputs: list[TensorJson]
-    outputs: list[TensorJson]
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
 
 
-def live(exchange: Exchange) -> None:
+def live(exchange: HttpRequest) -> None:
     """It answers, so it lives."""
     exchange.respond(200, JSON, b'{"live":true}')
 
 
-def ready(exchange: Exchange) -> None:
+def ready(exchange: HttpRequest) -> None:
     """Whether it is ready, and if not, why.
 
     The protocol's text has `live` where it means `ready`: both are sent.
@@ -80,12 +80,12 @@ def ready(exchange: Exchange) -> None:
         told["reason"] = problem
     if broken:
         told["models"] = broken
-    if isinstance(serving, Guarded) and serving.breakers():
+    if isinstance(serving, HasBreakers) and serving.breakers():
         told["breakers"] = serving.breakers()
     exchange.respond(503 if problem else 200, JSON, _ENCODER.encode(told))
 
 
-def about_server(exchange: Exchange) -> None:
+def about_server(exchange: HttpRequest) -> None:
     """Name, version and extensions."""
     about = {
         "name": exchange.server.config.server_name,
@@ -95,7 +95,7 @@ def about_server(exchange: Exchange) -> None:
     exchange.respond(200, JSON, _ENCODER.encode(about))
 
 
-def about_model(exchange: Exchange) -> None:
+def about_model(exchange: HttpRequest) -> None:
     """What a model takes and gives. Raises `Refused`."""
     model = _model(exchange)
     about = ModelJson(
@@ -108,7 +108,7 @@ def about_model(exchange: Exchange) -> None:
     exchange.respond(200, JSON, _ENCODER.encode(about))
 
 
-def model_ready(exchange: Exchange) -> None:
+def model_ready(exchange: HttpRequest) -> None:
     """Whether a model can be asked, and if not, why. Raises `Refused`."""
     model = _model(exchange)
     server = exchange.server
@@ -119,17 +119,17 @@ def model_ready(exchange: Exchange) -> None:
     exchange.respond(503 if problem else 200, JSON, _ENCODER.encode(told))
 
 
-def metrics(exchange: Exchange) -> None:
+def metrics(exchange: HttpRequest) -> None:
     """For Prometheus, in the format that it asks for."""
     accept = exchange.headers.get(b"accept", b"").decode("latin-1")
     text, media_type = exchange.server.render_metrics(accept)
     exchange.respond(200, b"Content-Type: %b\r\n" % media_type.encode(), text)
 
 
-def _model(exchange: Exchange) -> Model:
+def _model(exchange: HttpRequest) -> ServedModel:
     assert exchange.route is not None
     return find_model(exchange.server.serving, exchange.route.name, exchange.route.version)
 
 
-def _described(spec: TensorSpec) -> TensorJson:
-    return TensorJson(spec.name, spec.datatype, spec.shape)
+def _described(spec: TensorSpec) -> TensorMetadata:
+    return TensorMetadata(spec.name, spec.datatype, spec.shape)

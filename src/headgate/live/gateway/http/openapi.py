@@ -10,7 +10,7 @@ from typing import Final
 from msgspec.json import encode
 
 from headgate import __version__
-from headgate.live.gateway.http.request import Exchange
+from headgate.live.gateway.http.request import HttpRequest
 from headgate.live.gateway.http.responses import JSON
 from headgate.live.gateway.http.router import Rule
 
@@ -53,7 +53,7 @@ def openapi_rules() -> dict[str, Rule]:
     return {"/openapi.json": Rule(b"GET", openapi, is_open=True)}
 
 
-def openapi(exchange: Exchange) -> None:
+def openapi(exchange: HttpRequest) -> None:
     """The document."""
     names = sorted(exchange.server.serving.models)
     exchange.respond(200, JSON, encode(document(names, has_keys=bool(exchange.server.config.keys))))

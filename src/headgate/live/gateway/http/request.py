@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Final, cast, final
 from headgate.core.states import Outcome
 from headgate.live.call import Call
 from headgate.live.gateway.auth import Tenant
-from headgate.live.gateway.codec.client import Job, Part, Result
-from headgate.live.gateway.codec.text import ReadText, Understood, WriteText, write_text
-from headgate.live.gateway.errors import Refused
+from headgate.live.gateway.codec.client import Part, Result, TextJob
+from headgate.live.gateway.codec.text import ParsedRequest, ReadText, WriteText, write_text
+from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.http.headers import traceparent
 from headgate.live.gateway.http.responses import (
     PLAIN,
     STATUS_LINES,
-    Answer,
-    Form,
+    ResponseBody,
+    ResponseFormat,
+    error_of,
     expired,
     outcome_line,
     retry_lines,
     timing_line,
-    verdict,
 )
 from headgate.live.gateway.memory_budget import Hold
 from headgate.live.gateway.oip.json import (
@@ -39,8 +39,8 @@ from headgate.live.gateway.oip.json import (
 from headgate.live.telemetry.metrics import HTTP
 
 if TYPE_CHECKING:
-    from headgate.live.gateway.access_log import Asked
-    from headgate.live.gateway.http.connection import Connection
+    from headgate.live.gateway.access_log import AccessEntry
+    from headgate.live.gateway.http.connection import HttpConnection
     from headgate.live.gateway.http.router import Route
     from headgate.live.gateway.http.server import HttpServer
 
@@ -49,7 +49,7 @@ _SHORT_BYTES: Final = 4096
 
 
 @final
-class Exchange:
+class HttpRequest:
     """What handlers see of a request, and how they answer it."""
 
     __slots__ = (
@@ -79,7 +79,7 @@ class Exchange:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: HttpConnection,
         server: HttpServer,
         route: Route | None,
         tenant: Tenant | None,
@@ -97,15 +97,15 @@ class Exchange:
         self.body_bytes_max = server.config.body_bytes_max
         self.wants_body = False  # else it is read and thrown away
         self.closes = False  # the connection ends with this answer
-        self.refused: Refused | None = None  # known before the body came
-        self.form: Form = PLAIN
+        self.refused: RequestError | None = None  # known before the body came
+        self.form: ResponseFormat = PLAIN
         self.call: Call | None = None
-        self.asked: Asked | None = None  # for the access log, where there is one
+        self.asked: AccessEntry | None = None  # for the access log, where there is one
         self.request_id = server.request_id(headers.get(b"x-request-id"))
         self.trace = traceparent(headers[b"traceparent"]) if b"traceparent" in headers else b""
         self._hold: Hold | None = None  # of the memory budget
         self._is_in_service = False  # its tenant has one request less to spare
-        self._job: Job | None = None  # text of it that is being read or written elsewhere
+        self._job: TextJob | None = None  # text of it that is being read or written elsewhere
         self._timer: TimerHandle | None = None
         self._is_done = False
 
@@ -114,8 +114,8 @@ class Exchange:
     def admit(self, body_bytes: int) -> None:
         """Take what a request of this tenant takes, before its body is read.
 
-        `body_bytes` are those that are announced; they are taken whole. Raises `Refused` where the
-        text is too long, the tenant is at a limit, or there is no memory.
+        `body_bytes` are those that are announced; they are taken whole. Raises `RequestError`
+        where the text is too long, the tenant is at a limit, or there is no memory.
         """
         assert self.route is not None and self.tenant is not None
         server, rule = self.server, self.route.rule
@@ -140,7 +140,7 @@ class Exchange:
         """Take room for more of the body. False: there is none."""
         return self._hold is not None and self._hold.grow(size)
 
-    def turn_down(self, refused: Refused) -> None:
+    def turn_down(self, refused: RequestError) -> None:
         """Refuse it while its body is coming; the rest of that is thrown away."""
         self.refused = refused
         self.wants_body = False
@@ -158,22 +158,22 @@ class Exchange:
         try:
             assert self.route is not None
             self.route.rule.handler(self)
-        except Refused as refused:
+        except RequestError as refused:
             self.refuse(refused)
         except Exception:
             self._break()
 
     def read_elsewhere(
-        self, message: ReadText, text: Part, deadline_ns: int, then: Callable[[Understood], None]
+        self, message: ReadText, text: Part, deadline_ns: int, then: Callable[[ParsedRequest], None]
     ) -> None:
-        """Have long text read in another process; `then` goes on, and may raise `Refused`.
+        """Have long text read in another process; `then` goes on, and may raise `RequestError`.
 
-        `deadline_ns` is 0 where headers give none. Raises `Refused` where too many wait.
+        `deadline_ns` is 0 where headers give none. Raises `RequestError` where too many wait.
         """
         if deadline_ns:
             self._expire_at(deadline_ns)
 
-        def read(result: Understood | memoryview) -> None:
+        def read(result: ParsedRequest | memoryview) -> None:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
@@ -185,7 +185,7 @@ class Exchange:
         """Hand a call to the runtime, and wait for its answer in this exchange's form.
 
         `held_bytes` is what its tensors take; whatever else was held is not needed any more. Raises
-        `Refused` where there is no memory.
+        `RequestError` where there is no memory.
         """
         hold = self._hold
         assert hold is not None
@@ -208,7 +208,7 @@ class Exchange:
                 self._hold.release()  # at its deadline the call was answered, not over
             return
         try:
-            refused = verdict(call, self.server.config, self.request_id)
+            refused = error_of(call, self.server.config, self.request_id)
             if refused is not None:
                 self.refuse(refused)
                 return
@@ -217,12 +217,12 @@ class Exchange:
                 self._write(call, answer)
             else:
                 self._send(call, answer, answer.text)
-        except Refused as refused:
+        except RequestError as refused:
             self.refuse(refused)
         except Exception:
             self._break()
 
-    def refuse(self, refused: Refused) -> None:
+    def refuse(self, refused: RequestError) -> None:
         """Answer that it is not served, and why."""
         if refused.closes:
             self.closes = True
@@ -256,7 +256,9 @@ class Exchange:
         if size > server.config.write_high_water:  # less waits in the socket's own buffer
             hold = self._hold or Hold(server.budget, self.tenant.client_id if self.tenant else 0)
             if not hold.resize(size):  # whatever else it held is not needed any more
-                self.refuse(Refused(503, "too many answers are not read yet", reason="answers"))
+                self.refuse(
+                    RequestError(503, "too many answers are not read yet", reason="answers")
+                )
                 return
             self._hold = None
         self._is_done = True
@@ -301,7 +303,7 @@ class Exchange:
                 self.server.serving.cancel(self.call)
             self._let_go()
 
-    def give_up(self, refused: Refused) -> None:
+    def give_up(self, refused: RequestError) -> None:
         """Answer now, for the call will not be; unless its answer is being written already."""
         call = self.call
         if self.is_writing:
@@ -326,7 +328,7 @@ class Exchange:
         if self._is_done:
             return
         if self.call is None:  # its text is still being read
-            self.refuse(Refused(504, "the deadline has passed", reason="deadline_exceeded"))
+            self.refuse(RequestError(504, "the deadline has passed", reason="deadline_exceeded"))
             return
         # The call has its tensors until the runtime is done with it: see `answered`.
         hold = None
@@ -341,11 +343,11 @@ class Exchange:
         _LOG.exception("a request broke the gateway", extra=about)
         if not self._is_done:
             self.form = PLAIN
-            self.refuse(Refused(500, "the gateway made a mistake", reason="internal"))
+            self.refuse(RequestError(500, "the gateway made a mistake", reason="internal"))
 
     # --- writing the answer --------------------------------------------------------------------
 
-    def _write(self, call: Call, answer: Answer) -> None:
+    def _write(self, call: Call, answer: ResponseBody) -> None:
         """Make the text of an answer and send it, or have the text made elsewhere first."""
         limits, text = self.server.config, answer.text
         check_answer(sum(map(len, answer.raw)), limits.answer_bytes_max, is_text=False)
@@ -367,7 +369,7 @@ class Exchange:
             lambda made: self._send(call, answer, cast("memoryview", made)),
         )
 
-    def _send(self, call: Call, answer: Answer, text: bytes | memoryview) -> None:
+    def _send(self, call: Call, answer: ResponseBody, text: bytes | memoryview) -> None:
         size = whole = len(text)
         if answer.raw:
             whole += sum(map(len, answer.raw))
@@ -383,27 +385,27 @@ class Exchange:
         self,
         message: ReadText | WriteText,
         parts: Sequence[Part],
-        then: Callable[[Understood | memoryview], None],
+        then: Callable[[ParsedRequest | memoryview], None],
     ) -> None:
         """Have text read or written in another process, and go on with what came of it."""
         assert self._hold is not None and self.tenant is not None
 
         def done(result: Result) -> None:
             self._job = None
-            if isinstance(result, Refused):
+            if isinstance(result, RequestError):
                 self.refuse(result)
                 return
             try:
                 then(result)
-            except Refused as refused:
+            except RequestError as refused:
                 self.refuse(refused)
             except Exception:
                 self._break()
 
-        self._job = Job(message, parts, self._hold, self.tenant.client_id, done)
+        self._job = TextJob(message, parts, self._hold, self.tenant.client_id, done)
         try:
             self.server.codec.submit(self._job)
-        except Refused:
+        except RequestError:
             self._job = None
             raise
 
@@ -435,6 +437,6 @@ def _sum(measure: Callable[[str, int], int], text: WriteText, data: Sequence[mem
     )
 
 
-def no_memory() -> Refused:
+def no_memory() -> RequestError:
     """What is said where the budget has no room."""
-    return Refused(503, "there is no memory for it just now", reason="memory")
+    return RequestError(503, "there is no memory for it just now", reason="memory")

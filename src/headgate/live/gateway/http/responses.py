@@ -16,7 +16,7 @@ from headgate.core.states import OUTCOME_NAMES, Failure, Outcome, Rejection
 from headgate.live.call import INTERNAL, Call
 from headgate.live.gateway.codec.text import WriteText
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.errors import Refused
+from headgate.live.gateway.errors import RequestError
 
 JSON: Final = b"Content-Type: application/json\r\n"
 STATUS_LINES: Final[Mapping[int, bytes]] = {
@@ -55,7 +55,7 @@ def json_lines(text_bytes: int) -> bytes:
 
 
 @final
-class Answer(Struct, gc=False):
+class ResponseBody(Struct, gc=False):
     """What a call that went well is answered with: text, or what to write there; then raw bytes."""
 
     text: bytes | WriteText
@@ -64,13 +64,13 @@ class Answer(Struct, gc=False):
     lines: Callable[[int], bytes] = json_lines  # header lines, given how long the text is
 
 
-class Form(Protocol):
+class ResponseFormat(Protocol):
     """How answers of one kind of request look."""
 
-    def answer(self, call: Call) -> Answer:
-        """The answer to a call that went well. May raise `Refused`."""
+    def answer(self, call: Call) -> ResponseBody:
+        """The answer to a call that went well. May raise `RequestError`."""
 
-    def refusal(self, refused: Refused, request_id: bytes) -> tuple[int, bytes, bytes]:
+    def refusal(self, refused: RequestError, request_id: bytes) -> tuple[int, bytes, bytes]:
         """Status, header lines and body for one that did not."""
 
 
@@ -91,22 +91,22 @@ _ENCODER: Final = Encoder()
 
 
 @final
-class PlainForm:
+class PlainFormat:
     """The form of whatever has no call: only refusals come from it."""
 
-    def answer(self, call: Call) -> Answer:
+    def answer(self, call: Call) -> ResponseBody:
         """Nothing that is asked this way has one."""
         raise NotImplementedError
 
-    def refusal(self, refused: Refused, request_id: bytes) -> tuple[int, bytes, bytes]:
+    def refusal(self, refused: RequestError, request_id: bytes) -> tuple[int, bytes, bytes]:
         """As the Open Inference Protocol has it."""
         return refused.status, JSON, error_json(refused, request_id)
 
 
-PLAIN: Final = PlainForm()
+PLAIN: Final = PlainFormat()
 
 
-def error_json(refused: Refused, request_id: bytes) -> bytes:
+def error_json(refused: RequestError, request_id: bytes) -> bytes:
     """The body of a refusal."""
     return _ENCODER.encode(
         ErrorJson(
@@ -121,7 +121,7 @@ def error_json(refused: Refused, request_id: bytes) -> bytes:
     )
 
 
-def verdict(call: Call, config: GatewayConfig, request_id: bytes) -> Refused | None:
+def error_of(call: Call, config: GatewayConfig, request_id: bytes) -> RequestError | None:
     """Why a call has no answer; None if it has one.
 
     What a function says when it breaks is for whoever runs it: the client gets the id of its
@@ -137,25 +137,25 @@ def verdict(call: Call, config: GatewayConfig, request_id: bytes) -> Refused | N
         return _rejected(call, config.overload_status)
     if outcome == Outcome.FAILED and call.error:
         if call.status < 500:
-            return Refused(call.status, call.error, reason="function_refused")
+            return RequestError(call.status, call.error, reason="function_refused")
         _LOG.warning("the function failed: %s", call.error, extra=_about(request_id))
         message = call.error if config.expose_errors else FUNCTION_FAILED
-        return Refused(call.status, message, reason="function_failed")
+        return RequestError(call.status, message, reason="function_failed")
     if call.reason == INTERNAL:
-        return Refused(500, "the gateway made a mistake", reason=INTERNAL)
+        return RequestError(500, "the gateway made a mistake", reason=INTERNAL)
     if outcome == Outcome.FAILED and call.reason == Failure.TOO_LARGE:
-        return Refused(413, _REJECTIONS[Rejection.TOO_LARGE], reason=Rejection.TOO_LARGE)
+        return RequestError(413, _REJECTIONS[Rejection.TOO_LARGE], reason=Rejection.TOO_LARGE)
     word = _failure(call.reason)
     if word == "failed":  # what else is said of it may be the text of an exception
         _LOG.warning("could not be run to its end: %s", call.reason, extra=_about(request_id))
     shown = call.reason if config.expose_errors else word
     message = f"it could not be run to its end ({shown or 'nobody knows why'})"
-    return Refused(503, message, reason=word, retry_ns=call.retry_ns)
+    return RequestError(503, message, reason=word, retry_ns=call.retry_ns)
 
 
-def expired(call: Call) -> Refused:
+def expired(call: Call) -> RequestError:
     """The answer at the deadline where there is no other."""
-    return Refused(
+    return RequestError(
         504, "the deadline has passed", reason="deadline_exceeded", deadline_ns=_allowed_ns(call)
     )
 
@@ -190,8 +190,8 @@ def timing_line(call: Call, now_ns: int) -> bytes:
     )
 
 
-def _rejected(call: Call, overload_status: int) -> Refused:
-    return Refused(
+def _rejected(call: Call, overload_status: int) -> RequestError:
+    return RequestError(
         _REJECTION_STATUSES.get(call.reason, overload_status),
         _REJECTIONS.get(call.reason, "it was turned away"),
         reason=call.reason,

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Final, final
 from urllib.parse import unquote_to_bytes
 
-from headgate.live.gateway.errors import Refused
-from headgate.live.gateway.http.request import Exchange
-from headgate.live.gateway.http.responses import PLAIN, Form
+from headgate.live.gateway.errors import RequestError
+from headgate.live.gateway.http.request import HttpRequest
+from headgate.live.gateway.http.responses import PLAIN, ResponseFormat
 
-Handler = Callable[[Exchange], None]
+Handler = Callable[[HttpRequest], None]
 Headers = Mapping[bytes, bytes]
 Methods = Mapping[bytes, "Route"]
 
@@ -36,7 +36,7 @@ class Rule:
     handler: Handler
     is_open: bool = False
     is_text: Callable[[Headers], bool] | None = None
-    form: Form = PLAIN  # of refusals before the body has come
+    form: ResponseFormat = PLAIN  # of refusals before the body has come
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,12 @@ class Router:
         self._patterns = [(path.encode().split(b"/"), rule) for path, rule in rules.items()]
 
     def find(self, method: bytes, target: bytes) -> Route:
-        """Who handles it. Raises `Refused` (404, 405)."""
+        """Who handles it. Raises `RequestError` (404, 405)."""
         methods = self._known.get(target) or self._resolve(target)
         route = methods.get(method)
         if route is None:
             allow = ", ".join(sorted(name.decode() for name in methods))
-            raise Refused(405, f"{_shown(target)} is for {allow}", allow=allow)
+            raise RequestError(405, f"{_shown(target)} is for {allow}", allow=allow)
         return route
 
     def _resolve(self, target: bytes) -> Methods:
@@ -83,7 +83,7 @@ class Router:
         if rule is None or route is None:
             rule, route = self._match(path.split(b"/"))
         if rule is None or route is None:
-            raise Refused(404, f"there is nothing at {_shown(path)}", reason="unknown_path")
+            raise RequestError(404, f"there is nothing at {_shown(path)}", reason="unknown_path")
         methods = {rule.method: route}
         if rule.method == b"GET":
             methods[b"HEAD"] = route

@@ -14,13 +14,13 @@ from random import Random
 from typing import Final, final
 
 from headgate.core.clock import SECOND_NS
-from headgate.live.call import Phase, Serving
+from headgate.live.call import FrontEndApi, GatewayPhase
 from headgate.live.gateway.access_log import AccessLog
-from headgate.live.gateway.auth import KeyRing
+from headgate.live.gateway.auth import ApiKeys
 from headgate.live.gateway.codec.client import Codec
 from headgate.live.gateway.config import BACKLOG, GatewayConfig
-from headgate.live.gateway.errors import Refused
-from headgate.live.gateway.http.connection import Connection
+from headgate.live.gateway.errors import RequestError
+from headgate.live.gateway.http.connection import HttpConnection
 from headgate.live.gateway.http.health import health_rules
 from headgate.live.gateway.http.openapi import openapi_rules
 from headgate.live.gateway.http.router import Router
@@ -45,7 +45,7 @@ class HttpServer:
 
     def __init__(
         self,
-        serving: Serving,
+        serving: FrontEndApi,
         config: GatewayConfig,
         render_metrics: Callable[[str], tuple[bytes, str]],
         responses: Responses | None = None,
@@ -57,12 +57,12 @@ class HttpServer:
         self.access: AccessLog | None = None
         self.responses = responses or Responses()
         self.timeout_max_ns = int(config.timeout_max_s * SECOND_NS)
-        self.keys = KeyRing(config)
+        self.keys = ApiKeys(config)
         self.router = Router(
             infer_rules() | health_rules() | sagemaker_rules() | openapi_rules(),
             lambda name: name in serving.models,
         )
-        self.connections: set[Connection] = set()
+        self.connections: set[HttpConnection] = set()
         self.handshakes: set[asyncio.Task[None]] = set()  # of connections to be encrypted
         self.loop: asyncio.AbstractEventLoop
         self.clock_s = 0.0  # the loop's, as of the last sweep
@@ -86,7 +86,7 @@ class HttpServer:
     def is_leaving(self) -> bool:
         """Whether connections end with their next answer."""
         phase = self.serving.phase
-        return phase is Phase.LEAVING or phase is Phase.DRAINING
+        return phase is GatewayPhase.LEAVING or phase is GatewayPhase.DRAINING
 
     @property
     def codec(self) -> Codec:
@@ -130,7 +130,7 @@ class HttpServer:
         limits = self.config
         try:
             await self.loop.connect_accepted_socket(
-                lambda: Connection(self, is_encrypted=True),
+                lambda: HttpConnection(self, is_encrypted=True),
                 sock,
                 ssl=self._ssl,
                 ssl_handshake_timeout=limits.header_timeout_s,
@@ -139,9 +139,9 @@ class HttpServer:
         except OSError as error:  # also those of `ssl`, and a time limit
             _LOG.debug("a connection could not be encrypted: %s", error)
 
-    def protocol(self) -> Connection:
+    def protocol(self) -> HttpConnection:
         """A connection, for a socket that was accepted."""
-        return Connection(self)
+        return HttpConnection(self)
 
     def stop_accepting(self) -> None:
         """Accept no more connections; those that there are stay."""
@@ -157,7 +157,7 @@ class HttpServer:
     def abandon_all(self, message: str = "the server has ended before it was done") -> None:
         """Answer every request that is open with 503 (`draining`), and close all connections."""
         for connection in list(self.connections):
-            connection.give_up(Refused(503, message, reason="draining", closes=True))
+            connection.give_up(RequestError(503, message, reason="draining", closes=True))
 
     def close(self) -> None:
         """Close everything, now."""
@@ -176,13 +176,13 @@ class HttpServer:
         """How many connections there are beyond the limit, or, below zero, how many may come."""
         return len(self.connections) + len(self.handshakes) - self.config.connections_max
 
-    def enter(self, connection: Connection) -> bool:
+    def enter(self, connection: HttpConnection) -> bool:
         """Count a connection. False: it is one too many."""
         is_welcome = self.excess() < 0
         self.connections.add(connection)
         return is_welcome
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: HttpConnection) -> None:
         """Forget a connection."""
         self.connections.discard(connection)
 

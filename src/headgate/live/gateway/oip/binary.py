@@ -12,9 +12,9 @@ from math import prod
 from typing import Final
 
 from headgate.functions.tensor import Tensor
-from headgate.live.gateway.codec.text import Understood
+from headgate.live.gateway.codec.text import ParsedRequest
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.errors import Refused
+from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.oip.json import OutputWanted, check_bytes, check_strings, count_of
 
 LENGTH_HEADER: Final = b"inference-header-content-length"
@@ -23,9 +23,9 @@ _NOTHING: Final = memoryview(b"")
 
 
 def json_bytes(text: bytes, body_bytes: int) -> int:
-    """How many bytes of the body are JSON, by the header's word. Raises `Refused` (400)."""
+    """How many bytes of the body are JSON, by the header's word. Raises `RequestError` (400)."""
     if not _DIGITS.fullmatch(text) or int(text) > body_bytes:
-        raise Refused(
+        raise RequestError(
             400,
             f"the length of the JSON is given as {text[:40].decode('latin-1')!r}; "
             f"the body has {body_bytes} bytes",
@@ -33,19 +33,21 @@ def json_bytes(text: bytes, body_bytes: int) -> int:
     return int(text)
 
 
-def tensors(read: Understood, limits: GatewayConfig, rest: memoryview = _NOTHING) -> list[Tensor]:
-    """The inputs of a request, `rest` being what follows its text. Raises `Refused` (400)."""
+def tensors(
+    read: ParsedRequest, limits: GatewayConfig, rest: memoryview = _NOTHING
+) -> list[Tensor]:
+    """The inputs of a request, `rest` being what follows its text. Raises `RequestError` (400)."""
     made = []
     at = strings = 0
     for given, data in zip(read.request.inputs, read.data, strict=True):
         size = given.parameters.get("binary_data_size") if given.parameters else None
         if size is None:
             if data is None:
-                raise Refused(400, f"input {given.name!r} has no data")
+                raise RequestError(400, f"input {given.name!r} has no data")
         elif data is not None:
-            raise Refused(400, f"input {given.name!r} has both data and binary_data_size")
+            raise RequestError(400, f"input {given.name!r} has both data and binary_data_size")
         elif type(size) is not int or not 0 <= size <= len(rest) - at:
-            raise Refused(
+            raise RequestError(
                 400,
                 f"input {given.name!r}: binary_data_size is {str(size)[:40]}; "
                 f"{len(rest) - at} bytes are left",
@@ -60,23 +62,23 @@ def tensors(read: Understood, limits: GatewayConfig, rest: memoryview = _NOTHING
             check_strings(strings)
         made.append(Tensor(given.name, given.datatype, given.shape, data))
     if at != len(rest):
-        raise Refused(400, f"{len(rest) - at} bytes follow the inputs and belong to none")
+        raise RequestError(400, f"{len(rest) - at} bytes follow the inputs and belong to none")
     return made
 
 
 def is_wanted(wanted: OutputWanted, by_default: bool) -> bool:
-    """Whether an output is to be sent raw. Raises `Refused` (400) for what cannot be done."""
+    """Whether an output is to be sent raw. Raises `RequestError` (400) for what cannot be done."""
     if not wanted.parameters:
         return by_default
     for unknown in ("classification", "shared_memory_region"):
         if unknown in wanted.parameters:
-            raise Refused(400, f"output {wanted.name!r}: {unknown} is not offered")
-    return truth(wanted.parameters, "binary_data", by_default)
+            raise RequestError(400, f"output {wanted.name!r}: {unknown} is not offered")
+    return bool_parameter(wanted.parameters, "binary_data", by_default)
 
 
-def truth(parameters: Mapping[str, object] | None, name: str, by_default: bool) -> bool:
-    """A parameter that is true or false. Raises `Refused` (400) if it is neither."""
+def bool_parameter(parameters: Mapping[str, object] | None, name: str, by_default: bool) -> bool:
+    """A parameter that is true or false. Raises `RequestError` (400) if it is neither."""
     value = parameters.get(name, by_default) if parameters else by_default
     if not isinstance(value, bool):
-        raise Refused(400, f"{name} must be true or false")
+        raise RequestError(400, f"{name} must be true or false")
     return value

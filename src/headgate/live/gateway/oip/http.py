@@ -6,13 +6,19 @@ from collections.abc import Callable, Mapping
 from typing import Final, final
 
 from headgate.functions.tensor import Tensor
-from headgate.live.call import Call, Model
+from headgate.live.call import Call, ServedModel
 from headgate.live.gateway.codec.client import Part
-from headgate.live.gateway.codec.text import OutputText, ReadText, Understood, WriteText, read_text
-from headgate.live.gateway.errors import Refused
+from headgate.live.gateway.codec.text import (
+    OutputText,
+    ParsedRequest,
+    ReadText,
+    WriteText,
+    read_text,
+)
+from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.http.headers import priority_of, timeout_ns
-from headgate.live.gateway.http.request import Exchange
-from headgate.live.gateway.http.responses import JSON, Answer, error_json, json_lines
+from headgate.live.gateway.http.request import HttpRequest
+from headgate.live.gateway.http.responses import JSON, ResponseBody, error_json, json_lines
 from headgate.live.gateway.http.router import Rule
 from headgate.live.gateway.inference import check_open, check_outputs, find_model, make_call
 from headgate.live.gateway.oip import binary
@@ -40,7 +46,7 @@ def infer_rules() -> dict[str, Rule]:
 
 
 @final
-class OipForm:
+class OipFormat:
     """How the Open Inference Protocol answers: which outputs, and which of them as raw bytes."""
 
     __slots__ = ("_id", "_is_binary", "_model_name", "_wanted", "names")
@@ -52,14 +58,14 @@ class OipForm:
         self._wanted: dict[str, bool] = {}
         self.names: list[str] = []  # that are asked for; none: all
         if request.parameters:
-            self._is_binary = binary.truth(request.parameters, "binary_data_output", False)
+            self._is_binary = binary.bool_parameter(request.parameters, "binary_data_output", False)
         if request.outputs:
             self.names = [output.name for output in request.outputs]
             self._wanted = {
                 output.name: binary.is_wanted(output, self._is_binary) for output in request.outputs
             }
 
-    def answer(self, call: Call) -> Answer:
+    def answer(self, call: Call) -> ResponseBody:
         """The outputs, in the order in which they were asked for."""
         if not self._wanted and not self._is_binary and is_short(call.outputs):
             outputs = [
@@ -67,10 +73,10 @@ class OipForm:
                 for tensor in call.outputs
             ]
             response = InferResponse(self._model_name, outputs, oip.VERSION, self._id)
-            return Answer(oip.encode(response))
+            return ResponseBody(oip.encode(response))
         return self._long_answer(call)
 
-    def _long_answer(self, call: Call) -> Answer:
+    def _long_answer(self, call: Call) -> ResponseBody:
         data: list[memoryview] = []
         raw: list[memoryview] = []
         outputs: list[OutputText] = []
@@ -80,9 +86,9 @@ class OipForm:
             outputs.append(OutputText(tensor.name, tensor.datatype, tensor.shape, size))
             (raw if is_binary else data).append(elements)
         text = WriteText("oip", self._model_name, self._id, outputs)
-        return Answer(text, data, raw, _binary_lines if raw else json_lines)
+        return ResponseBody(text, data, raw, _binary_lines if raw else json_lines)
 
-    def refusal(self, refused: Refused, request_id: bytes) -> tuple[int, bytes, bytes]:
+    def refusal(self, refused: RequestError, request_id: bytes) -> tuple[int, bytes, bytes]:
         """The protocol's error."""
         return refused.status, JSON, error_json(refused, request_id)
 
@@ -92,12 +98,12 @@ class OipForm:
         by_name = {tensor.name: tensor for tensor in call.outputs}
         for name in self._wanted:
             if name not in by_name:
-                raise Refused(400, f"there is no output {name[:80]!r}")
+                raise RequestError(400, f"there is no output {name[:80]!r}")
         return [(by_name[name], is_binary) for name, is_binary in self._wanted.items()]
 
 
-def infer(exchange: Exchange) -> None:
-    """Have a model answer a request. Raises `Refused`."""
+def infer(exchange: HttpRequest) -> None:
+    """Have a model answer a request. Raises `RequestError`."""
     serving, route, headers = exchange.server.serving, exchange.route, exchange.headers
     assert route is not None
     arrived_ns = serving.now_ns()
@@ -112,8 +118,8 @@ def infer(exchange: Exchange) -> None:
         at = binary.json_bytes(length, len(body))
         text, rest = body[:at], body[at:]
 
-    def go_on(read: Understood) -> None:
-        form = OipForm(model.name, read.request)
+    def go_on(read: ParsedRequest) -> None:
+        form = OipFormat(model.name, read.request)
         exchange.form = form
         submit(exchange, model, arrived_ns, read, rest, form.names)
 
@@ -121,21 +127,21 @@ def infer(exchange: Exchange) -> None:
 
 
 def check_coding(headers: Mapping[bytes, bytes]) -> None:
-    """See that the body is as it is. Raises `Refused` (415)."""
+    """See that the body is as it is. Raises `RequestError` (415)."""
     if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-        raise Refused(415, "bodies cannot be compressed")
+        raise RequestError(415, "bodies cannot be compressed")
 
 
 def read_then(
-    exchange: Exchange,
+    exchange: HttpRequest,
     message: ReadText,
     text: Part,
     arrived_ns: int,
-    go_on: Callable[[Understood], None],
+    go_on: Callable[[ParsedRequest], None],
 ) -> None:
     """Read text and go on with what it says: at once, or, where it is long, later.
 
-    Raises `Refused`; so may `go_on`.
+    Raises `RequestError`; so may `go_on`.
     """
     server = exchange.server
     if len(text) <= server.config.inline_bytes_max:
@@ -144,7 +150,7 @@ def read_then(
     if len(text) > server.config.json_bytes_max:
         raise oip.too_much_text(server.config)
 
-    def read(understood: Understood) -> None:
+    def read(understood: ParsedRequest) -> None:
         check_open(server.serving)  # meanwhile it may have been told to end
         go_on(understood)
 
@@ -153,14 +159,14 @@ def read_then(
 
 
 def submit(
-    exchange: Exchange,
-    model: Model,
+    exchange: HttpRequest,
+    model: ServedModel,
     arrived_ns: int,
-    read: Understood,
+    read: ParsedRequest,
     rest: memoryview,
     outputs: list[str],
 ) -> None:
-    """Make a call of a request and hand it over; `rest` follows its text. Raises `Refused`."""
+    """Make a call of a request and hand it over; `rest` follows its text. Raises `RequestError`."""
     server, headers = exchange.server, exchange.headers
     assert exchange.tenant is not None
     if outputs:

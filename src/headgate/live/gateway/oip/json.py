@@ -18,7 +18,7 @@ from msgspec.json import Decoder, Encoder
 
 from headgate.functions.tensor import ITEM_BYTES, Tensor
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.errors import Refused
+from headgate.live.gateway.errors import RequestError
 
 # The elements of a tensor: between JSON and the raw bytes that tensors carry.
 #
@@ -58,20 +58,20 @@ _NO_BRACKETS: Final = bytes.maketrans(b"[]", b"  ")
 
 
 def count_of(shape: Sequence[int], name: str, dims_max: int, elements_max: int) -> int:
-    """How many elements a shape has. Raises `Refused` beyond the limits.
+    """How many elements a shape has. Raises `RequestError` beyond the limits.
 
     >>> count_of((2, 3), "x", 8, 100), count_of((), "x", 8, 100)
     (6, 1)
     """
     if len(shape) > dims_max:
-        raise Refused(400, f"{name!r} has {len(shape)} dimensions; {dims_max} are allowed")
+        raise RequestError(400, f"{name!r} has {len(shape)} dimensions; {dims_max} are allowed")
     count = 1
     for size in shape:
         if size < 0:
-            raise Refused(400, f"{name!r} has a negative dimension")
+            raise RequestError(400, f"{name!r} has a negative dimension")
         count *= size
         if count > elements_max:
-            raise Refused(400, f"{name!r} has more than {elements_max} elements")
+            raise RequestError(400, f"{name!r} has more than {elements_max} elements")
     return count
 
 
@@ -83,12 +83,12 @@ def from_json(
 ) -> memoryview:
     """The raw bytes of `count` elements that are written as JSON, flat or nested like `shape`.
 
-    The text is taken to be valid JSON. Raises `Refused` if the elements are of another type, too
-    large for it, too few or too many.
+    The text is taken to be valid JSON. Raises `RequestError` if the elements are of another type,
+    too large for it, too few or too many.
     """
     flat = _FLAT.get(datatype)
     if flat is None:
-        raise Refused(400, f"{name!r}: {datatype} can be sent as binary data only")
+        raise RequestError(400, f"{name!r}: {datatype} can be sent as binary data only")
     if len(text) <= PIECE and datatype != "BYTES":  # as nearly all are: flat, and at once
         try:
             values = cast("Sequence[object]", flat.decode(text))
@@ -108,14 +108,14 @@ def from_json(
         try:
             values = cast("Sequence[object]", flat.decode(piece))
         except (ValueError, RecursionError) as problem:
-            raise Refused(400, f"{name!r}: {_said(problem)}") from None
+            raise RequestError(400, f"{name!r}: {_said(problem)}") from None
         packed.append(_packed(values, name, datatype))
         found += len(values)
         if found > count:
             break
     if found != count:
         found_text = f"more than {count}" if found > count else str(found)
-        raise Refused(400, f"{name!r} has {found_text} elements; its shape asks for {count}")
+        raise RequestError(400, f"{name!r} has {found_text} elements; its shape asks for {count}")
     return memoryview(b"".join(packed))
 
 
@@ -123,7 +123,7 @@ def _packed(values: Sequence[object], name: str, datatype: str) -> bytes:
     try:
         return struct.pack(f"<{len(values)}{_CODES[datatype]}", *values)
     except (struct.error, OverflowError):
-        raise Refused(400, f"{name!r} has an element out of the range of {datatype}") from None
+        raise RequestError(400, f"{name!r} has an element out of the range of {datatype}") from None
 
 
 def _pieces(text: bytes | memoryview) -> Iterator[bytes | memoryview]:
@@ -153,7 +153,8 @@ def _pieces(text: bytes | memoryview) -> Iterator[bytes | memoryview]:
 def _flattened(
     text: bytes | memoryview, name: str, shape: Sequence[int], count: int
 ) -> bytes | memoryview:
-    """Numbers that are nested like their shape, as a flat list. Raises `Refused` if they are not.
+    """Numbers that are nested like their shape, as a flat list. Raises `RequestError` if they are
+    not.
 
     >>> bytes(_flattened(b"[[1,2],[3,4]]", "x", (2, 2), 4))
     b'[  1,2 , 3,4  ]'
@@ -161,7 +162,7 @@ def _flattened(
     data = text if isinstance(text, bytes) else bytes(text)
     structure = data.translate(None, _NOT_STRUCTURE)
     if len(structure) != _structure_bytes(shape) or structure != _structure(shape):
-        raise Refused(400, f"{name!r} is not nested as its shape has it")
+        raise RequestError(400, f"{name!r} is not nested as its shape has it")
     if count == 0:
         return b"[%b]" % data.translate(None, b"[]," + _SPACE)  # empty, or too many
     return b"[%b]" % data.translate(_NO_BRACKETS)
@@ -194,7 +195,7 @@ def _structure_bytes(shape: Sequence[int]) -> int:
 def shape_of_numbers(text: bytes, dims_max: int) -> tuple[int, ...]:
     """The shape that nested lists of numbers have, going by the first of each.
 
-    Raises `Refused` where they are nested too deeply, or are no lists.
+    Raises `RequestError` where they are nested too deeply, or are no lists.
 
     >>> shape_of_numbers(b"[[1,2,3],[4,5,6]]", 8), shape_of_numbers(b"[[], []]", 8)
     ((2, 3), (2, 0))
@@ -202,9 +203,9 @@ def shape_of_numbers(text: bytes, dims_max: int) -> tuple[int, ...]:
     structure = text.translate(None, _NOT_STRUCTURE)
     depth = len(structure) - len(structure.lstrip(b"["))
     if not depth:
-        raise Refused(400, "rows must be a list")
+        raise RequestError(400, "rows must be a list")
     if depth > dims_max:
-        raise Refused(400, f"the rows are nested more than {dims_max} deep")
+        raise RequestError(400, f"the rows are nested more than {dims_max} deep")
     if not text.lstrip(b"[" + _SPACE).startswith(b"]"):
         sizes = [structure.index(b"]") - depth + 1]  # its commas, and one
     else:
@@ -214,7 +215,7 @@ def shape_of_numbers(text: bytes, dims_max: int) -> tuple[int, ...]:
         # Where so many lists end at once for the first time, the first one of that level ends.
         end = structure.find(b"]" * closing)
         if end < 0:
-            raise Refused(400, "the rows differ in length")
+            raise RequestError(400, "the rows differ in length")
         whole = end + 2 * closing - depth
         sizes.append((whole - 1) // (inner + 1))
         inner = whole
@@ -227,21 +228,21 @@ def _strings(
     check_strings(count)
     depth = len(shape) if is_nested else 1
     if depth > _DEPTH_MAX:
-        raise Refused(400, f"{name!r} is nested more than {_DEPTH_MAX} deep")
+        raise RequestError(400, f"{name!r} is nested more than {_DEPTH_MAX} deep")
     try:
         level = cast("list[object]", _STRINGS[depth].decode(text))
     except (ValueError, RecursionError) as problem:
-        raise Refused(400, f"{name!r}: {_said(problem)}") from None
+        raise RequestError(400, f"{name!r}: {_said(problem)}") from None
     if is_nested:
         level = _level(level, name, shape)
     if len(level) != count:
-        raise Refused(400, f"{name!r} has {len(level)} elements; its shape asks for {count}")
-    return memoryview(joined([cast("str", value).encode() for value in level]))
+        raise RequestError(400, f"{name!r} has {len(level)} elements; its shape asks for {count}")
+    return memoryview(pack_strings([cast("str", value).encode() for value in level]))
 
 
 def _level(level: list[object], name: str, shape: Sequence[int]) -> list[object]:
     """What is nested like its shape, made flat."""
-    wrong = Refused(400, f"{name!r} is not nested as its shape has it")
+    wrong = RequestError(400, f"{name!r} is not nested as its shape has it")
     if len(level) != shape[0]:
         raise wrong
     for size in shape[1:]:
@@ -262,7 +263,7 @@ def _said(problem: Exception) -> str:
 def to_json(tensor: Tensor) -> Sequence[object]:
     """The elements, flat, for JSON. NaN and infinities become null there.
 
-    Raises `Refused` (406) where JSON cannot have them.
+    Raises `RequestError` (406) where JSON cannot have them.
     """
     data = memoryview_of(tensor)
     code = _CODES.get(tensor.datatype)
@@ -272,7 +273,7 @@ def to_json(tensor: Tensor) -> Sequence[object]:
 
 
 def to_json_text(tensor: Tensor, text_max: int) -> Raw:
-    """The same, encoded, and made in pieces. Raises `Refused` beyond so many bytes of text."""
+    """The same, encoded, and made in pieces. Raises `RequestError` beyond so many bytes of text."""
     pieces: list[bytes] = []
     size = 1
     for values in _values_in_pieces(tensor):
@@ -298,7 +299,7 @@ def _values_in_pieces(tensor: Tensor) -> Iterator[Sequence[object]]:
 def rows_of(tensor: Tensor, first: int, last: int) -> list[object]:
     """The elements of some of the rows of a tensor that has a first dimension, flat.
 
-    Strings are not cut here: `to_json` has them. Raises `Refused` like that.
+    Strings are not cut here: `to_json` has them. Raises `RequestError` like that.
     """
     width = prod(tensor.shape[1:]) * ITEM_BYTES[tensor.datatype]
     return list(_values(tensor, first * width, last * width))
@@ -336,10 +337,10 @@ def least_text_bytes(datatype: str, size: int) -> int:
 
 
 def check_answer(size: int, size_max: int, *, is_text: bool = True) -> None:
-    """See that an answer is not larger than answers may be. Raises `Refused` (500)."""
+    """See that an answer is not larger than answers may be. Raises `RequestError` (500)."""
     if size > size_max:
         hint = "; binary output is smaller (binary_data_output)" if is_text else ""
-        raise Refused(
+        raise RequestError(
             500,
             f"the answer is larger than {size_max} bytes, which is the most that is sent{hint}",
             reason="answer_too_large",
@@ -353,7 +354,7 @@ def _values(tensor: Tensor, at: int, end: int) -> Sequence[object]:
         return _texts(tensor.name, data, at, len(data))[0]
     code = _CODES.get(tensor.datatype)
     if code is None:
-        raise Refused(
+        raise RequestError(
             406, f"output {tensor.name!r} is {tensor.datatype}; ask for it as binary data"
         )
     return struct.unpack_from(f"<{(end - at) // ITEM_BYTES[tensor.datatype]}{code}", data, at)
@@ -372,7 +373,9 @@ def _texts(name: str, data: memoryview, at: int, count_max: int) -> tuple[list[o
                 raise ValueError
             texts.append(str(data[start:at], "utf-8"))
     except (ValueError, struct.error):
-        raise Refused(406, f"output {name!r} is not UTF-8; ask for it as binary data") from None
+        raise RequestError(
+            406, f"output {name!r} is not UTF-8; ask for it as binary data"
+        ) from None
     return texts, at
 
 
@@ -380,22 +383,22 @@ def _texts(name: str, data: memoryview, at: int, count_max: int) -> tuple[list[o
 
 
 def check_strings(count: int) -> None:
-    """See that a request has no more strings than may be walked. Raises `Refused` (400)."""
+    """See that a request has no more strings than may be walked. Raises `RequestError` (400)."""
     if count > STRINGS_MAX:
-        raise Refused(400, f"the request has more than {STRINGS_MAX} strings")
+        raise RequestError(400, f"the request has more than {STRINGS_MAX} strings")
 
 
 def check_bytes(data: memoryview, name: str, datatype: str, count: int) -> None:
     """See that raw bytes are what they should be: `count` elements, whole.
 
-    Raises `Refused` if not.
+    Raises `RequestError` if not.
     """
     if datatype == "BYTES":
         check_strings(count)
         if not is_whole(data, count):
-            raise Refused(400, f"{name!r} is not {count} strings, or a length in it lies")
+            raise RequestError(400, f"{name!r} is not {count} strings, or a length in it lies")
     elif len(data) != count * ITEM_BYTES[datatype]:
-        raise Refused(
+        raise RequestError(
             400,
             f"{name!r} has {len(data)} bytes; its shape and datatype ask for "
             f"{count * ITEM_BYTES[datatype]}",
@@ -405,7 +408,7 @@ def check_bytes(data: memoryview, name: str, datatype: str, count: int) -> None:
 def split(data: memoryview) -> Sequence[memoryview]:
     """The elements of a `BYTES` tensor. Raises `ValueError` where lengths and bytes disagree.
 
-    >>> [bytes(part) for part in split(memoryview(joined([b"a", b""])))]
+    >>> [bytes(part) for part in split(memoryview(pack_strings([b"a", b""])))]
     [b'a', b'']
     """
     parts = []
@@ -422,10 +425,10 @@ def split(data: memoryview) -> Sequence[memoryview]:
     return parts
 
 
-def joined(parts: Sequence[bytes | memoryview]) -> bytes:
+def pack_strings(parts: Sequence[bytes | memoryview]) -> bytes:
     """A `BYTES` tensor's raw bytes: each element behind its length.
 
-    >>> joined([b"ab"])
+    >>> pack_strings([b"ab"])
     b'\\x02\\x00\\x00\\x00ab'
     """
     return b"".join(chain.from_iterable((_LENGTH.pack(len(part)), part) for part in parts))
@@ -550,24 +553,24 @@ _ENCODER: Final = Encoder()
 
 
 def decode(text: bytes | bytearray | memoryview, limits: GatewayConfig) -> InferRequest:
-    """A request, its form checked. Raises `Refused` (400, 413)."""
+    """A request, its form checked. Raises `RequestError` (400, 413)."""
     if len(text) > limits.json_bytes_max:
         raise too_much_text(limits)
     try:
         request = _DECODER.decode(text)
     except RecursionError:
-        raise Refused(400, "the request is too deeply nested") from None
+        raise RequestError(400, "the request is too deeply nested") from None
     except ValueError as problem:  # of msgspec, or text that is not UTF-8
-        raise Refused(400, f"the request is not understood: {problem}") from None
+        raise RequestError(400, f"the request is not understood: {problem}") from None
     most = limits.inputs_max
     if len(request.inputs) > most or (request.outputs and len(request.outputs) > most):
-        raise Refused(400, f"more than {most} inputs or outputs")
+        raise RequestError(400, f"more than {most} inputs or outputs")
     return request
 
 
-def too_much_text(limits: GatewayConfig) -> Refused:
+def too_much_text(limits: GatewayConfig) -> RequestError:
     """What is said of text that would take too long to read."""
-    return Refused(
+    return RequestError(
         413,
         f"more than {limits.json_bytes_max} bytes of text; send tensors as binary data "
         "(Inference-Header-Content-Length, and binary_data_size of each input)",
@@ -581,11 +584,11 @@ def encode(response: InferResponse) -> bytes:
 
 
 def tensor(given: InputJson, limits: GatewayConfig) -> Tensor:
-    """One input whose elements are in the JSON. Raises `Refused` (400)."""
+    """One input whose elements are in the JSON. Raises `RequestError` (400)."""
     name = given.name
     count = count_of(given.shape, name, limits.dims_max, limits.elements_max)
     if given.data is UNSET:
-        raise Refused(400, f"input {name!r} has no data")
+        raise RequestError(400, f"input {name!r} has no data")
     return Tensor(
         name,
         given.datatype,
@@ -597,7 +600,7 @@ def tensor(given: InputJson, limits: GatewayConfig) -> Tensor:
 def output(given: Tensor, text_max: int = 1 << 30) -> OutputJson:
     """An output with its elements in the JSON.
 
-    Raises `Refused` if JSON cannot have them (406), or in more than `text_max` bytes (500).
+    Raises `RequestError` if JSON cannot have them (406), or in more than `text_max` bytes (500).
     """
     is_short = elements_in(given.datatype, len(memoryview_of(given))) <= PIECE
     data = to_json(given) if is_short else to_json_text(given, text_max)
