@@ -59,7 +59,7 @@ def worlds(draw: st.DrawFn) -> World:
     """Up to three functions on up to three nodes, twenty requests, and a fault."""
     exec_ms = draw(st.lists(st.integers(1, 20), min_size=1, max_size=3))
     functions = tuple(_function(i, ms, draw(st.integers(0, 5))) for i, ms in enumerate(exec_ms))
-    slo = Slo(draw(st.sampled_from((NEVER_NS, 30 * MS))), gives_up=draw(st.booleans()))
+    slo = Slo(draw(st.sampled_from((NEVER_NS, 30 * MS))), is_hard=draw(st.booleans()))
     single = [Pipeline(f.id, f"p{f.id}", (Stage(f),), slo) for f in functions]
     chain = tuple(Stage(f, (f.id - 1,) if f.id else ()) for f in functions)
     pipelines = (*single, Pipeline(len(single), "chain", chain, slo))
@@ -71,7 +71,9 @@ def worlds(draw: st.DrawFn) -> World:
 
 
 def _function(id: int, exec_ms: int, start_ms: int) -> Function:
-    profile = Profile((exec_ms * MS,), start_ns=start_ms * MS, load_ns=MS, memory_bytes=1 + id % 2)
+    profile = Profile(
+        (exec_ms * MS,), cold_start_ns=start_ms * MS, swap_in_ns=MS, memory_bytes=1 + id % 2
+    )
     return Function(id, f"f{id}", (Variant(id, f"v{id}", id, (0,), profile),))
 
 
@@ -121,7 +123,7 @@ class Log(Observer):
     def __init__(self) -> None:
         self.entries: list[LogEntry] = []
 
-    def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+    def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
         self.entries.append(LogEntry(len(self.entries), now_ns, event, actions))
 
     def wires(self) -> list[tuple[int, Wire, list[Wire]]]:

@@ -66,7 +66,7 @@ class _Hasher(Observer):
         self.digest = sha256()
         self.actions = 0
 
-    def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+    def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
         wires = [to_wire(action) for action in actions]
         self.actions += len(wires)
         self.digest.update(json.dumps([now_ns, scheduler, to_wire(event), wires]).encode())

@@ -35,7 +35,7 @@ from headgate.workload import Arrivals, constant_column
 
 MS = MILLISECOND_NS
 GPU = Pool(0, "gpu")
-CLOUD = Pool(1, "cloud", Tier.SERVERLESS, serverless=FaasPlatform(memory_bytes=1024**3))
+CLOUD = Pool(1, "cloud", Tier.SERVERLESS, faas=FaasPlatform(memory_bytes=1024**3))
 
 
 def make_app(
@@ -78,7 +78,7 @@ class Seen(Observer):
         self.actions: list[Action] = []
         self.entries: list[tuple[int, Event, list[Action]]] = []
 
-    def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+    def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
         self.events.append((now_ns, event))
         self.entries.append((now_ns, event, actions))
         self.actions.extend(actions)
@@ -94,9 +94,9 @@ class Checked(Seen):
         super().__init__()
         self._checkers = checkers
 
-    def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
-        super().saw(now_ns, scheduler, event, actions)
-        self._checkers.saw(now_ns, scheduler, event, actions)
+    def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+        super().on_event(now_ns, scheduler, event, actions)
+        self._checkers.on_event(now_ns, scheduler, event, actions)
 
     def finish(self, columns: RunColumns) -> None:
         """The run is over: raise if anything was wrong with it."""

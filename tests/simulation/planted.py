@@ -87,7 +87,7 @@ def columns(*spans: Span, finished_ns: tuple[int, ...] = (), outcome: int = 0) -
 def found(checker: Checker, *entries: Entry, run: RunColumns | None = None) -> str:
     """What a checker has to say about all that."""
     for now_ns, event, actions in entries:
-        checker.saw(now_ns, 0, event, actions)
+        checker.on_event(now_ns, 0, event, actions)
     if run is not None:
         checker.finish(run)
     return "\n".join(checker.violations)

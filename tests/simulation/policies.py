@@ -30,7 +30,7 @@ class Spill(Policy):
     def on_capacity(self, node: Node) -> None:
         self._serve()
 
-    def on_pool_open(self, pool_id: int) -> None:
+    def on_pool_available(self, pool_id: int) -> None:
         self._serve()
 
     def _serve(self) -> None:
@@ -50,7 +50,7 @@ class Spill(Policy):
             if (
                 variant is not None
                 and self.view.fits_call(task, pool, variant)
-                and self.view.is_pool_open(pool.id)
+                and self.view.is_pool_available(pool.id)
             ):
                 self.orders.dispatch_to_pool([task], pool)
                 return True
@@ -162,7 +162,7 @@ class Wild(Policy):
     def on_capacity(self, node: Node) -> None:
         self._play()
 
-    def on_pool_open(self, pool_id: int) -> None:
+    def on_pool_available(self, pool_id: int) -> None:
         self._play()
 
     def on_instance_started(self, instance: Instance) -> None:
@@ -219,6 +219,6 @@ class Wild(Policy):
 
 
 EVERYTHING = Capabilities(batches=True, mixed_pools=True, serverless=True)
-WILD = PolicyKind(Wild, takes=EVERYTHING)
-SPILL = PolicyKind(Spill, takes=Capabilities(mixed_pools=True, serverless=True))
-SHARE = PolicyKind(Share, takes=Capabilities(many_schedulers=True))
+WILD = PolicyKind(Wild, capabilities=EVERYTHING)
+SPILL = PolicyKind(Spill, capabilities=Capabilities(mixed_pools=True, serverless=True))
+SHARE = PolicyKind(Share, capabilities=Capabilities(multi_gateway=True))

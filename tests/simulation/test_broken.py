@@ -105,7 +105,7 @@ def test_where_a_function_is_up_it_goes_on_being_served(policy: str) -> None:
     assert starts_of(seen.actions, 0) + starts_of(seen.actions, 1) <= 12
 
 
-SPILLING = [name for name in policy_names() if find_policy(name).takes.serverless]
+SPILLING = [name for name in policy_names() if find_policy(name).capabilities.serverless]
 
 
 @pytest.mark.parametrize("policy", SPILLING)
@@ -136,7 +136,7 @@ class Killers(FaultAction):
     def __init__(self, *request_ids: int) -> None:
         self._request_ids = request_ids
 
-    def strike(self, engine: Engine, now_ns: int) -> None:
+    def apply(self, engine: Engine, now_ns: int) -> None:
         engine.killers.update(self._request_ids)
 
 
@@ -146,8 +146,8 @@ class Arming(SimClient):
     def __init__(self, *request_ids: int) -> None:
         self._trouble = Killers(*request_ids)
 
-    def begin(self, engine: Engine) -> None:
-        self._trouble.strike(engine, 0)
+    def on_start(self, engine: Engine) -> None:
+        self._trouble.apply(engine, 0)
 
 
 def batching(policy: str) -> PolicyConfig:

@@ -44,10 +44,10 @@ CLOUD_ROW = 2  # among the resources, behind two nodes
 
 def call_usd(app: App) -> float:
     """What a call costs at most, that has to start an instance."""
-    (cloud,) = [pool for pool in app.pools if pool.serverless is not None]
-    assert cloud.serverless is not None
+    (cloud,) = [pool for pool in app.pools if pool.faas is not None]
+    assert cloud.faas is not None
     profile = app.variants[1].profile
-    return cloud.serverless.usd(profile.start_ns + profile.exec_ns[0] + 2 * cloud.network_ns)
+    return cloud.faas.usd(profile.cold_start_ns + profile.exec_ns[0] + 2 * cloud.network_ns)
 
 
 def random_world(rng: Random) -> App:
@@ -58,31 +58,31 @@ def random_world(rng: Random) -> App:
         keep_alive_ns=rng.choice((0, 5, 40, 600)) * S,
         usd_per_gb_s=1e-3,
         usd_per_request=1e-4,
-        bills_start=rng.random() < 0.7,
-        provision_ns=20 * S,
+        bills_cold_start=rng.random() < 0.7,
+        provisioning_ns=20 * S,
         provisioned_usd_per_gb_s=rng.choice((0.0, 1e-6, 1e-5)),
         provisioned_run_usd_per_gb_s=5e-4,
     )
     exec_ns = rng.randint(200, 2_000) * S // 1_000
     on_node = Profile((exec_ns,), slowdown=(1.0, 1.6, 2.2))
-    as_call = Profile((exec_ns,), start_ns=rng.choice((0, 500, 3_000)) * S // 1_000)
+    as_call = Profile((exec_ns,), cold_start_ns=rng.choice((0, 500, 3_000)) * S // 1_000)
     variants = (
         Variant(0, "node", 0, (0,), on_node, concurrency=3),
         Variant(1, "call", 0, (1,), as_call),
     )
-    function = Function(0, "f", variants, warm=1)
+    function = Function(0, "f", variants, prewarm_nodes=1)
     nodes = Pool(0, "node", Tier.DEDICATED, nodes=2, slots=3, usd_per_hour=1.0)
     if rng.random() < 0.5:
         nodes = replace(nodes, is_elastic=True, boot_ns=10 * S)
-    cloud = Pool(1, "cloud", Tier.SERVERLESS, nodes=0, network_ns=10**7, serverless=platform)
-    slo = Slo(rng.choice((4, 10, 60)) * S, gives_up=rng.random() < 0.5)
+    cloud = Pool(1, "cloud", Tier.SERVERLESS, nodes=0, network_ns=10**7, faas=platform)
+    slo = Slo(rng.choice((4, 10, 60)) * S, is_hard=rng.random() < 0.5)
     app = App((function,), (Pipeline(0, "p", (Stage(function),), slo),), (nodes, cloud))
     usd = call_usd(app)
     guard = BreakerConfig(
         usd_per_minute=rng.choice((inf, 3 * usd, 12 * usd)),
         usd_per_day=rng.choice((inf, 20 * usd, 80 * usd)),
     )
-    return replace(app, pools=(nodes, replace(cloud, guard=guard)))
+    return replace(app, pools=(nodes, replace(cloud, breaker=guard)))
 
 
 def random_arrivals(rng: Random) -> Arrivals:
@@ -116,12 +116,12 @@ def test_no_budget_is_exceeded_by_more_than_one_call(policy: str, seed: int) -> 
     seen.finish(columns)
     paid, cloud = paid_usd(app, seen), app.pools[1]
     for (kind, _), usd in paid.items():
-        budget_usd = cloud.guard.usd_per_minute if kind == "minute" else cloud.guard.usd_per_day
+        budget_usd = cloud.breaker.usd_per_minute if kind == "minute" else cloud.breaker.usd_per_day
         assert usd <= budget_usd + call_usd(app) * (1 + 1e-9)
     (scheduler,) = build_schedulers(setup)
     for now_ns, event in seen.events:
         scheduler.handle(now_ns, event)
-    spillway = scheduler.view.spillways[1]
+    spillway = scheduler.view.breakers[1]
     assert spillway is not None
     bill_usd = columns.resources[CLOUD_ROW].usage_usd
     assert bill_usd <= spillway.spent_usd(columns.end_ns) * (1 + 1e-9) + 1e-12
@@ -163,7 +163,7 @@ def test_the_worlds_are_rich() -> None:
 
 def paid_usd(app: App, seen: Checked) -> dict[tuple[str, int], float]:
     """What calls cost, by minute and by day, as they ended."""
-    platform = app.pools[1].serverless
+    platform = app.pools[1].faas
     assert platform is not None
     paid: dict[tuple[str, int], float] = {}
     sent: dict[int, int] = {}
@@ -186,7 +186,7 @@ def planted_app(guard: BreakerConfig) -> App:
     platform = FaasPlatform(1 << 30, usd_per_request=1.0, provisioned_usd_per_gb_s=1.0)
     variant = Variant(0, "v", 0, (0,), Profile((10,)))
     function = Function(0, "f", (variant,))
-    cloud = Pool(0, "cloud", Tier.SERVERLESS, nodes=0, serverless=platform, guard=guard)
+    cloud = Pool(0, "cloud", Tier.SERVERLESS, nodes=0, faas=platform, breaker=guard)
     return App((function,), (Pipeline(0, "p", (Stage(function),)),), (cloud,))
 
 

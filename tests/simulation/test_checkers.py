@@ -56,8 +56,8 @@ def test_conservation_compares_with_what_was_written_down() -> None:
 
 def test_a_request_is_settled_by_the_scheduler_it_came_to() -> None:
     checker = Conservation()
-    checker.saw(0, 0, RequestArrived(0, 0), [])
-    checker.saw(1, 1, TimerFired(("tick", 0)), [Settle(0, Outcome.MET)])
+    checker.on_event(0, 0, RequestArrived(0, 0), [])
+    checker.on_event(1, 1, TimerFired(("tick", 0)), [Settle(0, Outcome.MET)])
     assert "settled by Scheduler 1" in checker.violations[0]
 
 
@@ -101,7 +101,7 @@ def test_deadlines_in_the_columns() -> None:
 
 def test_who_gives_up_at_a_deadline_is_not_begun_after_it() -> None:
     """In `APP` nobody gives up; here everybody does, at 100."""
-    pipelines = tuple(replace(p, slo=Slo(100, gives_up=True)) for p in APP.pipelines)
+    pipelines = tuple(replace(p, slo=Slo(100, is_hard=True)) for p in APP.pipelines)
     hasty = replace(APP, pipelines=pipelines)
     in_time, late = sends(0, 0, now_ns=100), sends(1, 0, now_ns=101)
     assert found(GivingUp(hasty), arrives(), in_time) == ""

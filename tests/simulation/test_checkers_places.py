@@ -101,7 +101,7 @@ def test_events_about_instances_name_one_that_was_started() -> None:
     assert "where it was ordered" in found(Causes(), start, (2, InstanceAppeared(0, 0, 0), []))
     checker = Causes()
     found(checker, start)
-    checker.saw(2, 1, InstanceStarted(0, 0), [])
+    checker.on_event(2, 1, InstanceStarted(0, 0), [])
     assert "not Scheduler 1's" in checker.violations[-1]
 
 

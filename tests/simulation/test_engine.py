@@ -131,7 +131,7 @@ class Evicter(Policy):
 def test_weights_are_evicted_when_the_batch_that_was_given_up_has_ended() -> None:
     """Given up at 12, though it runs until 20: then the weights leave, not before."""
     pool = Pool(0, "gpu", memory_bytes=1, host_memory_bytes=1)
-    limits = Limits(lost_after=1.2, lost_floor_ns=0, attempts_max=1)
+    limits = Limits(timeout_factor=1.2, timeout_floor_ns=0, attempts_max=1)
     app = make_app(limits=limits, pools=(pool,), memory_bytes=1)
     columns, seen = run(
         app,

@@ -73,7 +73,7 @@ def test_slow_windows_that_overlap_multiply_and_leave_nothing_behind() -> None:
 
 def test_a_lost_completion_is_noticed_by_its_scheduler() -> None:
     """It ends at 10 and nobody hears of it. At 20, twice the profile, it is sent again."""
-    app = make_app(limits=Limits(lost_after=2.0, lost_floor_ns=0))
+    app = make_app(limits=Limits(timeout_factor=2.0, timeout_floor_ns=0))
     columns, seen = run(app, at_ms(0), Fault("lose", 5 * MS, until_ns=15 * MS, node=0))
     assert columns.requests.outcome.tolist() == [Outcome.MET]
     assert columns.requests.attempts.tolist() == [2]
@@ -171,7 +171,7 @@ def test_a_setup_can_be_run_again() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_plan_survives_json(seed: int) -> None:
-    app = make_app(pools=(GPU, CLOUD), limits=Limits(lost_after=2.0))
+    app = make_app(pools=(GPU, CLOUD), limits=Limits(timeout_factor=2.0))
     plan = random_plan(app, 1_000 * MS, seed, intensity=3.0)
     text = json.dumps(plan.to_spec())
     assert FaultPlan.from_spec(json.loads(text)) == plan
@@ -223,7 +223,7 @@ def test_a_plan_is_checked_against_the_application(fault: Fault, complaint: str)
 
 
 def test_random_plans_end_in_time_and_fit_the_application() -> None:
-    app = make_app(pools=(Pool(0, "gpu", nodes=3), CLOUD), limits=Limits(lost_after=2.0))
+    app = make_app(pools=(Pool(0, "gpu", nodes=3), CLOUD), limits=Limits(timeout_factor=2.0))
     plans = [random_plan(app, 100 * MS, seed, intensity=2.0).check(app) for seed in range(200)]
     assert all(plan.end_ns <= 100 * MS for plan in plans)
     assert frozenset().union(*(plan.kinds for plan in plans)) == KINDS.keys()

@@ -66,7 +66,7 @@ def test_the_worlds_are_rich() -> None:
 
 
 def test_the_same_seed_is_the_same_world() -> None:
-    takes = find_policy("balance").takes
+    takes = find_policy("balance").capabilities
     first, second = (random_case(takes, 7) for _ in range(2))
     assert (first.app, first.plan, first.loop) == (second.app, second.plan, second.loop)
     assert first.arrivals.times_ns.tolist() == second.arrivals.times_ns.tolist()
@@ -79,7 +79,7 @@ def test_a_policy_is_not_asked_for_more_than_it_takes() -> None:
         case = random_case(modest, seed)
         assert all(len(pipeline.stages) == 1 for pipeline in case.app.pipelines)
         assert len(case.app.pools) == case.schedulers == 1
-        assert case.app.pools[0].serverless is None
+        assert case.app.pools[0].faas is None
         assert not case.announces
 
 

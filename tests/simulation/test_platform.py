@@ -53,7 +53,7 @@ def serve(
     platform: FaasPlatform, times_ms: tuple[int, ...], *wishes: Wish, network_ms: int = 0
 ) -> tuple[list[float], ResourceUse]:
     """How long each request took, and what became of the platform."""
-    pool = replace(CLOUD, id=0, serverless=platform, network_ns=network_ms * MS)
+    pool = replace(CLOUD, id=0, faas=platform, network_ns=network_ms * MS)
     app = make_app(start_ms=5, pools=(pool,))
     columns, _ = run(app, at_ms(*times_ms), policy=keeper(*wishes))
     (use,) = columns.resources
@@ -88,7 +88,9 @@ def test_the_one_used_last_is_used_first() -> None:
 def test_the_burst_is_refilled_at_its_rate() -> None:
     """Two starts at once and ten more a second: the third waits for 100 ms, the fourth for 200."""
     cloud = replace(
-        CLOUD, id=0, serverless=replace(TERMS, burst=2, starts_per_s=10.0, keep_alive_ns=MS)
+        CLOUD,
+        id=0,
+        faas=replace(TERMS, burst_concurrency=2, burst_refill_per_s=10.0, keep_alive_ns=MS),
     )
     app = make_app(exec_ms=(1_000,), pools=(cloud,))
     columns, seen = run(app, at_ms(0, 0, 0, 0), policy=SPILL)
@@ -101,7 +103,9 @@ def test_the_burst_is_refilled_at_its_rate() -> None:
 def test_a_burst_is_never_more_than_its_bound_however_long_it_rests() -> None:
     """After a minute without calls there are still but two starts at once."""
     cloud = replace(
-        CLOUD, id=0, serverless=replace(TERMS, burst=2, starts_per_s=10.0, keep_alive_ns=MS)
+        CLOUD,
+        id=0,
+        faas=replace(TERMS, burst_concurrency=2, burst_refill_per_s=10.0, keep_alive_ns=MS),
     )
     app = make_app(exec_ms=(1_000,), pools=(cloud,))
     columns, _ = run(app, at_ms(0, 60_000, 60_000, 60_000), policy=SPILL)
@@ -115,7 +119,7 @@ def test_a_burst_is_never_more_than_its_bound_however_long_it_rests() -> None:
 
 @pytest.mark.parametrize(("bills_start", "billed_ms"), [(True, 25), (False, 20)])
 def test_a_start_is_on_the_bill_or_not(bills_start: bool, billed_ms: int) -> None:
-    _, use = serve(replace(TERMS, bills_start=bills_start), (0, 20))
+    _, use = serve(replace(TERMS, bills_cold_start=bills_start), (0, 20))
     assert use.usage_usd == pytest.approx(billed_ms / 1_000)
 
 
@@ -162,7 +166,7 @@ def test_a_new_wish_ends_the_rounds_of_the_one_before() -> None:
 
 def test_a_start_for_keeping_is_billed_like_any_other() -> None:
     """At 20 two are started, of which the start is not billed; the third was there."""
-    unbilled = replace(TERMS, bills_start=False)
+    unbilled = replace(TERMS, bills_cold_start=False)
     _, use = serve(unbilled, (0, 40), (20, 3, False), (30, 0, False))
     assert use.usage_usd == pytest.approx((10 + 10 + 3 * 2) / 1_000)
 
@@ -188,7 +192,7 @@ def test_an_instance_that_is_too_old_is_replaced_before_it_is_needed() -> None:
 
 def test_no_more_are_kept_than_may_be_started() -> None:
     """Two starts there are; one was used by the first call. The rest comes with later rounds."""
-    few = replace(TERMS, burst=2, starts_per_s=20.0)
+    few = replace(TERMS, burst_concurrency=2, burst_refill_per_s=20.0)
     waits, _ = serve(few, (0, 30, 30, 200, 200, 200), (20, 4, False))
     assert waits == [15.0, 10.0, 10.0, 10.0, 10.0, 10.0]
 
@@ -197,7 +201,7 @@ def test_no_more_are_kept_than_may_be_started() -> None:
 
 PROVISIONED = replace(
     TERMS,
-    provision_ns=50 * MS,
+    provisioning_ns=50 * MS,
     provisioned_usd_per_gb_s=0.1,
     provisioned_run_usd_per_gb_s=0.5,
 )

@@ -51,7 +51,7 @@ def faulty(kind: PolicyKind, hooks: list[str], probability: float) -> PolicyKind
         return slip
 
     body = {"__init__": __init__} | {name: slipping(name) for name in hooks}
-    return PolicyKind(type("Faulty", (kind.make,), body), kind.config, kind.takes)
+    return PolicyKind(type("Faulty", (kind.make,), body), kind.config, kind.capabilities)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -76,7 +76,7 @@ class Log(Observer):
     def __init__(self) -> None:
         self.entries: list[LogEntry] = []
 
-    def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+    def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
         self.entries.append(LogEntry(len(self.entries), now_ns, event, actions))
 
 

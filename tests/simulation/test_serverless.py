@@ -18,7 +18,7 @@ from .policies import SPILL
 
 def cloud(platform: FaasPlatform) -> Pool:
     """The platform, on other terms."""
-    return replace(CLOUD, serverless=platform)
+    return replace(CLOUD, faas=platform)
 
 
 def test_what_finds_no_node_free_goes_to_the_platform() -> None:
@@ -41,7 +41,11 @@ def test_an_idle_instance_of_the_platform_is_used_again_while_it_is_kept() -> No
 
 
 @pytest.mark.parametrize(
-    "platform", [FaasPlatform(1, concurrency_max=2), FaasPlatform(1, burst=2, starts_per_s=0.0)]
+    "platform",
+    [
+        FaasPlatform(1, concurrency_max=2),
+        FaasPlatform(1, burst_concurrency=2, burst_refill_per_s=0.0),
+    ],
 )
 def test_beyond_its_limits_the_platform_throttles(platform: FaasPlatform) -> None:
     """Four at once on one node and two instances: the fourth waits for the first that is free."""

@@ -24,7 +24,7 @@ class _Census(Observer):
         self.area_ns = 0  # the integral of the number present
         self._since_ns = 0
 
-    def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+    def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
         self.area_ns += self.present * (now_ns - self._since_ns)
         self._since_ns = now_ns
         self.present += isinstance(event, RequestArrived)

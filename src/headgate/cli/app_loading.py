@@ -106,7 +106,7 @@ class Requirement:
 def check_fit(app: App, name: str, kind: PolicyKind, where: str) -> None:
     """Raise `ConfigError` if the policy cannot take the application, naming those that can."""
     for need in needs(app):
-        if not getattr(kind.takes, need.flag):
+        if not getattr(kind.capabilities, need.flag):
             raise ConfigError(
                 f"policy {name} does not take {need.noun}",
                 where=where,
@@ -121,14 +121,14 @@ def policies_for(app: App) -> list[str]:
     return [
         name
         for name in policy_names()
-        if all(getattr(find_policy(name).takes, flag) for flag in flags)
+        if all(getattr(find_policy(name).capabilities, flag) for flag in flags)
     ]
 
 
 def needs(app: App) -> Iterator[Requirement]:
     """Yield what the application asks of a policy."""
     for pool in app.pools:
-        if pool.serverless is not None:
+        if pool.faas is not None:
             yield Requirement("serverless", f"pools.{pool.name}", "serverless pools")
     for pipeline in app.pipelines:
         if any(stage.after for stage in pipeline.stages):
@@ -136,7 +136,7 @@ def needs(app: App) -> Iterator[Requirement]:
                 "pipelines", f"pipelines.{pipeline.name}", "stages that wait for others"
             )
     for pool in app.pools:
-        if pool.serverless is None:
+        if pool.faas is None:
             for function, variant in zip(app.functions, app.variants_on(pool.id), strict=True):
                 if variant is None:
                     noun = f"a function that the nodes of pool {pool.name} cannot run"
@@ -158,7 +158,7 @@ class SelectedPolicy:
     @property
     def is_clairvoyant(self) -> bool:
         """Whether requests are to be announced to it before they arrive."""
-        return self.kind.takes.clairvoyance and getattr(self.config, "clairvoyant", False)
+        return self.kind.capabilities.clairvoyance and getattr(self.config, "clairvoyant", False)
 
 
 def choose(

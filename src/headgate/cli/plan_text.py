@@ -65,12 +65,12 @@ def _functions(
     pools: list[Pool], measured: Characterisation, plan: CapacityPlan
 ) -> FaasChoice | None:
     """The functions of the application, at the size that it has declared."""
-    pool = next((pool for pool in pools if pool.serverless is not None), None)
-    if pool is None or pool.serverless is None or plan.platform is None:
+    pool = next((pool for pool in pools if pool.faas is not None), None)
+    if pool is None or pool.faas is None or plan.platform is None:
         return None
-    size = pool.serverless.memory_bytes
+    size = pool.faas.memory_bytes
     platform = replace(
-        plan.platform, terms=pool.serverless, sizes_bytes=(size,), network_ns=pool.network_ns
+        plan.platform, terms=pool.faas, sizes_bytes=(size,), network_ns=pool.network_ns
     )
     (row,) = function_sizes(measured, platform, plan.terms.slo_ms, plan.terms.quantile)
     return choose_functions(measured, platform, row, plan.terms) if row.fits else None

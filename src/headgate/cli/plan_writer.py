@@ -92,7 +92,7 @@ def _source(spec: Spec, function: Function) -> Spec:
 
 
 def _measured(profile: Profile, plan: CapacityPlan) -> Spec:
-    start_ns = profile.start_ns or round((plan.terms.start_ms or 0.0) * 1e6)
+    start_ns = profile.cold_start_ns or round((plan.terms.start_ms or 0.0) * 1e6)
     return {
         "exec": [format_duration(max(1_000, round(ns, -3))) for ns in profile.exec_ns],
         "start": format_duration(round(start_ns, -6)),
@@ -125,13 +125,13 @@ def _serverless(functions: FaasChoice, base: Spec) -> Spec:
         "price": f"${_plain(terms.usd_per_gb_s)}/GB-s",
         "request_price": f"${_plain(terms.usd_per_request * 1e6)}/1M",
         "billing_step": format_duration(terms.billing_step_ns),
-        "bills_start": terms.bills_start,
+        "bills_start": terms.bills_cold_start,
         "concurrency": most,
-        "burst": terms.burst,
-        "starts_rate": f"{_plain(terms.starts_per_s)}/s",
+        "burst": terms.burst_concurrency,
+        "starts_rate": f"{_plain(terms.burst_refill_per_s)}/s",
         "keep_alive": format_duration(terms.keep_alive_ns),
         "max_age": format_duration(terms.age_max_ns),
-        "provision": format_duration(terms.provision_ns),
+        "provision": format_duration(terms.provisioning_ns),
         "provisioned_price": f"${_plain(terms.provisioned_usd_per_gb_s)}/GB-s",
         "provisioned_run_price": f"${_plain(terms.provisioned_run_usd_per_gb_s)}/GB-s",
     }

@@ -115,7 +115,7 @@ class LogObserver(Observer):
         self.events = 0
         self._writer = LogWriter(json_lines(stream), header)
 
-    def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+    def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
         """Write it down."""
         self._writer.write(self.events, now_ns, event, actions)
         self.events += 1

@@ -72,7 +72,9 @@ def build_functions(
             for index, (variant_name, variant) in enumerate(_variants(name, entry))
         )
         warm = _warm(spec)
-        functions.append(Function(id, name, variants, is_idempotent=spec.idempotent, warm=warm))
+        functions.append(
+            Function(id, name, variants, is_idempotent=spec.idempotent, prewarm_nodes=warm)
+        )
         variants_before += len(variants)
     return tuple(functions)
 
@@ -144,8 +146,8 @@ def _build_variant(
     profile = Profile(
         exec_ns=_exec_ns(entry),
         slowdown=spec.slowdown,
-        start_ns=entry.duration_ns("start"),
-        load_ns=entry.duration_ns("load"),
+        cold_start_ns=entry.duration_ns("start"),
+        swap_in_ns=entry.duration_ns("load"),
         memory_bytes=entry.size_bytes("memory"),
         output_bytes=entry.size_bytes("output"),
     )
@@ -269,8 +271,8 @@ def _build_slo(entry: FieldReader[SloSpec]) -> Slo:
     return Slo(
         latency_ns=entry.duration_or_never_ns("latency"),
         quantile=quantile,
-        burst=spec.burst,
-        gives_up=spec.gives_up,
+        rate_tolerance=spec.burst,
+        is_hard=spec.gives_up,
     )
 
 
@@ -411,15 +413,15 @@ def _build_serverless(id: int, name: str, entry: FieldReader[PoolSpec]) -> Pool:
     serverless = FaasPlatform(
         memory_bytes=entry.size_or_unlimited_bytes("memory"),
         concurrency_max=spec.concurrency,
-        burst=spec.burst,
-        starts_per_s=entry.positive_rate_per_s("starts_rate"),
+        burst_concurrency=spec.burst,
+        burst_refill_per_s=entry.positive_rate_per_s("starts_rate"),
         keep_alive_ns=entry.duration_ns("keep_alive"),
         usd_per_gb_s=entry.price("price", units.parse_price_per_gb_second),
         usd_per_request=entry.price("request_price", units.parse_price_per_request),
         billing_step_ns=entry.positive_ns("billing_step"),
         age_max_ns=entry.duration_or_never_ns("max_age"),
-        bills_start=spec.bills_start,
-        provision_ns=entry.duration_ns("provision"),
+        bills_cold_start=spec.bills_start,
+        provisioning_ns=entry.duration_ns("provision"),
         provisioned_usd_per_gb_s=entry.price("provisioned_price", units.parse_price_per_gb_second),
         provisioned_run_usd_per_gb_s=entry.price(
             "provisioned_run_price", units.parse_price_per_gb_second
@@ -434,8 +436,8 @@ def _build_serverless(id: int, name: str, entry: FieldReader[PoolSpec]) -> Pool:
         memory_bytes=serverless.memory_bytes,
         network_ns=entry.duration_ns("network"),
         bytes_per_s=entry.bytes_per_s("bandwidth"),
-        serverless=serverless,
-        guard=_build_guard(FieldReader(spec.guard, entry.where, entry.path("guard"))),
+        faas=serverless,
+        breaker=_build_guard(FieldReader(spec.guard, entry.where, entry.path("guard"))),
     )
 
 
@@ -446,9 +448,9 @@ def _build_guard(entry: FieldReader[BreakerSpec]) -> BreakerConfig:
             "rest", "is longer than `rest_max`", allowed=f"up to {entry.spec.rest_max}"
         )
     return BreakerConfig(
-        failures_max=entry.spec.failures,
-        rest_ns=rest_ns,
-        rest_max_ns=rest_max_ns,
+        failure_threshold=entry.spec.failures,
+        cooldown_ns=rest_ns,
+        cooldown_max_ns=rest_max_ns,
         usd_per_minute=_budget_usd(entry, "budget_per_minute"),
         usd_per_day=_budget_usd(entry, "budget_per_day"),
     )
@@ -494,7 +496,7 @@ def _build_limits(entry: FieldReader[LimitsSpec]) -> Limits:
         attempts_max=spec.attempts,
         refusals_max=spec.refusals,
         backoff_ns=entry.duration_ns("backoff"),
-        lost_after=spec.lost_after,
+        timeout_factor=spec.lost_after,
         open_requests_max=spec.open_requests,
     )
 

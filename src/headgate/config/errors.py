@@ -30,7 +30,8 @@ def unknown_name_error(
 ) -> ConfigError:
     """Return the error for a name that is not among the known ones.
 
-    >>> str(unknown_name_error("pool", "gpus", ["gpu", "cpu"], where="app.yaml", key="functions.f.pools"))
+    >>> pools = ["gpu", "cpu"]
+    >>> str(unknown_name_error("pool", "gpus", pools, where="app.yaml", key="functions.f.pools"))
     "app.yaml: functions.f.pools: 'gpus': unknown pool, did you mean gpu? (allowed: gpu, cpu)"
     """
     names = list(known)

@@ -183,15 +183,15 @@ def _platform(name: str, entry: FieldReader[FunctionsSpec]) -> FaasOffering:
     terms = FaasPlatform(
         memory_bytes=sizes_bytes[-1],
         concurrency_max=spec.concurrency,
-        burst=spec.burst,
-        starts_per_s=entry.positive_rate_per_s("starts_rate"),
+        burst_concurrency=spec.burst,
+        burst_refill_per_s=entry.positive_rate_per_s("starts_rate"),
         keep_alive_ns=entry.duration_ns("keep_alive"),
         age_max_ns=entry.duration_or_never_ns("max_age"),
         usd_per_gb_s=entry.price("price", units.parse_price_per_gb_second),
         usd_per_request=entry.price("request_price", units.parse_price_per_request),
         billing_step_ns=entry.positive_ns("billing_step"),
-        bills_start=spec.bills_start,
-        provision_ns=entry.duration_ns("provision"),
+        bills_cold_start=spec.bills_start,
+        provisioning_ns=entry.duration_ns("provision"),
         provisioned_usd_per_gb_s=entry.price("provisioned_price", units.parse_price_per_gb_second),
         provisioned_run_usd_per_gb_s=entry.price(
             "provisioned_run_price", units.parse_price_per_gb_second

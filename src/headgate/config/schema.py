@@ -158,9 +158,9 @@ class PoolSpec(Section, frozen=True):
 
 __all__ = [
     "AppSpec",
+    "BreakerSpec",
     "ClientSpec",
     "FunctionSpec",
-    "GuardSpec",
     "LimitsSpec",
     "OverheadsSpec",
     "PipelineSpec",

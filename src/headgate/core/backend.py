@@ -147,7 +147,8 @@ class Backend:
     def ended(self, now_ns: int, order: Action) -> bool:
         """A start, a load or a batch that had begun has ended.
 
-        True if that leaves anything for `pump`, `gone_after` or `left_after` to do.
+        True if that leaves anything for `begin_held`, `drained_instance` or `evicted_instance` to
+        do.
         """
         resident = self.residents[_instance_of(order)]
         if not isinstance(order, Dispatch):
@@ -161,7 +162,7 @@ class Backend:
             self._gpu_sevenths -= shape.gpu_sevenths
         return resident.is_draining or resident.is_leaving or len(self._held) > 0
 
-    def pump(self) -> list[Action]:
+    def begin_held(self) -> list[Action]:
         """Begin what has been held and can begin now; returns those orders."""
         if not self._held:
             return []
@@ -182,11 +183,11 @@ class Backend:
         self._held = still_held
         return begun
 
-    def gone_after(self, order: Action) -> int | None:
+    def drained_instance(self, order: Action) -> int | None:
         """The instance that was to stop and has, now that this order has ended.
 
-        Ask this, and `left_after`, whenever an order is over: it has ended, or was taken back by
-        `cancel`.
+        Ask this, and `evicted_instance`, whenever an order is over: it has ended, or was taken
+        back by `cancel`.
         """
         instance_id = _instance_of(order)
         resident = self.residents.get(instance_id)
@@ -195,7 +196,7 @@ class Backend:
         self._drop(instance_id)
         return instance_id
 
-    def left_after(self, order: Action) -> int | None:
+    def evicted_instance(self, order: Action) -> int | None:
         """The instance whose weights were to leave the device and have, now that this has ended."""
         resident = self.residents.get(_instance_of(order))
         if resident is None or not resident.is_leaving or resident.running or resident.held:

@@ -93,12 +93,12 @@ class CircuitBreaker:
         self.platform = platform
         self.in_flight = 0
         self.breaker = BreakerState.CLOSED
-        self._guard = pool.guard
+        self._guard = pool.breaker
         # The circuit breaker. Only calls that were sent since it was last half-open tell anything
         # about the platform as it is now: older ones change nothing when they come back.
         self._failures = 0  # in a row
         self._openings = 0  # in a row
-        self._rest_ns = pool.guard.rest_ns
+        self._rest_ns = pool.breaker.cooldown_ns
         self._rests_until_ns = 0
         self._half_open_ns = 0
         self._trials = 0  # calls that are out, of those sent since
@@ -107,8 +107,8 @@ class CircuitBreaker:
         self._refusals = 0  # in a row, at different times
         self._backs_off_until_ns = 0
         # The budgets; one without a limit is not there.
-        day = SpendLimit(pool.guard.usd_per_day, DAY_NS)
-        minute = SpendLimit(pool.guard.usd_per_minute, MINUTE_NS)
+        day = SpendLimit(pool.breaker.usd_per_day, DAY_NS)
+        minute = SpendLimit(pool.breaker.usd_per_minute, MINUTE_NS)
         self._day = day
         self._budgets = [budget for budget in (minute, day) if budget.usd < inf]
         self._reserved_usd = 0.0  # what calls that are out may cost
@@ -119,14 +119,14 @@ class CircuitBreaker:
         self._granted_usd_per_s = 0.0  # is being paid,
         self._paid_until_ns = 0  # and until then it is paid
         self._promised_usd_per_s = 0.0  # may have to be paid soon
-        self._warm_day = SpendLimit(WARM_SHARE_MAX * pool.guard.usd_per_day, DAY_NS)
+        self._warm_day = SpendLimit(WARM_SHARE_MAX * pool.breaker.usd_per_day, DAY_NS)
         self._none_warm_until_ns = 0  # the day's budget is spent; 0: it is not
         self._granted_after = 0  # openings of the breaker in a row, when wishes were last granted
         self._is_short = False  # fewer are granted than could be, for lack of money just then
 
     # --- calls ---------------------------------------------------------------------------------
 
-    def is_open(self, now_ns: int) -> bool:
+    def allows_call(self, now_ns: int) -> bool:
         """Whether one more call may go out."""
         return self.closed_by(now_ns) == Closed.NOT
 
@@ -159,7 +159,7 @@ class CircuitBreaker:
 
     def sent(self, now_ns: int, may_take_ns: int) -> None:
         """A call goes out. What it may cost is reserved until it comes back."""
-        self.rested(now_ns)
+        self.to_half_open(now_ns)
         self.in_flight += 1
         self._trials += 1
         self._reserved_usd += self.platform.usd(may_take_ns)
@@ -192,14 +192,14 @@ class CircuitBreaker:
             self._failed(now_ns)
         if now_ns < self._backs_off_until_ns or now_ns < self._rests_until_ns:
             return  # it was out already when another one was refused
-        longest_ns = max(backoff_ns, self._guard.rest_ns)
+        longest_ns = max(backoff_ns, self._guard.cooldown_ns)
         wait_ns = min(backoff_ns << min(self._refusals, 30), longest_ns)
         self._backs_off_until_ns = now_ns + wait_ns
         self._refusals += 1
 
     # --- the circuit breaker -------------------------------------------------------------------
 
-    def rested(self, now_ns: int) -> None:
+    def to_half_open(self, now_ns: int) -> None:
         """Try a platform again that was left alone for long enough."""
         if self.breaker == BreakerState.OPEN and now_ns >= self._rests_until_ns:
             self.breaker = BreakerState.HALF_OPEN
@@ -216,18 +216,18 @@ class CircuitBreaker:
         if self._trials_max >= self.platform.concurrency_max:
             self.breaker = BreakerState.CLOSED
             self._openings = 0
-            self._rest_ns = self._guard.rest_ns
+            self._rest_ns = self._guard.cooldown_ns
 
     def _failed(self, now_ns: int) -> None:
         self._failures += 1
         if self.breaker == BreakerState.OPEN:
             return  # it was out already when the breaker opened
-        if self.breaker == BreakerState.CLOSED and self._failures < self._guard.failures_max:
+        if self.breaker == BreakerState.CLOSED and self._failures < self._guard.failure_threshold:
             return
         self.breaker = BreakerState.OPEN
         self._openings += 1
         self._rests_until_ns = now_ns + self._rest_ns
-        self._rest_ns = min(2 * self._rest_ns, self._guard.rest_max_ns)
+        self._rest_ns = min(2 * self._rest_ns, self._guard.cooldown_max_ns)
 
     # --- money ---------------------------------------------------------------------------------
 
@@ -385,6 +385,6 @@ class CircuitBreaker:
         if wish.is_provisioned or count == 0 or platform.ping_every_ns == 0:
             return 0.0
         new = max(0, count - (0 if before[1] else before[0]))
-        start_ns = wish.variant.profile.start_ns if platform.bills_start else 0
+        start_ns = wish.variant.profile.cold_start_ns if platform.bills_cold_start else 0
         called_usd = (count - new) * platform.usd(platform.ping_ns)
         return called_usd + new * platform.usd(platform.ping_ns + start_ns)

@@ -143,13 +143,13 @@ _ALLOWED: Final[Mapping[str, str]] = {
     "TimerKey": "[string, integer]",
 }
 # JSON knows lists only; these fields were tuples.
-_TUPLES: Final = frozenset(("broken", "key", "too_large", "unsure"))
+_TUPLES: Final = frozenset(("failed_tasks", "key", "too_large", "unsure"))
 _LISTS: Final = _TUPLES | {"task_ids"}
 # A compiled constructor checks that it is given a list, but not what is in it; and for it, as for
 # Python, `True` is an integer.
 _STRICT: Final[Mapping[str, str]] = {
-    "broken": "tuple[int, ...]",
-    "gives_up": "bool",
+    "failed_tasks": "tuple[int, ...]",
+    "is_hard": "bool",
     "is_provisioned": "bool",
     "key": "TimerKey",
     "node_died": "bool",

@@ -56,7 +56,7 @@ class RequestArrived(Event):
     __slots__ = (
         "client",
         "deadline_ns",
-        "gives_up",
+        "is_hard",
         "items",
         "payload_bytes",
         "pipeline",
@@ -73,7 +73,7 @@ class RequestArrived(Event):
         items: int = 1,
         priority: int = 0,
         deadline_ns: int = 0,
-        gives_up: bool = False,
+        is_hard: bool = False,
         payload_bytes: int = 0,
     ) -> None:
         self.request_id = request_id
@@ -82,7 +82,7 @@ class RequestArrived(Event):
         self.items = items
         self.priority = priority
         self.deadline_ns = deadline_ns  # 0: the pipeline's own objective decides
-        self.gives_up = gives_up  # nobody wants the answer after the deadline
+        self.is_hard = is_hard  # nobody wants the answer after the deadline
         # Of a call of a platform that carries its inputs, at most; 0: nobody knows.
         self.payload_bytes = payload_bytes
 
@@ -116,23 +116,23 @@ class RequestCancelled(Event):
 class BatchFinished(Event):
     """A batch ran to its end.
 
-    `unsure` names the tasks whose answer a cascade should improve. `broken` names those that the
-    function itself could not do: they would break again, so they are not repeated. `too_large`
+    `unsure` names the tasks whose answer a cascade should improve. `failed_tasks` names those that
+    the function itself could not do: they would break again, so they are not repeated. `too_large`
     names those whose answer the platform could not carry: they are repeated elsewhere.
     """
 
-    __slots__ = ("batch_id", "broken", "too_large", "unsure")
+    __slots__ = ("batch_id", "failed_tasks", "too_large", "unsure")
 
     def __init__(
         self,
         batch_id: int,
         unsure: tuple[int, ...] = (),
-        broken: tuple[int, ...] = (),
+        failed_tasks: tuple[int, ...] = (),
         too_large: tuple[int, ...] = (),
     ) -> None:
         self.batch_id = batch_id
         self.unsure = unsure
-        self.broken = broken
+        self.failed_tasks = failed_tasks
         self.too_large = too_large
 
 

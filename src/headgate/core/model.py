@@ -44,8 +44,8 @@ class Profile:
 
     exec_ns: tuple[int, ...]  # exec_ns[b - 1] is the time of a batch of b items
     slowdown: tuple[float, ...] = (1.0,)  # slowdown[c - 1] when c batches share the node
-    start_ns: int = 0  # cold start: process, imports, weights
-    load_ns: int = 0  # swap-in: weights from host memory to the device
+    cold_start_ns: int = 0  # cold start: process, imports, weights
+    swap_in_ns: int = 0  # swap-in: weights from host memory to the device
     memory_bytes: int = 0  # held while the weights are on the device
     output_bytes: int = 0  # size of the result of one item
 
@@ -101,10 +101,10 @@ class Function:
     name: str
     variants: tuple[Variant, ...]
     is_idempotent: bool = True  # may be run again when nobody knows whether it ran
-    warm: int = 0  # nodes that are to hold it before anybody asks
+    prewarm_nodes: int = 0  # nodes that are to hold it before anybody asks
 
     @property
-    def exec_ns(self) -> int:
+    def reference_exec_ns(self) -> int:
         """Expected time of one item on the first variant: the policies' notion of its length."""
         return self.variants[0].profile.exec_ns[0]
 
@@ -115,8 +115,10 @@ class Slo:
 
     latency_ns: int = NEVER_NS
     quantile: float = 0.99
-    burst: float = 1.0  # still to be met when the rate rises to this multiple of the forecast
-    gives_up: bool = False  # a request still waiting at its deadline is expired
+    rate_tolerance: float = (
+        1.0  # still to be met when the rate rises to this multiple of the forecast
+    )
+    is_hard: bool = False  # a request still waiting at its deadline is expired
 
     def deadline_ns(self, arrival_ns: int) -> int:
         """When a request that arrives then must be answered."""
@@ -158,16 +160,16 @@ class FaasPlatform:
 
     memory_bytes: int
     concurrency_max: int = 1_000
-    burst: int = 1_000  # instances that can be started at once
-    starts_per_s: float = 100.0  # refill of that burst
+    burst_concurrency: int = 1_000  # instances that can be started at once
+    burst_refill_per_s: float = 100.0  # refill of that burst
     keep_alive_ns: int = 600_000_000_000
     age_max_ns: int = NEVER_NS  # an instance this old is not used again, however busy it was
     usd_per_gb_s: float = 0.0
     usd_per_request: float = 0.0
     billing_step_ns: int = 1_000_000
-    bills_start: bool = True  # whether the cold start is on the bill
+    bills_cold_start: bool = True  # whether the cold start is on the bill
     # Instances that are kept ready for us, and what that costs while they wait and while they run.
-    provision_ns: int = 60_000_000_000  # until they are there
+    provisioning_ns: int = 60_000_000_000  # until they are there
     provisioned_usd_per_gb_s: float = 0.0
     provisioned_run_usd_per_gb_s: float = 0.0
     ping_ns: int = 20_000_000  # how long a call takes that only keeps its instance awake
@@ -199,9 +201,11 @@ class FaasPlatform:
 class BreakerConfig:
     """What keeps a pool that is paid by the call from doing harm."""
 
-    failures_max: int = 5  # in a row; then it is left alone
-    rest_ns: int = 5_000_000_000  # for so long at first, and twice as long each time it fails again
-    rest_max_ns: int = 60_000_000_000
+    failure_threshold: int = 5  # in a row; then it is left alone
+    cooldown_ns: int = (
+        5_000_000_000  # for so long at first, and twice as long each time it fails again
+    )
+    cooldown_max_ns: int = 60_000_000_000
     usd_per_minute: float = inf
     usd_per_day: float = inf
 
@@ -226,8 +230,8 @@ class Pool:
     usd_per_hour: float = 0.0  # of one node
     network_ns: int = 0  # one way, gateway to node
     bytes_per_s: float = 0.0  # between nodes; 0 is "instantly"
-    serverless: FaasPlatform | None = None
-    guard: BreakerConfig = BreakerConfig()
+    faas: FaasPlatform | None = None
+    breaker: BreakerConfig = BreakerConfig()
 
 
 @dataclass(frozen=True)
@@ -237,9 +241,9 @@ class Limits:
     attempts_max: int = 3  # runs of one task, failed and lost ones counted
     refusals_max: int = 64  # times one task may be turned away before it fails
     backoff_ns: int = 1_000_000  # how long a place that refused is left alone
-    lost_after: float = 0.0  # give a batch up after this multiple of what such take; 0 is never
+    timeout_factor: float = 0.0  # give a batch up after this multiple of what such take; 0 is never
     open_requests_max: int = 10_000_000
-    lost_floor_ns: int = 1_000_000_000  # a batch is given up no sooner than this
+    timeout_floor_ns: int = 1_000_000_000  # a batch is given up no sooner than this
     start_backoff_ns: int = 1_000_000_000  # until a variant whose start failed is tried again
     start_backoff_max_ns: int = 60_000_000_000  # it doubles with each failure, up to this
 

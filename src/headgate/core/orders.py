@@ -90,7 +90,7 @@ class Orders:
         if not tasks:
             raise PolicyError("a batch of no tasks")
         first = tasks[0]
-        if pool.serverless is None:
+        if pool.faas is None:
             raise _illegal(tasks, f"pool {pool.name} does not pick its own instances")
         if variant is None:
             variant = self._view.variants_by_pool[pool.id][first.function.id]
@@ -98,12 +98,12 @@ class Orders:
                 raise _illegal(tasks, f"pool {pool.name} cannot run {first.function.name}")
         elif pool.id not in variant.pool_ids:
             raise _illegal(tasks, f"{variant.name} does not run on pool {pool.name}")
-        if not self._view.is_pool_open(pool.id):
+        if not self._view.is_pool_available(pool.id):
             raise _illegal(tasks, f"pool {pool.name} is closed: its breaker or its budget")
         size = 0
         for task in tasks:
             size += task.payload_bytes
-        if size > pool.serverless.payload_bytes_max:
+        if size > pool.faas.payload_bytes_max:
             raise _illegal(tasks, f"a call of pool {pool.name} cannot carry {size} bytes")
         return self._send(tasks, variant, None, pool)
 
@@ -262,9 +262,9 @@ class Orders:
         The wish stands until the next one. While the breaker is open, or as far as the budgets do
         not pay for them, there are fewer: `View.kept_warm` says how many.
         """
-        if pool.serverless is None or pool.id not in variant.pool_ids:
+        if pool.faas is None or pool.id not in variant.pool_ids:
             raise PolicyError(f"pool {pool.name} keeps nothing warm of {variant.name}")
-        if not 0 <= count <= pool.serverless.concurrency_max:
+        if not 0 <= count <= pool.faas.concurrency_max:
             raise PolicyError(f"pool {pool.name} cannot keep {count} instances")
         self._ledger.keep_warm(pool, variant, count, is_provisioned)
 

@@ -38,7 +38,7 @@ class Capabilities:
     batches: bool = False  # more than one item to a dispatch
     mixed_pools: bool = False  # pools that differ, functions that not every node can run
     serverless: bool = False
-    many_schedulers: bool = False
+    multi_gateway: bool = False
     clairvoyance: bool = False  # wants to be told of requests before they arrive
 
 
@@ -105,7 +105,7 @@ class Policy:
         """A node may have become able to take more."""
         raise NotImplementedError
 
-    def on_pool_open(self, pool_id: int) -> None:
+    def on_pool_available(self, pool_id: int) -> None:
         """A pool that picks its own instances can take a call: again, or one more."""
 
     def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
@@ -142,7 +142,7 @@ class PolicyKind:
 
     make: type[Policy]
     config: type[PolicyConfig] = PolicyConfig
-    takes: Capabilities = Capabilities()
+    capabilities: Capabilities = Capabilities()
 
     def build(self, context: Context, config: PolicyConfig) -> Policy:
         """Make the policy."""

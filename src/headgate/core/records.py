@@ -26,7 +26,7 @@ from headgate.core.states import (
 # Interpreted, a name of the module is read many times faster than one of a class.
 _BLOCKED: Final = TaskState.BLOCKED
 _OPEN: Final = RequestState.OPEN
-_OUT: Final = BatchState.OUT
+_OUT: Final = BatchState.IN_FLIGHT
 
 # Task ids are request id * STAGES_MAX + stage, so that a log needs no table to read them.
 STAGES_MAX: Final = 256
@@ -40,8 +40,8 @@ class Request:
         "arrival_ns",
         "client",
         "deadline_ns",
-        "gives_up",
         "id",
+        "is_hard",
         "items",
         "outcome",
         "payload_bytes",
@@ -71,7 +71,7 @@ class Request:
         self.arrival_ns = arrival_ns
         self.deadline_ns = deadline_ns
         self.payload_bytes = payload_bytes  # of a call that carries its inputs; 0: nobody knows
-        self.gives_up = False  # to be expired if it still waits at its deadline
+        self.is_hard = False  # to be expired if it still waits at its deadline
         self.state: int = _OPEN
         self.outcome: int | None = None
         tasks: list[Task] = []

@@ -60,7 +60,7 @@ class NodeState:
 class BatchState:
     """An order to run, until the one event that ends it."""
 
-    OUT: Final = 0
+    IN_FLIGHT: Final = 0
     FINISHED: Final = 1
     FAILED: Final = 2  # it ran and broke
     REFUSED: Final = 3  # it never ran
@@ -104,7 +104,7 @@ NODE_TABLE: Final[Table] = {
     NodeState.UP: (NodeState.DOWN,),
 }
 BATCH_TABLE: Final[Table] = {
-    BatchState.OUT: (
+    BatchState.IN_FLIGHT: (
         BatchState.FINISHED,
         BatchState.FAILED,
         BatchState.REFUSED,

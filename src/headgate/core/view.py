@@ -32,9 +32,8 @@ class View:
         self.free_nodes: dict[int, Node] = {}  # up, a slot left, not blocked
         self.instances: dict[int, Instance] = {}  # not yet gone
         self.timers: dict[TimerKey, int] = {}
-        self.spillways = [
-            None if pool.serverless is None else CircuitBreaker(pool, pool.serverless)
-            for pool in app.pools
+        self.breakers = [
+            None if pool.faas is None else CircuitBreaker(pool, pool.faas) for pool in app.pools
         ]
         self.kept_warm: dict[tuple[int, int], tuple[int, bool]] = {}  # by (pool, variant) id
         self.arrivals_seen = [0] * len(app.pipelines)  # offered, whether admitted or not
@@ -118,14 +117,14 @@ class View:
                     best = node
         return best
 
-    def is_pool_open(self, pool_id: int) -> bool:
+    def is_pool_available(self, pool_id: int) -> bool:
         """Whether a call may go to a pool that picks its own instances just now."""
-        spillway = self.spillways[pool_id]
-        return spillway is not None and spillway.is_open(self.now_ns)
+        spillway = self.breakers[pool_id]
+        return spillway is not None and spillway.allows_call(self.now_ns)
 
     def fits_call(self, task: Task, pool: Pool, variant: Variant) -> bool:
         """Whether one call of a serverless pool can carry a task: its items, and its inputs."""
-        platform = pool.serverless
+        platform = pool.faas
         return (
             platform is not None
             and task.request.items <= len(variant.profile.exec_ns)
@@ -136,7 +135,7 @@ class View:
         """Whether there is a pool that a task is not too large for; nodes take any size."""
         for variant in task.function.variants:
             for pool_id in variant.pool_ids:
-                platform = self.app.pools[pool_id].serverless
+                platform = self.app.pools[pool_id].faas
                 if platform is None or task.payload_bytes <= platform.payload_bytes_max:
                     return True
         return False
@@ -144,7 +143,7 @@ class View:
     def start_ns(self, node: Node, variant: Variant) -> int:
         """How long it takes until a variant that is started on this node now is ready."""
         boot_ns = node.pool.boot_ns if node.pool.is_elastic and not node.instances else 0
-        return boot_ns + variant.profile.start_ns
+        return boot_ns + variant.profile.cold_start_ns
 
     def inputs_of(self, task: Task) -> list[Datum]:
         """The intermediate results this task reads, and where they lie."""

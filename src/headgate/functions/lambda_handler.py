@@ -101,7 +101,7 @@ class Handler:
 
 
 def _is_for_functions(loaded: AppConfig, pool_ids: tuple[int, ...]) -> bool:
-    return any(loaded.app.pools[id].serverless is not None for id in pool_ids)
+    return any(loaded.app.pools[id].faas is not None for id in pool_ids)
 
 
 _HANDLER: Final = Handler(os.environ)

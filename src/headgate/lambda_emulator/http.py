@@ -22,10 +22,10 @@ _REQUEST_S_MAX: Final = 60.0  # from its first byte to its last
 _NO_HTTP: Final = b'{"Type":"User","message":"This is no HTTP request that can be read."}'
 
 Address: TypeAlias = tuple[str, int]  # host and port
-Handler: TypeAlias = Callable[["Request", "Reply"], None]
+Handler: TypeAlias = Callable[["EmulatorRequest", "Reply"], None]
 # Looks at the head of a request. What it returns is the answer, which ends the connection, and the
 # body is not kept.
-Screen: TypeAlias = Callable[["Request"], "Response | None"]
+Screen: TypeAlias = Callable[["EmulatorRequest"], "Response | None"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,8 @@ class Launch:
     @property
     def environment(self) -> dict[str, str]:
         """Nothing of ours but what `PlatformSettings.inherits` names: AWS gives a clean one as
-        well."""
+        well.
+        """
         function, region = self.function, self.settings.region
         root = str(function.code.directory)
         inherited = {

@@ -31,8 +31,8 @@ class Call:
         "deadline_ns",
         "ended_ns",
         "error",
-        "gives_up",
         "inputs",
+        "is_hard",
         "items",
         "on_answer",
         "outcome",
@@ -58,7 +58,7 @@ class Call:
         client_id: int = 0,
         priority: int = 0,
         deadline_ns: int = 0,
-        gives_up: bool = False,
+        is_hard: bool = False,
     ) -> None:
         self.pipeline_id = pipeline_id
         self.inputs = inputs
@@ -67,7 +67,7 @@ class Call:
         self.client_id = client_id
         self.priority = priority  # smaller is more urgent; 0 is usual
         self.deadline_ns = deadline_ns  # on the machine's monotonic clock; 0: the objective's
-        self.gives_up = gives_up  # nobody wants the answer after the deadline
+        self.is_hard = is_hard  # nobody wants the answer after the deadline
         self.trace: object = None  # the span of this call, where tracing is on
         self.client_request_id = b""  # what the client calls it (`X-Request-Id`), or was told to
         # How it went. Times are on the machine's monotonic clock; 0: never.

@@ -65,7 +65,7 @@ class CostAccounting:
 
     def called(self, pool_id: int, shares: Shares, took_ns: int) -> None:
         """A call took so long, for so many items of each pipeline and client."""
-        platform = self._app.pools[pool_id].serverless
+        platform = self._app.pools[pool_id].faas
         if platform is None:
             return  # that is paid by the hour
         usd = platform.usd(took_ns) / max(1, sum(items for _, _, items in shares))
@@ -149,7 +149,7 @@ def breakers(view: View) -> dict[str, str]:
     """
     now_ns = monotonic_ns()
     told: dict[str, str] = {}
-    for spillway in view.spillways:
+    for spillway in view.breakers:
         if spillway is not None:
             state, reason = BREAKER_NAMES[spillway.breaker], spillway.closed_by(now_ns)
             is_other = reason not in (Closed.NOT, Closed.BREAKER)
@@ -161,7 +161,7 @@ def _spills(view: View, outposts: RemotePools | None) -> dict[str, FaasPoolGauge
     now_ns = monotonic_ns()
     spills: dict[str, FaasPoolGauges] = {}
     for pool_id, outpost in () if outposts is None else outposts.by_pool.items():
-        spillway = view.spillways[pool_id]
+        spillway = view.breakers[pool_id]
         if spillway is not None and outposts is not None:
             spills[spillway.pool.name] = FaasPoolGauges(
                 spillway.breaker,

@@ -80,7 +80,7 @@ def assign_cores(
     kinds = [provider.kind if provider is not None else "local" for provider in providers]
     pools = [pool for pool in app.pools if not kinds or kinds[pool.id] == "local"]
     for pool in pools:
-        if pool.serverless is not None or pool.tier != Tier.DEDICATED:
+        if pool.faas is not None or pool.tier != Tier.DEDICATED:
             is_gpu = pool.tier == Tier.GPU
             problem = (
                 "live GPU pools are not available yet"

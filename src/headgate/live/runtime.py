@@ -117,7 +117,7 @@ class Runtime:
         self._next_id = 0
         # What a call of a platform must be able to carry matters only where there is one.
         pools = self._loaded.app.pools
-        self._has_platforms = any(pool.serverless is not None for pool in pools)
+        self._has_platforms = any(pool.faas is not None for pool in pools)
         self._idle: asyncio.Event | None = None
         self._vigil = BusyPoll(asyncio.get_running_loop(), self._is_alone)
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -234,7 +234,7 @@ class Runtime:
                 call.items,
                 call.priority,
                 call.deadline_ns,
-                call.gives_up,
+                call.is_hard,
                 body_bytes([call.inputs]) if self._has_platforms else 0,
             )
         )
@@ -456,7 +456,7 @@ class Runtime:
         unsure: list[int] = []
         broken: list[int] = []
         too_large: list[int] = []  # answers that a platform could not carry
-        is_platform = self.app.pools[pool_id].serverless is not None
+        is_platform = self.app.pools[pool_id].faas is not None
         for result in message.results:
             call = self._calls.get(result.task_id // STAGES_MAX)
             if call is None:

@@ -47,7 +47,7 @@ def budgets_ns(app: App) -> list[int]:
             continue
         through_ns = _longest_through_ns(pipeline)
         for stage, path_ns in zip(pipeline.stages, through_ns, strict=True):
-            share = stage.function.exec_ns / max(1, path_ns)
+            share = stage.function.reference_exec_ns / max(1, path_ns)
             id = stage.function.id
             budgets[id] = min(budgets[id], int(pipeline.slo.latency_ns * share))
     return budgets
@@ -56,7 +56,7 @@ def budgets_ns(app: App) -> list[int]:
 def shares_of_rest(pipeline: Pipeline) -> list[float]:
     """By stage: which part of the time that is left when it begins it may take for itself."""
     rests_ns = _longest_ns(pipeline, pipeline.successors)
-    lone_ns = [stage.function.exec_ns for stage in pipeline.stages]
+    lone_ns = [stage.function.reference_exec_ns for stage in pipeline.stages]
     return [own / max(1, rest) for own, rest in zip(lone_ns, rests_ns, strict=True)]
 
 
@@ -65,7 +65,7 @@ def _longest_through_ns(pipeline: Pipeline) -> list[int]:
     before_ns = _longest_ns(pipeline, tuple(stage.after for stage in pipeline.stages))
     after_ns = _longest_ns(pipeline, pipeline.successors)
     return [
-        before + after - stage.function.exec_ns
+        before + after - stage.function.reference_exec_ns
         for before, after, stage in zip(before_ns, after_ns, pipeline.stages, strict=True)
     ]
 
@@ -77,7 +77,7 @@ def _longest_ns(pipeline: Pipeline, neighbours: tuple[tuple[int, ...], ...]) -> 
     def longest(index: int) -> int:
         if index not in known:
             beyond_ns = max((longest(i) for i in neighbours[index]), default=0)
-            known[index] = beyond_ns + pipeline.stages[index].function.exec_ns
+            known[index] = beyond_ns + pipeline.stages[index].function.reference_exec_ns
         return known[index]
 
     return [longest(index) for index in range(len(pipeline.stages))]

@@ -375,7 +375,7 @@ def profile_of(characterisation: Characterisation, cores: float, quantile: float
     return Profile(
         exec_ns=tuple(max(1, round(ms * 1e6)) for ms in exec_ms),
         slowdown=tuple(slowdown),
-        start_ns=round(start_ms * 1e6),
+        cold_start_ns=round(start_ms * 1e6),
         memory_bytes=characterisation.peak_memory_bytes or 0,
     )
 

@@ -119,7 +119,7 @@ class LatencyPredictor:
         profile = batch.variant.profile
         expected_ns = int(profile.exec_ns[batch.items - 1] * self._paces[batch.variant.id])
         expected_ns += 2 * batch.pool.network_ns
-        cold_ns = profile.start_ns + profile.load_ns
+        cold_ns = profile.cold_start_ns + profile.swap_in_ns
         is_evidence = cold_ns == 0 or took_ns < expected_ns + cold_ns
         if batch.state == BatchState.FINISHED and is_evidence:
             self._corrections[batch.variant.id].see(took_ns / max(1, expected_ns))
@@ -271,7 +271,7 @@ def _reference(app: App, function: Function) -> Variant:
     on_nodes = (
         variant
         for variant in function.variants
-        if any(app.pools[id].serverless is None for id in variant.pool_ids)
+        if any(app.pools[id].faas is None for id in variant.pool_ids)
     )
     return next(on_nodes, function.variants[0])
 

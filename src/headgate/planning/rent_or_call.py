@@ -226,13 +226,13 @@ def _levels(
     miss_usd = _MISS * rent_usd_per_s * pace_ns / SECOND_NS
     return RentalLadder(
         pool.nodes,
-        standing=min(function.warm, pool.nodes),
+        standing=min(function.prewarm_nodes, pool.nodes),
         own=int(_own_per_ns(app, function, within_ns) * pace_ns),
         allowed_ns=within_ns,
         pace_ns=pace_ns,
         call_usd=miss_usd if outlet is None else outlet.call_usd,
         rent_usd_per_s=rent_usd_per_s,
-        boot_ns=pool.boot_ns + variant.profile.start_ns,
+        boot_ns=pool.boot_ns + variant.profile.cold_start_ns,
         memory_ns=memory_ns,
     )
 
@@ -249,7 +249,7 @@ def _own_per_ns(app: App, function: Function, within_ns: int) -> float:
     for pool in app.pools:
         variants = app.variants_on(pool.id)
         variant = variants[function.id]
-        if variant is not None and pool.serverless is None and not pool.is_elastic:
+        if variant is not None and pool.faas is None and not pool.is_elastic:
             sharers = sum(1 for other in variants if other is not None)
             per_ns += pool.nodes / sharers / _pace_ns(pool, variant, within_ns)
     return per_ns

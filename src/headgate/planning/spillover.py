@@ -67,13 +67,13 @@ class Spillover:
         view = self._view
         for task in request.tasks:
             outlet = self.outlets[task.function.id]
-            if outlet is None or not view.is_pool_open(outlet.pool.id):
+            if outlet is None or not view.is_pool_available(outlet.pool.id):
                 return False
             if not view.fits_call(task, outlet.pool, outlet.variant):
                 return False
             waiting_ns = self._predictor.waiting(task.function.id) * outlet.call_ns
             instances = max(1, outlet.warmth.there(view.now_ns))
-            start_ns = outlet.variant.profile.start_ns
+            start_ns = outlet.variant.profile.cold_start_ns
             if waiting_ns > _STARTS_MAX * instances * (start_ns + outlet.call_ns):
                 return False
         return True
@@ -86,12 +86,12 @@ class Spillover:
     def is_open(self, function_id: int) -> bool:
         """Whether a function may be called elsewhere just now."""
         outlet = self.outlets[function_id]
-        return outlet is not None and self._view.is_pool_open(outlet.pool.id)
+        return outlet is not None and self._view.is_pool_available(outlet.pool.id)
 
     def closed_pools(self) -> list[int]:
         """Platforms that take no calls just now."""
         pools = {outlet.pool.id for outlet in self.outlets if outlet is not None}
-        return [pool_id for pool_id in sorted(pools) if not self._view.is_pool_open(pool_id)]
+        return [pool_id for pool_id in sorted(pools) if not self._view.is_pool_available(pool_id)]
 
     def next_outlet(self, task: Task) -> FaasTarget | None:
         """Where the most urgent task is to go, if what waits cannot all be done here in time.
@@ -100,7 +100,7 @@ class Spillover:
         and the task stays where it is. Only where there is nothing at all it goes first.
         """
         outlet, now_ns = self.outlets[task.function.id], self._view.now_ns
-        if outlet is None or not self._view.is_pool_open(outlet.pool.id):
+        if outlet is None or not self._view.is_pool_available(outlet.pool.id):
             return None
         needed = self._calls_needed(task, outlet)
         if needed <= 0.0 or not self._view.fits_call(task, outlet.pool, outlet.variant):
@@ -145,7 +145,7 @@ class Spillover:
         """More are needed; wait a moment for others that need some too, and order them together."""
         now_ns = self._view.now_ns
         if now_ns >= self._soon_ns[function_id]:
-            self._soon_ns[function_id] = now_ns + outlet.variant.profile.start_ns // _MOMENTS
+            self._soon_ns[function_id] = now_ns + outlet.variant.profile.cold_start_ns // _MOMENTS
             self._orders.set_timer(TEND, self._soon_ns[function_id], function_id)
 
     def tend(self, function_id: int) -> None:

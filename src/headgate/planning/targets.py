@@ -64,7 +64,7 @@ class Targets:
         """The cheapest platform that takes a task just now. O(outlets)."""
         for outlet in self.outlets[task.function.id]:
             if (
-                view.is_pool_open(outlet.pool.id)
+                view.is_pool_available(outlet.pool.id)
                 and _has_place(view, outlet.pool)
                 and view.fits_call(task, outlet.pool, outlet.variant)
             ):
@@ -82,7 +82,7 @@ class Targets:
 
 def _has_place(view: View, pool: Pool) -> bool:
     """Whether the platform would not throttle us for what we have out ourselves."""
-    spillway, platform = view.spillways[pool.id], pool.serverless
+    spillway, platform = view.breakers[pool.id], pool.faas
     assert spillway is not None
     assert platform is not None
     return spillway.in_flight < platform.concurrency_max
@@ -92,8 +92,8 @@ def _outlets(app: App, function: Function) -> list[FaasOption]:
     found: list[FaasOption] = []
     for pool in app.pools:
         variant = app.variants_on(pool.id)[function.id]
-        if pool.serverless is not None and variant is not None:
-            usd = pool.serverless.usd(variant.profile.time_ns(1))
+        if pool.faas is not None and variant is not None:
+            usd = pool.faas.usd(variant.profile.time_ns(1))
             found.append(FaasOption(variant, pool, usd))
     return sorted(found, key=lambda outlet: (outlet.usd_per_request, outlet.pool.id))
 
@@ -104,7 +104,7 @@ def _lots(
     found: list[NodeOption] = []
     for pool in app.pools:
         variant = app.variants_on(pool.id)[function.id]
-        if pool.serverless is None and variant is not None:
+        if pool.faas is None and variant is not None:
             threshold = max(thresholds.of(variant, pool), 0 if has_outlet else 1)
             rate = rate_per_s(variant.profile, threshold)
             found.append(NodeOption(variant, pool, threshold, rate, pool.usd_per_hour / 3_600))
@@ -129,7 +129,9 @@ class FaasTarget:
         self.variant = variant
         self.call_ns = variant.profile.exec_ns[0] + 2 * pool.network_ns
         self.call_usd = platform.usd(variant.profile.exec_ns[0])
-        self.warmth = WarmPoolEstimate(platform, variant.profile.start_ns + 2 * pool.network_ns)
+        self.warmth = WarmPoolEstimate(
+            platform, variant.profile.cold_start_ns + 2 * pool.network_ns
+        )
         self.wished = 0  # how many were last asked to be kept ready
         self._platform = platform
         self._headroom = max(burst, _HEADROOM)
@@ -182,16 +184,16 @@ def choose_faas_target(app: App, function: Function, memory_ns: int) -> FaasTarg
     """
     slos = [p.slo for p in app.pipelines if any(s.function is function for s in p.stages)]
     allowed_ns = min((slo.latency_ns for slo in slos), default=0)
-    burst = max((slo.burst for slo in slos), default=1.0)
+    burst = max((slo.rate_tolerance for slo in slos), default=1.0)
     outlets = [
-        FaasTarget(pool, pool.serverless, variant, burst, memory_ns)
+        FaasTarget(pool, pool.faas, variant, burst, memory_ns)
         for pool in app.pools
         for variant in function.variants
-        if pool.serverless is not None and pool.id in variant.pool_ids
+        if pool.faas is not None and pool.id in variant.pool_ids
     ]
     in_time = [outlet for outlet in outlets if outlet.call_ns <= allowed_ns]
     if in_time:
         return min(in_time, key=lambda outlet: outlet.call_usd)
-    if any(app.pools[id].serverless is None for v in function.variants for id in v.pool_ids):
+    if any(app.pools[id].faas is None for v in function.variants for id in v.pool_ids):
         return None
     return min(outlets, key=lambda outlet: outlet.call_ns, default=None)

@@ -18,7 +18,7 @@ class WarmPoolEstimate:
     def __init__(self, platform: FaasPlatform, start_ns: int) -> None:
         self._keep_alive_ns = platform.keep_alive_ns
         self._start_ns = start_ns
-        self._provision_ns = platform.provision_ns
+        self._provision_ns = platform.provisioning_ns
         self._idle_since_ns: list[int] = []  # a stack: the last is used first
         self._busy = 0
         self.kept = 0  # as many as were asked for

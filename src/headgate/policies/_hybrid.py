@@ -62,12 +62,12 @@ class ThresholdRouter(Policy):
         for function in app.functions:
             lot = tiers.elastic_lot(function.id)
             if lot is not None and self.rents(function.id):
-                self.want(lot, nodes or function.warm)
+                self.want(lot, nodes or function.prewarm_nodes)
             if warm_functions and self.spills(function.id):
                 self._keep_warm(tiers.outlets[function.id][0], warm_functions)
 
     def _keep_warm(self, outlet: FaasOption, count: int) -> None:
-        platform = outlet.pool.serverless
+        platform = outlet.pool.faas
         assert platform is not None
         count = min(count, platform.concurrency_max)
         self.orders.keep_warm(outlet.variant, outlet.pool, count)
@@ -133,7 +133,7 @@ class ThresholdRouter(Policy):
         """Serve whoever waits."""
         self._serve_all()
 
-    def on_pool_open(self, pool_id: int) -> None:
+    def on_pool_available(self, pool_id: int) -> None:
         """Serve whoever waits."""
         self._serve_all()
 
@@ -243,7 +243,7 @@ class ThresholdRouter(Policy):
             if variant is None or not self.rents(function.id):
                 continue
             key = (variant.id, node.pool.id)
-            count = self.wanted.get(key, 0) if node.pool.is_elastic else function.warm
+            count = self.wanted.get(key, 0) if node.pool.is_elastic else function.prewarm_nodes
             if len(present(self.view, key)) < count and has_room(self.view, node, variant):
                 self.orders.start(variant, node)
 

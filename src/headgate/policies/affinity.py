@@ -120,7 +120,7 @@ class Affinity(Policy):
                 continue
             virtual_ns = flow.virtual_ns
             if not self.view.is_resident(node, function.id):
-                virtual_ns += self._miss_penalty * function.exec_ns
+                virtual_ns += self._miss_penalty * function.reference_exec_ns
             rank = (virtual_ns, flow.served_last)
             if best is None or rank < best_rank:
                 best, best_rank = key, rank
@@ -131,7 +131,7 @@ class Affinity(Policy):
         self._base_ns = min(f.virtual_ns for f in self._busy.values())
         batch = take_batch(flow.queue, node, self._batch_max)
         weight = self.view.app.clients[key[0]].weight
-        flow.virtual_ns += sum(t.function.exec_ns for t in batch) / weight
+        flow.virtual_ns += sum(t.function.reference_exec_ns for t in batch) / weight
         self._dispatches += 1
         flow.served_last = self._dispatches
         if not flow.queue:

@@ -79,7 +79,7 @@ class Exclusive(Policy):
         self._steal_factor = config.steal_factor
         self._adapt_every = config.adapt_every
         self._arrivals_left = config.adapt_every
-        self._shares = [_Share(f.id, f.exec_ns) for f in self.view.app.functions]
+        self._shares = [_Share(f.id, f.reference_exec_ns) for f in self.view.app.functions]
         self._owner: dict[int, _Share] = {}
 
     def on_node_joined(self, node: Node) -> None:

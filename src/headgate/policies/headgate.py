@@ -102,7 +102,9 @@ class Headgate(Policy):
         self._weight_sum = sum(client.weight for client in app.clients)
         self._predictor = LatencyPredictor(self.view, config.correction_quantile)
         self._worthwhile = [knee_batch_size(variant.profile) for variant in app.variants]
-        self._loads = [OfferedLoad(config.load_memory_ns, 10 * f.exec_ns) for f in app.functions]
+        self._loads = [
+            OfferedLoad(config.load_memory_ns, 10 * f.reference_exec_ns) for f in app.functions
+        ]
         self._spilling = Spillover(
             self.view, self.orders, self._predictor, config.reserve, config.warm_memory_ns
         )
@@ -162,7 +164,7 @@ class Headgate(Policy):
     # --- the queues ----------------------------------------------------------------------------
 
     def on_task_ready(self, task: Task) -> None:
-        work_ns = task.function.exec_ns * task.request.items
+        work_ns = task.function.reference_exec_ns * task.request.items
         self._loads[task.function.id].offer(self.view.now_ns, work_ns)
         self.on_task_returned(task)
 
@@ -181,7 +183,7 @@ class Headgate(Policy):
         self._serve()
 
     def _stretch_ns(self, task: Task) -> int:
-        return int(self._config.stretch * task.function.exec_ns)
+        return int(self._config.stretch * task.function.reference_exec_ns)
 
     def on_task_withdrawn(self, task: Task) -> None:
         function_id = task.function.id
@@ -208,7 +210,7 @@ class Headgate(Policy):
             self._spilling.tend(number)
         self._serve()
 
-    def on_pool_open(self, pool_id: int) -> None:
+    def on_pool_available(self, pool_id: int) -> None:
         self._serve()
 
     def on_instance_started(self, instance: Instance) -> None:
@@ -228,10 +230,10 @@ class Headgate(Policy):
         """What is to be warm is started before anybody asks for it, where there is room."""
         for function in self.view.app.functions:
             variant = node.variants[function.id]
-            if function.warm == 0 or variant is None:
+            if function.prewarm_nodes == 0 or variant is None:
                 continue
             homes = sum(1 for i in self.view.instances.values() if i.variant.id == variant.id)
-            if homes < function.warm and has_room(self.view, node, variant):
+            if homes < function.prewarm_nodes and has_room(self.view, node, variant):
                 self.orders.start(variant, node)
 
     def on_node_lost(self, node: Node) -> None:
@@ -307,7 +309,9 @@ class Headgate(Policy):
         until_ns = NEVER_NS if task.request.deadline_ns == NEVER_NS else deadline_ns
         batch = self._take_batch(task.function.id, variant, until_ns)
         items = sum(member.request.items for member in batch)
-        start_ns = 0 if self.view.is_resident(node, task.function.id) else variant.profile.start_ns
+        start_ns = (
+            0 if self.view.is_resident(node, task.function.id) else variant.profile.cold_start_ns
+        )
         self._predictor.sent(node, variant, items, start_ns)
         self.orders.dispatch(batch, node)
         return True
@@ -391,7 +395,7 @@ class Headgate(Policy):
         home_ns += self._predictor.expected_ns(variant, task.request.items)
         if task.request.deadline_ns < NEVER_NS and view.now_ns + home_ns > deadline_ns:
             return True
-        start_ns = variant.profile.start_ns
+        start_ns = variant.profile.cold_start_ns
         if start_ns <= home_ns and not self._is_wanted(node) and has_room(view, node, variant):
             return True
         until_ns = self._ready_ns[task.id] + int(self._config.start_patience * start_ns)

@@ -126,7 +126,7 @@ class Mlfq(Policy):
         return self._buckets[self._drawn]
 
     def _bucket_of(self, function: Function) -> deque[int]:
-        key = floor(log(max(function.exec_ns, 1), self._ratio))
+        key = floor(log(max(function.reference_exec_ns, 1), self._ratio))
         bucket = self._buckets.get(key)
         if bucket is None:
             bucket = self._buckets[key] = deque()

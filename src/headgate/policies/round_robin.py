@@ -91,4 +91,4 @@ class RoundRobin(Policy):
         return turn
 
 
-POLICY = PolicyKind(RoundRobin, takes=Capabilities())
+POLICY = PolicyKind(RoundRobin, capabilities=Capabilities())

@@ -77,7 +77,7 @@ class Spock(AutoscalingRouter):
     def count_for(self, lot: NodeOption, buckets: list[float]) -> int | None:
         rate_per_s = self.mean_per_s(buckets)
         if self._config.is_predictive:
-            ready_ns = lot.pool.boot_ns + lot.variant.profile.start_ns
+            ready_ns = lot.pool.boot_ns + lot.variant.profile.cold_start_ns
             rate_per_s = self.mean_per_s([trend(buckets, ready_ns / self.bucket_ns)])
         count = nodes_for(rate_per_s, self._config.target * lot.rate_per_s)
         return self.most_of(lot, count, self._plans_held)

@@ -54,14 +54,16 @@ class Srtf(Policy):
             if not stage.after:
                 task_id = request_id * STAGES_MAX + index
                 self._expected.add(task_id)
-                heappush(self._heap, (stage.function.exec_ns, arrival_ns, task_id))
+                heappush(self._heap, (stage.function.reference_exec_ns, arrival_ns, task_id))
 
     def on_task_ready(self, task: Task) -> None:
         self._ready[task.id] = task
         if task.id in self._expected:
             self._expected.discard(task.id)
         else:
-            heappush(self._heap, (task.function.exec_ns, task.request.arrival_ns, task.id))
+            heappush(
+                self._heap, (task.function.reference_exec_ns, task.request.arrival_ns, task.id)
+            )
         self._serve()
 
     def on_turned_away(self, request_id: int, pipeline_id: int) -> None:

@@ -39,13 +39,13 @@ class LoopClients(SimClient):
         self._pausing: deque[int] = deque()  # and each that got no answer
         self.sent = 0
 
-    def begin(self, engine: Engine) -> None:
+    def on_start(self, engine: Engine) -> None:
         """Look at the clock whenever the concurrency changes."""
         for step in self._loop.steps:
             if step.at_ns < self._loop.duration_ns:
                 engine.wake_client(step.at_ns, self)
 
-    def woken(self, engine: Engine, now_ns: int) -> None:
+    def on_wake(self, engine: Engine, now_ns: int) -> None:
         """Let those go on who have thought enough, and new ones come."""
         for waiting in (self._thinking, self._pausing):
             while waiting and waiting[0] <= now_ns:
@@ -56,7 +56,7 @@ class LoopClients(SimClient):
             self.sent += 1
             engine.submit(now_ns, self._pipeline, self._client, sender=self)
 
-    def settled(self, engine: Engine, now_ns: int, request_id: int, outcome: int) -> None:
+    def on_settled(self, engine: Engine, now_ns: int, request_id: int, outcome: int) -> None:
         """Think, then send the next one."""
         if outcome in (Outcome.MET, Outcome.LATE) or self._loop.think_ns >= PAUSE_NS:
             at_ns = now_ns + self._loop.think_ns
@@ -105,7 +105,7 @@ class HedgingClient(SimClient):
         self._groups: dict[int, _Group] = {}  # by request id
         self.ended: list[LogicalRequest] = []
 
-    def begin(self, engine: Engine) -> None:
+    def on_start(self, engine: Engine) -> None:
         """Send everything in its time."""
         for at_ns in sorted(self._times_ns):
             group = _Group(at_ns)
@@ -113,7 +113,7 @@ class HedgingClient(SimClient):
                 self._sending.append(group)
                 engine.submit(at_ns, self._pipeline, self._client, sender=self)
 
-    def arrived(self, engine: Engine, now_ns: int, request_id: int) -> None:
+    def on_arrived(self, engine: Engine, now_ns: int, request_id: int) -> None:
         """Note the id of a copy. They arrive in the order they were sent."""
         group = self._sending.popleft()
         group.open.append(request_id)
@@ -122,7 +122,7 @@ class HedgingClient(SimClient):
         if group.is_answered:  # while the others were still on their way
             engine.cancel(now_ns, request_id)
 
-    def settled(self, engine: Engine, now_ns: int, request_id: int, outcome: int) -> None:
+    def on_settled(self, engine: Engine, now_ns: int, request_id: int, outcome: int) -> None:
         """Take the first answer; the other copies are wanted no longer."""
         group = self._groups.pop(request_id)
         group.open.remove(request_id)
@@ -147,11 +147,11 @@ class DrainWatcher(SimClient):
     def __init__(self, until_ns: int) -> None:
         self._until_ns = until_ns
 
-    def begin(self, engine: Engine) -> None:
+    def on_start(self, engine: Engine) -> None:
         """Look when the others have left."""
         engine.wake_client(self._until_ns, self)
 
-    def woken(self, engine: Engine, now_ns: int) -> None:
+    def on_wake(self, engine: Engine, now_ns: int) -> None:
         """Stay as long as there is anything but timers to come; look ever more seldom."""
         is_busy = any(entry[1] == Rank.COMPLETION for entry in engine.agenda.heap)
         if is_busy or engine.recorder.open_rows():

@@ -130,7 +130,7 @@ class Engine:
         for node in self.nodes:
             self.join(0, node)
         for sender in self._clients:
-            sender.begin(self)
+            sender.on_start(self)
         heap = self.agenda.heap
         feed = self._feed
         while feed.read():
@@ -203,11 +203,11 @@ class Engine:
             self._expected -= 1
             if what.sender is not None:
                 self._senders[self.recorder.count] = what.sender
-                what.sender.arrived(self, now_ns, self.recorder.count)
+                what.sender.on_arrived(self, now_ns, self.recorder.count)
             self._submit_now(now_ns, what.pipeline, what.client, what.items)
         elif isinstance(what, ClientDue):
             self._expected -= 1
-            what.client.woken(self, now_ns)
+            what.client.on_wake(self, now_ns)
         elif isinstance(what, Cancellation):
             index = self._scheduler_of_request(what.request_id)
             self.tell(now_ns, index, RequestCancelled(what.request_id))
@@ -222,7 +222,7 @@ class Engine:
         elif isinstance(what, KeepWarmTick):
             what.platform.awaken(now_ns, what)
         elif isinstance(what, FaultDue):
-            what.trouble.strike(self, now_ns)
+            what.trouble.apply(self, now_ns)
         elif isinstance(what, Restart):
             self.join(now_ns, what.node)
         else:
@@ -267,7 +267,7 @@ class Engine:
         except PolicyError as error:
             actions = self._actions_of(error)
         if self._observer is not None:
-            self._observer.saw(now_ns, index, event, actions)
+            self._observer.on_event(now_ns, index, event, actions)
         for action in actions:
             if isinstance(action, Settle):
                 self.recorder.settled(now_ns, action.request_id, action.outcome)
@@ -303,7 +303,7 @@ class Engine:
         except PolicyError as error:
             actions = self._actions_of(error)
         if self._observer is not None:
-            self._observer.saw(now_ns, index, event, actions)
+            self._observer.on_event(now_ns, index, event, actions)
         cost_ns = self._decision_ns + (scheduler.work - work) * self._work_unit_ns
         if isinstance(event, RequestAnnounced):
             cost_ns = 0  # that was thought before the run
@@ -367,7 +367,7 @@ class Engine:
         """Tell whoever sent this request how it ended, if that is somebody who wants to know."""
         sender = self._senders.pop(action.request_id, None)
         if sender is not None:
-            sender.settled(self, now_ns, action.request_id, action.outcome)
+            sender.on_settled(self, now_ns, action.request_id, action.outcome)
 
     # --- what clients and faults may do --------------------------------------------------------
 

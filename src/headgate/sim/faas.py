@@ -43,7 +43,7 @@ class ProvisionedConcurrency:
         self._there = min(self._there, count)
         self._coming = [(at_ns, min(there, count)) for at_ns, there in self._coming]
         if count > (self._coming[-1][1] if self._coming else self._there):
-            self._coming.append((now_ns + self._spec.provision_ns, count))
+            self._coming.append((now_ns + self._spec.provisioning_ns, count))
         self._count = count
 
     def take(self, now_ns: int) -> bool:
@@ -143,7 +143,7 @@ class SimFaasPlatform:
         self._idle: dict[int, list[IdleInstance]] = {}  # by variant id, a stack
         self._running_of: dict[int, int] = {}  # by variant id, those waking up included
         self._running = 0
-        self._tokens = float(spec.burst)
+        self._tokens = float(spec.burst_concurrency)
         self._refilled_ns = 0
         self._kept: dict[int, int] = {}  # by variant id: how many are called now and then
         self._rounds: dict[int, int] = {}
@@ -214,7 +214,7 @@ class SimFaasPlatform:
         length_ns = now_ns - invocation.began_ns
         self.busy_ns += length_ns
         self.up_ns += length_ns
-        billed_ns = length_ns if self._spec.bills_start else length_ns - invocation.start_ns
+        billed_ns = length_ns if self._spec.bills_cold_start else length_ns - invocation.start_ns
         self._calls_usd += self._spec.usd(billed_ns, is_provisioned=invocation.is_provisioned)
         self._record(now_ns, invocation)
         if not self._has_cascades:
@@ -266,13 +266,15 @@ class SimFaasPlatform:
     def _may_start(self, now_ns: int) -> bool:
         spec = self._spec
         elapsed_s = (now_ns - self._refilled_ns) / 1e9
-        self._tokens = min(float(spec.burst), self._tokens + elapsed_s * spec.starts_per_s)
+        self._tokens = min(
+            float(spec.burst_concurrency), self._tokens + elapsed_s * spec.burst_refill_per_s
+        )
         self._refilled_ns = now_ns
         return self._tokens >= 1.0
 
     def _start(self, variant_id: int) -> int:
         self._tokens -= 1.0
-        return self._app.variants[variant_id].profile.start_ns
+        return self._app.variants[variant_id].profile.cold_start_ns
 
     # --- keeping them ready --------------------------------------------------------------------
 
@@ -315,7 +317,7 @@ class SimFaasPlatform:
         start_ns = self._start(variant_id)
         self._running += 1
         self._count(variant_id, 1)
-        billed_ns = self._spec.ping_ns + (start_ns if self._spec.bills_start else 0)
+        billed_ns = self._spec.ping_ns + (start_ns if self._spec.bills_cold_start else 0)
         self._calls_usd += self._spec.usd(billed_ns)
         self._agenda.push(now_ns + start_ns, Rank.COMPLETION, KeepWarmTick(self, variant_id, None))
 

@@ -51,7 +51,7 @@ class SetFault(FaultAction):
         self._in_force = in_force
         self._factor = factor  # all of them together
 
-    def strike(self, engine: Engine, now_ns: int) -> None:
+    def apply(self, engine: Engine, now_ns: int) -> None:
         """Let it happen."""
         if self._kind == "throttle":
             engine.platforms[self._target].throttles = self._in_force
@@ -80,7 +80,7 @@ class Cancellations(FaultAction):
     def __init__(self, share: float) -> None:
         self._share = share
 
-    def strike(self, engine: Engine, now_ns: int) -> None:
+    def apply(self, engine: Engine, now_ns: int) -> None:
         """Let it happen."""
         rng = stream(now_ns, "cancellations")
         for request_id in engine.recorder.open_rows():
@@ -97,7 +97,7 @@ class Poison(FaultAction):
     def __init__(self, share: float) -> None:
         self._share = share
 
-    def strike(self, engine: Engine, now_ns: int) -> None:
+    def apply(self, engine: Engine, now_ns: int) -> None:
         """Let it happen."""
         rng = stream(now_ns, "poison")
         for request_id in engine.recorder.open_rows():
@@ -115,7 +115,7 @@ class Burst(FaultAction):
         self._pipeline = pipeline
         self._count = count
 
-    def strike(self, engine: Engine, now_ns: int) -> None:
+    def apply(self, engine: Engine, now_ns: int) -> None:
         """Let it happen."""
         for _ in range(self._count):
             engine.submit(now_ns, self._pipeline, client=0)
@@ -131,7 +131,7 @@ class WrongProfile(FaultAction):
         self._function = function
         self._factor = factor
 
-    def strike(self, engine: Engine, now_ns: int) -> None:
+    def apply(self, engine: Engine, now_ns: int) -> None:
         """Let it happen."""
         scale = engine.truth.scale
         scale.extend([1.0] * (self._function + 1 - len(scale)))
@@ -261,7 +261,7 @@ class FaultPlan:
                 if value is not None and value >= limit:
                     key, allowed = f"faults[{number}].{name}", f"0 to {limit - 1}"
                     raise ConfigError("there is none", key=key, value=value, allowed=allowed)
-            if fault.pool is not None and app.pools[fault.pool].serverless is None:
+            if fault.pool is not None and app.pools[fault.pool].faas is None:
                 key, name = f"faults[{number}].pool", app.pools[fault.pool].name
                 raise ConfigError("is not serverless", key=key, value=name)
         return self
@@ -289,8 +289,8 @@ class FaultPlan:
 def random_plan(app: App, duration_ns: int, seed: int, *, intensity: float = 1.0) -> FaultPlan:
     """Return a plan for a run of that length. Everything in it is over by `duration_ns`.
 
-    Completions are lost only where the Scheduler can notice (`Limits.lost_after`): else a request
-    could wait for ever, and rightly so.
+    Completions are lost only where the Scheduler can notice (`Limits.timeout_factor`): else a
+    request could wait for ever, and rightly so.
 
     >>> random_plan(App((), (), ()), 1_000, seed=7).faults
     ()
@@ -333,8 +333,10 @@ class _FaultGenerator:
         self._duration_ns = duration_ns
         self._rng = rng
         self._nodes = _node_count(app)
-        self._platforms = [pool.id for pool in app.pools if pool.serverless is not None]
-        self._kinds = [kind for kind in _NODE_KINDS if kind != "lose" or app.limits.lost_after > 0]
+        self._platforms = [pool.id for pool in app.pools if pool.faas is not None]
+        self._kinds = [
+            kind for kind in _NODE_KINDS if kind != "lose" or app.limits.timeout_factor > 0
+        ]
 
     def makers(self) -> list[Callable[[], list[Fault]]]:
         """The methods that apply, each as often as it should be drawn."""
@@ -449,4 +451,4 @@ def _fault(entry: object, where: str | None, key: str) -> Fault:
 
 
 def _node_count(app: App) -> int:
-    return sum(pool.nodes for pool in app.pools if pool.serverless is None)
+    return sum(pool.nodes for pool in app.pools if pool.faas is None)

@@ -78,7 +78,7 @@ class RandomCase:
 def random_case(takes: Capabilities, seed: int) -> RandomCase:
     """Return a case that a policy which takes this must cope with. The same seed, the same case."""
     rng = stream(seed, "case")
-    schedulers = rng.randint(1, 3) if takes.many_schedulers else 1
+    schedulers = rng.randint(1, 3) if takes.multi_gateway else 1
     app = _with_small_calls(_Draft(takes, schedulers, rng).app(), stream(seed, "calls"))
     duration_ns = rng.randint(50, 500) * MILLISECOND_NS
     # Requests are announced by the id they will have, so nobody else may send any.
@@ -150,17 +150,17 @@ class _Draft:
         platform = FaasPlatform(
             memory_bytes=_GIGABYTE,
             concurrency_max=rng.randint(1, 5),
-            burst=rng.randint(1, 5),
-            starts_per_s=rng.choice((1.0, 100.0)),
+            burst_concurrency=rng.randint(1, 5),
+            burst_refill_per_s=rng.choice((1.0, 100.0)),
             keep_alive_ns=rng.choice((10, 1_000)) * MILLISECOND_NS,
             usd_per_gb_s=1e-5,
             usd_per_request=1e-7,
         )
         guard = BreakerConfig(
-            failures_max=rng.randint(1, 5),
-            rest_ns=rng.choice((5, 100)) * MILLISECOND_NS,
+            failure_threshold=rng.randint(1, 5),
+            cooldown_ns=rng.choice((5, 100)) * MILLISECOND_NS,
             # What only a broken platform can run is to have failed within the run.
-            rest_max_ns=1_000 * MILLISECOND_NS,
+            cooldown_max_ns=1_000 * MILLISECOND_NS,
             usd_per_minute=rng.choice((inf, inf, 5e-5)),
         )
         return Pool(
@@ -168,8 +168,8 @@ class _Draft:
             f"cloud{id}-",
             Tier.SERVERLESS,
             network_ns=rng.choice((0, MILLISECOND_NS)),
-            serverless=platform,
-            guard=guard,
+            faas=platform,
+            breaker=guard,
         )
 
     def _with_memory(self, pool: Pool, functions: tuple[Function, ...]) -> Pool:
@@ -178,7 +178,7 @@ class _Draft:
         sizes = [
             v.profile.memory_bytes for f in functions for v in f.variants if pool.id in v.pool_ids
         ]
-        if pool.serverless is not None or self._is_shared or not sizes or rng.random() < 0.4:
+        if pool.faas is not None or self._is_shared or not sizes or rng.random() < 0.4:
             return pool
         return replace(
             pool,
@@ -188,9 +188,9 @@ class _Draft:
 
     def _function(self, id: int, pools: list[Pool]) -> Function:
         rng = self._rng
-        own = [pool for pool in pools if pool.serverless is None]
+        own = [pool for pool in pools if pool.faas is None]
         chosen = rng.sample(own, rng.randint(1, len(own)))
-        chosen += [pool for pool in pools if pool.serverless is not None]
+        chosen += [pool for pool in pools if pool.faas is not None]
         base_ns = rng.randint(1, 20) * MILLISECOND_NS
         items_max = rng.randint(1, 4)
         variants = tuple(self._variant(id, pool, base_ns, items_max) for pool in chosen)
@@ -204,8 +204,8 @@ class _Draft:
         profile = Profile(
             exec_ns=tuple(base_ns * factor * (3 + items) // 4 for items in range(1, items_max + 1)),
             slowdown=rng.choice(((1.0,), (1.0, 1.5), (1.0, 1.0, 1.3))),
-            start_ns=rng.choice((0, 5, 30)) * MILLISECOND_NS,
-            load_ns=rng.choice((0, 2)) * MILLISECOND_NS,
+            cold_start_ns=rng.choice((0, 5, 30)) * MILLISECOND_NS,
+            swap_in_ns=rng.choice((0, 2)) * MILLISECOND_NS,
             memory_bytes=rng.randint(1, 4) * _GIGABYTE,
             output_bytes=rng.choice((0, 1_000_000)),
         )
@@ -224,7 +224,7 @@ class _Draft:
             function = rng.choice(functions)
             stages.append(Stage(function, after, is_cascade, 0.5 if is_cascade else 1.0))
         latency_ns = rng.choice((NEVER_NS, rng.randint(10, 300) * MILLISECOND_NS))
-        return Pipeline(id, f"p{id}", tuple(stages), Slo(latency_ns, gives_up=rng.random() < 0.4))
+        return Pipeline(id, f"p{id}", tuple(stages), Slo(latency_ns, is_hard=rng.random() < 0.4))
 
     def _limits(self) -> Limits:
         rng = self._rng
@@ -232,9 +232,9 @@ class _Draft:
             attempts_max=rng.randint(1, 3),
             refusals_max=rng.choice((3, 64)),
             backoff_ns=rng.choice((0, 1, 1, 5)) * MILLISECOND_NS,
-            lost_after=rng.choice((0.0, 2.0, 10.0)),
+            timeout_factor=rng.choice((0.0, 2.0, 10.0)),
             open_requests_max=rng.choice((10, 1_000, 1_000)),
-            lost_floor_ns=rng.choice((0, 50)) * MILLISECOND_NS,
+            timeout_floor_ns=rng.choice((0, 50)) * MILLISECOND_NS,
             start_backoff_ns=rng.choice((1, 20)) * MILLISECOND_NS,
             start_backoff_max_ns=rng.choice((20, 200)) * MILLISECOND_NS,
         )
@@ -245,8 +245,8 @@ def _with_small_calls(app: App, rng: Random) -> App:
     payload_bytes_max = rng.choice((LAMBDA_PAYLOAD_BYTES_MAX, 500_000))
     pools = tuple(
         pool
-        if pool.serverless is None
-        else replace(pool, serverless=replace(pool.serverless, payload_bytes_max=payload_bytes_max))
+        if pool.faas is None
+        else replace(pool, faas=replace(pool.faas, payload_bytes_max=payload_bytes_max))
         for pool in app.pools
     )
     return replace(app, pools=pools)
@@ -334,7 +334,7 @@ def fuzz_kind(
     name: str, kind: PolicyKind, seed: int, *, survives_faults: bool = False
 ) -> FuzzReport:
     """Do the same to a policy that need not be one of the package's, nor free of faults."""
-    case = random_case(kind.takes, seed)
+    case = random_case(kind.capabilities, seed)
     setup = replace(_setup(case, kind, seed), survives_faults=survives_faults)
     first = _Log(case.schedulers)
     checkers = all_checkers(
@@ -431,7 +431,7 @@ class _Log(Observer):
         self.wires: list[tuple[int, int, Wire, list[Wire]]] = []
         self.entries: list[list[LogEntry]] = [[] for _ in range(schedulers)]
 
-    def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+    def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
         """Write it down."""
         wire, wires = to_wire(event), [to_wire(action) for action in actions]
         self.wires.append((now_ns, scheduler, wire, wires))
@@ -450,7 +450,7 @@ class _Both(Observer):
         self._log = log
         self._checkers = checkers
 
-    def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+    def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
         """Pass it on."""
-        self._log.saw(now_ns, scheduler, event, actions)
-        self._checkers.saw(now_ns, scheduler, event, actions)
+        self._log.on_event(now_ns, scheduler, event, actions)
+        self._checkers.on_event(now_ns, scheduler, event, actions)

@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 class Observer:
     """Watches a run from outside: logs it, checks it. All methods are optional."""
 
-    def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+    def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
         """An event was handled, and these are the actions it led to."""
 
 
 class SimClient:
     """Somebody who reacts to answers: closed-loop load. `Engine` calls these."""
 
-    def begin(self, engine: Engine) -> None:
+    def on_start(self, engine: Engine) -> None:
         """The run begins."""
 
-    def woken(self, engine: Engine, now_ns: int) -> None:
+    def on_wake(self, engine: Engine, now_ns: int) -> None:
         """A time asked for with `Engine.wake_client` has come."""
 
-    def arrived(self, engine: Engine, now_ns: int, request_id: int) -> None:
+    def on_arrived(self, engine: Engine, now_ns: int, request_id: int) -> None:
         """One of its requests has arrived, and this is its id. They arrive in order."""
 
-    def settled(self, engine: Engine, now_ns: int, request_id: int, outcome: int) -> None:
+    def on_settled(self, engine: Engine, now_ns: int, request_id: int, outcome: int) -> None:
         """One of its requests has ended."""
 
 
@@ -41,5 +41,5 @@ class FaultAction:
 
     __slots__ = ()
 
-    def strike(self, engine: Engine, now_ns: int) -> None:
+    def apply(self, engine: Engine, now_ns: int) -> None:
         """Let it happen."""

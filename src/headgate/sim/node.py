@@ -259,12 +259,12 @@ class SimNode:
         variant = self.backend.residents[instance_id].variant
         if isinstance(order, StartInstance):
             self.cold_starts += 1
-            length_ns = variant.profile.start_ns
+            length_ns = variant.profile.cold_start_ns
             if self.rent is not None:
                 length_ns = self.rent.ready_after_ns(now_ns, length_ns)
         else:
             self.loads += 1
-            length_ns = variant.profile.load_ns
+            length_ns = variant.profile.swap_in_ns
         for waiting in self.backend.held_batches():
             if waiting.instance_id == instance_id:
                 self._recorder.waits_for_start(now_ns, waiting.task_ids)
@@ -354,15 +354,15 @@ class SimNode:
             self._agenda.push(at_ns, Rank.COMPLETION, Wake(self, _instance_id(order)))
 
     def _pump(self, now_ns: int) -> None:
-        for held in self.backend.pump():
+        for held in self.backend.begin_held():
             self._settle_verdict(now_ns, held, _BEGIN)
 
     def _let_go(self, now_ns: int, order: Action) -> bool:
         """An order is over: whether its instance was to stop after that, and has."""
-        left = self.backend.left_after(order)
+        left = self.backend.evicted_instance(order)
         if left is not None:
             self.report(now_ns, WeightsEvicted(left))
-        gone = self.backend.gone_after(order)
+        gone = self.backend.drained_instance(order)
         if gone is not None:
             self.report(now_ns, InstanceStopped(gone, "stopped"))
         return gone is not None

@@ -68,11 +68,9 @@ def simulate(
     nodes: list[SimNode] = []
     platforms: dict[int, SimFaasPlatform] = {}
     for pool in app.pools:
-        if pool.serverless is not None:
-            row = sum(p.nodes for p in app.pools if p.serverless is None) + len(platforms)
-            platforms[pool.id] = SimFaasPlatform(
-                row, pool, pool.serverless, app, agenda, truth, recorder
-            )
+        if pool.faas is not None:
+            row = sum(p.nodes for p in app.pools if p.faas is None) + len(platforms)
+            platforms[pool.id] = SimFaasPlatform(row, pool, pool.faas, app, agenda, truth, recorder)
         else:
             for number in range(pool.nodes):
                 name = f"{pool.name}{number + 1}"

@@ -41,7 +41,7 @@ def test_the_defaults_of_the_file_are_those_of_the_core() -> None:
     assert app.functions == (Function(0, "f", (expected,)),)
     lambda_pool = {"lambda": {"tier": "serverless", "memory": "2GB"}}
     app = declare(functions={"f": {"exec": "5ms"}}, pools=lambda_pool).app
-    assert app.pools[0].serverless == FaasPlatform(2 * 10**9)
+    assert app.pools[0].faas == FaasPlatform(2 * 10**9)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_variants_keep_their_order_and_are_numbered_through() -> None:
         (1, "bert/gpu", (1,)),
         (2, "bert/cpu", (0,)),
     ]
-    assert app.functions[1].exec_ns == 20 * MS
+    assert app.functions[1].reference_exec_ns == 20 * MS
 
 
 def test_a_function_runs_on_every_pool_that_can_hold_it() -> None:
@@ -168,7 +168,7 @@ def test_a_serverless_pool_has_no_nodes() -> None:
         nodes=0,
         gpu_sevenths=0,
         memory_bytes=2 * 10**9,
-        serverless=FaasPlatform(
+        faas=FaasPlatform(
             2 * 10**9,
             50,
             20,

@@ -290,7 +290,7 @@ def test_budgets_and_rests_of_a_guard() -> None:
     pool: dict[str, object] = {"tier": "serverless", "memory": "1GB"}
     spec = {"functions": {"a": {"exec": "5ms"}}, "pools": {"s": pool}}
     pool["guard"] = {"budget_per_day": "$10", "budget_per_minute": "$0.05"}
-    guard = from_spec(spec, "app.yaml").app.pools[0].guard
+    guard = from_spec(spec, "app.yaml").app.pools[0].breaker
     assert (guard.usd_per_day, guard.usd_per_minute) == (10.0, 0.05)
     for written, line in (
         ({"budget_per_day": "$10/1k"}, "budget_per_day: '$10/1k': unknown unit '/1k' (allowed: $1"),

@@ -113,8 +113,8 @@ functions:
 pools: {gpu: {}}
 """
     functions = load(write(tmp_path, text)).app.functions
-    assert [f.exec_ns // 1_000_000 for f in functions] == [5, 6, 7]
-    assert {f.variants[0].profile.start_ns for f in functions} == {1_000_000_000}
+    assert [f.reference_exec_ns // 1_000_000 for f in functions] == [5, 6, 7]
+    assert {f.variants[0].profile.cold_start_ns for f in functions} == {1_000_000_000}
 
 
 def test_a_missing_file_is_one_line() -> None:

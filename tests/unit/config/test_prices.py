@@ -32,8 +32,12 @@ def test_what_headgate_brings() -> None:
     assert functions.cpus(functions.sizes_bytes[-1]) == pytest.approx(5.79, abs=0.01)
     terms = functions.sized(6656 * MIB)
     assert terms.usd(130_000_000) == pytest.approx(1.43e-5, rel=0.01)
-    assert (terms.concurrency_max, terms.burst, terms.starts_per_s) == (1_000, 1_000, 100.0)
-    assert terms.bills_start
+    assert (terms.concurrency_max, terms.burst_concurrency, terms.burst_refill_per_s) == (
+        1_000,
+        1_000,
+        100.0,
+    )
+    assert terms.bills_cold_start
     by_name = {offer.name: offer for offer in prices.instances}
     assert by_name["ml.c5.large"].cpus == 2
     assert by_name["ml.c5.2xlarge"].usd_per_hour == pytest.approx(0.41, abs=0.01)

@@ -39,7 +39,7 @@ def ready(backend: Backend, *instance_ids: int) -> None:
 
 def pumped(backend: Backend) -> list[tuple[str, int]]:
     """What `pump` begins: the kind of the order and its id."""
-    return [(type(order).__name__, _id(order)) for order in backend.pump()]
+    return [(type(order).__name__, _id(order)) for order in backend.begin_held()]
 
 
 def _id(order: Action) -> int:
@@ -169,8 +169,8 @@ def test_weights_that_are_in_use_leave_when_the_work_has_ended() -> None:
     backend.offer(batch(0))
     assert not backend.evict(0)
     assert backend.ended(2, batch(0))
-    assert backend.left_after(batch(0)) == 0
-    assert backend.left_after(batch(0)) is None
+    assert backend.evicted_instance(batch(0)) == 0
+    assert backend.evicted_instance(batch(0)) is None
     assert not backend.residents[0].is_ready
 
 
@@ -182,7 +182,7 @@ def test_weights_that_are_wanted_again_do_not_leave() -> None:
     assert backend.load(LoadWeights(0, 0)) == BEGIN
     backend.ended(3, batch(0))
     backend.ended(4, LoadWeights(0, 0))
-    assert backend.left_after(LoadWeights(0, 0)) is None
+    assert backend.evicted_instance(LoadWeights(0, 0)) is None
     assert backend.offer(batch(1)) == BEGIN
 
 
@@ -210,9 +210,9 @@ def test_a_busy_instance_finishes_what_it_has_and_takes_no_more() -> None:
     assert backend.offer(batch(2)) == GONE
     assert backend.ended(2, batch(0))
     assert pumped(backend) == [("Dispatch", 1)]
-    assert backend.gone_after(batch(0)) is None
+    assert backend.drained_instance(batch(0)) is None
     assert backend.ended(3, batch(1))
-    assert backend.gone_after(batch(1)) == 0
+    assert backend.drained_instance(batch(1)) == 0
 
 
 def test_an_instance_goes_when_the_last_batch_that_waited_for_it_is_taken_back() -> None:
@@ -224,7 +224,7 @@ def test_an_instance_goes_when_the_last_batch_that_waited_for_it_is_taken_back()
     assert not backend.stop(1)
     taken = backend.cancel(0)
     assert taken is not None
-    assert backend.gone_after(taken) == 1
+    assert backend.drained_instance(taken) == 1
     backend.ended(6, start(0))
     assert pumped(backend) == []
 

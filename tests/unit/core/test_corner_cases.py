@@ -25,7 +25,7 @@ from .rig import Rig, wires
 from .toys import CLOUD, Puppet, make_app, make_function
 
 F0, F1, F2 = (make_function(i, output_bytes=10 ** (i + 1)) for i in range(3))
-GIVES_UP = Slo(latency_ns=100, gives_up=True)
+GIVES_UP = Slo(latency_ns=100, is_hard=True)
 
 
 def test_compute_that_is_no_limit_is_not_missed() -> None:
@@ -54,7 +54,7 @@ def test_nothing_is_moved_from_a_stage_that_was_skipped() -> None:
 
 
 def test_a_result_of_one_platform_must_be_moved_to_another() -> None:
-    far = Pool(2, "far", serverless=CLOUD.serverless)
+    far = Pool(2, "far", faas=CLOUD.faas)
     first, second = (make_function(i, output_bytes=10, pool_ids=(i + 1,)) for i in range(2))
     stages = [Stage(first), Stage(second, (0,))]
     rig = Rig(make_app(first, second, stages=stages, pools=[Pool(0, "gpu"), CLOUD, far]), Puppet)

@@ -28,7 +28,7 @@ from .toys import Puppet, make_app, make_function
 GPU = Pool(0, "gpu")
 TERMS = FaasPlatform(1 << 30, concurrency_max=5, usd_per_request=1.0)
 CLOUD = Pool(
-    1, "cloud", nodes=0, serverless=TERMS, guard=BreakerConfig(failures_max=1, rest_ns=100)
+    1, "cloud", nodes=0, faas=TERMS, breaker=BreakerConfig(failure_threshold=1, cooldown_ns=100)
 )
 DEAR = replace(TERMS, usd_per_gb_s=1.0)  # of a second
 BOTH = make_function(0, pool_ids=(0, 1))
@@ -112,7 +112,7 @@ def test_what_was_wished_for_before_the_first_event_comes_first_and_is_paid_from
     assert rig.view.kept_warm == {}
     begin_ns = 10 * DAY_NS
     assert rig.at(begin_ns, RequestArrived(0, 0)) == wires(KeepWarm(1, 0, 2, False))
-    spillway = rig.view.spillways[1]
+    spillway = rig.view.breakers[1]
     assert spillway is not None
     assert spillway.spent_usd(begin_ns) == 2.0
     assert spillway.spent_usd(begin_ns + TERMS.ping_every_ns) == pytest.approx(4.0)
@@ -122,7 +122,7 @@ def test_what_is_kept_warm_is_looked_at_every_minute_where_a_day_has_a_budget(
     make_rig: type[Rig],
 ) -> None:
     """Nobody calls, and half of the day's budget is spent at some time, and no more than that."""
-    pool = replace(CLOUD, guard=BreakerConfig(usd_per_day=70.0), serverless=DEAR)
+    pool = replace(CLOUD, breaker=BreakerConfig(usd_per_day=70.0), faas=DEAR)
     rig = make(make_rig, pool)
     rig.order(1, lambda p: p.orders.keep_warm(BOTH.variants[0], pool, 2))
     key = ("unblock_pool", 1)
@@ -131,7 +131,7 @@ def test_what_is_kept_warm_is_looked_at_every_minute_where_a_day_has_a_budget(
         assert at_ns % MINUTE_NS == 0
         rig.at(at_ns, TimerFired(key))
     assert rig.view.kept_warm == {(1, 0): (0, False)}
-    spillway = rig.view.spillways[1]
+    spillway = rig.view.breakers[1]
     assert spillway is not None
     assert 30.0 < spillway.spent_usd(rig.view.now_ns) <= 35.0
     assert rig.view.timers[key] == DAY_NS
@@ -139,7 +139,7 @@ def test_what_is_kept_warm_is_looked_at_every_minute_where_a_day_has_a_budget(
 
 def test_a_day_that_is_spent_ends_what_is_kept_warm_until_the_next(make_rig: type[Rig]) -> None:
     """A call of 601 dollars, and of 6.50 that are left 6.12 on what was kept warm meanwhile."""
-    pool = replace(CLOUD, guard=BreakerConfig(usd_per_day=607.5), serverless=DEAR)
+    pool = replace(CLOUD, breaker=BreakerConfig(usd_per_day=607.5), faas=DEAR)
     rig = make(make_rig, pool)
     rig.order(1, lambda p: p.orders.keep_warm(BOTH.variants[0], pool, 2))
     rig.order(1, call(0, pool))
@@ -207,7 +207,7 @@ def test_a_pool_that_is_tried_takes_one_call_at_a_time(make_rig: type[Rig]) -> N
 
 def test_nothing_goes_to_a_pool_whose_budget_is_spent(make_rig: type[Rig]) -> None:
     """The first call costs the dollar that a minute has; what it took is known before it ends."""
-    pool = replace(CLOUD, guard=BreakerConfig(usd_per_minute=1.0))
+    pool = replace(CLOUD, breaker=BreakerConfig(usd_per_minute=1.0))
     rig = make(make_rig, pool)
     rig.order(1, call(0, pool))
     rig.forbids(call(256, pool), "its budget")
@@ -224,7 +224,7 @@ def test_a_refund_opens_a_pool_again_and_who_waits_is_told(
     make_rig: type[Rig], guard: BreakerConfig
 ) -> None:
     """The one call that the budget has was refused: nothing is spent."""
-    pool = replace(CLOUD, guard=guard)
+    pool = replace(CLOUD, breaker=guard)
     rig = make(make_rig, pool)
     rig.order(1, call(0, pool))
     rig.forbids(call(256, pool), "its budget")
@@ -236,7 +236,7 @@ def test_a_refund_opens_a_pool_again_and_who_waits_is_told(
 
 def test_a_timer_that_finds_the_pool_closed_again_is_set_again(make_rig: type[Rig]) -> None:
     """What is out when the minute ends is paid in the next one."""
-    pool = replace(CLOUD, guard=BreakerConfig(usd_per_minute=1.0))
+    pool = replace(CLOUD, breaker=BreakerConfig(usd_per_minute=1.0))
     rig = make(make_rig, pool)
     rig.order(1, call(0, pool))
     rig.puppet.heard.clear()

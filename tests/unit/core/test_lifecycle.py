@@ -26,7 +26,7 @@ MACHINES = [
     (RequestState, REQUEST_TABLE, RequestState.OPEN, {RequestState.SETTLED}),
     (TaskState, TASK_TABLE, TaskState.BLOCKED, {3, 4, 5}),
     (InstanceState, INSTANCE_TABLE, InstanceState.STARTING, {InstanceState.GONE}),
-    (BatchState, BATCH_TABLE, BatchState.OUT, {1, 2, 3, 4}),
+    (BatchState, BATCH_TABLE, BatchState.IN_FLIGHT, {1, 2, 3, 4}),
     (NodeState, NODE_TABLE, NodeState.DOWN, set()),
     (Residency, RESIDENCY_TABLE, Residency.NOWHERE, set()),
 ]

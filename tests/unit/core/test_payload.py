@@ -21,9 +21,9 @@ from .toys import Puppet, make_app, make_function
 GPU = Pool(0, "gpu")
 TERMS = FaasPlatform(1, usd_per_request=1.0, payload_bytes_max=1_000)
 CLOUD = Pool(
-    1, "cloud", nodes=0, serverless=TERMS, guard=BreakerConfig(failures_max=1, usd_per_day=10.0)
+    1, "cloud", nodes=0, faas=TERMS, breaker=BreakerConfig(failure_threshold=1, usd_per_day=10.0)
 )
-LARGE = Pool(2, "large", nodes=0, serverless=replace(TERMS, payload_bytes_max=2_000))
+LARGE = Pool(2, "large", nodes=0, faas=replace(TERMS, payload_bytes_max=2_000))
 BOTH = make_function(0, pool_ids=(0, 1))
 CALLS = make_function(0, pool_ids=(1,))
 
@@ -111,9 +111,9 @@ def test_a_task_that_turns_out_too_large_is_tried_on_a_node(make_rig: type[Rig])
     rig.order(1, call(0))
     assert rig.at(2, BatchRefused(0, Refusal.TOO_LARGE)) == []
     assert ("returned", 0) in rig.puppet.heard
-    spillway = rig.view.spillways[1]
+    spillway = rig.view.breakers[1]
     assert spillway is not None
-    assert (spillway.breaker, spillway.is_open(2)) == (BreakerState.CLOSED, True)
+    assert (spillway.breaker, spillway.allows_call(2)) == (BreakerState.CLOSED, True)
     assert spillway.spent_usd(2) == 0.0
     rig.forbids(call(0), "cannot carry 1001 bytes")
     assert rig.order(3, call(256)) != []
@@ -172,7 +172,7 @@ def test_a_task_whose_answer_cannot_be_carried_is_repeated_elsewhere(make_rig: t
     rig = make(make_rig, make_app(BOTH, pools=[GPU, CLOUD]), 0, 0)
     rig.order(1, call(0, 256))
     assert rig.at(2, BatchFinished(0, too_large=(256,))) == wires(Settle(0, Outcome.MET))
-    spillway = rig.view.spillways[1]
+    spillway = rig.view.breakers[1]
     assert spillway is not None
     assert (spillway.breaker, spillway.spent_usd(2)) == (BreakerState.CLOSED, 1.0)
     assert ("returned", 256) in rig.puppet.heard

@@ -180,7 +180,7 @@ def test_deadlines_hold_for_those_held_back(make_rig: type[Rig]) -> None:
     """One gives up at its deadline; one that does not fails when it would be its turn."""
     rig = make_rig(make_app(slo=Slo(latency_ns=100), limits=LIMITS), Puppet, nodes=2)
     for request_id in range(3):
-        rig.at(0, RequestArrived(request_id, 0, gives_up=request_id == 1))
+        rig.at(0, RequestArrived(request_id, 0, is_hard=request_id == 1))
     rig.order(0, lambda p: p.send(0, 0, 256, 512))
     rig.at(1, InstanceStarted(0, 0))
     rig.at(5, BatchLost(0))

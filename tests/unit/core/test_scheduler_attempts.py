@@ -83,9 +83,9 @@ def test_a_pool_that_throttles_is_left_alone_until_its_timer(make_rig: type[Rig]
         Dispatch(0, 0, [0], 1, 1, None, None)
     )
     assert rig.at(1, BatchRefused(0, Refusal.THROTTLED)) == wires(SetTimer(("unblock_pool", 1), 51))
-    assert not rig.view.is_pool_open(1)
+    assert not rig.view.is_pool_available(1)
     rig.at(51, TimerFired(("unblock_pool", 1)))
-    assert rig.view.is_pool_open(1)
+    assert rig.view.is_pool_available(1)
     assert rig.puppet.heard[-2:] == [("ended", 0), ("pool open", 1)]
 
 
@@ -207,7 +207,7 @@ def test_all_copies_of_a_cancelled_request_are_called_back(make_rig: type[Rig]) 
 
 def test_an_attempt_without_an_answer_is_given_up_by_timer(make_rig: type[Rig]) -> None:
     """The answer comes after all: it is ignored, and the repeat goes on."""
-    limits = Limits(lost_after=2.0, lost_floor_ns=0, backoff_ns=50)
+    limits = Limits(timeout_factor=2.0, timeout_floor_ns=0, backoff_ns=50)
     app = make_app(make_function(start_ns=90), limits=limits)
     rig = make_rig(app, nodes=2)
     assert rig.at(0, RequestArrived(0, 0))[-1:] == wires(SetTimer(("lost", 0), 200))
@@ -229,7 +229,7 @@ def test_a_batch_is_given_up_after_a_multiple_of_its_time_on_a_full_node(
     """Both slots are taken to be in use: 15 ns are expected, and twice that are granted."""
     function = make_function(exec_ns=(10,), slowdown=(1.0, 1.5))
     pools = [Pool(0, "gpu", slots=2)]
-    limits = Limits(lost_after=2.0, lost_floor_ns=0)
+    limits = Limits(timeout_factor=2.0, timeout_floor_ns=0)
     rig = make_rig(make_app(function, pools=pools, limits=limits), Puppet, nodes=1)
     rig.at(0, RequestArrived(0, 0))
     assert rig.order(5, lambda p: p.send(0, 0))[-1:] == wires(SetTimer(("lost", 0), 35))

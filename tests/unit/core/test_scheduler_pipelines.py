@@ -147,7 +147,7 @@ def test_a_deadline_that_passes_between_stages(
     make_rig: type[Rig], gives_up: bool, outcome: int
 ) -> None:
     """Only a request that gives up is given up; the other is answered, late."""
-    slo = Slo(latency_ns=100, gives_up=gives_up)
+    slo = Slo(latency_ns=100, is_hard=gives_up)
     rig = make_rig(make_app(F0, F1, stages=[Stage(F0), Stage(F1, (0,))], slo=slo), nodes=1)
     rig.at(0, RequestArrived(0, 0))
     rig.at(0, InstanceStarted(0, 0))

@@ -27,7 +27,7 @@ from headgate.core.states import Outcome
 from .rig import Rig, wires
 from .toys import Puppet, make_app, make_function
 
-GIVES_UP = Slo(latency_ns=100, gives_up=True)
+GIVES_UP = Slo(latency_ns=100, is_hard=True)
 
 
 def test_a_request_is_run_on_the_free_node_and_met(make_rig: type[Rig]) -> None:

@@ -15,7 +15,7 @@ from headgate.core.states import BatchState
 
 from .toys import make_function
 
-GUARD = BreakerConfig(failures_max=2, rest_ns=10, rest_max_ns=30)
+GUARD = BreakerConfig(failure_threshold=2, cooldown_ns=10, cooldown_max_ns=30)
 PLATFORM = FaasPlatform(1 << 30, concurrency_max=4, usd_per_request=1.0)
 FINISHED, FAILED, LOST, REFUSED = (
     BatchState.FINISHED,
@@ -27,13 +27,11 @@ S = SECOND_NS
 
 
 def spillway(guard: BreakerConfig = GUARD, platform: FaasPlatform = PLATFORM) -> CircuitBreaker:
-    return CircuitBreaker(
-        Pool(0, "cloud", Tier.SERVERLESS, serverless=platform, guard=guard), platform
-    )
+    return CircuitBreaker(Pool(0, "cloud", Tier.SERVERLESS, faas=platform, breaker=guard), platform)
 
 
 def call(way: CircuitBreaker, now_ns: int, state: int) -> None:
-    assert way.is_open(now_ns)
+    assert way.allows_call(now_ns)
     way.sent(now_ns, 1)
     way.ended(now_ns, state, now_ns, 1)
 
@@ -57,7 +55,7 @@ def test_failures_in_a_row_open_the_breaker_and_one_success_between_them_does_no
     call(way, 0, FAILED)
     assert way.breaker == BreakerState.OPEN
     assert way.closed_by(9) == Closed.BREAKER
-    assert way.is_open(10)
+    assert way.allows_call(10)
 
 
 def test_what_the_platform_refused_is_no_failure_and_costs_nothing() -> None:
@@ -70,19 +68,19 @@ def test_what_the_platform_refused_is_no_failure_and_costs_nothing() -> None:
 
 def test_a_platform_that_was_left_alone_is_trusted_again_step_by_step() -> None:
     way = opened(spillway())
-    way.rested(9)
+    way.to_half_open(9)
     assert way.breaker == BreakerState.OPEN
-    way.rested(10)
+    way.to_half_open(10)
     assert way.breaker == BreakerState.HALF_OPEN
     way.sent(10, 1)
     assert way.closed_by(10) == Closed.BREAKER  # one at a time
     way.ended(11, FINISHED, 10, 1)
     way.sent(11, 1)
     way.sent(11, 1)
-    assert not way.is_open(11)  # two
+    assert not way.allows_call(11)  # two
     way.ended(12, FINISHED, 11, 1)
     assert way.breaker == BreakerState.CLOSED  # as many as the platform takes
-    assert way.is_open(12)
+    assert way.allows_call(12)
 
 
 def test_whoever_calls_before_the_timer_is_the_trial() -> None:
@@ -90,7 +88,7 @@ def test_whoever_calls_before_the_timer_is_the_trial() -> None:
     way = opened(spillway())
     way.sent(15, 1)
     assert way.breaker == BreakerState.HALF_OPEN
-    assert not way.is_open(15)
+    assert not way.allows_call(15)
 
 
 def test_failing_again_makes_the_rest_longer_up_to_a_bound() -> None:
@@ -98,7 +96,7 @@ def test_failing_again_makes_the_rest_longer_up_to_a_bound() -> None:
     for _ in range(4):
         rests.append(way.wakes_ns(now_ns) - now_ns)
         now_ns = way.wakes_ns(now_ns)
-        way.rested(now_ns)
+        way.to_half_open(now_ns)
         call(way, now_ns, FAILED)
     assert rests == [10, 20, 30, 30]
 
@@ -119,12 +117,12 @@ def test_successes_of_before_the_breaker_opened_do_not_close_it() -> None:
         way.sent(0, 1)
     opened(way, 1)
     way.ended(2, FINISHED, 0, 1)
-    way.rested(11)
+    way.to_half_open(11)
     for _ in range(2):
         way.ended(12, FINISHED, 0, 1)
     assert way.breaker == BreakerState.HALF_OPEN
     way.sent(12, 1)
-    assert not way.is_open(12)  # still one at a time
+    assert not way.allows_call(12)  # still one at a time
     way.ended(13, FINISHED, 0, 1)
     assert way.breaker == BreakerState.HALF_OPEN
     way.ended(14, FINISHED, 12, 1)
@@ -137,7 +135,7 @@ def test_failures_of_before_the_breaker_opened_do_not_open_it_again() -> None:
     way = spillway()
     way.sent(0, 1)
     opened(way, 1)
-    way.rested(11)
+    way.to_half_open(11)
     way.ended(12, LOST, 0, 1)
     way.refused(12, 1, 0, is_gone=True)
     assert way.breaker == BreakerState.HALF_OPEN
@@ -148,13 +146,13 @@ def test_calls_that_hang_since_before_do_not_keep_the_platform_from_being_tried(
     for _ in range(3):
         way.sent(0, 1)
     opened(way, 1)
-    way.rested(11)
-    assert (way.in_flight, way.is_open(11)) == (3, True)
+    way.to_half_open(11)
+    assert (way.in_flight, way.allows_call(11)) == (3, True)
 
 
 def test_a_trial_that_succeeds_after_another_failed_does_not_close_it() -> None:
     way = opened(spillway())
-    way.rested(10)
+    way.to_half_open(10)
     call(way, 10, FINISHED)
     way.sent(11, 1)
     way.sent(11, 1)
@@ -169,7 +167,7 @@ def test_a_trial_that_succeeds_after_another_failed_does_not_close_it() -> None:
 
 def test_a_platform_that_goes_on_refusing_is_asked_less_and_less_often() -> None:
     """Those that were out together count once; one that succeeds ends it."""
-    way, now_ns, waits = spillway(BreakerConfig(rest_ns=6)), 0, []
+    way, now_ns, waits = spillway(BreakerConfig(cooldown_ns=6)), 0, []
     for _ in range(5):
         way.refused(now_ns, 1, now_ns, is_gone=False)
         way.refused(now_ns, 1, now_ns, is_gone=False)
@@ -195,7 +193,10 @@ def test_a_platform_that_is_not_there_has_failed() -> None:
 def test_each_reason_ends_by_itself() -> None:
     """The budget's minute is over before the breaker's rest is."""
     guard = BreakerConfig(
-        failures_max=1, rest_ns=2 * MINUTE_NS, rest_max_ns=MINUTE_NS, usd_per_minute=2.0
+        failure_threshold=1,
+        cooldown_ns=2 * MINUTE_NS,
+        cooldown_max_ns=MINUTE_NS,
+        usd_per_minute=2.0,
     )
     way = spillway(guard)
     call(way, 1, FINISHED)
@@ -204,8 +205,8 @@ def test_each_reason_ends_by_itself() -> None:
     call(way, 1 + S, FAILED)
     assert way.closed_by(1 + S) == Closed.BREAKER
     assert way.wakes_ns(1 + S) == 1 + S + 2 * MINUTE_NS
-    way.rested(1 + S + 2 * MINUTE_NS)
-    assert way.is_open(1 + S + 2 * MINUTE_NS)
+    way.to_half_open(1 + S + 2 * MINUTE_NS)
+    assert way.allows_call(1 + S + 2 * MINUTE_NS)
 
 
 # --- budgets ------------------------------------------------------------------------------------
@@ -217,17 +218,17 @@ def test_a_budget_closes_it_until_the_next_minute() -> None:
     call(way, S, FINISHED)
     assert way.closed_by(MINUTE_NS - 1) == Closed.BUDGET
     assert way.wakes_ns(S) == MINUTE_NS
-    assert way.is_open(MINUTE_NS)
+    assert way.allows_call(MINUTE_NS)
     call(way, MINUTE_NS, FINISHED)
-    assert way.is_open(MINUTE_NS)
+    assert way.allows_call(MINUTE_NS)
 
 
 def test_a_budget_closes_it_until_the_next_day() -> None:
     way = spillway(BreakerConfig(usd_per_day=1.0))
     call(way, S, FINISHED)
-    assert not way.is_open(DAY_NS - 1)
+    assert not way.allows_call(DAY_NS - 1)
     assert way.wakes_ns(S) == DAY_NS
-    assert way.is_open(DAY_NS)
+    assert way.allows_call(DAY_NS)
 
 
 def test_what_is_out_counts_before_it_is_billed() -> None:
@@ -235,7 +236,7 @@ def test_what_is_out_counts_before_it_is_billed() -> None:
     way = spillway(BreakerConfig(usd_per_minute=2.0))
     way.sent(0, 1)
     way.sent(0, 1)
-    assert not way.is_open(0)
+    assert not way.allows_call(0)
 
 
 @pytest.mark.parametrize(
@@ -257,9 +258,9 @@ def test_what_was_cheaper_than_expected_can_be_spent_again_at_once() -> None:
     way = spillway(BreakerConfig(usd_per_day=1.5), FaasPlatform(1 << 30, usd_per_gb_s=1.0))
     way.sent(0, S)
     way.sent(0, S)
-    assert not way.is_open(0)
+    assert not way.allows_call(0)
     way.ended(S // 10, FINISHED, 0, S)
-    assert way.is_open(S // 10)
+    assert way.allows_call(S // 10)
     assert way.spent_usd(S // 10) == pytest.approx(0.1)
 
 
@@ -268,13 +269,13 @@ def test_what_is_out_when_a_minute_ends_counts_in_the_next() -> None:
     way = spillway(BreakerConfig(usd_per_minute=2.0))
     way.sent(MINUTE_NS - 1, 1)
     way.sent(MINUTE_NS - 1, 1)
-    assert not way.is_open(MINUTE_NS)
+    assert not way.allows_call(MINUTE_NS)
     way.ended(MINUTE_NS + 1, FINISHED, MINUTE_NS - 1, 1)
-    assert not way.is_open(MINUTE_NS + 1)
+    assert not way.allows_call(MINUTE_NS + 1)
     way.ended(MINUTE_NS + 2, REFUSED, MINUTE_NS - 1, 1)
-    assert way.is_open(MINUTE_NS + 2)
+    assert way.allows_call(MINUTE_NS + 2)
     way.sent(MINUTE_NS + 3, 1)
-    assert not way.is_open(MINUTE_NS + 3)
+    assert not way.allows_call(MINUTE_NS + 3)
     assert way.wakes_ns(MINUTE_NS + 3) == 2 * MINUTE_NS
 
 
@@ -286,7 +287,7 @@ def test_no_minute_and_no_day_costs_more_than_its_budget_and_one_call(
     steps: list[tuple[int | None, int]],
 ) -> None:
     """A call takes 40 s at most, for a dollar. None sends one, if it may go; else one ends so."""
-    guard = BreakerConfig(failures_max=1_000, usd_per_minute=3.0, usd_per_day=20.0)
+    guard = BreakerConfig(failure_threshold=1_000, usd_per_minute=3.0, usd_per_day=20.0)
     way = spillway(guard, FaasPlatform(1 << 30, usd_per_gb_s=1 / 40))
     out: list[int] = []
     paid: dict[int, float] = {}  # by when a minute began
@@ -305,7 +306,7 @@ def test_no_minute_and_no_day_costs_more_than_its_budget_and_one_call(
             end(out[0] + 40 * S, FINISHED)
         if state is not None and out:
             end(now_ns, state)
-        elif state is None and way.is_open(now_ns):
+        elif state is None and way.allows_call(now_ns):
             way.sent(now_ns, 40 * S)
             out.append(now_ns)
     assert all(usd <= 3.0 + 1.0 + 1e-9 for usd in paid.values())
@@ -371,12 +372,12 @@ def test_what_is_kept_warm_is_paid_before_calls_are() -> None:
     way = warm(BreakerConfig(usd_per_minute=6.0), 5, is_provisioned=True)
     assert granted(way, 0) == [(5, True)]
     for _ in range(3):
-        assert way.is_open(0)
+        assert way.allows_call(0)
         way.sent(0, S)
         way.ended(S, FINISHED, 0, S)
     assert way.closed_by(S) == Closed.BUDGET
     assert way.closed_by(MINUTE_NS - 1) == Closed.BUDGET
-    assert way.is_open(MINUTE_NS)
+    assert way.allows_call(MINUTE_NS)
     assert way.spent_usd(MINUTE_NS) == pytest.approx(3.0 + 3.0)
 
 
@@ -396,7 +397,7 @@ def test_half_of_a_budget_at_most_is_for_instances_that_are_kept_warm(
     """All minute long; and of a day, for an hour at least."""
     way = warm(guard, 50, is_provisioned=True)
     assert granted(way, 0) == ([(count, True)] if count else [])
-    assert way.is_open(0) == (guard.usd_per_minute > 0)
+    assert way.allows_call(0) == (guard.usd_per_minute > 0)
 
 
 def test_the_first_wish_comes_first_where_there_is_too_little_for_two() -> None:
@@ -419,13 +420,13 @@ def test_starts_that_there_is_no_money_for_wait() -> None:
 
 
 def test_calls_that_keep_instances_warm_end_with_the_breaker_and_begin_when_it_is_closed() -> None:
-    way = warm(replace(GUARD, rest_ns=10 * S), 5)
+    way = warm(replace(GUARD, cooldown_ns=10 * S), 5)
     way.grant(0)
     opened(way, S)
     assert way.is_grant_due(S)
     assert granted(way, S) == [(0, False)]
     spent_usd = way.spent_usd(S)
-    way.rested(11 * S)
+    way.to_half_open(11 * S)
     assert granted(way, 11 * S) == []
     assert way.spent_usd(11 * S) == spent_usd
     for _ in range(7):
@@ -443,11 +444,11 @@ def test_provisioned_instances_outlast_one_opening_of_the_breaker_and_no_second(
     opened(way, S)
     way.wish(VARIANT, 9, True)
     assert granted(way, S) == []
-    way.rested(S + 10)
+    way.to_half_open(S + 10)
     call(way, S + 10, FAILED)
     assert way.is_grant_due(S + 10)
     assert granted(way, S + 10) == [(0, False)]
-    way.rested(S + 30)
+    way.to_half_open(S + 30)
     for _ in range(7):
         call(way, S + 30, FINISHED)
     assert granted(way, S + 30) == [(9, True)]
@@ -464,7 +465,7 @@ def test_a_day_that_is_spent_withdraws_what_is_kept_warm_until_the_next() -> Non
     assert granted(way, 990 * S) == [(0, False)]
     spent_usd = way.spent_usd(990 * S)
     assert spent_usd == pytest.approx(999.9)
-    assert way.is_open(990 * S)  # what the instance no longer needs is for calls
+    assert way.allows_call(990 * S)  # what the instance no longer needs is for calls
     assert way.wakes_ns(990 * S) == DAY_NS
     assert granted(way, DAY_NS - 1) == []
     assert way.spent_usd(DAY_NS - 1) == spent_usd
@@ -484,7 +485,7 @@ def test_half_of_a_day_that_went_into_what_is_kept_warm_leaves_the_other_half_to
     assert 5_000 * S - 3 * MINUTE_NS < now_ns <= 5_000 * S
     assert granted(way, now_ns) == [(0, False)]
     assert way.spent_usd(DAY_NS - 1) <= 50.0
-    assert way.is_open(now_ns)
+    assert way.allows_call(now_ns)
 
 
 def test_a_minute_that_is_spent_withdraws_nothing() -> None:

@@ -90,8 +90,8 @@ def test_a_load_that_it_waited_for(make_rig: type[Rig]) -> None:
 
 
 def test_retries_timers_and_the_end(make_rig: type[Rig]) -> None:
-    limits = Limits(lost_after=2.0, lost_floor_ns=0)
-    app = make_app(slo=Slo(latency_ns=100, gives_up=True), limits=limits)
+    limits = Limits(timeout_factor=2.0, timeout_floor_ns=0)
+    app = make_app(slo=Slo(latency_ns=100, is_hard=True), limits=limits)
     rig = make_rig(app, Puppet, nodes=1)
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: p.send(0, 0))

@@ -30,14 +30,14 @@ def limit_of(rig: Rig, now_ns: int, request_id: int) -> int:
 
 def test_nothing_is_given_up_within_the_floor(make_rig: type[Rig]) -> None:
     """The profile says 10 ns, and the way there and back takes longer than that."""
-    assert Limits().lost_floor_ns == 10**9
-    rig = make_rig(make_app(limits=Limits(lost_after=2.0)), nodes=1)
+    assert Limits().timeout_floor_ns == 10**9
+    rig = make_rig(make_app(limits=Limits(timeout_factor=2.0)), nodes=1)
     assert rig.at(5, RequestArrived(0, 0))[-1:] == wires(SetTimer(LOST, 5 + 10**9))
 
 
 def test_what_batches_really_took_counts(make_rig: type[Rig]) -> None:
     """They take 60 ns where the profile has 10: then 120 are waited for, not 20."""
-    limits = Limits(lost_after=2.0, lost_floor_ns=70)
+    limits = Limits(timeout_factor=2.0, timeout_floor_ns=70)
     rig = make_rig(make_app(limits=limits), nodes=1)
     assert limit_of(rig, 0, 0) == 70
     rig.at(0, InstanceStarted(0, 0))
@@ -47,7 +47,7 @@ def test_what_batches_really_took_counts(make_rig: type[Rig]) -> None:
 
 def test_what_comes_back_after_it_was_given_up_counts_too(make_rig: type[Rig]) -> None:
     """Else everything of a function that has become slow would be given up for ever."""
-    limits = Limits(lost_after=2.0, lost_floor_ns=0, attempts_max=1)
+    limits = Limits(timeout_factor=2.0, timeout_floor_ns=0, attempts_max=1)
     rig = make_rig(make_app(limits=limits), nodes=1)
     assert limit_of(rig, 0, 0) == 20
     rig.at(0, InstanceStarted(0, 0))
@@ -60,7 +60,7 @@ def test_what_comes_back_after_it_was_given_up_counts_too(make_rig: type[Rig]) -
 
 
 def test_the_past_fades(make_rig: type[Rig]) -> None:
-    limits = Limits(lost_after=2.0, lost_floor_ns=0)
+    limits = Limits(timeout_factor=2.0, timeout_floor_ns=0)
     rig = make_rig(make_app(limits=limits), nodes=0)
     rig.at(0, NodeJoined(0, 0, "n0"))
     assert limit_of(rig, 0, 0) == 20

@@ -24,9 +24,9 @@ def made_up(cls: type) -> list[object]:
     for place, name in enumerate(inspect.signature(cls).parameters):
         if name == "key":
             wire.append(["timer", place])
-        elif name in ("broken", "task_ids", "too_large", "unsure"):
+        elif name in ("failed_tasks", "task_ids", "too_large", "unsure"):
             wire.append([100, place])
-        elif name in ("gives_up", "is_provisioned", "node_died"):
+        elif name in ("is_hard", "is_provisioned", "node_died"):
             wire.append(True)
         elif name in ("error", "hook", "name") or (name == "reason" and cls is not BatchRefused):
             wire.append(f"text {place}")

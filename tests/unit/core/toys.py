@@ -21,7 +21,7 @@ from headgate.core.policy import Context, Policy, PolicyConfig
 from headgate.core.records import Batch, Instance, Node, Request, Task
 from headgate.core.states import TaskState
 
-CLOUD = Pool(1, "cloud", serverless=FaasPlatform(memory_bytes=1))
+CLOUD = Pool(1, "cloud", faas=FaasPlatform(memory_bytes=1))
 
 
 def make_function(
@@ -41,7 +41,7 @@ def make_function(
     profile = Profile(
         exec_ns=exec_ns,
         slowdown=slowdown,
-        start_ns=start_ns,
+        cold_start_ns=start_ns,
         memory_bytes=memory_bytes,
         output_bytes=output_bytes,
     )
@@ -125,7 +125,7 @@ class Puppet(Policy):
     def on_capacity(self, node: Node) -> None:
         self.heard.append(("capacity", node.id))
 
-    def on_pool_open(self, pool_id: int) -> None:
+    def on_pool_available(self, pool_id: int) -> None:
         self.heard.append(("pool open", pool_id))
 
     def on_batch_ended(self, batch: Batch, took_ns: int) -> None:

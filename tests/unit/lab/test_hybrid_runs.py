@@ -44,7 +44,7 @@ def test_what_is_there_at_the_beginning_is_what_the_first_minute_needs() -> None
     arrivals = arrivals_of(HybridCase(HybridPolicyCase("threshold"), TOY), 0)
     in_minute = np.count_nonzero(arrivals.times_ns < 60 * 10**9)
     (function,) = app_of(SMALL, arrivals).functions
-    assert function.warm == -(-in_minute * 0.36 // 60)
+    assert function.prewarm_nodes == -(-in_minute * 0.36 // 60)
 
 
 def test_functions_alone_are_paid_by_the_call() -> None:

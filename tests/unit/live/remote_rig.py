@@ -14,7 +14,7 @@ from headgate.live.pools.remote_pool import CallResult, RemoteCall, RemotePool, 
 from headgate.system.threads import DaemonThreads
 
 PLATFORM = FaasPlatform(1 << 30, keep_alive_ns=200_000_000, usd_per_gb_s=1.0, usd_per_request=0.5)
-CLOUD = Pool(0, "cloud", Tier.SERVERLESS, nodes=0, serverless=PLATFORM)
+CLOUD = Pool(0, "cloud", Tier.SERVERLESS, nodes=0, faas=PLATFORM)
 
 
 def work(task_id: int = 0, data: bytes = b"\x01") -> TaskInputs:

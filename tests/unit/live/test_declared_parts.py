@@ -34,7 +34,7 @@ FACTS = {"a": facts("a", X, Y), "b": facts("b", Y, Z)}
 def test_what_was_not_declared_is_what_was_measured() -> None:
     loaded = with_measured_profiles(from_spec(SPEC, "here"), FACTS, "there")
     a, b = (variant.profile for variant in loaded.app.variants)
-    assert (a.exec_ns, a.start_ns, a.memory_bytes) == ((100, 150), 5_000, 4_096)
+    assert (a.exec_ns, a.cold_start_ns, a.memory_bytes) == ((100, 150), 5_000, 4_096)
     assert b.exec_ns == (2_000_000,)  # declared
     assert with_measured_profiles(loaded, FACTS, "again").spec == loaded.spec
 

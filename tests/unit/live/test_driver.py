@@ -23,7 +23,7 @@ MS = 1_000_000
 
 def make_app(slo: Slo | None = None) -> App:
     profile = Profile(exec_ns=(MS,) * 4)
-    function = Function(0, "f", (Variant(0, "f", 0, (0,), profile),), warm=1)
+    function = Function(0, "f", (Variant(0, "f", 0, (0,), profile),), prewarm_nodes=1)
     pipeline = Pipeline(0, "f", (Stage(function),), slo or Slo())
     return App((function,), (pipeline,), (Pool(0, "local"),))
 
@@ -104,7 +104,7 @@ def test_a_timer_never_fires_early() -> None:
     """A request gives up at its deadline, 5 ms from now, to the nanosecond or after."""
 
     async def story() -> None:
-        rig = Rig(make_app(Slo(latency_ns=5 * MS, gives_up=True)), find_policy("balance"))
+        rig = Rig(make_app(Slo(latency_ns=5 * MS, is_hard=True)), find_policy("balance"))
         began_ns = monotonic_ns()
         rig.driver.post(RequestArrived(0, 0))  # and there is no node
         while not rig.done:
@@ -119,7 +119,7 @@ def test_a_timer_never_fires_early() -> None:
 
 def test_a_stopped_driver_forgets_its_timers() -> None:
     async def story() -> None:
-        rig = Rig(make_app(Slo(latency_ns=5 * MS, gives_up=True)), find_policy("balance"))
+        rig = Rig(make_app(Slo(latency_ns=5 * MS, is_hard=True)), find_policy("balance"))
         rig.driver.post(RequestArrived(0, 0))
         await asyncio.sleep(0)
         rig.driver.stop()

@@ -44,7 +44,7 @@ def never(what: str) -> bool:
 
 def make_app() -> App:
     profile = Profile(exec_ns=(MS,) * 4)
-    function = Function(0, "f", (Variant(0, "f", 0, (0,), profile),), warm=1)
+    function = Function(0, "f", (Variant(0, "f", 0, (0,), profile),), prewarm_nodes=1)
     pipeline = Pipeline(0, "f", (Stage(function),), Slo())
     return App((function,), (pipeline,), (Pool(0, "local"),))
 

@@ -45,7 +45,7 @@ def make_app() -> App:
     function = Function(0, "f", (variant,))
     pools = (
         Pool(0, "local", Tier.DEDICATED),
-        Pool(1, "cloud", Tier.SERVERLESS, nodes=0, serverless=PLATFORM),
+        Pool(1, "cloud", Tier.SERVERLESS, nodes=0, faas=PLATFORM),
     )
     pipeline = Pipeline(0, "f", (Stage(function),), Slo(100 * MS))
     return App((function,), (pipeline,), pools, (Client(0, "ann"), Client(1, "bob")))
@@ -121,7 +121,7 @@ def sent(*calls: Call) -> RemoteCall:
     for number, call in enumerate(calls):
         call.request_id = number
         event = RequestArrived(
-            number, 0, call.client_id, 1, 0, call.deadline_ns, gives_up=call.gives_up
+            number, 0, call.client_id, 1, 0, call.deadline_ns, is_hard=call.is_hard
         )
         (dispatch,) = [a for a in scheduler.handle(MS, event) if isinstance(a, Dispatch)]
         tasks += dispatch.task_ids
@@ -132,8 +132,8 @@ def sent(*calls: Call) -> RemoteCall:
 
 def test_an_errand_has_the_time_of_the_one_that_has_most() -> None:
     errand = sent(
-        Call(0, [], 1, nobody, deadline_ns=20 * MS, gives_up=True),
-        Call(0, [], 1, nobody, deadline_ns=50 * MS, gives_up=True),
+        Call(0, [], 1, nobody, deadline_ns=20 * MS, is_hard=True),
+        Call(0, [], 1, nobody, deadline_ns=50 * MS, is_hard=True),
     )
     assert errand.left_ms(10 * MS) == 40.0
     assert errand.gives_up
@@ -142,7 +142,7 @@ def test_an_errand_has_the_time_of_the_one_that_has_most() -> None:
 
 def test_who_waits_for_ever_has_others_wait_with_it() -> None:
     errand = sent(
-        Call(0, [], 1, nobody, deadline_ns=20 * MS, gives_up=True),
+        Call(0, [], 1, nobody, deadline_ns=20 * MS, is_hard=True),
         Call(0, [], 1, nobody, client_id=1, deadline_ns=NEVER_NS),
     )
     assert errand.left_ms(0) is None
@@ -207,6 +207,6 @@ def test_the_breaker_can_be_seen() -> None:
 def test_what_else_keeps_calls_away_is_told_beside_the_breaker() -> None:
     """A budget of nothing is spent from the first."""
     app = make_app()
-    cloud = replace(app.pools[1], guard=BreakerConfig(usd_per_day=0.0))
+    cloud = replace(app.pools[1], breaker=BreakerConfig(usd_per_day=0.0))
     view = Scheduler(replace(app, pools=(app.pools[0], cloud)), KIND).view
     assert breakers(view) == {"cloud": "closed, budget"}

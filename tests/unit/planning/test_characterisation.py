@@ -102,7 +102,7 @@ def test_a_profile_for_the_scheduler() -> None:
     assert profile.time_ns(1, 2) == pytest.approx(11_000_000, rel=1e-6)
     assert profile.memory_bytes == 1_000_000
     # Of the first call only what a warm one would not take: 25 - 6 ms.
-    assert profile.start_ns == (30 + 200 + 50 + 100 + 19) * 1_000_000
+    assert profile.cold_start_ns == (30 + 200 + 50 + 100 + 19) * 1_000_000
 
 
 def test_a_profile_at_a_quantile_is_slower_in_the_same_company() -> None:
@@ -114,7 +114,7 @@ def test_a_profile_at_a_quantile_is_slower_in_the_same_company() -> None:
 def test_a_first_call_that_is_quicker_than_usual_costs_nothing_extra() -> None:
     quick = ColdStart(1, 1, 1, 1, first_call_ms=2)
     found = Characterisation("f", "test", (point(1, 1, 10.0),), quick)
-    assert profile_of(found, 1).start_ns == 4_000_000
+    assert profile_of(found, 1).cold_start_ns == 4_000_000
 
 
 def test_noise_never_makes_company_or_larger_batches_faster() -> None:

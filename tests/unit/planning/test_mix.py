@@ -138,7 +138,7 @@ def test_cold_starts_by_how_often_functions_are_called() -> None:
     busy = evaluate(steady(10.0, duration_s=100 * 3_600), None, 0, spill)
     assert busy.cold < 0.001
     assert rare.usd_per_1k > 50 * busy.usd_per_1k  # the start is on the bill
-    unbilled = replace(spill, terms=replace(spill.terms, bills_start=False))
+    unbilled = replace(spill, terms=replace(spill.terms, bills_cold_start=False))
     quiet = evaluate(steady(1 / 3_600, duration_s=100 * 3_600), None, 0, unbilled)
     assert quiet.usd_per_1k == pytest.approx(1e3 * spill.row.usd_per_call)
 

@@ -28,19 +28,17 @@ TERMS = FaasPlatform(1 << 30, usd_per_gb_s=1.0, keep_alive_ns=600 * S)
 
 
 def cloud(id: int, platform: FaasPlatform = TERMS, network_ms: int = 0) -> Pool:
-    return Pool(
-        id, f"c{id}", Tier.SERVERLESS, nodes=0, network_ns=network_ms * MS, serverless=platform
-    )
+    return Pool(id, f"c{id}", Tier.SERVERLESS, nodes=0, network_ns=network_ms * MS, faas=platform)
 
 
 def app_of(*places: tuple[Pool, int], latency_ms: int = 1_000, burst: float = 1.0) -> App:
     """One function, with a variant for each pool and its time there in milliseconds."""
     variants = tuple(
-        Variant(id, pool.name, 0, (pool.id,), Profile((exec_ms * MS,), start_ns=2 * S))
+        Variant(id, pool.name, 0, (pool.id,), Profile((exec_ms * MS,), cold_start_ns=2 * S))
         for id, (pool, exec_ms) in enumerate(places)
     )
     function = Function(0, "f", variants)
-    slo = Slo(latency_ms * MS, burst=burst)
+    slo = Slo(latency_ms * MS, rate_tolerance=burst)
     pipelines = (Pipeline(0, "p", (Stage(function),), slo),)
     return App((function,), pipelines, tuple(pool for pool, _ in places))
 

@@ -26,7 +26,7 @@ S = SECOND_NS
 OWN = Pool(0, "own", Tier.DEDICATED, nodes=4)
 # A node does ten in a second, for 0.001 USD; a call of 100 ms costs 0.0002 USD: from five on.
 RENTED = replace(OWN, is_elastic=True, boot_ns=100 * S, usd_per_hour=3.6)
-CLOUD = Pool(1, "cloud", Tier.SERVERLESS, serverless=FaasPlatform(1 << 30, usd_per_gb_s=0.002))
+CLOUD = Pool(1, "cloud", Tier.SERVERLESS, faas=FaasPlatform(1 << 30, usd_per_gb_s=0.002))
 
 
 def make_app(*pools: Pool, functions: int = 1, warm: int = 0) -> App:
@@ -34,7 +34,7 @@ def make_app(*pools: Pool, functions: int = 1, warm: int = 0) -> App:
     profile = Profile((100 * MS,))
     ids = tuple(pool.id for pool in pools)
     made = tuple(
-        Function(id, f"f{id}", (Variant(id, f"f{id}", id, ids, profile),), warm=warm)
+        Function(id, f"f{id}", (Variant(id, f"f{id}", id, ids, profile),), prewarm_nodes=warm)
         for id in range(functions)
     )
     slo = Slo(S)

@@ -64,8 +64,8 @@ def test_whole_nodes_are_not_rounded_up() -> None:
 
 SMALL = Pool(0, "small", Tier.DEDICATED, slots=9, is_elastic=True, usd_per_hour=HOUR_S * 2.0)
 LARGE = replace(SMALL, id=1, name="large", usd_per_hour=HOUR_S * 3.0)
-CHEAP = Pool(2, "cheap", Tier.SERVERLESS, serverless=FaasPlatform(1 << 30, usd_per_request=0.1))
-DEAR = Pool(3, "dear", Tier.SERVERLESS, serverless=FaasPlatform(1 << 30, usd_per_request=0.2))
+CHEAP = Pool(2, "cheap", Tier.SERVERLESS, faas=FaasPlatform(1 << 30, usd_per_request=0.1))
+DEAR = Pool(3, "dear", Tier.SERVERLESS, faas=FaasPlatform(1 << 30, usd_per_request=0.2))
 
 
 def declared(pools: tuple[Pool, ...], exec_ns: tuple[int, ...], latency_ns: int) -> App:

@@ -44,7 +44,7 @@ S = SECOND_NS
 NODE = Pool(0, "node")
 TERMS = FaasPlatform(1 << 30, keep_alive_ns=600 * S)
 CLOUD = Pool(
-    1, "cloud", Tier.SERVERLESS, nodes=0, serverless=TERMS, guard=BreakerConfig(failures_max=1)
+    1, "cloud", Tier.SERVERLESS, nodes=0, faas=TERMS, breaker=BreakerConfig(failure_threshold=1)
 )
 KEY = (TEND, 0)
 
@@ -78,7 +78,7 @@ class Rig:
     def __init__(
         self, *, has_node: bool = True, latency_s: int | None = 10, cloud: Pool = CLOUD
     ) -> None:
-        profile = Profile((S, 2 * S), start_ns=2 * S)
+        profile = Profile((S, 2 * S), cold_start_ns=2 * S)
         pools = (0, 1) if has_node else (1,)
         function = Function(0, "f", (Variant(0, "f", 0, pools, profile),))
         slo = Slo(NEVER_NS if latency_s is None else latency_s * S)

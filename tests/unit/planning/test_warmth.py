@@ -55,7 +55,7 @@ def test_what_is_kept_is_there_after_a_start_and_does_not_age() -> None:
 
 
 def test_what_is_provisioned_is_there_when_it_is_provisioned() -> None:
-    warmth = WarmPoolEstimate(FaasPlatform(1, provision_ns=5_000), START_NS)
+    warmth = WarmPoolEstimate(FaasPlatform(1, provisioning_ns=5_000), START_NS)
     warmth.keep(0, 3, is_provisioned=True)
     assert (warmth.there(4_999), warmth.is_waking(4_999)) == (0, True)
     assert warmth.there(5_000) == 3

@@ -45,7 +45,7 @@ RENTED: Final = replace(NODES, is_elastic=True, boot_ns=BOOT_S * SECOND_NS)
 # A call of 300 ms costs 6e-4 USD and a node 1e-3 USD a second: it pays if it is given more than
 # 1.67 requests in it.
 CLOUD: Final = Pool(
-    1, "cloud", Tier.SERVERLESS, nodes=0, serverless=FaasPlatform(1 << 30, usd_per_gb_s=0.002)
+    1, "cloud", Tier.SERVERLESS, nodes=0, faas=FaasPlatform(1 << 30, usd_per_gb_s=0.002)
 )
 LONE_MS: Final = 360
 
@@ -73,7 +73,7 @@ class HybridRig:
         self.requests = 0
         self.out: dict[int, int | None] = {}  # batch id -> its node; None: a function
         self._due: list[tuple[int, Event]] = []  # boots
-        places = [pool for pool in pools if pool.serverless is None for _ in range(pool.nodes)]
+        places = [pool for pool in pools if pool.faas is None for _ in range(pool.nodes)]
         for id, pool in enumerate(places):
             self.tell(NodeJoined(id, pool.id, f"node{id}"))
 
@@ -173,13 +173,13 @@ def _app(
     for id in range(functions):
         own: list[Variant] = []
         for pool in pools:
-            is_cloud = pool.serverless is not None
-            called = Profile((300 * MS,), start_ns=start_ms * MS)
+            is_cloud = pool.faas is not None
+            called = Profile((300 * MS,), cold_start_ns=start_ms * MS)
             profile = called if is_cloud else Profile((LONE_MS * MS,) * items_max, SHARED)
             name = f"f{id}-{pool.name}"
             own.append(Variant(variants, name, id, (pool.id,), profile, concurrency=pool.slots))
             variants += 1
-        made.append(Function(id, f"f{id}", tuple(own), warm=warm))
+        made.append(Function(id, f"f{id}", tuple(own), prewarm_nodes=warm))
     slo = Slo(latency_ms * MS)
     pipelines = tuple(Pipeline(f.id, f.name, (Stage(f),), slo) for f in made)
     return App(tuple(made), pipelines, pools)

@@ -46,7 +46,7 @@ class Rig:
         for action in actions:
             if isinstance(action, StartInstance) and action.node_id is not None:
                 profile = self.scheduler.app.variants[action.variant_id].profile
-                if profile.start_ns == 0:
+                if profile.cold_start_ns == 0:
                     started = InstanceStarted(action.instance_id, action.node_id)
                     actions = actions + self.scheduler.handle(now_ns, started)
         return actions
@@ -162,7 +162,7 @@ def test_what_would_be_late_even_alone_is_infeasible() -> None:
 
 def test_what_is_to_be_warm_is_started_when_a_node_joins() -> None:
     """Two nodes are to hold the first function, none the second: the third node stays empty."""
-    warm = Function(0, "warm", (Variant(0, "warm", 0, (0,), TEN),), warm=2)
+    warm = Function(0, "warm", (Variant(0, "warm", 0, (0,), TEN),), prewarm_nodes=2)
     cold = Function(1, "cold", (Variant(1, "cold", 1, (0,), TEN),))
     app = App((warm, cold), (Pipeline(0, "p", (Stage(warm),)),), (Pool(0, "gpu", nodes=3),))
     scheduler = Scheduler(app, find_policy("headgate"), validate=True)
@@ -194,7 +194,7 @@ def test_a_greedy_client_is_turned_away_before_the_others_are() -> None:
 
 def test_a_node_that_holds_the_weights_is_preferred() -> None:
     """Node 0 was free first, but node 1 holds the function."""
-    rig = Rig(Profile(exec_ns=(10 * MS,), start_ns=50 * MS), TEN, nodes=2)
+    rig = Rig(Profile(exec_ns=(10 * MS,), cold_start_ns=50 * MS), TEN, nodes=2)
     rig.ask(0, pipeline=1)  # keeps node 0 busy
     rig.ask(0)  # starts on node 1
     rig.at(50, InstanceStarted(1, 1))
@@ -205,7 +205,7 @@ def test_a_node_that_holds_the_weights_is_preferred() -> None:
 
 def test_a_cold_start_is_not_paid_for_a_wait_that_is_shorter() -> None:
     """Node 0 will be free in 5 ms; starting on node 1 takes 50 ms."""
-    rig = Rig(Profile(exec_ns=(10 * MS,), start_ns=50 * MS), nodes=2)
+    rig = Rig(Profile(exec_ns=(10 * MS,), cold_start_ns=50 * MS), nodes=2)
     rig.ask(0)
     rig.at(50, InstanceStarted(0, 0))
     rig.at(60, BatchFinished(0))
@@ -215,7 +215,7 @@ def test_a_cold_start_is_not_paid_for_a_wait_that_is_shorter() -> None:
 
 
 def test_a_cold_start_is_paid_where_waiting_would_miss_the_deadline() -> None:
-    rig = Rig(Profile(exec_ns=(100 * MS,), start_ns=5 * MS), nodes=2, latency_ms=150)
+    rig = Rig(Profile(exec_ns=(100 * MS,), cold_start_ns=5 * MS), nodes=2, latency_ms=150)
     rig.ask(0)
     actions = rig.ask(1)
     assert [type(a) for a in actions] == [StartInstance, Dispatch]

@@ -21,7 +21,7 @@ from headgate.core.states import Outcome, Rejection
 S = SECOND_NS
 ONE = replace(NODES, nodes=1)
 ALONE = replace(CLOUD, id=0)
-FEW = replace(CLOUD, guard=BreakerConfig(failures_max=1, rest_ns=5 * S))
+FEW = replace(CLOUD, breaker=BreakerConfig(failure_threshold=1, cooldown_ns=5 * S))
 
 
 def rig_of(*pools: Pool, start_ms: int = 400, **options: int) -> HybridRig:
@@ -195,7 +195,7 @@ def test_what_is_provisioned_is_so_where_that_is_cheaper() -> None:
     terms = FaasPlatform(
         1 << 30, usd_per_gb_s=0.002, usd_per_request=1.0, provisioned_usd_per_gb_s=1e-6
     )
-    rig = awake(ONE, replace(CLOUD, serverless=terms))
+    rig = awake(ONE, replace(CLOUD, faas=terms))
     assert [is_provisioned for _, is_provisioned in rig.view.kept_warm.values()] == [True]
     assert [is_provisioned for _, is_provisioned in awake(ONE, CLOUD).view.kept_warm.values()] == [
         False
@@ -236,7 +236,7 @@ def test_without_a_platform_what_is_too_much_is_turned_away() -> None:
 def test_where_platform_and_nodes_are_full_requests_are_turned_away() -> None:
     """Nothing ends; what waits comes to take more starts than it may, and no more is let in."""
     terms = FaasPlatform(1 << 30, concurrency_max=2)
-    rig = rig_of(ONE, replace(CLOUD, serverless=terms))
+    rig = rig_of(ONE, replace(CLOUD, faas=terms))
     rejected = 0
     for _ in range(60):
         rejected += len(settled(arrive(rig)))
@@ -295,7 +295,7 @@ def test_a_budget_that_is_spent_closes_it_until_the_next_minute() -> None:
     """A cold call may cost 1.4 thousandths of a dollar, and to have two kept warm costs 1.7: four
     are enough for two of three.
     """
-    rig = rig_of(replace(ALONE, guard=BreakerConfig(usd_per_minute=0.004)), latency_ms=120_000)
+    rig = rig_of(replace(ALONE, breaker=BreakerConfig(usd_per_minute=0.004)), latency_ms=120_000)
     rig.ask(3)
     rig.wait(S)
     assert functions_out(rig) == 2
@@ -380,7 +380,11 @@ def test_with_nothing_else_one_node_is_always_rented_and_requests_wait_for_it() 
 
 
 def test_while_the_breaker_is_open_a_node_is_rented() -> None:
-    rig = rig_of(RENTED, replace(FEW, guard=BreakerConfig(failures_max=1, rest_ns=300 * S)), warm=0)
+    rig = rig_of(
+        RENTED,
+        replace(FEW, breaker=BreakerConfig(failure_threshold=1, cooldown_ns=300 * S)),
+        warm=0,
+    )
     rig.ask(1)
     broken(rig)
     rig.wait((BOOT_S + 2) * S)

@@ -72,7 +72,7 @@ def test_without_functions_it_runs_late_rather_than_never() -> None:
 
 def closed(policy: str) -> HybridRig:
     """One node that is full, and a breaker that has just opened."""
-    rig = HybridRig(policy, pools=(ONE, replace(CLOUD, guard=BreakerConfig(failures_max=1))))
+    rig = HybridRig(policy, pools=(ONE, replace(CLOUD, breaker=BreakerConfig(failure_threshold=1))))
     assert rig.ask(6) == [0, 0, 0, 0, 0, None]
     del rig.out[5]
     actions = rig.tell(BatchFailed(5, "broken"))
@@ -97,8 +97,8 @@ def test_or_for_the_breaker_whichever_is_first(policy: str) -> None:
 
 
 def test_no_more_calls_are_out_than_the_platform_takes() -> None:
-    assert CLOUD.serverless is not None
-    small = replace(CLOUD, serverless=replace(CLOUD.serverless, concurrency_max=2))
+    assert CLOUD.faas is not None
+    small = replace(CLOUD, faas=replace(CLOUD.faas, concurrency_max=2))
     rig = HybridRig("serverless_only", pools=(ONE, small))
     assert rig.ask(4) == [None, None]
     assert rig.finish() == [None]
@@ -151,7 +151,7 @@ def test_what_turns_out_too_large_is_not_spilled_again(policy: str) -> None:
     (task,) = rig.view.batches[first].tasks
     del rig.out[first]
     rig.tell(BatchRefused(first, Refusal.TOO_LARGE))
-    assert rig.view.is_pool_open(1)
+    assert rig.view.is_pool_available(1)
     while task.request.id in rig.view.requests:
         carriers = [id for id, b in rig.view.batches.items() if task in b.tasks]
         assert all(rig.out[id] == 0 for id in carriers)

@@ -88,8 +88,8 @@ def _function(variant: Variant, loaded: AppConfig) -> dict[str, object]:
         "function": variant.name,
         "exec": format_duration(profile.exec_ns[0]) if is_known else "not measured",
         "batch": profile.items_max,
-        "start": format_duration(profile.start_ns),
-        "load": format_duration(profile.load_ns),
+        "start": format_duration(profile.cold_start_ns),
+        "load": format_duration(profile.swap_in_ns),
         "memory": format_size(profile.memory_bytes),
         "pools": ", ".join(loaded.app.pools[pool_id].name for pool_id in variant.pool_ids),
     }
@@ -111,9 +111,7 @@ def _pool(pool: Pool) -> dict[str, object]:
     return {
         "pool": pool.name,
         "tier": TIER_NAMES[pool.tier],
-        "nodes": pool.nodes
-        if pool.serverless is None
-        else f"up to {pool.serverless.concurrency_max}",
+        "nodes": pool.nodes if pool.faas is None else f"up to {pool.faas.concurrency_max}",
         "slots": pool.slots,
         "memory": "unlimited" if is_unlimited else format_size(pool.memory_bytes),
     }

@@ -309,7 +309,7 @@ def command(
         ),
         instances_max=instances_max,
         size=_size(size, platform),
-        start_ms=max(v.profile.start_ns for v in function.variants) / MILLISECOND_NS,
+        start_ms=max(v.profile.cold_start_ns for v in function.variants) / MILLISECOND_NS,
     )
     plan = make_plan(measured, offers, platform, terms)
     if isinstance(plan, Infeasible):

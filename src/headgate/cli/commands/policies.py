@@ -25,7 +25,7 @@ def command(as_json: bool) -> None:
     width = max(map(len, names)) + 2
     for name in names:
         kind = find_policy(name)
-        takes = [flag for flag, value in asdict(kind.takes).items() if value]
+        takes = [flag for flag, value in asdict(kind.capabilities).items() if value]
         settings = [f"{key}={_written(value)}" for key, value in _settings(kind.config()).items()]
         show(
             hanging_indent(name, width, describe_policy(name), "bold"),
@@ -40,7 +40,7 @@ def _to_json(name: str) -> dict[str, object]:
     return {
         "name": name,
         "about": describe_policy(name),
-        "takes": asdict(kind.takes),
+        "takes": asdict(kind.capabilities),
         "settings": _settings(kind.config()),
     }
 

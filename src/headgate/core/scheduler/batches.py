@@ -164,8 +164,8 @@ class BatchHandlers:
             self._ledger.watchdog.finished_late(event.batch_id, now_ns)
             return
         view.now_ns = now_ns
-        self._ledger.take_back(batch, _FINISHED)
-        broken, too_large = event.broken, event.too_large
+        self._ledger.end_batch(batch, _FINISHED)
+        broken, too_large = event.failed_tasks, event.too_large
         for task in batch.tasks:
             if task.state != _RUNNING:
                 continue
@@ -186,7 +186,7 @@ class BatchHandlers:
             self._ignore(now_ns, event.batch_id)
             return
         self._view.now_ns = now_ns
-        self._ledger.take_back(batch, BatchState.REFUSED)
+        self._ledger.end_batch(batch, BatchState.REFUSED)
         self._back_off(batch, event.reason)
         reason = f"{Failure.REFUSED}, at last: {REFUSAL_NAMES[event.reason]}"
         for task in batch.tasks:
@@ -206,7 +206,7 @@ class BatchHandlers:
             self._ignore(now_ns, event.batch_id)
             return
         self._view.now_ns = now_ns
-        self._ledger.take_back(batch, BatchState.FAILED)
+        self._ledger.end_batch(batch, BatchState.FAILED)
         self._repeat(batch, event.reason)
 
     def lost(self, now_ns: int, event: BatchLost) -> None:
@@ -218,7 +218,7 @@ class BatchHandlers:
         self._view.now_ns = now_ns
         quarantine = self._quarantine
         is_suspect = event.node_died and quarantine.was_running(batch)
-        self._ledger.take_back(batch, BatchState.LOST)
+        self._ledger.end_batch(batch, BatchState.LOST)
         self._back_off(batch, Refusal.BUSY)
         if not is_suspect:
             self._repeat(batch, Failure.LOST)
@@ -237,7 +237,7 @@ class BatchHandlers:
     def given_up(self, batch_id: int) -> None:
         """No answer came in time. It may come yet, but nobody waits for it any more."""
         batch = self._view.batches[batch_id]
-        self._ledger.take_back(batch, BatchState.LOST)
+        self._ledger.end_batch(batch, BatchState.LOST)
         self._ledger.watchdog.gave_up(batch)
         self._back_off(batch, Refusal.BUSY)
         self._repeat(batch, "no answer in time")
@@ -269,7 +269,7 @@ class BatchHandlers:
                     self._policy.on_capacity(node)
                 except Exception as error:
                     self._requests.fault("on_capacity", error)
-        elif self._view.is_pool_open(batch.pool.id):
+        elif self._view.is_pool_available(batch.pool.id):
             self._hooks.pool_open(batch.pool.id)
 
     def _back_off(self, batch: Batch, reason: int) -> None:
@@ -280,11 +280,11 @@ class BatchHandlers:
             return  # that was about the batch, not about the place
         now_ns, backoff_ns = self._view.now_ns, self._limits.backoff_ns
         if node is None:
-            spillway = self._view.spillways[batch.pool.id]
+            spillway = self._view.breakers[batch.pool.id]
             if spillway is not None:
                 is_gone = reason == Refusal.GONE
                 spillway.refused(now_ns, backoff_ns, batch.sent_ns, is_gone=is_gone)
-                self._ledger.await_pool(spillway)
+                self._ledger.arm_pool_timer(spillway)
         elif node.state == NodeState.UP:
             self._ledger.block_node(node, now_ns + backoff_ns)
 
@@ -294,7 +294,7 @@ class BatchHandlers:
         Of several in a batch nobody knows which was too large, so each counts for its share: the
         same ones do not go together again, and one that went alone does not go again.
         """
-        platform = batch.pool.serverless
+        platform = batch.pool.faas
         if platform is not None:
             share = platform.payload_bytes_max // len(batch.tasks) + 1
             task.payload_bytes = max(task.payload_bytes, share)
@@ -319,7 +319,7 @@ class BatchHandlers:
             self._requests.give_up_failed(task, reason)
             return
         task.state = TaskState.BLOCKED  # nobody's, while it is seen whether it is wanted
-        self._requests.give_up_if_overdue(task.request)
+        self._requests.expire_if_overdue(task.request)
         request = task.request
         if request.state != RequestState.OPEN:
             return

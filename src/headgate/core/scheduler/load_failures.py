@@ -67,7 +67,7 @@ class LoadFailures:
         self._on_nodes: list[list[int]] = [[] for _ in view.app.functions]
         for pool, variants in zip(view.app.pools, view.variants_by_pool, strict=True):
             for variant in variants:
-                if variant is not None and pool.serverless is None:
+                if variant is not None and pool.faas is None:
                     self._on_nodes[variant.function_id].append(variant.id)
 
     # --- what happens --------------------------------------------------------------------------

@@ -52,7 +52,7 @@ class PolicyHooks:
     def pool_open(self, pool_id: int) -> None:
         """A pool that picks its own instances can take a call."""
         try:
-            self._policy.on_pool_open(pool_id)
+            self._policy.on_pool_available(pool_id)
         except Exception as error:
             self._requests.fault("on_pool_open", error)
 
@@ -139,7 +139,7 @@ class PolicyRecovery:
         """The hook that raised may have had yet to use what is free."""
         self._hooks.offer_nodes()
         for pool in self._view.app.pools:
-            if self._view.is_pool_open(pool.id):
+            if self._view.is_pool_available(pool.id):
                 self._hooks.pool_open(pool.id)
 
     def fail_forgotten(self) -> None:

@@ -90,8 +90,8 @@ class RequestHandlers:
                     self.settle_early(request, Outcome.FAILED, Failure.POLICY_FAULT)
             if request.state != _OPEN:
                 return
-        if event.gives_up or slo.gives_up:
-            request.gives_up = True
+        if event.is_hard or slo.is_hard:
+            request.is_hard = True
             self._ledger.set_timer(("deadline", request_id), request.deadline_ns)
         for task in request.tasks:
             if task.waits_for == 0 and task.state == _BLOCKED:
@@ -138,7 +138,7 @@ class RequestHandlers:
         """An attempt at a running task has succeeded, the first to do so."""
         task.state = _DONE
         if task.copies_out:  # competing copies lose
-            self._ledger.call_back(task)
+            self._ledger.cancel_batches_of(task)
         request = task.request
         request.tasks_left -= 1
         if request.tasks_left == 0:
@@ -149,7 +149,7 @@ class RequestHandlers:
         task.node_id = None if batch.node is None else batch.node.id
         self._wake_successors(task, task.id in unsure)
         if request.state == RequestState.OPEN:
-            self.give_up_if_overdue(request)
+            self.expire_if_overdue(request)
 
     def _wake_successors(self, task: Task, is_unsure: bool) -> None:
         request = task.request
@@ -194,9 +194,9 @@ class RequestHandlers:
         """Give up a request that still waits; one that is running may yet be late."""
         request = self._view.requests.get(request_id)
         if request is not None:
-            self.give_up_if_overdue(request)
+            self.expire_if_overdue(request)
 
-    def give_up_if_overdue(self, request: Request) -> None:
+    def expire_if_overdue(self, request: Request) -> None:
         """Expire a request past its deadline once nothing of it is running."""
         if self._is_overdue(request):
             for task in request.tasks:
@@ -210,7 +210,7 @@ class RequestHandlers:
         self.settle_early(task.request, Outcome.FAILED, reason)
 
     def _is_overdue(self, request: Request) -> bool:
-        return request.gives_up and self._view.now_ns >= request.deadline_ns
+        return request.is_hard and self._view.now_ns >= request.deadline_ns
 
     def settle_early(self, request: Request, outcome: int, reason: str, retry_ns: int = 0) -> None:
         """Settle a request that still has tasks to go, and tell the policy which it may forget."""
@@ -251,7 +251,7 @@ def payload_bytes_max(app: App, pipeline: Pipeline) -> int:
     """
     most = NEVER_NS
     for stage in pipeline.stages:
-        platforms = [app.pools[id].serverless for v in stage.function.variants for id in v.pool_ids]
+        platforms = [app.pools[id].faas for v in stage.function.variants for id in v.pool_ids]
         if not stage.after:
             largest = 0
             for platform in platforms:

@@ -102,7 +102,7 @@ class Scheduler:
             self._residents,
             self._requests,
             self._hooks,
-            picks_nodes=not kind.takes.many_schedulers,
+            picks_nodes=not kind.capabilities.multi_gateway,
             spills=_spills(app, kind, self.policy),
         )
         self._fleet = FleetHandlers(self.view, self._residents, self._hooks, self._failures)
@@ -110,7 +110,7 @@ class Scheduler:
         self._validator = Validator(self.view) if validate else None
         self._plan_every_ns = self.policy.plan_every_ns
         self._early = self._ledger.actions  # what the policy ordered while it was being made
-        wishes = any(s is not None and bool(s.wishes) for s in self.view.spillways)
+        wishes = any(s is not None and bool(s.wishes) for s in self.view.breakers)
         self._is_new = wishes or bool(self._early)
         self._ledger.has_begun = not self._is_new
         self._is_thoughtful = validate or self._plan_every_ns > 0
@@ -149,10 +149,10 @@ class Scheduler:
         else:
             self._handle_rare(now_ns, event)
         if ledger.has_afterthoughts:
-            self._think_after(now_ns, actions)
+            self._finish_event(now_ns, actions)
         return actions
 
-    def _think_after(self, now_ns: int, actions: list[Action]) -> None:
+    def _finish_event(self, now_ns: int, actions: list[Action]) -> None:
         """What most events have no need of. Raises the fault of the event, if there was one."""
         view, ledger = self.view, self._ledger
         if self._is_new:
@@ -228,11 +228,11 @@ class Scheduler:
             self._residents.offer_node(node)
             self._hooks.capacity(node)
         elif name == "unblock_pool":
-            spillway = view.spillways[number]
+            spillway = view.breakers[number]
             assert spillway is not None
-            spillway.rested(now_ns)
-            self._ledger.await_pool(spillway)
-            if spillway.is_open(now_ns):
+            spillway.to_half_open(now_ns)
+            self._ledger.arm_pool_timer(spillway)
+            if spillway.allows_call(now_ns):
                 self._hooks.pool_open(number)
         elif name == "lost":
             self._attempts.given_up(number)
@@ -256,9 +256,9 @@ class Scheduler:
 
 def _spills(app: App, kind: PolicyKind, policy: Policy) -> list[bool]:
     """By function id: whether the policy sends it to a platform that it runs on."""
-    platforms = {pool.id for pool in app.pools if pool.serverless is not None}
+    platforms = {pool.id for pool in app.pools if pool.faas is not None}
     return [
-        kind.takes.serverless
+        kind.capabilities.serverless
         and any(platforms.intersection(variant.pool_ids) for variant in function.variants)
         and policy.spills(function.id)
         for function in app.functions

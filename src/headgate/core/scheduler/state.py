@@ -56,9 +56,9 @@ class BatchTimeouts:
 
     def __init__(self, app: App) -> None:
         limits = app.limits
-        self.is_needed = limits.lost_after > 0
-        self._factor = limits.lost_after
-        self._floor_ns = limits.lost_floor_ns
+        self.is_needed = limits.timeout_factor > 0
+        self._factor = limits.timeout_factor
+        self._floor_ns = limits.timeout_floor_ns
         self._ratios = [1.0 for _ in app.variants]  # of the slowest lately; it fades
         self._given_up: dict[int, Batch] = {}  # by batch id
 
@@ -94,7 +94,7 @@ def _expected_ns(batch: Batch) -> int:
     """As the profile has it, on a node whose slots are all taken, after a start."""
     profile = batch.variant.profile
     exec_ns = profile.time_ns(batch.items, batch.pool.slots)
-    return profile.start_ns + profile.load_ns + exec_ns
+    return profile.cold_start_ns + profile.swap_in_ns + exec_ns
 
 
 # Interpreted, a name of the module is read many times faster than one of a class.
@@ -161,7 +161,7 @@ class StateWriter:
             node.running += 1
             if node.running >= node.slots and node_id in view.free_nodes:
                 del view.free_nodes[node_id]
-        elif pool.serverless is not None:
+        elif pool.faas is not None:
             self._spill(batch)
         moved_bytes = 0
         for task in tasks:
@@ -185,7 +185,7 @@ class StateWriter:
         )
         return batch
 
-    def take_back(self, batch: Batch, state: int) -> None:
+    def end_batch(self, batch: Batch, state: int) -> None:
         """A batch has ended, this way or that: its slot and its compute are free again."""
         view = self.view
         del view.batches[batch.id]
@@ -213,18 +213,18 @@ class StateWriter:
 
     def _spill(self, batch: Batch) -> None:
         """A call goes out to a pool that is paid by the call."""
-        spillway = self.view.spillways[batch.pool.id]
+        spillway = self.view.breakers[batch.pool.id]
         assert spillway is not None
         spillway.sent(self.view.now_ns, _may_take_ns(batch))
-        self.await_pool(spillway)
+        self.arm_pool_timer(spillway)
 
     def _unspill(self, batch: Batch, state: int) -> None:
-        spillway = self.view.spillways[batch.pool.id]
+        spillway = self.view.breakers[batch.pool.id]
         if spillway is not None:
             spillway.ended(self.view.now_ns, state, batch.sent_ns, _may_take_ns(batch))
-            self.await_pool(spillway)
+            self.arm_pool_timer(spillway)
 
-    def await_pool(self, spillway: CircuitBreaker) -> None:
+    def arm_pool_timer(self, spillway: CircuitBreaker) -> None:
         """Something has changed about a way out: adapt what is kept warm behind it to that.
 
         Be woken when it may be tried again.
@@ -241,7 +241,7 @@ class StateWriter:
 
     def keep_warm(self, pool: Pool, variant: Variant, count: int, is_provisioned: bool) -> None:
         """Wish for warm instances, as many as can be."""
-        spillway = self.view.spillways[pool.id]
+        spillway = self.view.breakers[pool.id]
         assert spillway is not None
         spillway.wish(variant, count, is_provisioned)
         if self.has_begun:
@@ -251,7 +251,7 @@ class StateWriter:
     def begin(self) -> None:
         """The first event is there, and with it the time: grant what was wished for before it."""
         self.has_begun = True
-        for spillway in self.view.spillways:
+        for spillway in self.view.breakers:
             if spillway is not None and spillway.wishes:
                 self._grant(spillway)
                 self._wake(spillway)
@@ -263,7 +263,7 @@ class StateWriter:
             self.view.kept_warm[pool_id, variant_id] = (count, granted.is_provisioned)
             self.actions.append(KeepWarm(pool_id, variant_id, count, granted.is_provisioned))
 
-    def call_back(self, task: Task) -> None:
+    def cancel_batches_of(self, task: Task) -> None:
         """A task is not to run any more: cancel the batches that carry nothing else.
 
         O(batches that are out): it is rare, and a list per task would cost every request.
@@ -294,7 +294,7 @@ class StateWriter:
         request.outcome = outcome
         del self.view.requests[request.id]
         self.actions.append(Settle(request.id, outcome, reason, predicted_ns, retry_ns))
-        if request.gives_up:
+        if request.is_hard:
             self.cancel_timer(("deadline", request.id))
         if request.tasks_left:
             self._drop_tasks(request)
@@ -307,7 +307,7 @@ class StateWriter:
                 task.state = TaskState.DROPPED
             elif was == TaskState.RUNNING:
                 task.state = TaskState.DROPPED
-                self.call_back(task)
+                self.cancel_batches_of(task)
 
     # --- faults --------------------------------------------------------------------------------
 
@@ -345,7 +345,7 @@ def _may_take_ns(batch: Batch) -> int:
     """How long a call may take: it may have to start an instance first, billed or not."""
     profile = batch.variant.profile
     exec_ns = profile.exec_ns[batch.items - 1]
-    return profile.start_ns + exec_ns + 2 * batch.pool.network_ns
+    return profile.cold_start_ns + exec_ns + 2 * batch.pool.network_ns
 
 
 # The books of the fleet: which instance is where, what memory it holds, who must make room.

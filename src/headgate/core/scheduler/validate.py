@@ -97,7 +97,7 @@ class Validator:
     def _check_batches(self) -> None:
         running: dict[int, int] = {}
         for batch in self._view.batches.values():
-            _require(batch.state == BatchState.OUT, f"batch {batch.id} is out but ended")
+            _require(batch.state == BatchState.IN_FLIGHT, f"batch {batch.id} is out but ended")
             if batch.instance is not None:
                 running[batch.instance.id] = running.get(batch.instance.id, 0) + 1
         for instance in self._view.instances.values():

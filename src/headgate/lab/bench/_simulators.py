@@ -100,7 +100,7 @@ class _Hasher(Observer):
     def __init__(self) -> None:
         self.digest = sha256()
 
-    def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+    def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
         line = [now_ns, scheduler, to_wire(event), [to_wire(action) for action in actions]]
         self.digest.update(json.dumps(line).encode())
 

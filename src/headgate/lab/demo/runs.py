@@ -188,7 +188,7 @@ def run_simulated(
     """Simulate the application under a policy."""
     loaded = from_spec(spec, "the demonstration")
     kind = find_policy(way.policy)
-    routes = _FaasObserver({pool.id for pool in loaded.app.pools if pool.serverless is not None})
+    routes = _FaasObserver({pool.id for pool in loaded.app.pools if pool.faas is not None})
     setup = Setup(
         loaded.app,
         kind,
@@ -256,7 +256,7 @@ class _FaasObserver(Observer):
         self._pool_ids = pool_ids
         self.requests: set[int] = set()
 
-    def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+    def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Dispatch) and action.pool_id in self._pool_ids:
                 self.requests.update(task // STAGES_MAX for task in action.task_ids)

@@ -175,7 +175,7 @@ def read_times(log: Path, before: Times) -> Times:
     with closing(entries):
         app = from_spec(header.app, str(log)).app
         batches = read_columns(entries, app).batches
-    machine = next(v for v in app.variants if app.pools[v.pool_ids[0]].serverless is None)
+    machine = next(v for v in app.variants if app.pools[v.pool_ids[0]].faas is None)
     is_call = batches.variant != machine.id
     is_usual = (batches.finished == 1) & (batches.cold == 0)
     calls_ns = (batches.ended_ns - batches.sent_ns)[is_call & is_usual]
@@ -246,7 +246,7 @@ def application(
     """
     profile = profile_of(scale.measured, cores)
     faster = profile.exec_ns[0] / profile_of(scale.measured, 1).exec_ns[0]
-    start = format_duration(profile.start_ns)
+    start = format_duration(profile.cold_start_ns)
     terms = platform.sized(MEMORY_MB * MIB)
     common: Spec = {
         "code": CODE,

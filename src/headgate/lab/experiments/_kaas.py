@@ -220,7 +220,7 @@ def on_timesteps(arrivals: Arrivals) -> Arrivals:
 def _function(number: int, model: KaasModel) -> Function:
     profile = Profile(
         exec_ns=(round(model.exec_ms * MILLISECOND_NS),),
-        start_ns=round(model.cold_ms * MILLISECOND_NS),
+        cold_start_ns=round(model.cold_ms * MILLISECOND_NS),
     )
     return Function(number, model.name, (Variant(number, model.name, number, (0,), profile),))
 

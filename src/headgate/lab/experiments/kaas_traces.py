@@ -188,7 +188,7 @@ class _Dispatches(Observer):
     def __init__(self) -> None:
         self.nodes: dict[int, int] = {}
 
-    def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+    def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
         """Note where tasks go."""
         for action in actions:
             if isinstance(action, Dispatch) and action.node_id is not None:

@@ -42,7 +42,8 @@ class Tenant:
 
     def enter(self, now_ns: int) -> None:
         """Begin a call; `leave` ends it. Raises `RequestError` (429) where the tenant is at a
-        limit."""
+        limit.
+        """
         if self._concurrency_max and self.open >= self._concurrency_max:
             raise RequestError(
                 429,

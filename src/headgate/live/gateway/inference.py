@@ -63,7 +63,7 @@ def make_call(
         client_id=client_id,
         priority=priority,
         deadline_ns=now_ns + timeout_ns if timeout_ns else 0,
-        gives_up=timeout_ns > 0,
+        is_hard=timeout_ns > 0,
     )
     call.arrived_ns = now_ns
     return call

@@ -34,7 +34,7 @@ def check_providers(loaded: AppConfig, where: str) -> None:
     for pool, provider in zip(loaded.app.pools, providers_of(loaded), strict=True):
         if provider is None:
             problem = "has no provider: it can be simulated and not served"
-            allowed = "lambda" if pool.serverless is not None else "sagemaker"
+            allowed = "lambda" if pool.faas is not None else "sagemaker"
             key = f"pools.{pool.name}.provider"
             raise ConfigError(problem, where=where, key=key, allowed=allowed)
         if provider.kind != "local":
@@ -108,14 +108,14 @@ class RemotePools:
     def _add(self, pool: Pool, provider: Provider, first_node_id: int) -> None:
         hang_s = self._hang_ns / 1e9
         client = _client(pool, provider, hang_s=hang_s, where="the application")
-        if pool.serverless is not None:
+        if pool.faas is not None:
             from headgate.live.pools.lambda_pool import LambdaFunctions  # noqa: PLC0415
 
-            functions = LambdaFunctions(client, provider, pool.serverless.payload_bytes_max)
+            functions = LambdaFunctions(client, provider, pool.faas.payload_bytes_max)
             outpost = self._outpost(pool, functions.call)
             self.warmths[pool.id] = WarmKeeper(
                 outpost,
-                pool.serverless,
+                pool.faas,
                 functions.ping,
                 functions.provision,
                 self._books,
@@ -153,8 +153,8 @@ class RemotePools:
 
 
 def _threads(pool: Pool) -> int:
-    if pool.serverless is not None:
-        return min(pool.serverless.concurrency_max, THREADS_MAX)
+    if pool.faas is not None:
+        return min(pool.faas.concurrency_max, THREADS_MAX)
     return min(pool.nodes * (pool.slots + pool.queue_max) + 2, THREADS_MAX)  # two ask who is there
 
 

@@ -73,7 +73,7 @@ def make_errand(
         action.node_id,
         works,
         max((request.deadline_ns for request in requests), default=NEVER_NS),
-        bool(requests) and all(request.gives_up for request in requests),
+        bool(requests) and all(request.is_hard for request in requests),
         traceparent_of(asked),
         app.clients[tenants.pop()].name if len(tenants) == 1 else None,
         tuple((call.pipeline_id, call.client_id, call.items) for call in asked),
@@ -267,8 +267,8 @@ class RemotePool:
     def _done(self, errand: RemoteCall, fate: Done, away_ns: int) -> None:
         self.ended["finished"] += 1
         took_ns = min(fate.took_ns, away_ns)
-        platform = self.pool.serverless
-        is_billed_whole = fate.is_cold and platform is not None and platform.bills_start
+        platform = self.pool.faas
+        is_billed_whole = fate.is_cold and platform is not None and platform.bills_cold_start
         self._books.called(self.pool.id, errand.shares, away_ns if is_billed_whole else took_ns)
         if fate.is_cold:
             self._started(errand.function, away_ns - took_ns)
@@ -363,7 +363,7 @@ class WarmKeeper:
             self._outpost.warn(f"cannot keep {function} warm: {words}")
             return
         pool_id, away_ns = self._outpost.pool.id, monotonic_ns() - sent_ns
-        is_billed_whole = fate.is_cold and self._platform.bills_start
+        is_billed_whole = fate.is_cold and self._platform.bills_cold_start
         usd = self._platform.usd(away_ns if is_billed_whole else fate.took_ns)
         self._books.kept_warm(pool_id, function, usd)
         if fate.is_cold:

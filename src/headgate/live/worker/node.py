@@ -260,14 +260,14 @@ class WorkerNode:
             heappush(self._wakes, (now_ns + self._pool.idle_timeout_ns, order.instance_id))
 
     def _pump(self) -> None:
-        for held in self.backend.pump():
+        for held in self.backend.begin_held():
             self._begin(held)
 
     def _let_go(self, order: Action) -> None:
-        left = self.backend.left_after(order)
+        left = self.backend.evicted_instance(order)
         if left is not None:
             self._report(left, WeightsEvicted)
-        gone = self.backend.gone_after(order)
+        gone = self.backend.drained_instance(order)
         if gone is not None:
             # Who still listens has ordered it to stop, and wants the memory.
             is_ordered = gone - gone % GatewayConnection.IDS in self._connections

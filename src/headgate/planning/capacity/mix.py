@@ -291,7 +291,7 @@ def _needed(mean: float) -> float:
 
 
 def _start_usd(functions: FaasChoice) -> float:
-    if not functions.terms.bills_start:
+    if not functions.terms.bills_cold_start:
         return 0.0
     return functions.start_ms / 1e3 * functions.row.usd_per_s
 

@@ -115,7 +115,7 @@ def choose_functions(
     """Return the functions of a size, with the cold start that they would have."""
     start_ms = terms.start_ms or 0.0
     if measured.cold_start is not None:
-        start_ms = profile_of(measured, row.cpus).start_ns / 1e6
+        start_ms = profile_of(measured, row.cpus).cold_start_ns / 1e6
     is_cold_within = start_ms + row.time_ms <= terms.slo_ms
     return FaasChoice(platform.sized(row.memory_bytes), row, start_ms, is_cold_within)
 

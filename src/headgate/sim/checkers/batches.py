@@ -233,7 +233,7 @@ class Executions(Checker):
 
     def __init__(self, app: App) -> None:
         super().__init__()
-        self._nodes = sum(pool.nodes for pool in app.pools if pool.serverless is None)
+        self._nodes = sum(pool.nodes for pool in app.pools if pool.faas is None)
         self._sent: dict[int, Dispatch] = {}
 
     def note_action(self, now_ns: int, scheduler: int, action: Action) -> None:

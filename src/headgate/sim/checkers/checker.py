@@ -25,7 +25,7 @@ class Checker(Observer):
     def __init__(self) -> None:
         self.violations: list[str] = []
 
-    def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+    def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
         """An event was handled, and these are the actions it led to."""
         self.note_event(now_ns, scheduler, event)
         for action in actions:
@@ -64,10 +64,10 @@ class Checkers(Checker):
         """What is checked."""
         return tuple(type(checker).__name__ for checker in self._checkers)
 
-    def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+    def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
         """Pass it on to all."""
         for checker in self._checkers:
-            checker.saw(now_ns, scheduler, event, actions)
+            checker.on_event(now_ns, scheduler, event, actions)
 
     def finish(self, run: RunColumns) -> None:
         """Let all finish, and gather what they found."""

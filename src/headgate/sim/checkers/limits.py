@@ -123,23 +123,23 @@ class Budgets(Checker):
         found = self._out.pop(batch_id, None)
         if found is not None and not is_free:
             scheduler, pool, sent_ns, _ = found
-            assert pool.serverless is not None
+            assert pool.faas is not None
             for account in self._accounts_of(scheduler, pool):
-                account.spend(now_ns, pool.serverless.usd(now_ns - sent_ns))
+                account.spend(now_ns, pool.faas.usd(now_ns - sent_ns))
 
     def _may_cost_usd(self, order: Dispatch, pool: Pool) -> float:
-        platform, profile = pool.serverless, self._app.variants[order.variant_id].profile
+        platform, profile = pool.faas, self._app.variants[order.variant_id].profile
         assert platform is not None
         exec_ns = profile.exec_ns[order.items - 1]
-        return platform.usd(profile.start_ns + exec_ns + 2 * pool.network_ns)
+        return platform.usd(profile.cold_start_ns + exec_ns + 2 * pool.network_ns)
 
     def _accounts_of(self, scheduler: int, pool: Pool) -> list[_Account]:
         found = self._accounts.get((scheduler, pool.id))
         if found is None:
-            assert pool.serverless is not None
+            assert pool.faas is not None
             found = self._accounts[scheduler, pool.id] = [
-                _Account(pool.serverless, pool.guard.usd_per_minute, MINUTE_NS),
-                _Account(pool.serverless, pool.guard.usd_per_day, DAY_NS),
+                _Account(pool.faas, pool.breaker.usd_per_minute, MINUTE_NS),
+                _Account(pool.faas, pool.breaker.usd_per_day, DAY_NS),
             ]
         return found
 
@@ -162,11 +162,11 @@ class Starts(Checker):
         self._ready: dict[int, tuple[int, int]] = {}  # by instance id: node and variant
         self._barred: dict[int, tuple[int, int | None]] = {}  # by variant: until when, its probe
 
-    def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+    def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
         """A back-off that ends in nothing has found the variant wherever it can be."""
         if isinstance(event, TimerFired) and event.key[0] == "probe" and not actions:
             self._barred.pop(event.key[1], None)
-        super().saw(now_ns, scheduler, event, actions)
+        super().on_event(now_ns, scheduler, event, actions)
 
     def note_event(self, now_ns: int, scheduler: int, event: Event) -> None:
         """Starts end well or not."""

@@ -92,9 +92,9 @@ class Exclusivity(Checker):
         super().__init__()
         self._limits: list[int] = []  # by resource: nodes first, then platforms
         for pool in app.pools:
-            if pool.serverless is None:
+            if pool.faas is None:
                 self._limits += [pool.slots] * pool.nodes
-        self._limits += [p.serverless.concurrency_max for p in app.pools if p.serverless]
+        self._limits += [p.faas.concurrency_max for p in app.pools if p.faas]
 
     def finish(self, run: RunColumns) -> None:
         """Sweep over the spans of each resource."""

@@ -139,7 +139,7 @@ class GivingUp(Checker):
         """Requests come; batches end."""
         if isinstance(event, RequestArrived):
             slo = self._app.pipelines[event.pipeline].slo
-            if slo.gives_up:
+            if slo.is_hard:
                 deadline_ns = event.deadline_ns or slo.deadline_ns(now_ns)
                 self._deadline_ns[event.request_id] = deadline_ns
         elif isinstance(event, BatchFinished | BatchFailed | BatchRefused | BatchLost):

@@ -28,7 +28,7 @@ def test_an_echo() -> None:
         assert reply.headers["content-type"] == "application/json"
         assert reply.headers["server-timing"].startswith("queue;dur=0.001, exec;dur=0.002, total;")
         (call,) = rig.serving.calls
-        assert (call.items, call.priority, call.deadline_ns, call.gives_up) == (1, 0, 0, False)
+        assert (call.items, call.priority, call.deadline_ns, call.is_hard) == (1, 0, 0, False)
 
     run(story)
 

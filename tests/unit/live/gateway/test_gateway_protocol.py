@@ -480,7 +480,7 @@ def test_an_explicit_deadline_is_kept_by_the_front_end() -> None:
         assert asyncio.get_running_loop().time() - began_s > 0.045
         assert not rig.serving.cancelled
         (call,) = rig.serving.calls
-        assert call.gives_up
+        assert call.is_hard
         assert call.deadline_ns == call.arrived_ns + 50_000_000
         rig.serving.mode = "echo"
         rig.serving.answer(call)  # which nobody wants any more

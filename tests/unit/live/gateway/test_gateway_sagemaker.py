@@ -133,7 +133,7 @@ def test_custom_attributes_carry_what_headers_cannot() -> None:
         reply = await invoke(rig, body(), JSON, line)
         assert reply.headers["traceparent"] == TRACE
         (call,) = rig.serving.calls
-        assert (call.priority, call.gives_up, call.trace) == (-3, True, TRACE.encode())
+        assert (call.priority, call.is_hard, call.trace) == (-3, True, TRACE.encode())
         assert call.deadline_ns - call.arrived_ns == 250_000_000
         for wrong in ("timeout_ms=soon", "priority=high"):
             line = f"X-Amzn-SageMaker-Custom-Attributes: {wrong}"

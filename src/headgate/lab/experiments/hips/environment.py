@@ -68,7 +68,8 @@ def lead_in_s(course: Sequence[BurstPhase], period_ns: int) -> float:
 def wave_sizes(course: Sequence[BurstPhase], period_ns: int, seed: int) -> list[int]:
     """Return how many requests each wave has.
 
-    >>> wave_sizes([BurstPhase(2 * SECOND_NS, False), BurstPhase(9 * SECOND_NS, True)], SECOND_NS, seed=0)
+    >>> phases = [BurstPhase(2 * SECOND_NS, False), BurstPhase(9 * SECOND_NS, True)]
+    >>> wave_sizes(phases, SECOND_NS, seed=0)
     [5, 5, 20, 20, 20, 20, 20, 15, 15, 15, 15]
     """
     rng = np.random.default_rng([seed, 0x6275727374])  # its own stream: "burst"
@@ -196,14 +197,14 @@ def build_scene(setting: Setting, world: HipsEnvironment) -> Scene:
     platform = platform_of(prices, world)
     start_ns = round(world.cold_start_ms * MILLISECOND_NS)
     shared = profile_of(times, setting.cores)
-    on_instance = Profile(shared.exec_ns[:1], shared.slowdown[:MOST], start_ns=start_ns)
+    on_instance = Profile(shared.exec_ns[:1], shared.slowdown[:MOST], cold_start_ns=start_ns)
     alone_ms = times.time_ms(platform.cpus(world.memory_mb * MIB), 1)
-    on_function = Profile((round(alone_ms * MILLISECOND_NS),), start_ns=start_ns)
+    on_function = Profile((round(alone_ms * MILLISECOND_NS),), cold_start_ns=start_ns)
     variants = (
         Variant(0, "instance", 0, (INSTANCE_POOL,), on_instance, concurrency=MOST),
         Variant(1, "function", 0, (FUNCTION_POOL,), on_function),
     )
-    function = Function(0, setting.source, variants, warm=1)
+    function = Function(0, setting.source, variants, prewarm_nodes=1)
     slo = Slo(round(setting.sla_ms * MILLISECOND_NS), quantile=QUANTILE)
     pipeline = Pipeline(0, setting.source, (Stage(function),), slo)
     pools = (_instances(prices, setting, world), _functions(platform, world))
@@ -232,5 +233,5 @@ def _functions(platform: FaasOffering, world: HipsEnvironment) -> Pool:
         Tier.SERVERLESS,
         nodes=0,
         network_ns=platform.network_ns,
-        serverless=platform.sized(world.memory_mb * MIB),
+        faas=platform.sized(world.memory_mb * MIB),
     )

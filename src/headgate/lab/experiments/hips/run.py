@@ -172,7 +172,7 @@ class _PoolObserver(Observer):
     def __init__(self) -> None:
         self.pools: dict[int, int] = {}  # by request id
 
-    def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+    def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Dispatch):
                 for task_id in action.task_ids:

@@ -92,14 +92,14 @@ class HybridEnvironment:
 LAMBDA: Final = FaasPlatform(
     memory_bytes=6656 << 20,
     concurrency_max=1_000,
-    burst=1_000,
-    starts_per_s=100.0,
+    burst_concurrency=1_000,
+    burst_refill_per_s=100.0,
     keep_alive_ns=10 * MINUTE_NS,
     age_max_ns=2 * HOUR_NS,
     usd_per_gb_s=1.66667e-5,
     usd_per_request=2e-7,
-    bills_start=True,
-    provision_ns=60 * SECOND_NS,
+    bills_cold_start=True,
+    provisioning_ns=60 * SECOND_NS,
     provisioned_usd_per_gb_s=4.1667e-6,
     provisioned_run_usd_per_gb_s=9.7222e-6,
 )
@@ -133,11 +133,11 @@ def build_app(world: HybridEnvironment, warm: int) -> App:
         usd_per_hour=world.usd_per_hour,
     )
     functions = Pool(
-        1, "lambda", Tier.SERVERLESS, nodes=0, network_ns=5 * MILLISECOND_NS, serverless=LAMBDA
+        1, "lambda", Tier.SERVERLESS, nodes=0, network_ns=5 * MILLISECOND_NS, faas=LAMBDA
     )
     shared = tuple(float(c) for c in range(1, world.at_once + 1))
-    on_instance = Profile((world.exec_ns,), slowdown=shared, start_ns=world.start_ns)
-    as_function = Profile((lone_ns(_FUNCTION_CORES),), start_ns=world.start_ns)
+    on_instance = Profile((world.exec_ns,), slowdown=shared, cold_start_ns=world.start_ns)
+    as_function = Profile((lone_ns(_FUNCTION_CORES),), cold_start_ns=world.start_ns)
     recommend = Function(
         0,
         "recommend",
@@ -145,7 +145,7 @@ def build_app(world: HybridEnvironment, warm: int) -> App:
             Variant(0, "instance", 0, (0,), on_instance, concurrency=world.at_once),
             Variant(1, "lambda", 0, (1,), as_function),
         ),
-        warm=warm,
+        prewarm_nodes=warm,
     )
     slo = Slo(world.slo_ns, quantile=0.99)
     pipeline = Pipeline(0, "recommend", (Stage(recommend),), slo)

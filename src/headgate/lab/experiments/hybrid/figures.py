@@ -64,7 +64,7 @@ class Watcher(Observer):
         self._calls: set[int] = set()
         self._ready: set[int] = set()
 
-    def saw(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+    def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
         if isinstance(event, InstanceStarted):
             self._ready.add(event.instance_id)
             _note(self.ready, now_ns, 1)

@@ -259,7 +259,8 @@ class RpcAdmission(grpc.GenericRpcHandler):
 
     async def _make_room(self, rpc: Rpc) -> None:
         """Take what the largest message needs, and wait for that if need be. Raises
-        `RequestError`."""
+        `RequestError`.
+        """
         assert rpc.hold is not None
         if not self._waiting and self._may_read(rpc):
             return

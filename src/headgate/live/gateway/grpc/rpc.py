@@ -120,13 +120,13 @@ class Pending:
         """
         timer = None
         self._withdraw = lambda: serving.cancel(call)
-        if call.gives_up:
+        if call.is_hard:
             left_s = (call.deadline_ns - serving.now_ns()) * 1e-9
             timer = asyncio.get_running_loop().call_later(left_s, self._expire, call)
         try:
             answer = await self._answer
         except asyncio.CancelledError:
-            is_late = call.gives_up and serving.now_ns() >= call.deadline_ns
+            is_late = call.is_hard and serving.now_ns() >= call.deadline_ns
             if self._answer.cancelled() and not is_late:
                 serving.cancel(call)
             raise

@@ -107,7 +107,8 @@ class RequestParser:
 
     def feed(self, data: bytes) -> None:
         """Read on: whole requests go to the connection. Raises `RequestError`, after which it
-        ends."""
+        ends.
+        """
         while data:
             if self._plain_left:
                 data = self._read_plain(data)

@@ -177,7 +177,7 @@ class HttpRequest:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            then(cast("Understood", result))
+            then(cast("ParsedRequest", result))
 
         self._have_done(message, [text], read)
 
@@ -197,7 +197,7 @@ class HttpRequest:
         call.client_request_id = self.request_id
         if self.trace:
             call.trace = self.trace
-        if call.gives_up:
+        if call.is_hard:
             self._expire_at(call.deadline_ns)
         self.server.serving.submit(call)
 

@@ -128,7 +128,7 @@ def error_of(call: Call, config: GatewayConfig, request_id: bytes) -> RequestErr
     request, and the log has the text under that id.
     """
     outcome = call.outcome
-    if outcome == Outcome.MET or (outcome == Outcome.LATE and not call.gives_up):
+    if outcome == Outcome.MET or (outcome == Outcome.LATE and not call.is_hard):
         return None
     if outcome == Outcome.LATE or outcome == Outcome.EXPIRED:
         return expired(call)
