@@ -54,7 +54,8 @@ class Started:
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):
                 command = path.read_bytes().split(b"\0")
-                if any(each.endswith(b"janitor.py") for each in command) and wanted in command:
+                is_cleanup = any(each.endswith(b"cleanup_process.py") for each in command)
+                if is_cleanup and wanted in command:
                     found.append(int(path.parent.name))
         return found
 

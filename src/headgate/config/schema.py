@@ -8,8 +8,7 @@ descriptions end up in the JSON Schema, which editors show beside the key.
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -479,11 +478,7 @@ class AppSpec(Section, frozen=True):
 
 # The JSON Schema of the application file, for editors and for other tools.
 #
-# `schema.json` beside this file is generated; write it anew with `python -m
-# headgate.config.schema`.
-
-
-SCHEMA_PATH: Final = Path(__file__).with_name("schema.json")
+# `schema.json` beside this file is generated: `headgate schema > src/headgate/config/schema.json`.
 
 
 def json_schema() -> dict[str, object]:
@@ -500,7 +495,3 @@ def json_schema() -> dict[str, object]:
 def schema_text() -> str:
     """Return the content of `schema.json`."""
     return json.dumps(json_schema(), indent=2) + "\n"
-
-
-if __name__ == "__main__":
-    SCHEMA_PATH.write_text(schema_text(), encoding="utf-8")

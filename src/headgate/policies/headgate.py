@@ -26,7 +26,7 @@ The policy that is meant for everything, with one configuration. Its parts:
 Cost per decision: O(functions + nodes).
 
 >>> from headgate.policies import find_policy
->>> find_policy("headgate").takes.batches
+>>> find_policy("headgate").capabilities.batches
 True
 """
 

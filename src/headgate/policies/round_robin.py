@@ -7,7 +7,7 @@ beat. A node that is down loses its turn, and so does one that cannot load the f
 Cost per decision: O(1).
 
 >>> from headgate.policies import find_policy
->>> find_policy("round_robin").takes.batches
+>>> find_policy("round_robin").capabilities.batches
 False
 """
 

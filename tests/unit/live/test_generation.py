@@ -62,7 +62,7 @@ def generation(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessGroup]:
 
 
 def made(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator[ProcessGroup]:
-    monkeypatch.setattr(generations, "Child", FakeChild)
+    monkeypatch.setattr(generations, "ChildProcess", FakeChild)
     monkeypatch.setattr(generations, "monotonic", lambda: CLOCK[0])
     CLOCK[0] = 1000.0
     FakeChild.started = []

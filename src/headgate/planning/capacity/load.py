@@ -90,8 +90,8 @@ def open_load(times_ns: Ints, duration_ns: int, slo_ms: float) -> LoadProfile:
 def closed_load(steps: Iterable[tuple[int, int]], duration_ns: int) -> LoadProfile:
     """Return the levels of clients that wait for answers: from each instant on, so many of them.
 
-    >>> closed_load([(0, 5), (10, 20)], 40).levels
-    (Level(share=0.25, rate_per_s=0.0, clients=5), Level(share=0.75, rate_per_s=0.0, clients=20))
+    >>> [(level.share, level.clients) for level in closed_load([(0, 5), (10, 20)], 40).levels]
+    [(0.25, 5), (0.75, 20)]
     """
     known = sorted(steps)
     ends_ns = [start_ns for start_ns, _ in known[1:]] + [duration_ns]
