@@ -1,0 +1,109 @@
+"""The layout: small packages without cycles, files that earn their place, one class per name."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+from tidy_sources import PACKAGE, ROOT, dotted, imported, modules, name_of, tree
+
+MODULES_MAX = 300  # of the whole package, those that are called `__init__` not counted
+PACKAGE_MODULES_MAX = 20
+# A module that only one other imports is a file of its own if it is this long, if a test imports
+# it directly, if its package exports it, or if it is run as a program or found by its place.
+ONE_IMPORTER_LINES_MIN = 100
+DISCOVERED = ("cli/commands", "lab/bench", "lab/experiments", "policies", "workload/readers")
+PROGRAMS = frozenset(("__main__.py", "process.py", "probe.py", "trial_load.py"))
+SHARED_CLASS_NAMES = frozenset(("Config",))  # every policy has settings of its own
+
+
+def _is_discovered(path: Path) -> bool:
+    return path.parent.relative_to(PACKAGE).as_posix() in DISCOVERED
+
+
+def _imports() -> dict[str, set[str]]:
+    """For each module, the modules of the package that it imports, for types alone as well."""
+    names = {dotted(path) for path in modules()}
+    found: dict[str, set[str]] = {}
+    for path in modules():
+        wanted = [name for name, _ in imported(path)]
+        direct = {name for name in wanted if name in names}
+        # `from headgate.a import b` imports the module `headgate.a.b` where there is one, and
+        # the package `headgate.a` only for what the package itself defines.
+        packages = {name for name in direct if any(w.startswith(f"{name}.") for w in direct)}
+        found[dotted(path)] = direct - packages - {dotted(path)}
+    return found
+
+
+IMPORTS = _imports()
+
+
+def test_the_whole_can_be_known() -> None:
+    count = sum(path.name != "__init__.py" for path in modules())
+    assert count <= MODULES_MAX, f"{count} modules"
+
+
+def test_packages_are_small() -> None:
+    for folder, paths in groupby(modules(), key=lambda path: path.parent):
+        count = sum(path.name != "__init__.py" for path in paths)
+        is_discovered = folder.relative_to(PACKAGE).as_posix() in DISCOVERED
+        assert is_discovered or count <= PACKAGE_MODULES_MAX, f"{name_of(folder)}: {count} modules"
+
+
+def test_there_is_no_import_cycle() -> None:
+    assert _cycle(IMPORTS) is None
+
+
+def test_a_cycle_would_be_found() -> None:
+    assert _cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) in (["b", "c", "b"], ["c", "b", "c"])
+
+
+def _cycle(graph: Mapping[str, set[str]]) -> list[str] | None:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return None
+
+
+def test_a_module_earns_its_file() -> None:
+    importers: defaultdict[str, set[str]] = defaultdict(set)
+    for name, wanted in IMPORTS.items():
+        for each in wanted:
+            importers[each].add(name)
+    tested = {name for path in (ROOT / "tests").rglob("*.py") for name, _ in imported(path)}
+    found = [
+        f"{name_of(path)} ({lines} lines) has one importer: {next(iter(importers[dotted(path)]))}"
+        for path in modules()
+        if len(importers[dotted(path)]) == 1
+        and (lines := len(path.read_text(encoding="utf-8").splitlines())) < ONE_IMPORTER_LINES_MIN
+        and dotted(path) not in tested
+        and dotted(path.parent / "__init__.py") not in importers[dotted(path)]
+        and path.name not in PROGRAMS
+        and path.name != "__init__.py"
+        and not _is_discovered(path)
+    ]
+    assert not found, "\n".join(["merge, or test it by itself:", *found])
+
+
+def _classes() -> Iterator[tuple[str, str]]:
+    for path in modules():
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef):
+                yield node.name, name_of(path)
+
+
+def test_a_name_stands_for_one_class() -> None:
+    counts = Counter(name for name, _ in _classes())
+    twice = {name for name, count in counts.items() if count > 1} - SHARED_CLASS_NAMES
+    assert not sorted(found for found in _classes() if found[0] in twice)
+
+
+@pytest.mark.parametrize("name", DISCOVERED)
+def test_what_is_discovered_is_there(name: str) -> None:
+    assert any((PACKAGE / name).glob("*.py"))
