@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tidy_sources import ROOT, kept_files, name_of
+from tidy_sources import DISCOVERED, PACKAGE, ROOT, kept_files, name_of
 
 NEEDS = frozenset(("cloud", "cluster", "gpu", "minutes", "model"))
 BIN = Path(sys.executable).parent
@@ -148,6 +148,16 @@ def test_commands_run(document: Path, checkout: Path) -> None:
                     background.enter_context(_in_background(command, checkout, where))
                 else:
                     _run(command, checkout, where)
+
+
+def test_every_kind_that_is_discovered_has_an_example() -> None:
+    """One file for each: the page runs them, so that they are found by their place is true."""
+    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    files = re.findall(r"<!-- file: src/headgate/(\S+)/\w+\.py -->", text)
+    assert sorted(files) == sorted(DISCOVERED)
+    assert re.findall(r"^\| .+? \| `src/headgate/(\S+)/` \| ", text, re.MULTILINE) == files
+    for path in re.findall(r"`((?:\w+/)+\w+\.py)`", text):
+        assert (PACKAGE / path).exists(), path
 
 
 def test_the_parser_of_documents() -> None:

@@ -10,14 +10,13 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from tidy_sources import PACKAGE, ROOT, dotted, imported, modules, name_of, tree
+from tidy_sources import DISCOVERED, PACKAGE, ROOT, dotted, imported, modules, name_of, tree
 
 MODULES_MAX = 300  # of the whole package, those that are called `__init__` not counted
 PACKAGE_MODULES_MAX = 20
 # A module that only one other imports is a file of its own if it is this long, if a test imports
 # it directly, if its package exports it, or if it is run as a program or found by its place.
 ONE_IMPORTER_LINES_MIN = 100
-DISCOVERED = ("cli/commands", "lab/bench", "lab/experiments", "policies", "workload/readers")
 PROGRAMS = frozenset(("__main__.py", "process.py", "probe.py", "trial_load.py"))
 SHARED_CLASS_NAMES = frozenset(("Config",))  # every policy has settings of its own
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "headgate"
+# Packages whose modules are found by their place rather than imported by name.
+DISCOVERED = ("cli/commands", "lab/bench", "lab/experiments", "policies", "workload/readers")
 # Methods that change what they are called on.
 MUTATORS = frozenset(("add", "append", "appendleft", "clear", "discard", "extend", "insert"))
 MUTATORS |= {"pop", "popitem", "popleft", "remove", "setdefault", "sort", "update"}
