@@ -238,3 +238,12 @@ def _compare(command: Command, expected: list[str], printed: str, where: str) ->
         return
     first = missing([loose(e) for e in expected], [loose(p) for p in printed.splitlines()])
     assert first is None, f"{where}\nnot printed: {first}\n{printed}"
+
+
+def test_the_glossary_names_modules_that_exist() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| `(\S+)` \|$", text, re.MULTILINE)
+    assert len(rows) > 50
+    assert not [path for _, _, path in rows if not (PACKAGE / path).is_file()]
+    terms = [term for term, _, _ in rows]
+    assert len(terms) == len(set(terms)), "a term is explained twice"
