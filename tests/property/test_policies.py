@@ -1,8 +1,9 @@
-"""What must hold for every policy, whatever the workload.
+"""Properties that hold for every policy under every workload.
 
-The last three are metamorphic: a change of the input that should mean nothing changes nothing.
-They replay a run's events, changed, to a fresh Scheduler, so they are exact for policies with
-timers and plans, too: all that a Scheduler knows of time, nodes and clients is in its events.
+The last three tests are metamorphic: a change of the input that means nothing must change no
+decision. They replay the changed events of a run to a fresh Scheduler, so they are exact for
+policies with timers and plans as well: all that a Scheduler knows of time, nodes and clients is in
+its events. A failure prints the policy, the scenario and the first event whose actions differ.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ MS = MILLISECOND_NS
 every_policy = pytest.mark.parametrize("policy", policy_names())
 few = settings(max_examples=50, deadline=None)
 
-# Policies that go by the ids of nodes on purpose, so that relabelling nodes is another input.
+# Policies that use the order of node ids on purpose, so that relabelling nodes changes the input.
 NODE_IDS_MATTER = {
-    "round_robin": "its ring is in order of id",
-    "exclusive": "nodes are shared out in order of id",
+    "round_robin": "it cycles through the nodes in order of id",
+    "exclusive": "it assigns nodes in order of id",
 }
 
 
 @dataclass(frozen=True)
-class World:
-    """An application, what arrives, and what goes wrong."""
+class Scenario:
+    """An application, its arrivals and its faults."""
 
     app: App
     arrivals: Arrivals
@@ -53,10 +54,32 @@ class World:
         kind = find_policy(policy)
         return Setup(self.app, kind, validate=True, faults=self.plan.troubles())
 
+    def __repr__(self) -> str:
+        """Short enough to read in the message of a failed test."""
+        app, pool = self.app, self.app.pools[0]
+        functions = ", ".join(
+            f"{f.name}: {f.reference_exec_ns // MS} ms, cold start "
+            f"{f.variants[0].profile.cold_start_ns // MS} ms"
+            for f in app.functions
+        )
+        slo = app.pipelines[0].slo
+        latency = "none" if slo.latency_ns == NEVER_NS else f"{slo.latency_ns // MS} ms"
+        requests = [
+            (int(at_ns) // MS, app.pipelines[pipeline].name, app.clients[client].name)
+            for at_ns, pipeline, client in zip(
+                self.arrivals.times_ns, self.arrivals.pipeline, self.arrivals.client, strict=True
+            )
+        ]
+        return (
+            f"{pool.nodes} nodes with {pool.memory_bytes} bytes; {functions}; "
+            f"objective {latency}, hard: {slo.is_hard}; "
+            f"(ms, pipeline, client): {requests}; faults: {list(self.plan.faults)}"
+        )
+
 
 @st.composite
-def worlds(draw: st.DrawFn) -> World:
-    """Up to three functions on up to three nodes, twenty requests, and a fault."""
+def scenarios(draw: st.DrawFn) -> Scenario:
+    """Up to three functions, three nodes, twenty requests and one fault."""
     exec_ms = draw(st.lists(st.integers(1, 20), min_size=1, max_size=3))
     functions = tuple(_function(i, ms, draw(st.integers(0, 5))) for i, ms in enumerate(exec_ms))
     slo = Slo(draw(st.sampled_from((NEVER_NS, 30 * MS))), is_hard=draw(st.booleans()))
@@ -67,7 +90,7 @@ def worlds(draw: st.DrawFn) -> World:
     pool = Pool(0, "gpu", nodes=draw(st.integers(1, 3)), memory_bytes=room, host_memory_bytes=2)
     clients = tuple(Client(i, f"c{i}") for i in range(3))
     app = App(functions, pipelines, (pool,), clients)
-    return World(app, draw(_arrivals(app)), draw(_plan(app)))
+    return Scenario(app, draw(_arrivals(app)), draw(_plan(app)))
 
 
 def _function(id: int, exec_ms: int, start_ms: int) -> Function:
@@ -130,34 +153,31 @@ class Log(Observer):
         return [(e.now_ns, to_wire(e.event), [to_wire(a) for a in e.actions]) for e in self.entries]
 
 
-def logged(world: World, policy: str) -> tuple[Log, RunColumns]:
+def record_run(scenario: Scenario, policy: str) -> tuple[Log, RunColumns]:
     log = Log()
-    return log, simulate(world.setup(policy), world.arrivals, observer=log)
-
-
-# --- one run -----------------------------------------------------------------------------------
+    return log, simulate(scenario.setup(policy), scenario.arrivals, observer=log)
 
 
 @every_policy
 @few
-@given(world=worlds())
-def test_every_request_ends_once_and_nothing_is_lost_or_doubled(policy: str, world: World) -> None:
-    log, columns = logged(world, policy)
+@given(scenario=scenarios())
+def test_every_request_has_exactly_one_outcome(policy: str, scenario: Scenario) -> None:
+    log, columns = record_run(scenario, policy)
     arrived = [e.event.request_id for e in log.entries if isinstance(e.event, RequestArrived)]
     settled = Counter(a.request_id for e in log.entries for a in e.actions if isinstance(a, Settle))
-    assert arrived == list(range(len(world.arrivals)))
+    assert arrived == list(range(len(scenario.arrivals)))
     assert settled == Counter(arrived)
     assert (columns.requests.finished_ns < NEVER_NS).all()
 
 
 @every_policy
 @few
-@given(world=worlds())
-def test_without_faults_or_deadlines_every_request_is_answered(policy: str, world: World) -> None:
+@given(scenario=scenarios())
+def test_without_faults_or_deadlines_every_request_is_met(policy: str, scenario: Scenario) -> None:
     slo = Slo()
-    pipelines = tuple(replace(pipeline, slo=slo) for pipeline in world.app.pipelines)
-    patient = replace(world, app=replace(world.app, pipelines=pipelines), plan=FaultPlan())
-    log, columns = logged(patient, policy)
+    pipelines = tuple(replace(pipeline, slo=slo) for pipeline in scenario.app.pipelines)
+    no_slo = replace(scenario, app=replace(scenario.app, pipelines=pipelines), plan=FaultPlan())
+    log, columns = record_run(no_slo, policy)
     assert set(columns.requests.outcome.tolist()) == {Outcome.MET}
     sent = Counter(
         task_id
@@ -171,21 +191,19 @@ def test_without_faults_or_deadlines_every_request_is_answered(policy: str, worl
 
 @every_policy
 @few
-@given(world=worlds())
-def test_the_same_input_gives_the_same_actions(policy: str, world: World) -> None:
-    assert logged(world, policy)[0].wires() == logged(world, policy)[0].wires()
+@given(scenario=scenarios())
+def test_the_same_input_gives_the_same_actions(policy: str, scenario: Scenario) -> None:
+    assert record_run(scenario, policy)[0].wires() == record_run(scenario, policy)[0].wires()
 
-
-# --- changes that mean nothing -----------------------------------------------------------------
 
 Change = Callable[[Wire], Wire]
 
 
-def replayed(
-    world: World, policy: str, log: Log, shift_ns: int, change: Change
+def replay(
+    scenario: Scenario, policy: str, log: Log, shift_ns: int, change: Change
 ) -> list[list[Wire]]:
-    """What a fresh Scheduler does when it is told all that, changed and so much later."""
-    (scheduler,) = build_schedulers(world.setup(policy))
+    """The actions of a fresh Scheduler for the events of a log, changed and shifted in time."""
+    (scheduler,) = build_schedulers(scenario.setup(policy))
     answers = []
     for entry in log.entries:
         event = from_wire(change(to_wire(entry.event)))
@@ -195,8 +213,26 @@ def replayed(
     return answers
 
 
-def changed(log: Log, change: Change) -> list[list[Wire]]:
-    return [[change(to_wire(action)) for action in entry.actions] for entry in log.entries]
+def check_same_actions(
+    policy: str,
+    scenario: Scenario,
+    log: Log,
+    change: Change,
+    actual: list[list[Wire]],
+    description: str,
+) -> None:
+    """Fail, with the whole counter-example, unless the actions are those of the log, changed."""
+    for number, (entry, got) in enumerate(zip(log.entries, actual, strict=True)):
+        expected = [change(to_wire(action)) for action in entry.actions]
+        if got != expected:
+            pytest.fail(
+                f"policy {policy} decides otherwise although only this changed: {description}.\n"
+                f"scenario: {scenario}\n"
+                f"event {number} at {entry.now_ns} ns: {to_wire(entry.event)}\n"
+                f"expected actions: {expected}\n"
+                f"actual actions:   {got}",
+                pytrace=False,
+            )
 
 
 def unchanged(wire: Wire) -> Wire:
@@ -205,9 +241,11 @@ def unchanged(wire: Wire) -> Wire:
 
 @every_policy
 @few
-@given(world=worlds(), shift_ns=st.integers(1, 10**15))
-def test_all_times_may_be_shifted(policy: str, world: World, shift_ns: int) -> None:
-    log, _ = logged(world, policy)
+@given(scenario=scenarios(), shift_ns=st.integers(1, 10**15))
+def test_shifting_all_times_changes_no_decision(
+    policy: str, scenario: Scenario, shift_ns: int
+) -> None:
+    log, _ = record_run(scenario, policy)
 
     def later(wire: Wire) -> Wire:
         """Shift the one action that names a moment: `SetTimer(key, at_ns)`."""
@@ -218,10 +256,11 @@ def test_all_times_may_be_shifted(policy: str, world: World, shift_ns: int) -> N
                 wire[2] = at_ns + shift_ns
         return wire
 
-    assert replayed(world, policy, log, shift_ns, unchanged) == changed(log, later)
+    actual = replay(scenario, policy, log, shift_ns, unchanged)
+    check_same_actions(policy, scenario, log, later, actual, f"all times are {shift_ns} ns later")
 
 
-# Where each event and action speaks of a node.
+# Index of the node id in each event and action.
 _NODE_AT: Mapping[str, int] = {
     "NodeJoined": 1,
     "NodeLost": 1,
@@ -238,10 +277,12 @@ _NODE_AT: Mapping[str, int] = {
 
 @pytest.mark.parametrize("policy", [name for name in policy_names() if name not in NODE_IDS_MATTER])
 @few
-@given(world=worlds(), seed=st.integers(0, 5))
-def test_nodes_that_are_alike_may_be_relabelled(policy: str, world: World, seed: int) -> None:
-    log, _ = logged(world, policy)
-    labels = list(range(world.app.pools[0].nodes))
+@given(scenario=scenarios(), seed=st.integers(0, 5))
+def test_relabelling_equal_nodes_changes_no_decision(
+    policy: str, scenario: Scenario, seed: int
+) -> None:
+    log, _ = record_run(scenario, policy)
+    labels = list(range(scenario.app.pools[0].nodes))
     Random(seed).shuffle(labels)
 
     def relabel(wire: Wire) -> Wire:
@@ -255,16 +296,19 @@ def test_nodes_that_are_alike_may_be_relabelled(policy: str, world: World, seed:
             key[1] = labels[key[1]]
         return wire
 
-    assert replayed(world, policy, log, 0, relabel) == changed(log, relabel)
+    actual = replay(scenario, policy, log, 0, relabel)
+    check_same_actions(
+        policy, scenario, log, relabel, actual, f"nodes 0, 1, ... are relabelled {labels}"
+    )
 
 
 @every_policy
 @few
-@given(world=worlds(), labels=st.permutations(range(3)))
-def test_clients_that_are_alike_may_be_relabelled(
-    policy: str, world: World, labels: list[int]
+@given(scenario=scenarios(), labels=st.permutations(range(3)))
+def test_relabelling_equal_clients_changes_no_decision(
+    policy: str, scenario: Scenario, labels: list[int]
 ) -> None:
-    log, _ = logged(world, policy)
+    log, _ = record_run(scenario, policy)
 
     def relabel(wire: Wire) -> Wire:
         if wire[0] == "RequestArrived":
@@ -273,4 +317,7 @@ def test_clients_that_are_alike_may_be_relabelled(
             wire[3] = labels[client]
         return wire
 
-    assert replayed(world, policy, log, 0, relabel) == changed(log, unchanged)
+    actual = replay(scenario, policy, log, 0, relabel)
+    check_same_actions(
+        policy, scenario, log, unchanged, actual, f"clients 0, 1, 2 are relabelled {labels}"
+    )

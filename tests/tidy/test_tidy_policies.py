@@ -46,7 +46,10 @@ def test_it_writes_only_itself(path: Path) -> None:
         borrowed = _borrowed(function)
         for target in _written(function):
             written = ast.unparse(target)
-            assert _is_own(target, own, borrowed), f"{name_of(path)}:{target.lineno} {written}"
+            assert _is_own(target, own, borrowed), (
+                f"{name_of(path)}:{target.lineno} writes {written}: a field of a record or of the "
+                "view, or an attribute of the policy that is named like one"
+            )
 
 
 def test_the_rule_bites() -> None:
