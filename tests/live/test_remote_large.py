@@ -166,7 +166,7 @@ def test_they_are_final_only_where_nothing_else_may_run_them(
 
 def test_calls_that_keep_functions_warm_end_when_the_breaker_opens(tmp_path: Path) -> None:
     """Two are called every 100 ms, until a request fails there, which the worker then does."""
-    policy = "{name: threshold, threshold: 1, warm_functions: 2}"
+    policy = "{name: threshold, threshold: 1, warm_instances: 2}"
     with FakeLambda(tmp_path) as cloud:
         app = write(tmp_path, cloud.url, policy)
         text = (app / "app.yaml").read_text()

@@ -127,11 +127,11 @@ def test_beyond_the_threshold_everything_goes_to_functions() -> None:
 
 
 def test_functions_that_are_kept_warm_are_there_when_the_bursts_come() -> None:
-    config = (("threshold", 5), ("warm_functions", MOST - 5), ("plan_every_ns", SECOND_NS))
+    config = (("threshold", 5), ("warm_instances", MOST - 5), ("plan_every_ns", SECOND_NS))
     _, requests = _observe(HipsPolicyCase("warm", "threshold", config))
     assert not requests.is_cold.any()
-    with pytest.raises(ConfigError, match="warm_functions"):
-        ThresholdConfig(warm_functions=-1)
+    with pytest.raises(ConfigError, match="warm_instances"):
+        ThresholdConfig(warm_instances=-1)
 
 
 @pytest.mark.parametrize("source", ["bert", "classification", "recommender"])

@@ -70,7 +70,7 @@ def test_a_function_that_cannot_be_loaded_costs_a_start_per_back_off(policy: str
     assert set(broken) <= {Outcome.REJECTED, Outcome.FAILED}
     assert broken[Outcome.FAILED] <= 3  # those that were there when it was found out
     reasons = Counter(a.reason for a in seen.actions if isinstance(a, Settle) and a.reason)
-    assert set(reasons) <= {Rejection.LOAD_FAILED, "refused too often, at last: gone"}
+    assert set(reasons) <= {Rejection.LOAD_FAILED, "refused too often, last reason: gone"}
 
 
 @every_policy

@@ -98,7 +98,7 @@ def random_arrivals(rng: Random) -> Arrivals:
 
 def config_of(policy: str, rng: Random) -> PolicyConfig:
     kind = find_policy(policy)
-    warm = {} if policy == "headgate" else {"warm_functions": rng.choice((0, 1, 6))}
+    warm = {} if policy == "headgate" else {"warm_instances": rng.choice((0, 1, 6))}
     return kind.config(**warm)
 
 

@@ -58,7 +58,7 @@ def test_mmc(servers: int, load: float) -> None:
 
 
 class _Loss(Policy):
-    """Nobody waits: a request that finds no server free is turned away."""
+    """A loss system: a request that finds no free server is rejected."""
 
     def on_arrival(self, request: Request) -> None:
         if not self.view.free_nodes:

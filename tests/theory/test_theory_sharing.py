@@ -1,4 +1,4 @@
-"""One server shared by all: a node with many slots that slows down in proportion to company."""
+"""One server shared by all: a node with many slots that slows down in proportion to concurrency."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_the_mean_time_does_not_depend_on_the_distribution(truth: GroundTruthCon
     assert_mean(sojourns_s(done), mg1_ps_sojourn_s(rate_per_s, SERVICE_S))
 
 
-def test_everybody_is_slowed_down_alike() -> None:
-    """A request four times as long takes four times as long, whoever it shares with."""
+def test_all_requests_are_slowed_down_alike() -> None:
+    """A request four times as long takes four times as long, whatever it shares the server with."""
     duration_ns = 60 * 1_000_000_000
     short = named(poisson(300.0, duration_ns, seed=1), pipeline="f0")
     long = named(poisson(75.0, duration_ns, seed=2), pipeline="f1")

@@ -35,7 +35,7 @@ def run(
     policy: PolicyKind | None = None,
     seed: int = 1,
 ) -> RunColumns:
-    """Poisson arrivals of about so many requests."""
+    """Poisson arrivals of about this many requests."""
     arrivals = poisson(rate_per_s, int(requests / rate_per_s * SECOND_NS), seed=seed)
     setup = Setup(app, policy or find_policy("balance"), truth=truth, seed=seed)
     return simulate(setup, arrivals)

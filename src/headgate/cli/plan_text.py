@@ -15,9 +15,14 @@ from headgate.planning.capacity.plan import (
     INSTANCES_MAX,
     CapacityPlan,
     Infeasible,
-    choose_functions,
+    faas_choice,
 )
-from headgate.planning.capacity.sizing import InstanceCapacity, SizeRow, function_sizes, site
+from headgate.planning.capacity.sizing import (
+    InstanceCapacity,
+    SizeRow,
+    faas_sizes,
+    instance_capacity,
+)
 from headgate.planning.latency_model import Characterisation
 
 # What an application has now: how its own pools would do under the load.
@@ -49,7 +54,7 @@ def declared(
         usd_per_hour=pool.usd_per_hour,
         network_ns=pool.network_ns,
     )
-    place = site(measured, offer, terms.slo_ms, terms.quantile)
+    place = instance_capacity(measured, offer, terms.slo_ms, terms.quantile)
     functions = _functions(pools, measured, plan)
     mix = evaluate(terms.load, place, pool.nodes if place.threshold else 0, functions)
     if mix.attainment >= terms.quantile:
@@ -72,8 +77,8 @@ def _functions(
     platform = replace(
         plan.platform, terms=pool.faas, sizes_bytes=(size,), network_ns=pool.network_ns
     )
-    (row,) = function_sizes(measured, platform, plan.terms.slo_ms, plan.terms.quantile)
-    return choose_functions(measured, platform, row, plan.terms) if row.fits else None
+    (row,) = faas_sizes(measured, platform, plan.terms.slo_ms, plan.terms.quantile)
+    return faas_choice(measured, platform, row, plan.terms) if row.has_enough_memory else None
 
 
 def sentences(
@@ -161,32 +166,37 @@ def _answer(plan: CapacityPlan) -> Iterator[str]:
         yield f"Needs more capacity: {_mix(mix)} would bring only {aim} {asked}, at {cost}."
         yield _shortage(plan)
     others = []
-    if plan.alone is not None and mix.instances:
-        others.append(f"functions alone {_rival(plan.alone)}")
-    if plan.without is not None and mix.functions is not None:
-        name = plan.without.site.offer.name if plan.without.site is not None else ""
-        others.append(f"{plan.without.instances} x {name} without functions {_rival(plan.without)}")
+    if plan.faas_only is not None and mix.instances:
+        others.append(f"functions alone {_rival(plan.faas_only)}")
+    if plan.instances_only is not None and mix.faas is not None:
+        name = (
+            plan.instances_only.capacity.instance_type.name
+            if plan.instances_only.capacity is not None
+            else ""
+        )
+        only = plan.instances_only
+        others.append(f"{only.instances} x {name} without functions {_rival(only)}")
     if others:
         yield f"Per 1,000 requests, {'; '.join(others)}."
 
 
 def _shortage(plan: CapacityPlan) -> str:
     mix = plan.mix
-    if plan.instances_short and mix.site is not None:
-        name, most = mix.site.offer.name, plan.terms.instances_max
-        return f"It takes {plan.instances_short:,} more {name} than the {most:,} that may be had."
-    if mix.functions is not None and mix.functions_peak >= mix.functions.terms.concurrency_max:
-        most = mix.functions.terms.concurrency_max
+    if plan.instances_missing and mix.capacity is not None:
+        name, most = mix.capacity.instance_type.name, plan.terms.instances_max
+        return f"It takes {plan.instances_missing:,} more {name} than the {most:,} that may be had."
+    if mix.faas is not None and mix.functions_peak >= mix.faas.terms.concurrency_max:
+        most = mix.faas.terms.concurrency_max
         return f"The platform runs no more than {most:,} functions at once."
     return "Cold starts are what is in the way: keep functions warm, or take an instance."
 
 
 def _mix(mix: Mix) -> str:
-    memory = mix.functions.row.memory_bytes >> 20 if mix.functions is not None else 0
-    if mix.site is None:
+    memory = mix.faas.row.memory_bytes >> 20 if mix.faas is not None else 0
+    if mix.capacity is None:
         return f"functions of {memory} MiB for everything"
-    text = f"{mix.instances} x {mix.site.offer.name}"
-    if mix.functions is None:
+    text = f"{mix.instances} x {mix.capacity.instance_type.name}"
+    if mix.faas is None:
         return f"{text} and no functions"
     if mix.spilled == 0.0:
         return f"{text} with functions of {memory} MiB in reserve"
@@ -209,17 +219,17 @@ def _load(plan: CapacityPlan) -> Iterator[str]:
 
 
 def _threshold(plan: CapacityPlan, measured: Characterisation) -> Iterator[str]:
-    place = plan.mix.site
+    place = plan.mix.capacity
     if place is None:
         return
-    name, cores, most = place.offer.name, place.offer.cpus, place.threshold
-    overhead_ms = 2 * place.offer.network_ns / 1e6
+    name, cores, most = place.instance_type.name, place.instance_type.cpus, place.threshold
+    overhead_ms = 2 * place.instance_type.network_ns / 1e6
 
     def time(company: int) -> str:
         return ms(measured.time_ms(cores, company, 1, plan.terms.quantile) + overhead_ms)
 
     reach = f"{most} at once take {time(most)}"
-    if place.is_at_least:
+    if place.is_lower_bound:
         beyond = "and more were not measured"
     else:
         beyond = f"{most + 1} would take {time(most + 1)}"
@@ -230,7 +240,7 @@ def _threshold(plan: CapacityPlan, measured: Characterisation) -> Iterator[str]:
 
 
 def _size(plan: CapacityPlan) -> Iterator[str]:
-    if plan.knee is None or plan.cheapest is None or plan.functions is None:
+    if plan.knee is None or plan.cheapest is None or plan.faas is None:
         return
     knee, largest = plan.knee, plan.sizes[-1]
     if knee is largest:
@@ -242,8 +252,8 @@ def _size(plan: CapacityPlan) -> Iterator[str]:
             f"there and in {ms(largest.run_ms)} on {_mib(largest)}, and is {less} cheaper "
             "per second."
         )
-    if plan.cheapest is not plan.functions.row:
-        row, chosen = plan.cheapest, plan.functions.row
+    if plan.cheapest is not plan.faas.row:
+        row, chosen = plan.cheapest, plan.faas.row
         saved = _less(row.usd_per_call, chosen.usd_per_call)
         yield (
             f"{_mib(row)} is the cheapest size within the objective: {saved} less per call, "
@@ -252,22 +262,22 @@ def _size(plan: CapacityPlan) -> Iterator[str]:
 
 
 def _even(plan: CapacityPlan) -> Iterator[str]:
-    place = plan.mix.site or _cheapest_site(plan.sites)
-    if plan.functions is None or place is None:
+    place = plan.mix.capacity or _cheapest_site(plan.capacities)
+    if plan.faas is None or place is None:
         return
-    even = break_even_rate(place.offer.usd_per_hour, plan.functions.row.usd_per_call)
+    even = break_even_rate(place.instance_type.usd_per_hour, plan.faas.row.usd_per_call)
     if not isfinite(even):
         return
     share = about(even / place.rate_per_s)
     verdict = f"it holds {rate(place.rate_per_s)}/s, so it pays if it is {share} used"
     if even > place.rate_per_s:
         verdict = f"it holds only {rate(place.rate_per_s)}/s, so functions are cheaper at any rate"
-    name = place.offer.name
+    name = place.instance_type.name
     yield f"One {name} costs as much as functions at {rate(even)} requests/s; {verdict}."
 
 
 def _cold(plan: CapacityPlan) -> Iterator[str]:
-    functions, mix = plan.functions, plan.mix
+    functions, mix = plan.faas, plan.mix
     if functions is None:
         return
     if functions.start_ms == 0.0:
@@ -294,7 +304,7 @@ def _now(now: CurrentSetup | None) -> Iterator[str]:
     if now is None:
         return
     pool, mix = now.pool, now.mix
-    what = f"{pool.nodes} x {pool.name}" + (" with its functions" if mix.functions else "")
+    what = f"{pool.nodes} x {pool.name}" + (" with its functions" if mix.faas else "")
     text = f"As declared, {what} would meet {percent(mix.attainment)}"
     if now.nodes_short == 0:
         yield f"{text}: that is enough, at {usd(mix.usd_per_1k)} per 1,000 requests."
@@ -305,7 +315,9 @@ def _now(now: CurrentSetup | None) -> Iterator[str]:
 
 
 def _grounds(plan: CapacityPlan, measured: Characterisation, prices: PriceList) -> Iterator[str]:
-    is_told = any(place.is_told for place in plan.sites) or any(row.is_told for row in plan.sizes)
+    is_told = any(place.is_extrapolated for place in plan.capacities) or any(
+        row.is_extrapolated for row in plan.sizes
+    )
     if is_told:
         low, high = measured.cores[0], measured.cores[-1]
         span = f"{low:g} to {high:g}" if low < high else f"{low:g}"
@@ -323,7 +335,7 @@ def _doubts(facts: Sequence[Fact]) -> str:
 
 def _cheapest_site(sites: Sequence[InstanceCapacity]) -> InstanceCapacity | None:
     usable = [place for place in sites if place.threshold]
-    return min(usable, key=lambda s: s.offer.usd_per_hour / s.rate_per_s, default=None)
+    return min(usable, key=lambda s: s.instance_type.usd_per_hour / s.rate_per_s, default=None)
 
 
 def _mib(row: SizeRow) -> str:

@@ -38,22 +38,22 @@ def planned_spec(
     variants: dict[str, Spec] = {}
     source = _source(spec, function)
     mix = plan.mix
-    if mix.site is not None:
-        name, base = _own_pool(own, "dedicated", mix.site.offer.name)
-        pools[name] = {**base, **_instances(mix, mix.site, base)}
-        profile = profile_of(measured, mix.site.offer.cpus)
+    if mix.capacity is not None:
+        name, base = _own_pool(own, "dedicated", mix.capacity.instance_type.name)
+        pools[name] = {**base, **_instances(mix, mix.capacity, base)}
+        profile = profile_of(measured, mix.capacity.instance_type.cpus)
         variants[name] = {
             **source,
             **_measured(profile, plan),
             "slowdown": [1.0, *(round(factor, 4) for factor in profile.slowdown[1:])],
-            "concurrency": mix.site.threshold,
+            "concurrency": mix.capacity.threshold,
             "pools": [name],
         }
-    if mix.functions is not None and plan.platform is not None:
+    if mix.faas is not None and plan.platform is not None:
         name, base = _own_pool(own, "serverless", _FUNCTIONS)
         network = format_duration(plan.platform.network_ns)
-        pools[name] = {**base, **_serverless(mix.functions, base), "network": network}
-        profile = profile_of(measured, mix.functions.row.cpus)
+        pools[name] = {**base, **_serverless(mix.faas, base), "network": network}
+        profile = profile_of(measured, mix.faas.row.cpus)
         variants[name] = {**source, **_measured(profile, plan), "pools": [name]}
     functions = cast(dict[str, Spec], spec["functions"])
     idempotent = functions[function.name]["idempotent"]
@@ -101,7 +101,7 @@ def _measured(profile: Profile, plan: CapacityPlan) -> Spec:
 
 
 def _instances(mix: Mix, site: InstanceCapacity, base: Spec) -> Spec:
-    offer = site.offer
+    offer = site.instance_type
     # Of a pool that can grow the application says how far; the plan says where it begins.
     most = max(mix.instances, cast(int, base["nodes"])) if base.get("elastic") else mix.instances
     return {

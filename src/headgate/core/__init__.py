@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-# Which build this is. Both come from the same source and decide the same, to the bit.
-
 
 def build_kind() -> str:
-    """Return "compiled" where mypyc has turned the core into C extensions, else "interpreted"."""
+    """Return "compiled" if mypyc has turned the core into C extensions, else "interpreted".
+
+    Both builds come from the same source and make the same decisions, to the bit.
+    """
     spec = find_spec("headgate.core.scheduler.scheduler")
     is_source = spec is not None and str(spec.origin).endswith(".py")
     return "interpreted" if is_source else "compiled"

@@ -1,8 +1,7 @@
-"""Actions: orders to the world, in the imperative.
+"""Actions: what a Scheduler orders its driver to do, named in the imperative.
 
-Every action with an effect ends in exactly one later event that names it; the driver owes that.
-`Settle`, `ReportFault` and the timers end nothing: they answer a client, tell people or mind the
-clock.
+Every action with an effect ends in exactly one later event that names it; the driver guarantees
+that. `KeepWarm`, `Settle`, `ReportFault` and the timer actions have no such event.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from headgate.core.events import TimerKey
 
 
 class Action:
-    """Something to do. The subclasses below are the whole vocabulary."""
+    """Base class of all actions. The subclasses in this module are the whole vocabulary."""
 
     __slots__ = ()
 
 
 @final
 class Dispatch(Action):
-    """Run these tasks together: on an instance, or anywhere in a pool that picks its own.
+    """Run these tasks as one batch: on an instance, or in a FaaS pool that picks the instance.
 
-    Ends in `BatchFinished`, `BatchFailed`, `BatchRefused` or `BatchLost`. `moved_bytes` must first
-    come from other nodes.
+    Ends in `BatchFinished`, `BatchFailed`, `BatchRefused` or `BatchLost`. `moved_bytes` of input
+    must first be transferred from other nodes.
     """
 
     __slots__ = (
@@ -60,9 +59,9 @@ class Dispatch(Action):
 
 @final
 class CancelBatch(Action):
-    """Nobody waits for this batch any more: do not begin it, stop it if that is possible.
+    """Cancel a batch whose result nobody needs: do not begin it, or stop it if possible.
 
-    The batch still ends in its one event.
+    The batch still ends in exactly one event.
     """
 
     __slots__ = ("batch_id", "node_id", "pool_id")
@@ -93,7 +92,7 @@ class StartInstance(Action):
 
 @final
 class StopInstance(Action):
-    """Finish what it has begun, then be gone. Ends in `InstanceStopped`."""
+    """Drain an instance: finish the batches it has begun, then stop. Ends in `InstanceStopped`."""
 
     __slots__ = ("instance_id", "node_id")
 
@@ -104,7 +103,7 @@ class StopInstance(Action):
 
 @final
 class LoadWeights(Action):
-    """Bring the weights from host memory to the device. Ends in `WeightsLoaded`."""
+    """Copy an instance's weights from host memory to the device. Ends in `WeightsLoaded`."""
 
     __slots__ = ("instance_id", "node_id")
 
@@ -115,7 +114,7 @@ class LoadWeights(Action):
 
 @final
 class EvictWeights(Action):
-    """Move the weights from the device to host memory. Ends in `WeightsEvicted`."""
+    """Move an instance's weights from the device to host memory. Ends in `WeightsEvicted`."""
 
     __slots__ = ("instance_id", "node_id")
 
@@ -126,10 +125,10 @@ class EvictWeights(Action):
 
 @final
 class KeepWarm(Action):
-    """Have a platform keep so many instances of a variant ready, from now on, by this means.
+    """Have a FaaS platform keep `count` instances of a variant warm from now on.
 
-    A standing wish, which ends nothing: the newest for a variant in a pool replaces the one before.
-    What became of it shows in how long calls take and in what is paid.
+    The order stands until the next one for the same variant and pool replaces it. No event ends it:
+    its effect shows in the latency of calls and in the bill.
     """
 
     __slots__ = ("count", "is_provisioned", "pool_id", "variant_id")
@@ -138,7 +137,8 @@ class KeepWarm(Action):
         self.pool_id = pool_id
         self.variant_id = variant_id
         self.count = count
-        self.is_provisioned = is_provisioned  # paid for by the second; else they are called
+        # Provisioned instances are paid by the second; the others are kept warm by ping calls.
+        self.is_provisioned = is_provisioned
 
 
 @final
@@ -154,7 +154,7 @@ class SetTimer(Action):
 
 @final
 class CancelTimer(Action):
-    """Forget the timer of this key."""
+    """Cancel the timer of this key."""
 
     __slots__ = ("key",)
 
@@ -164,10 +164,10 @@ class CancelTimer(Action):
 
 @final
 class Settle(Action):
-    """Answer the client: this is how its request ended. Exactly one per request.
+    """Answer the client with the outcome of its request. Exactly one per request.
 
-    One that is turned away is told the latency it would have seen and when to come back, where the
-    policy knows.
+    A rejected request carries the latency it would have had and when to retry, if the policy knows
+    them.
     """
 
     __slots__ = ("outcome", "predicted_ns", "reason", "request_id", "retry_ns")
@@ -183,15 +183,15 @@ class Settle(Action):
         self.request_id = request_id
         self.outcome = outcome
         self.reason = reason
-        self.predicted_ns = predicted_ns  # 0: nobody knows
-        self.retry_ns = retry_ns  # after so long; 0: nobody knows, or never
+        self.predicted_ns = predicted_ns  # predicted latency; 0: unknown
+        self.retry_ns = retry_ns  # delay after which to retry; 0: unknown, or do not retry
 
 
 @final
 class ReportFault(Action):
-    """Tell people that a hook of the policy raised this error. It ends nothing.
+    """Report to operators that a hook of the policy raised an error. No event follows.
 
-    It is an action so that a log holds it and a replay compares it.
+    The report is an action so that the event log holds it and a replay compares it.
     """
 
     __slots__ = ("error", "hook")

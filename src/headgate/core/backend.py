@@ -1,13 +1,13 @@
-"""The Backend: the half of every decision that is made where the work is done.
+"""The Backend: admission of orders on one node, in the simulator and in every live worker.
 
-One per node, in the simulator and in every live worker. It may serve several Schedulers, so only
-it knows whether there is a slot: it begins an order, holds it back, or refuses it. Orders are
-carried out in the order they were given as far as slots, compute and residency allow: a dispatch
-that follows the start of its own instance simply waits for it.
+A node may serve several Schedulers, so only its Backend knows whether a slot is free: it begins an
+order, holds it back, or refuses it. Orders are carried out in the order they were given as far as
+slots, compute and residency allow: a dispatch that follows the start of its own instance waits for
+that start.
 
-Like the Scheduler it is pure: time is an argument, and what it returns is for its driver to do.
-The driver calls `start`, `load`, `offer`, `evict`, `stop` and `cancel` for orders and `ended` when
-something it began has ended; everything it is told to begin, it begins at once.
+Like the Scheduler, the Backend is pure: time is an argument, and its driver does what it returns.
+The driver calls `start`, `load`, `offer`, `evict`, `stop` and `cancel` for orders, and `on_ended`
+when something that it began has ended. Whatever the Backend begins, the driver must begin at once.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from headgate.core.model import Pool, Variant
 
 
 class Verdict:
-    """What a Backend says to an order."""
+    """A Backend's answer to an order."""
 
     BEGIN: Final = 0
-    HOLD: Final = 1  # accepted, to begin later
-    BUSY: Final = 2
-    GONE: Final = 3
+    HOLD: Final = 1  # accepted, begins later
+    BUSY: Final = 2  # refused: no slot, and the queue is full
+    GONE: Final = 3  # refused: the instance is not there, or it is draining
 
 
-_BEGIN: Final = Verdict.BEGIN  # interpreted, a name of the module is read much faster
+_BEGIN: Final = Verdict.BEGIN  # CPython reads a module global much faster than a class attribute
 
 
 @final
 class ResidentInstance:
-    """An instance as its own node knows it."""
+    """The state of an instance on its own node."""
 
     __slots__ = (
         "held",
         "id",
         "idle_since_ns",
         "is_draining",
-        "is_leaving",
+        "is_evicting",
         "is_ready",
         "running",
         "variant",
@@ -51,15 +51,15 @@ class ResidentInstance:
         self.variant = variant
         self.is_ready = False  # weights on the device: started, and not being loaded
         self.is_draining = False
-        self.is_leaving = False  # its weights are to leave the device when its work has ended
+        self.is_evicting = False  # its weights leave the device as soon as its work has ended
         self.running = 0
         self.held = 0  # dispatches accepted and not begun
-        self.idle_since_ns = 0  # when it last ended something; meaningful while nothing runs
+        self.idle_since_ns = 0  # when its last work ended; meaningful only while nothing runs
 
 
 @final
 class Backend:
-    """Accepts, holds or refuses; knows what is resident and what is running."""
+    """The instances of one node, its running work, and the orders that it holds back."""
 
     def __init__(self, pool: Pool, variants: tuple[Variant, ...]) -> None:
         self._pool = pool
@@ -69,113 +69,108 @@ class Backend:
         self.running = 0
         self._cpu_milli = 0
         self._gpu_sevenths = 0
-        self.residents: dict[int, ResidentInstance] = {}
+        self.instances: dict[int, ResidentInstance] = {}
         self._held: list[Action] = []
-
-    # --- orders --------------------------------------------------------------------------------
 
     def offer(self, order: Dispatch) -> int:
         """Whether a batch begins now, is held, or is refused."""
         instance_id = order.instance_id
-        resident = None if instance_id is None else self.residents.get(instance_id)
-        if resident is None or resident.is_draining:
+        instance = None if instance_id is None else self.instances.get(instance_id)
+        if instance is None or instance.is_draining:
             return Verdict.GONE
-        is_next = not self._held or not self._somebody_waits()
-        if is_next and self._begins(resident):
+        is_next = not self._held or not self._has_waiting_order()
+        if is_next and self._try_begin(instance):
             return _BEGIN
-        # It may wait for its own instance, as far as that has slots.
-        is_welcome = not resident.is_ready and resident.held < resident.variant.concurrency
-        if not is_welcome and self._queue_length() >= self._pool.queue_max:
+        # A batch may wait for its own instance to become ready, up to the instance's concurrency.
+        may_wait = not instance.is_ready and instance.held < instance.variant.concurrency
+        if not may_wait and self._queue_length() >= self._pool.queue_max:
             return Verdict.BUSY
-        resident.held += 1
+        instance.held += 1
         self._held.append(order)
         return Verdict.HOLD
 
     def start(self, order: StartInstance) -> int:
-        """Begin to start an instance, or hold that until a slot is free."""
-        resident = ResidentInstance(order.instance_id, self._variants[order.variant_id])
-        self.residents[order.instance_id] = resident
-        return self._prepare(order, resident)
+        """Start an instance, or hold the start until a slot is free."""
+        instance = ResidentInstance(order.instance_id, self._variants[order.variant_id])
+        self.instances[order.instance_id] = instance
+        return self._prepare(order, instance)
 
     def load(self, order: LoadWeights) -> int:
-        """Begin to load an instance's weights, or hold that until a slot is free."""
-        resident = self.residents.get(order.instance_id)
-        if resident is None or resident.is_draining:
+        """Load an instance's weights, or hold the load until a slot is free."""
+        instance = self.instances.get(order.instance_id)
+        if instance is None or instance.is_draining:
             return Verdict.GONE
-        resident.is_ready = False
-        resident.is_leaving = False
-        return self._prepare(order, resident)
+        instance.is_ready = False
+        instance.is_evicting = False
+        return self._prepare(order, instance)
 
     def evict(self, instance_id: int) -> bool:
-        """Whether the weights are off the device at once; else they leave when its work has ended.
+        """Whether the weights are off the device now; else they leave when its work has ended.
 
-        A Scheduler orders this of what it takes to be idle; it may have given a batch up for lost
-        that still runs, or know nothing of a peer's.
+        A Scheduler evicts only instances that it believes to be idle. It can be wrong: a batch that
+        it gave up as lost may still run, and it does not know the batches of other Schedulers.
         """
-        resident = self.residents.get(instance_id)
-        if resident is None:
+        instance = self.instances.get(instance_id)
+        if instance is None:
             return True
-        if resident.running or resident.held:
-            resident.is_leaving = True
+        if instance.running or instance.held:
+            instance.is_evicting = True
             return False
-        resident.is_ready = False
+        instance.is_ready = False
         return True
 
     def stop(self, instance_id: int) -> bool:
-        """Whether the instance is gone at once; else it goes when its work has ended."""
-        resident = self.residents.get(instance_id)
-        if resident is None:
+        """Whether the instance has stopped now; else it stops when its work has ended."""
+        instance = self.instances.get(instance_id)
+        if instance is None:
             return True
-        resident.is_draining = True
-        if resident.running or resident.held:
+        instance.is_draining = True
+        if instance.running or instance.held:
             return False
         self._drop(instance_id)
         return True
 
     def cancel(self, batch_id: int) -> Dispatch | None:
-        """Take back a batch that is still held; None if it has begun or is not here."""
+        """Remove and return a held batch; None if it has begun or is unknown."""
         for order in self._held:
             if isinstance(order, Dispatch) and order.batch_id == batch_id:
                 self._held.remove(order)
                 assert order.instance_id is not None
-                self.residents[order.instance_id].held -= 1
+                self.instances[order.instance_id].held -= 1
                 return order
         return None
 
-    # --- what happens on the node --------------------------------------------------------------
+    def on_ended(self, now_ns: int, order: Action) -> bool:
+        """Record the end of a start, a load or a batch that had begun.
 
-    def ended(self, now_ns: int, order: Action) -> bool:
-        """A start, a load or a batch that had begun has ended.
-
-        True if that leaves anything for `begin_held`, `drained_instance` or `evicted_instance` to
-        do.
+        Returns whether `begin_held`, `drained_instance` or `evicted_instance` now has work to do.
         """
-        resident = self.residents[_instance_of(order)]
+        instance = self.instances[_instance_of(order)]
         if not isinstance(order, Dispatch):
-            resident.is_ready = True
-        resident.idle_since_ns = now_ns
-        resident.running -= 1
+            instance.is_ready = True
+        instance.idle_since_ns = now_ns
+        instance.running -= 1
         self.running -= 1
         if self._limits_compute:
-            shape = resident.variant.shape
+            shape = instance.variant.shape
             self._cpu_milli -= shape.cpu_milli
             self._gpu_sevenths -= shape.gpu_sevenths
-        return resident.is_draining or resident.is_leaving or len(self._held) > 0
+        return instance.is_draining or instance.is_evicting or len(self._held) > 0
 
     def begin_held(self) -> list[Action]:
-        """Begin what has been held and can begin now; returns those orders."""
+        """Begin the held orders that can begin now, and return them."""
         if not self._held:
             return []
         begun: list[Action] = []
         still_held: list[Action] = []
         for order in self._held:
-            resident = self.residents[_instance_of(order)]
+            instance = self.instances[_instance_of(order)]
             if isinstance(order, Dispatch):
-                has_begun = self._begins(resident)
+                has_begun = self._try_begin(instance)
                 if has_begun:
-                    resident.held -= 1
+                    instance.held -= 1
             else:
-                has_begun = self._takes_slot(resident)
+                has_begun = self._try_take_slot(instance)
             if has_begun:
                 begun.append(order)
             else:
@@ -184,62 +179,60 @@ class Backend:
         return begun
 
     def drained_instance(self, order: Action) -> int | None:
-        """The instance that was to stop and has, now that this order has ended.
+        """The draining instance that has stopped because this order was its last; None if none.
 
-        Ask this, and `evicted_instance`, whenever an order is over: it has ended, or was taken
-        back by `cancel`.
+        Call this and `evicted_instance` whenever an order is over: after `on_ended`, and after
+        `cancel` has removed it.
         """
         instance_id = _instance_of(order)
-        resident = self.residents.get(instance_id)
-        if resident is None or not resident.is_draining or resident.running or resident.held:
+        instance = self.instances.get(instance_id)
+        if instance is None or not instance.is_draining or instance.running or instance.held:
             return None
         self._drop(instance_id)
         return instance_id
 
     def evicted_instance(self, order: Action) -> int | None:
-        """The instance whose weights were to leave the device and have, now that this has ended."""
-        resident = self.residents.get(_instance_of(order))
-        if resident is None or not resident.is_leaving or resident.running or resident.held:
+        """The instance whose pending eviction happened because this order was its last; or None."""
+        instance = self.instances.get(_instance_of(order))
+        if instance is None or not instance.is_evicting or instance.running or instance.held:
             return None
-        resident.is_leaving = False
-        resident.is_ready = False
-        return resident.id
+        instance.is_evicting = False
+        instance.is_ready = False
+        return instance.id
 
-    def start_failed(self, instance_id: int) -> list[Dispatch]:
-        """An instance could not be started: the batches that waited for it never ran."""
-        del self.residents[instance_id]
+    def on_start_failed(self, instance_id: int) -> list[Dispatch]:
+        """Drop an instance that could not be started; return the batches held for it."""
+        del self.instances[instance_id]
         return self._drop_held(instance_id)
 
     def retire_idle(self, now_ns: int, instance_id: int) -> bool:
-        """Whether an instance has been idle for its pool's timeout and so is gone now."""
-        resident = self.residents.get(instance_id)
-        if resident is None or resident.running or resident.held or not resident.is_ready:
+        """Drop an instance that has been idle for the pool's `idle_timeout_ns`; whether it was."""
+        instance = self.instances.get(instance_id)
+        if instance is None or instance.running or instance.held or not instance.is_ready:
             return False
-        if now_ns - resident.idle_since_ns < self._pool.idle_timeout_ns:
+        if now_ns - instance.idle_since_ns < self._pool.idle_timeout_ns:
             return False
-        del self.residents[instance_id]
+        del self.instances[instance_id]
         return True
 
     def held_batches(self) -> list[Dispatch]:
         """Batches accepted and not begun."""
         return [order for order in self._held if isinstance(order, Dispatch)]
 
-    # --- rules ---------------------------------------------------------------------------------
-
-    def _begins(self, resident: ResidentInstance) -> bool:
-        """Begin a batch if its instance is ready and there is a slot."""
+    def _try_begin(self, instance: ResidentInstance) -> bool:
+        """Take a slot for a batch if its instance is ready and a slot is free."""
         return (
-            resident.is_ready
-            and resident.running < resident.variant.concurrency
-            and self._takes_slot(resident)
+            instance.is_ready
+            and instance.running < instance.variant.concurrency
+            and self._try_take_slot(instance)
         )
 
-    def _takes_slot(self, resident: ResidentInstance) -> bool:
-        """Take a slot, and the compute that goes with it, if they are free."""
+    def _try_take_slot(self, instance: ResidentInstance) -> bool:
+        """Take a slot and the variant's compute if both are free."""
         if self.running >= self._slots:
             return False
         if self._limits_compute:
-            shape = resident.variant.shape
+            shape = instance.variant.shape
             cpu_milli = self._cpu_milli + shape.cpu_milli
             gpu_sevenths = self._gpu_sevenths + shape.gpu_sevenths
             if cpu_milli > self._pool.cpu_milli or gpu_sevenths > self._pool.gpu_sevenths:
@@ -247,35 +240,35 @@ class Backend:
             self._cpu_milli = cpu_milli
             self._gpu_sevenths = gpu_sevenths
         self.running += 1
-        resident.running += 1
+        instance.running += 1
         return True
 
-    def _somebody_waits(self) -> bool:
-        """Whether a held order wants a slot. One that waits for its own instance does not."""
+    def _has_waiting_order(self) -> bool:
+        """Whether a held order waits for a slot, and not only for its own instance."""
         for order in self._held:
             if not isinstance(order, Dispatch):
                 return True
-            if self.residents[_instance_of(order)].is_ready:
+            if self.instances[_instance_of(order)].is_ready:
                 return True
         return False
 
-    def _prepare(self, order: Action, resident: ResidentInstance) -> int:
-        if not self._somebody_waits() and self._takes_slot(resident):
+    def _prepare(self, order: Action, instance: ResidentInstance) -> int:
+        if not self._has_waiting_order() and self._try_take_slot(instance):
             return Verdict.BEGIN
         self._held.append(order)
         return Verdict.HOLD
 
     def _queue_length(self) -> int:
-        """Held batches whose instance is ready: those that wait for somebody else's work."""
+        """Number of held batches whose instance is ready: those that wait for a slot."""
         return sum(
             1
             for order in self._held
-            if isinstance(order, Dispatch) and self.residents[_instance_of(order)].is_ready
+            if isinstance(order, Dispatch) and self.instances[_instance_of(order)].is_ready
         )
 
     def _drop(self, instance_id: int) -> None:
-        """Forget an instance, and its start if that was still held."""
-        del self.residents[instance_id]
+        """Drop an instance, and its start if that is still held."""
+        del self.instances[instance_id]
         if self._held:
             self._held = [o for o in self._held if _instance_of(o) != instance_id]
 
@@ -287,7 +280,7 @@ class Backend:
 
 def _instance_of(order: Action) -> int:
     if isinstance(order, Dispatch):
-        assert order.instance_id is not None, "a pool that picks its own has no Backend"
+        assert order.instance_id is not None, "a FaaS pool has no Backend"
         return order.instance_id
     assert isinstance(order, StartInstance | LoadWeights)
     return order.instance_id

@@ -1,9 +1,10 @@
-"""The Broker: who gets the next node of a pool that several Schedulers share.
+"""The Broker: grants the nodes of a pool that several Schedulers share.
 
-A node of such a pool holds one instance at a time. Requests for a node are granted in turn, but a
-function that holds fewer nodes goes before one that holds more, so a greedy one cannot starve the
-rest. When the pool is exhausted requests wait, up to a bound; beyond it they are denied, which the
-Scheduler sees as an instance that could not be started. Pure, like the other two machines.
+A node of such a pool holds one instance at a time. Requests for a node are granted in order of
+arrival, but a function that holds fewer nodes goes before one that holds more, so no function can
+starve the others. When no node is free, requests wait in a queue of bounded length; beyond the
+bound they are denied, and the Scheduler sees an instance that could not be started. Like the
+Scheduler and the Backend, the Broker is pure.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import final
 
 @final
 class Grant:
-    """An instance may be started on a node."""
+    """Permission to start an instance on a node."""
 
     __slots__ = ("instance_id", "node_id")
 
@@ -24,45 +25,45 @@ class Grant:
 
 @final
 class Broker:
-    """Free nodes, and requests that wait for one."""
+    """The free nodes of a shared pool, and the requests that wait for one."""
 
     def __init__(self, waiting_max: int = 1_000) -> None:
         self._waiting_max = waiting_max
         self._free: dict[int, None] = {}  # node ids, longest free first
-        self._waiting: dict[int, int] = {}  # instance id -> function id, in order of asking
+        self._waiting: dict[int, int] = {}  # instance id -> function id, in order of request
         self._held: dict[int, tuple[int, int]] = {}  # node id -> (instance id, function id)
         self._nodes_of: dict[int, int] = {}  # function id -> nodes it holds
 
     def request(self, instance_id: int, function_id: int) -> bool:
-        """Ask for a node. False: denied, the pool is exhausted and enough others wait."""
+        """Request a node. False if denied: no node is free and the queue is full."""
         if not self._free and len(self._waiting) >= self._waiting_max:
             return False
         self._waiting[instance_id] = function_id
         return True
 
     def withdraw(self, instance_id: int) -> None:
-        """The instance is wanted no longer before it got a node."""
+        """Drop the request of an instance that has not been granted a node."""
         self._waiting.pop(instance_id, None)
 
     def node_joined(self, node_id: int) -> None:
-        """A node is there to be granted."""
+        """Add a node that may be granted."""
         self._free[node_id] = None
 
     def node_freed(self, node_id: int) -> None:
-        """The instance on this node is gone; the node may be granted again."""
-        if self._forget(node_id):
+        """Release a node whose instance is gone, so that it may be granted again."""
+        if self._release(node_id):
             self._free[node_id] = None
 
     def node_lost(self, node_id: int) -> None:
-        """The node is gone."""
-        self._forget(node_id)
+        """Remove a node from the pool."""
+        self._release(node_id)
         self._free.pop(node_id, None)
 
     def grants(self) -> list[Grant]:
-        """Match free nodes with those that wait, the poorest function first, then the oldest."""
+        """Grant free nodes to waiting requests: the function with fewest nodes first, then FIFO."""
         granted: list[Grant] = []
         while self._free and self._waiting:
-            instance_id = min(  # dicts keep their order, so ties go to who asked first
+            instance_id = min(  # dicts keep their order, so ties go to the oldest request
                 self._waiting, key=lambda i: self._nodes_of.get(self._waiting[i], 0)
             )
             function_id = self._waiting.pop(instance_id)
@@ -73,7 +74,7 @@ class Broker:
             granted.append(Grant(instance_id, node_id))
         return granted
 
-    def _forget(self, node_id: int) -> bool:
+    def _release(self, node_id: int) -> bool:
         held = self._held.pop(node_id, None)
         if held is None:
             return False

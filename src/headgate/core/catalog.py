@@ -1,4 +1,4 @@
-"""What is for sale: kinds of machines by the hour, and functions by the call."""
+"""A price list: instance types by the hour, and FaaS platforms by the call."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ MIB: Final = 1 << 20
 
 @dataclass(frozen=True)
 class InstanceType:
-    """A machine that can be rented."""
+    """A machine type that can be rented by the hour."""
 
     name: str
     cpus: float
     memory_bytes: int
     usd_per_hour: float
-    boot_ns: int = 0  # from the order until it can start something
+    boot_ns: int = 0  # from the order until an instance can be started on it
     network_ns: int = 0  # one way
 
 
 @dataclass(frozen=True)
 class FaasOffering:
-    """Where functions run, in memory sizes that CPU comes in proportion to."""
+    """A FaaS platform in a price list: memory sizes, each with CPU in proportion to its memory."""
 
     name: str
     terms: FaasPlatform  # prices and limits, at the largest size
-    cpu_bytes: int  # the memory that comes with one CPU
-    sizes_bytes: tuple[int, ...]  # to choose from, rising
+    cpu_bytes: int  # the memory size that comes with one CPU
+    sizes_bytes: tuple[int, ...]  # the memory sizes on offer, ascending
     network_ns: int = 0  # one way
-    timeout_ns: int = NEVER_NS  # of one call
-    package_bytes: int = NEVER_NS  # of the code and all it brings, unpacked
-    image_bytes: int = NEVER_NS  # of a container image
-    payload_bytes: int = NEVER_NS  # of one request or answer
+    timeout_ns: int = NEVER_NS  # limit on one call
+    package_bytes: int = NEVER_NS  # limit on the code and its dependencies, unpacked
+    image_bytes: int = NEVER_NS  # limit on a container image
+    payload_bytes: int = NEVER_NS  # limit on one request or response
 
     def cpus(self, memory_bytes: int) -> float:
-        """How much CPU comes with so much memory."""
+        """CPUs of an instance of this memory size."""
         return memory_bytes / self.cpu_bytes
 
     def sized(self, memory_bytes: int) -> FaasPlatform:
-        """The terms at a size."""
+        """The platform's terms at a memory size."""
         return replace(self.terms, memory_bytes=memory_bytes)

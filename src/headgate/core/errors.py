@@ -1,9 +1,8 @@
 """Errors, split by who is to blame.
 
-`ConfigError` blames the person at the keyboard and is shown to them as one line. `PolicyError`
-blames a policy, `DriverError` blames whoever feeds the machines events, `InvariantError` blames
-Headgate itself. A failure of the outside world (a crash, a timeout, a refusal) is not an error at
-all: it is an event.
+`ConfigError` blames the user's input and is shown as one line. `PolicyError` blames a policy,
+`DriverError` blames the driver that delivers events, `InvariantError` blames Headgate itself. A
+failure of the environment (a crash, a timeout, a refusal) is not an error: it is an event.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ class HeadgateError(Exception):
 
 
 class ConfigError(HeadgateError):
-    """Bad input from the user: says where, what, and what is allowed, in one line.
+    """Bad input from the user: names the file, the key, the value and what is allowed, in one line.
 
     >>> str(ConfigError("must be positive", where="app.yaml", key="pools.gpu.nodes", value=-1))
     'app.yaml: pools.gpu.nodes: -1: must be positive'
@@ -44,10 +43,10 @@ class ConfigError(HeadgateError):
 
 
 class PolicyError(HeadgateError):
-    """A hook of a policy gave an order that is not legal, or raised something else (the cause).
+    """A hook of a policy gave an illegal order, or raised another exception (the `__cause__`).
 
-    The order changed nothing, and the event has been handled to its end all the same: `actions`
-    are everything it led to. `tasks` are those that an illegal order was about.
+    An illegal order changes nothing, and the event is still handled to its end: `actions` are all
+    actions of that event. `tasks` are the tasks that the illegal order named.
     """
 
     actions: Sequence[object] = ()
@@ -55,7 +54,7 @@ class PolicyError(HeadgateError):
 
 
 class DriverError(HeadgateError):
-    """A driver delivered an event that cannot have happened. The event changed nothing."""
+    """A driver delivered an event that cannot have happened. Such an event changes nothing."""
 
 
 class InvariantError(HeadgateError):

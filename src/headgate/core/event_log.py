@@ -1,20 +1,27 @@
-"""The event log: what one Scheduler was told, when, and what it answered. JSON, one line per event.
+"""The event log: every event of one Scheduler and its actions, as JSON, one line per event.
 
     {"headgate_log": 3, "app": {...}, "policy": "fifo", "settings": {...}, "seed": 7, ...}
     [seq, now_ns, event, [action, ...]]
     [seq, now_ns, ["end"], []]
 
-The last line, the end mark, tells a run that ended from one that was cut short. It has the shape
-of an entry, so its number says how many there are.
+The last line is the end mark: it tells a run that ended from one that was cut short. It has the
+shape of an entry, so its `seq` is the number of entries.
 
-A log may be rotated into segments: files that continue each other, `run.log` the newest of them
-and `run.log.1`, `run.log.2` and so on the older ones, the larger the number the younger. Each has
-the whole header, with the id of the log, the number of the segment and that of its first entry;
-all but the last end with the mark `["rotated"]`. A log that had to be given up while its run went
-on ends with `["stopped", why]`.
+An event or an action is written as a list, `[class name, field, field, ...]`, with its fields in
+the order of the constructor's parameters, so that `cls(*fields)` rebuilds it. The vocabulary is
+discovered, not listed: every subclass of `Event` and `Action` in their own modules. Field names
+come from the constructors' signatures, because those are all that an interpreted and a compiled
+build have in common: native classes have neither `__slots__` nor annotations. Where there are
+annotations, values are checked against them; a compiled constructor checks its own arguments.
 
-Because the Scheduler is deterministic, its log is more than a record: `replay` feeds the events to
-another Scheduler and compares the answers, so a live incident is a unit test.
+A log may be rotated into segments, which are files that continue each other: `run.log` is the
+newest, and of `run.log.1`, `run.log.2` and so on a larger number is a newer file. Each segment has
+the whole header, with the id of the log, the number of the segment and the `seq` of its first
+entry; all but the last end with the mark `["rotated"]`. A log that had to be abandoned while its
+run continued ends with `["stopped", reason]`.
+
+Because the Scheduler is deterministic, `replay` can feed the events of a log to another Scheduler
+and compare the actions, so a live incident becomes a unit test.
 """
 
 from __future__ import annotations
@@ -36,21 +43,11 @@ from headgate.core.errors import ConfigError, DriverError, PolicyError
 from headgate.core.events import Event
 from headgate.core.scheduler.scheduler import Scheduler
 
-# Events and actions as lists that JSON can carry: `[class name, field, field, ...]`.
-#
-# Fields stand in the order of the constructor's arguments, so `cls(*fields)` rebuilds the thing.
-# The vocabulary is found, not listed: every subclass of `Event` and `Action` in their own
-# modules. Field names come from the constructors' signatures, because those are all that an
-# interpreted and a compiled build have in common: native classes have neither `__slots__` nor
-# annotations. Where there are annotations, values are checked against them; a compiled
-# constructor checks by itself.
-
-
 Wire = list[object]
 
 
 def to_wire(thing: Event | Action) -> Wire:
-    """Return an event or an action as a list of its own, sharing nothing with it.
+    """Return an event or an action as a list that shares no mutable state with it.
 
     >>> from headgate.core.events import TimerFired
     >>> to_wire(TimerFired(("plan", 0)))
@@ -58,7 +55,7 @@ def to_wire(thing: Event | Action) -> Wire:
     """
     name = type(thing).__name__
     wire: Wire = [name, *_GETTERS[name](thing)]
-    for place in _LIST_PLACES[name]:
+    for place in _LIST_POSITIONS[name]:
         value = wire[place]
         assert isinstance(value, list | tuple)
         wire[place] = list(value)
@@ -66,10 +63,10 @@ def to_wire(thing: Event | Action) -> Wire:
 
 
 def from_wire(wire: object, *, where: str | None = None) -> Event | Action:
-    """Return the event or the action that `to_wire` made this of.
+    """Return the event or the action that `to_wire` encoded.
 
-    Raises `ConfigError`, naming `where` it was read, if no such thing can be built. Integers
-    beyond 64 bits are refused: no clock and no counter of ours gets there.
+    Raises `ConfigError`, naming `where` the text was read, if none can be built from it. Integers
+    beyond 64 bits are refused: no clock and no counter of Headgate reaches them.
 
     >>> from_wire(["TimerFired", ["plan", 0]]).key
     ('plan', 0)
@@ -97,7 +94,7 @@ def from_wire(wire: object, *, where: str | None = None) -> Event | Action:
 
 
 def is_int(value: object) -> bool:
-    """Whether it is an integer of 64 bits. For Python `True` is one, for us it is not."""
+    """Whether the value is a 64-bit integer. Unlike in Python, `True` is not one here."""
     return isinstance(value, int) and not isinstance(value, bool) and -_INT_END <= value < _INT_END
 
 
@@ -131,7 +128,7 @@ def _check(name: str, field: str, value: object, where: str | None) -> None:
 
 
 _INT_END: Final = 1 << 63
-# As JSON has it.
+# The kinds of fields, in the words of JSON.
 _ALLOWED: Final[Mapping[str, str]] = {
     "int": "an integer of 64 bits",
     "int | None": "an integer of 64 bits, or null",
@@ -142,11 +139,11 @@ _ALLOWED: Final[Mapping[str, str]] = {
     "tuple[int, ...]": "a list of integers",
     "TimerKey": "[string, integer]",
 }
-# JSON knows lists only; these fields were tuples.
+# JSON has lists only; these fields are tuples.
 _TUPLES: Final = frozenset(("failed_tasks", "key", "too_large", "unsure"))
 _LISTS: Final = _TUPLES | {"task_ids"}
-# A compiled constructor checks that it is given a list, but not what is in it; and for it, as for
-# Python, `True` is an integer.
+# A compiled constructor checks that an argument is a list, but not the elements; and like Python it
+# takes `True` for an integer.
 _STRICT: Final[Mapping[str, str]] = {
     "failed_tasks": "tuple[int, ...]",
     "is_hard": "bool",
@@ -174,7 +171,7 @@ def _getter(fields: tuple[str, ...]) -> Callable[[object], tuple[object, ...]]:
 
 
 def _kind(parameter: inspect.Parameter) -> str:
-    """Its annotation as it is written, which is how it is kept; compiled, there is none."""
+    """The annotation as it is written; a compiled constructor has none, so `_STRICT` decides."""
     if isinstance(parameter.annotation, str):
         return parameter.annotation
     return _STRICT.get(parameter.name, "")
@@ -182,9 +179,9 @@ def _kind(parameter: inspect.Parameter) -> str:
 
 _CLASSES: Final = _vocabulary()
 _FIELDS: Final = {name: tuple(inspect.signature(cls).parameters) for name, cls in _CLASSES.items()}
-# Fetching all fields at once: a live gateway logs every event, so this is on its hot path.
+# All fields are fetched at once: a live gateway logs every event, so this is on its hot path.
 _GETTERS: Final = {name: _getter(fields) for name, fields in _FIELDS.items()}
-_LIST_PLACES: Final = {
+_LIST_POSITIONS: Final = {
     name: tuple(place for place, field in enumerate(fields, start=1) if field in _LISTS)
     for name, fields in _FIELDS.items()
 }
@@ -200,7 +197,7 @@ LOG_VERSION: Final = 3
 
 @dataclass(frozen=True)
 class LogHeader:
-    """All that it takes to build the Scheduler again."""
+    """Everything that is needed to build the same Scheduler again."""
 
     app: Mapping[str, object]
     policy: str
@@ -208,15 +205,15 @@ class LogHeader:
     seed: int
     index: int = 0
     peers: int = 1
-    log_id: str = ""  # the same in all segments of a log; empty: it has only one
+    log_id: str = ""  # the same in all segments of a log; empty: the log has only one
     segment: int = 0
-    first_seq: int = 0  # of this segment
+    first_seq: int = 0  # `seq` of the first entry of this segment
     version: int = LOG_VERSION
 
 
 @dataclass(frozen=True)
 class LogEntry:
-    """One event and the actions it was answered with."""
+    """One event and the actions that followed from it."""
 
     seq: int
     now_ns: int
@@ -226,16 +223,15 @@ class LogEntry:
 
 @final
 class LogWriter:
-    """Writes a header, one line per event, and at the end of a run, or of a segment, a mark.
+    """Writes a header, one line per event, and a mark at the end of a run or of a segment.
 
-    `emit` turns what it is given into a line of JSON and puts it where the log is kept: see
-    `json_lines`.
+    `emit` encodes a value as one line of JSON and writes it to the log: see `json_lines`.
     """
 
     def __init__(
         self, emit: Callable[[object], None], header: LogHeader, *, last_ns: int = 0
     ) -> None:
-        """`last_ns` is when the last event of the segment before happened."""
+        """`last_ns` is the time of the last event of the previous segment."""
         self._emit = emit
         self._next_seq = header.first_seq
         self._last_ns = last_ns
@@ -245,29 +241,29 @@ class LogWriter:
         self._emit(fields)
 
     def write(self, seq: int, now_ns: int, event: Event, actions: Iterable[Action]) -> None:
-        """Write one event and the actions it was answered with."""
+        """Write one event and its actions."""
         self._emit([seq, now_ns, to_wire(event), [to_wire(action) for action in actions]])
         self._next_seq = seq + 1
         self._last_ns = now_ns
 
     def close(self) -> None:
-        """Say that nothing is missing. Not for a run that broke: its log ends where it broke."""
+        """Write the end mark. Not called for a run that crashed: its log ends where it crashed."""
         self._emit([self._next_seq, self._last_ns, [_END], []])
 
     def rotate(self) -> None:
-        """Say that another segment goes on from here."""
+        """Write the mark that another segment follows."""
         self._emit([self._next_seq, self._last_ns, [_ROTATED], []])
 
-    def stop(self, why: str) -> None:
-        """Say that the run goes on and its log does not."""
-        self._emit([self._next_seq, self._last_ns, [_STOPPED, why], []])
+    def stop(self, reason: str) -> None:
+        """Write the mark that the run continues but its log does not."""
+        self._emit([self._next_seq, self._last_ns, [_STOPPED, reason], []])
 
 
 def json_lines(stream: TextIO) -> Callable[[object], None]:
-    """Return what writes to a stream for a `LogWriter`. The stream is the caller's to close."""
+    """Return an `emit` for a `LogWriter` that writes to a stream. The caller closes the stream."""
 
     def emit(content: object) -> None:
-        # One write per line, so that a crash can only cut off the end of the last one.
+        # One write per line, so that a crash can cut off only the end of the last line.
         stream.write(json.dumps(content, separators=(",", ":")) + "\n")
 
     return emit
@@ -275,40 +271,40 @@ def json_lines(stream: TextIO) -> Callable[[object], None]:
 
 @final
 class LogReader:
-    """The entries of a log, one by one, through all of its segments that there are.
+    """Iterates over the entries of a log, through all of its segments that exist.
 
-    `events` says how many were read so far. A crash leaves a log without its end mark, perhaps cut
-    off within a line. That is no error: the entries end there and `is_complete` stays false. Nor is
-    it an error if the oldest segments have been deleted: `missing` says so, and `first_seq` which
-    entry is the first that is left.
+    `events` is the number of entries read so far. A crash leaves a log without its end mark,
+    perhaps cut off within a line. That is no error: the entries end there and `is_complete` stays
+    false. It is no error either if the oldest segments have been deleted: `missing` says so, and
+    `first_seq` is the first entry that is left.
     """
 
     def __init__(self, path: Path, stream: TextIO) -> None:
         self.events = 0
         self.first_seq = 0
-        self.segments_gone = 0
+        self.segments_missing = 0
         self.is_complete = False
-        self.stopped = ""  # why the log was given up before its run ended
+        self.stopped = ""  # why the log was abandoned before its run ended
         self._path = path
         self._stream = stream
         self._header: LogHeader | None = None
         self._log_id = ""
-        self._later: dict[int, Path] = {}  # segments that follow, by number
+        self._segments_left: dict[int, Path] = {}  # segments that follow, by number
         self._line = 0
         self._last_ns = 0
 
     def read_header(self) -> LogHeader:
-        """Return what the log says about itself, and go to its first segment that there is."""
+        """Return the header of the log's first existing segment, and go to that segment."""
         header = _header(self.next_line(), self.where)
         if header.log_id:
             self._log_id = header.log_id
-            found = _segments(self._path, header.log_id)
-            self._later = {n: found[n] for n in found if n != header.segment}
-            if min(self._later, default=header.segment) < header.segment:
-                self._later = found
-                header = self._open(min(found))
+            segments = _segments(self._path, header.log_id)
+            self._segments_left = {n: segments[n] for n in segments if n != header.segment}
+            if min(self._segments_left, default=header.segment) < header.segment:
+                self._segments_left = segments
+                header = self._open(min(segments))
         self._header = header
-        self.first_seq, self.segments_gone = header.first_seq, header.segment
+        self.first_seq, self.segments_missing = header.first_seq, header.segment
         return header
 
     def __iter__(self) -> Iterator[LogEntry]:
@@ -316,7 +312,7 @@ class LogReader:
 
     def __next__(self) -> LogEntry:
         entry = self._next_of_segment()
-        while entry is None and self._goes_on():
+        while entry is None and self._open_next_segment():
             entry = self._next_of_segment()
         if entry is None:
             raise StopIteration
@@ -325,7 +321,7 @@ class LogReader:
         return entry
 
     def next_line(self) -> str:
-        """Return the next line as it stands; empty, and the file closed, after the last one."""
+        """Return the next line; after the last one, close the file and return an empty string."""
         self._line += 1
         line = ""
         if not self._stream.closed:
@@ -341,26 +337,24 @@ class LogReader:
 
     @property
     def missing(self) -> str:
-        """Which part of the log is not there any more, in words; nothing if it is whole."""
-        if not self.segments_gone:
+        """Which part of the log has been deleted, as a sentence; empty if the log is whole."""
+        if not self.segments_missing:
             return ""
-        last = self.segments_gone - 1
+        last = self.segments_missing - 1
         segments = "segment 0 is" if last == 0 else f"segments 0-{last} are"
         return f"{segments} gone, and with that the first {self.first_seq:,} events"
 
     @property
     def where(self) -> str:
-        """The file and the line last read."""
+        """The file and the line that was read last."""
         return f"{self._path}:{self._line}"
 
     def close(self) -> None:
-        """Stop reading; needed only before the end."""
+        """Close the file; needed only if the log is not read to its end."""
         self._stream.close()
 
-    # --- segments ------------------------------------------------------------------------------
-
     def _next_of_segment(self) -> LogEntry | None:
-        """Return the next entry of the file that is open; None after the last one."""
+        """Return the next entry of the open segment; None after the last one."""
         line = self.next_line()
         if not line:
             return None
@@ -378,9 +372,9 @@ class LogReader:
             self.close()
         return entry
 
-    def _goes_on(self) -> bool:
-        """Open the segment after the one that was read to its end; whether there is one."""
-        if not self._later or self._header is None or self.is_complete or self.stopped:
+    def _open_next_segment(self) -> bool:
+        """Open the segment after the one that was read to its end; whether one exists."""
+        if not self._segments_left or self._header is None or self.is_complete or self.stopped:
             return False
         header = self._open(self._header.segment + 1)
         seq = self.first_seq + self.events
@@ -391,10 +385,10 @@ class LogReader:
         return True
 
     def _open(self, number: int) -> LogHeader:
-        """Go to another segment. Whoever writes the log may rename it meanwhile: look twice."""
+        """Open a segment. The writer may rename files meanwhile, so look for it twice."""
         for _ in range(2):
             self.close()
-            path = self._later.get(number)
+            path = self._segments_left.get(number)
             if path is None:
                 break
             self._path, self._line = path, 0
@@ -402,16 +396,18 @@ class LogReader:
                 self._stream = _open(path, "r")
                 header = _header(self.next_line(), self.where)
                 if (header.log_id, header.segment) == (self._log_id, number):
-                    self._later = {n: self._later[n] for n in self._later if n > number}
+                    self._segments_left = {
+                        n: self._segments_left[n] for n in self._segments_left if n > number
+                    }
                     return header
             except (ConfigError, OSError):
-                pass  # it is another file by now
-            self._later = _segments(path, self._log_id)
-        problem = f"segment {number} of the log is not there, and later ones are"
+                pass  # another file has this name by now
+            self._segments_left = _segments(path, self._log_id)
+        problem = f"segment {number} of the log is missing, but later ones exist"
         raise ConfigError(problem, where=str(self._path))
 
     def _entry(self, content: object) -> LogEntry | None:
-        """Return the entry, or None if it is a mark: of the end, or of that of a segment."""
+        """Return the entry, or None if the line is the mark at the end of a log or segment."""
         if not isinstance(content, list) or len(content) != 4:
             raise ConfigError("is not an entry", where=self.where, allowed=_ENTRY)
         seq, now_ns, wire, wires = content
@@ -446,19 +442,19 @@ class LogReader:
 
 
 def open_log(path: Path) -> TextIO:
-    """Open a file for a `LogWriter`, compressed if it is called `.gz`.
+    """Open a file for a `LogWriter`, compressed if its name ends in `.gz`.
 
-    The same content gives the same bytes, whenever it is written: a compressed file has no date.
+    The same content gives the same bytes whenever it is written: a compressed file has no date.
     """
     return _open(path, "w")
 
 
 def read_log(path: Path) -> tuple[LogHeader, LogReader]:
-    """Return what a log says about itself, and its entries.
+    """Return the header of a log, and a reader of its entries.
 
-    Of a log that was rotated, any segment will do: all that lie beside it are read, in their order.
-    Raises `ConfigError` naming the file and the line if it is not a log or is damaged, except for
-    an end cut off by a crash; damage further down is found when the entries are read.
+    For a rotated log, `path` may be any segment: all segments in the same directory are read, in
+    order. Raises `ConfigError` naming the file and the line if the file is not a log or is damaged,
+    except for an end that a crash cut off. Damage further down is found when the entries are read.
     """
     try:
         stream = _open(path, "r")
@@ -473,14 +469,14 @@ def read_log(path: Path) -> tuple[LogHeader, LogReader]:
 
 
 def segment_paths(path: Path) -> dict[int, Path]:
-    """Return the files that a log at this path has been rotated to, by the number they end in."""
+    """Return the files that a log at this path was rotated to, by the number in their names."""
     pattern = re.compile(re.escape(path.name) + r"\.([0-9]{1,18})")
-    found = ((pattern.fullmatch(other.name), other) for other in path.parent.iterdir())
-    return {int(match[1]): other for match, other in found if match is not None}
+    segments = ((pattern.fullmatch(other.name), other) for other in path.parent.iterdir())
+    return {int(match[1]): other for match, other in segments if match is not None}
 
 
 def is_log(path: Path) -> bool:
-    """Whether a file begins as an event log does."""
+    """Whether a file begins like an event log."""
     try:
         with path.open("rb") as file:
             return file.read(len(_FIRST_BYTES)) == _FIRST_BYTES
@@ -490,7 +486,7 @@ def is_log(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where a replay first answered something else."""
+    """The first event for which a replay gave different actions."""
 
     seq: int
     now_ns: int
@@ -507,7 +503,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """How many events were fed and actions compared, and the first that differed, if any."""
+    """Number of events fed and actions compared, and the first difference, if any."""
 
     events: int
     actions: int
@@ -517,8 +513,8 @@ class ReplayResult:
 def replay(entries: Iterable[LogEntry], scheduler: Scheduler) -> ReplayResult:
     """Feed the events of a log to a fresh Scheduler and compare its actions with the logged ones.
 
-    Ends at the first difference: what follows would speak of batches that never were. A fault of
-    the policy is among the actions, as it is in the log.
+    Stops at the first difference: later events would name batches that this Scheduler never sent.
+    A fault of the policy is compared like any action, because the log holds it as one.
     """
     events = actions = 0
     for entry in entries:
@@ -533,14 +529,15 @@ def replay(entries: Iterable[LogEntry], scheduler: Scheduler) -> ReplayResult:
 
 
 def _decide(entry: LogEntry, scheduler: Scheduler) -> list[Action]:
-    """Return what the Scheduler orders. A defect of the policy or of the core is part of a run.
+    """Return the Scheduler's actions, also if the policy or the core raises an exception.
 
-    What was ordered before an exception was carried out, and logged: it has to come out again.
+    Actions that were ordered before an exception were carried out and logged, so a replay must
+    produce them again.
     """
     try:
         return scheduler.handle(entry.now_ns, entry.event)
     except DriverError:
-        raise  # no driver logs such an event: it has changed nothing
+        raise  # no driver logs such an event, because it changes nothing
     except PolicyError as error:
         return [action for action in error.actions if isinstance(action, Action)]
     except Exception:
@@ -567,7 +564,7 @@ _HEADER_TYPES: Final[Mapping[str, type]] = {
 
 
 def _open(path: Path, mode: Literal["r", "w"]) -> TextIO:
-    # Entries are ASCII; what is not is damage, and shows as such when the line is parsed.
+    # Entries are ASCII. Any other byte is damage, which is reported when the line is parsed.
     if path.suffix == ".gz":
         binary = gzip.GzipFile(path, f"{mode}b", mtime=0)
         return io.TextIOWrapper(binary, encoding="ascii", errors="replace")
@@ -606,13 +603,15 @@ def _header(line: str, where: str) -> LogHeader:
             )
     for key in ("segment", "first_seq"):
         if not is_int(content[key]) or content[key] < 0:
-            raise ConfigError("is not a number of it", where=where, key=key, value=content[key])
+            raise ConfigError(
+                "must be an integer, 0 or more", where=where, key=key, value=content[key]
+            )
     return LogHeader(**{key: content[key] for key in _HEADER_TYPES})
 
 
 def _segments(path: Path, log_id: str) -> dict[int, Path]:
-    """Return the segments of a log that lie beside one of them, by number."""
-    found: dict[int, Path] = {}
+    """Return the segments of a log that are in the same directory as one of them, by number."""
+    segments: dict[int, Path] = {}
     for name in {path.name, re.sub(r"\.[0-9]{1,18}$", "", path.name)} - {""}:
         base = path.with_name(name)
         try:
@@ -624,7 +623,7 @@ def _segments(path: Path, log_id: str) -> dict[int, Path]:
                 with _open(other, "r") as stream:
                     header = _header(stream.readline(_HEADER_CHARACTERS_MAX), f"{other}:1")
             except (ConfigError, OSError):
-                continue  # whatever that is, it is none of the segments
+                continue  # not a segment of this log
             if header.log_id == log_id:
-                found[header.segment] = other
-    return found
+                segments[header.segment] = other
+    return segments

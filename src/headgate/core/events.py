@@ -1,35 +1,35 @@
-"""Events: facts about the world, in the past tense.
+"""Events: what has happened, named in the past tense.
 
-An event that ends an action names it (`batch_id`, `instance_id`); nothing else ties the two
+An event that ends an action names it (`batch_id`, `instance_id`), and nothing else ties the two
 together, so a log of events and actions can be followed from cause to effect. At one instant,
-events are handled in order of `rank`, then in the order they came about: what ends work comes
-before what brings work, and timers come last.
+events are handled in order of `rank`, then in the order they occurred: completions before arrivals,
+and timers last.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar, Final, final
 
-# A timer is known by its owner's name for it and a number.
+# A timer is identified by a name and a number.
 TimerKey = tuple[str, int]
 
 
 class Rank:
     """The order of events at one instant."""
 
-    COMPLETION: Final = 0  # batches, instances and nodes come and go
-    ARRIVAL: Final = 1  # requests come, are announced or are withdrawn
+    COMPLETION: Final = 0  # batches end; instances and nodes come and go
+    ARRIVAL: Final = 1  # requests arrive, are announced or are cancelled
     TIMER: Final = 2
 
 
 class Refusal:
     """Why a batch never ran."""
 
-    BUSY: Final = 0  # no slot and no room to wait
-    GONE: Final = 2  # the instance or node is not there any more
-    THROTTLED: Final = 3  # the platform takes no more just now
-    CANCELLED: Final = 4  # it was called back before it began
-    TOO_LARGE: Final = 5  # a call of the platform cannot carry its inputs
+    BUSY: Final = 0  # no free slot, and the node's queue is full
+    GONE: Final = 2  # the instance or node no longer exists
+    THROTTLED: Final = 3  # the platform is at its concurrency or rate limit
+    CANCELLED: Final = 4  # cancelled before it began
+    TOO_LARGE: Final = 5  # its inputs exceed the platform's payload limit
 
 
 # By number. Logs hold the numbers, so a reason that is removed leaves a gap.
@@ -43,7 +43,7 @@ REFUSAL_NAMES: Final = {
 
 
 class Event:
-    """Something that happened. The subclasses below are the whole vocabulary."""
+    """Base class of all events. The subclasses in this module are the whole vocabulary."""
 
     __slots__ = ()
     rank: ClassVar[int] = Rank.COMPLETION
@@ -51,7 +51,7 @@ class Event:
 
 @final
 class RequestArrived(Event):
-    """A client asked for a pipeline. Request ids of one Scheduler only grow."""
+    """A client requested a pipeline. The request ids of one Scheduler only increase."""
 
     __slots__ = (
         "client",
@@ -81,15 +81,15 @@ class RequestArrived(Event):
         self.client = client
         self.items = items
         self.priority = priority
-        self.deadline_ns = deadline_ns  # 0: the pipeline's own objective decides
-        self.is_hard = is_hard  # nobody wants the answer after the deadline
-        # Of a call of a platform that carries its inputs, at most; 0: nobody knows.
+        self.deadline_ns = deadline_ns  # 0: the pipeline's SLO sets the deadline
+        self.is_hard = is_hard  # a response after the deadline is useless
+        # Upper bound on the payload of a FaaS call that carries the inputs; 0: unknown.
         self.payload_bytes = payload_bytes
 
 
 @final
 class RequestAnnounced(Event):
-    """A request will arrive at `arrival_ns`: only clairvoyant policies are told."""
+    """A request will arrive at `arrival_ns`. Only clairvoyant policies get this event."""
 
     __slots__ = ("arrival_ns", "client", "pipeline", "request_id")
     rank: ClassVar[int] = Rank.ARRIVAL
@@ -103,7 +103,7 @@ class RequestAnnounced(Event):
 
 @final
 class RequestCancelled(Event):
-    """The client withdrew its request, or went away."""
+    """The client cancelled its request, or disconnected."""
 
     __slots__ = ("request_id",)
     rank: ClassVar[int] = Rank.ARRIVAL
@@ -116,9 +116,10 @@ class RequestCancelled(Event):
 class BatchFinished(Event):
     """A batch ran to its end.
 
-    `unsure` names the tasks whose answer a cascade should improve. `failed_tasks` names those that
-    the function itself could not do: they would break again, so they are not repeated. `too_large`
-    names those whose answer the platform could not carry: they are repeated elsewhere.
+    `unsure` are the tasks whose result a cascade should improve. `failed_tasks` are those for which
+    the function itself raised an error: they would fail again, so they are not retried.
+    `too_large` are those whose result exceeds the platform's payload limit: they are retried on
+    another pool.
     """
 
     __slots__ = ("batch_id", "failed_tasks", "too_large", "unsure")
@@ -138,7 +139,7 @@ class BatchFinished(Event):
 
 @final
 class BatchFailed(Event):
-    """A batch ran and broke."""
+    """A batch ran and failed."""
 
     __slots__ = ("batch_id", "reason")
 
@@ -160,10 +161,10 @@ class BatchRefused(Event):
 
 @final
 class BatchLost(Event):
-    """Nobody knows whether a batch ran.
+    """It is unknown whether a batch ran.
 
-    `node_died` is false where only the answer is missing: then nothing is suspected of having
-    killed the node.
+    `node_died` is false if only the response is missing: then no task is suspected of having killed
+    the node.
     """
 
     __slots__ = ("batch_id", "node_died")
@@ -175,7 +176,7 @@ class BatchLost(Event):
 
 @final
 class InstanceStarted(Event):
-    """An instance is ready to run. `node_id` matters when its pool picked the node."""
+    """An instance is ready to run batches. `node_id` is news if the pool picked the node."""
 
     __slots__ = ("instance_id", "node_id")
 
@@ -198,7 +199,7 @@ class InstanceAppeared(Event):
 
 @final
 class InstanceStopped(Event):
-    """An instance is gone: ordered to stop, failed to start, retired by itself, or vanished."""
+    """An instance is gone: stopped as ordered, failed to start, idle for too long, or lost."""
 
     __slots__ = ("instance_id", "reason")
 
@@ -209,7 +210,7 @@ class InstanceStopped(Event):
 
 @final
 class LoadFailed(Event):
-    """A node says that a variant cannot be loaded, though nobody ordered a start just now."""
+    """A node reports that a variant cannot be loaded, although no start is under way."""
 
     __slots__ = ("node_id", "reason", "variant_id")
 
@@ -221,7 +222,7 @@ class LoadFailed(Event):
 
 @final
 class WeightsLoaded(Event):
-    """The weights of an instance are on the device again."""
+    """The weights of an instance are on the device."""
 
     __slots__ = ("instance_id",)
 
@@ -231,7 +232,7 @@ class WeightsLoaded(Event):
 
 @final
 class WeightsEvicted(Event):
-    """The weights of an instance are in host memory now."""
+    """The weights of an instance are in host memory."""
 
     __slots__ = ("instance_id",)
 
@@ -241,7 +242,7 @@ class WeightsEvicted(Event):
 
 @final
 class NodeJoined(Event):
-    """A node is there (again), empty."""
+    """A node joined, or came back, and holds no instance."""
 
     __slots__ = ("name", "node_id", "pool_id")
 
@@ -253,7 +254,7 @@ class NodeJoined(Event):
 
 @final
 class NodeLost(Event):
-    """A node is gone, and every instance on it. Its batches end in events of their own."""
+    """A node and every instance on it are gone. Its batches end in events of their own."""
 
     __slots__ = ("node_id",)
 
@@ -263,7 +264,7 @@ class NodeLost(Event):
 
 @final
 class TimerFired(Event):
-    """The time that a timer was set for has come."""
+    """A timer fired."""
 
     __slots__ = ("key",)
     rank: ClassVar[int] = Rank.TIMER

@@ -1,9 +1,10 @@
-"""Queues that do not keep what was withdrawn.
+"""Lazy deletion from a policy's queue, with a bound on the garbage that it may hold.
 
-A task that was cancelled or has expired while it waited stays in its policy's queue until it comes
-to the head, because to look for it would cost every cancellation a search. Where nothing comes to
-the head, such a queue would grow for ever. So withdrawals are counted, and the queue is swept when
-they may be half of it: O(1) each, all in all, and never more than twice what really waits.
+A task that is cancelled or expires while it is queued stays in its policy's queue until it reaches
+the head, because removing it at once would cost every cancellation a search. If the head does not
+move, such a queue would grow without bound. So withdrawn tasks are counted, and the queue is swept
+when they may be half of it: O(1) amortised per withdrawal, and a queue is never longer than twice
+the number of tasks that really wait.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _READY: Final = TaskState.READY
 
 @final
 class LazyDeletions:
-    """Counts those of one queue since it was last swept.
+    """Counts the withdrawn tasks of one queue since the queue was last swept.
 
     >>> withdrawals = LazyDeletions()
     >>> [withdrawals.add(length) for length in (4, 4, 4, 1)]
@@ -32,7 +33,7 @@ class LazyDeletions:
         self._count = 0
 
     def add(self, length: int) -> bool:
-        """One more task of the queue, which is so long, is withdrawn: whether to sweep it now."""
+        """Count one more withdrawn task of a queue of this length; whether to sweep it now."""
         self._count += 1
         if 2 * self._count <= length:
             return False
@@ -41,7 +42,7 @@ class LazyDeletions:
 
 
 def sweep(queue: deque[Task]) -> None:
-    """Keep only what still waits, in its order."""
+    """Remove the tasks that are no longer READY, keeping the order of the others."""
     waiting = [task for task in queue if task.state == _READY]
     queue.clear()
     queue.extend(waiting)

@@ -1,7 +1,7 @@
 """What the user declares: functions, pipelines, objectives and pools.
 
-These records never change during a run. They carry small integer ids (their place in the `App`)
-because the hot path and the logs speak in ids; names are for people.
+These records never change during a run. They carry small integer ids (their index in the `App`),
+because the hot path and the logs use ids; names are for people.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from headgate.core.clock import NEVER_NS
 
 
 class Tier:
-    """What kind of place a pool is."""
+    """The kind of capacity that a pool offers."""
 
-    DEDICATED: Final = 0  # machines that are ours while we pay for them
+    DEDICATED: Final = 0  # machines that are paid for while we hold them
     GPU: Final = 1  # accelerators, shareable in sevenths
-    SERVERLESS: Final = 2  # functions: the pool picks or starts an instance per request
+    SERVERLESS: Final = 2  # FaaS: the platform picks or starts an instance per call
 
 
-LAMBDA_PAYLOAD_BYTES_MAX: Final = 6 << 20  # of one call of AWS Lambda, each way
-PREWARM_ALL_NODES: Final = 1_000_001  # more nodes than there can be
+LAMBDA_PAYLOAD_BYTES_MAX: Final = 6 << 20  # payload limit of an AWS Lambda call, each way
+PREWARM_ALL_NODES: Final = 1_000_001  # sentinel: more nodes than a pool can have
 TIER_NAMES: Final = ("dedicated", "gpu", "serverless")
 
 
@@ -30,8 +30,9 @@ TIER_NAMES: Final = ("dedicated", "gpu", "serverless")
 class Shape:
     """Compute that one running batch of an instance holds (its *active* resources).
 
-    Memory is not here: it is held while the weights are loaded (*resident*), so it belongs to the
-    `Profile`. That difference is what separates a GPU in a container from kernels as a service.
+    Memory is not part of it: memory is held while the weights are loaded (*resident*), so it
+    belongs to the `Profile`. That is the difference between a GPU in a container and kernels as a
+    service.
     """
 
     cpu_milli: int = 0
@@ -40,12 +41,12 @@ class Shape:
 
 @dataclass(frozen=True)
 class Profile:
-    """What is known, in advance, about one variant of a function."""
+    """The measured or declared performance of one variant of a function."""
 
     exec_ns: tuple[int, ...]  # exec_ns[b - 1] is the time of a batch of b items
-    slowdown: tuple[float, ...] = (1.0,)  # slowdown[c - 1] when c batches share the node
-    cold_start_ns: int = 0  # cold start: process, imports, weights
-    swap_in_ns: int = 0  # swap-in: weights from host memory to the device
+    slowdown: tuple[float, ...] = (1.0,)  # slowdown[c - 1] applies when c batches share the node
+    cold_start_ns: int = 0  # process, imports, weights
+    swap_in_ns: int = 0  # weights from host memory to the device
     memory_bytes: int = 0  # held while the weights are on the device
     output_bytes: int = 0  # size of the result of one item
 
@@ -66,10 +67,10 @@ class Profile:
         return int(base_ns * self.slowdown_at(concurrency))
 
     def slowdown_at(self, concurrency: int) -> float:
-        """How much longer everything takes while `concurrency` batches share the node.
+        """Slowdown factor while `concurrency` batches share the node.
 
-        Beyond the table capacity is taken to be used up: one more slows all in proportion. A
-        table of one entry says that company does no harm.
+        Beyond the measured range we assume saturation: slowdown grows linearly with concurrency. A
+        single entry means no interference.
         """
         slowdown = self.slowdown
         known = len(slowdown)
@@ -82,7 +83,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run a function: a build of it, in a shape, on certain pools."""
+    """A build of a function with its resource shape, for certain pools."""
 
     id: int
     name: str
@@ -95,33 +96,31 @@ class Variant:
 
 @dataclass(frozen=True)
 class Function:
-    """A model or a step that can be loaded and run."""
+    """A model, or any other step, that can be loaded and run."""
 
     id: int
     name: str
     variants: tuple[Variant, ...]
-    is_idempotent: bool = True  # may be run again when nobody knows whether it ran
-    prewarm_nodes: int = 0  # nodes that are to hold it before anybody asks
+    is_idempotent: bool = True  # may be retried although it may have run
+    prewarm_nodes: int = 0  # nodes that load it before the first request
 
     @property
     def reference_exec_ns(self) -> int:
-        """Expected time of one item on the first variant: the policies' notion of its length."""
+        """Expected time of one item on the first variant: what policies take for its length."""
         return self.variants[0].profile.exec_ns[0]
 
 
 @dataclass(frozen=True)
 class Slo:
-    """A latency target with its quantile."""
+    """A latency objective at a quantile."""
 
     latency_ns: int = NEVER_NS
     quantile: float = 0.99
-    rate_tolerance: float = (
-        1.0  # still to be met when the rate rises to this multiple of the forecast
-    )
-    is_hard: bool = False  # a request still waiting at its deadline is expired
+    rate_tolerance: float = 1.0  # the SLO holds up to this multiple of the forecast rate
+    is_hard: bool = False  # a request that still waits at its deadline expires
 
     def deadline_ns(self, arrival_ns: int) -> int:
-        """When a request that arrives then must be answered."""
+        """Deadline of a request that arrives at `arrival_ns`."""
         return NEVER_NS if self.latency_ns == NEVER_NS else arrival_ns + self.latency_ns
 
 
@@ -131,14 +130,14 @@ class Stage:
 
     function: Function
     after: tuple[int, ...] = ()
-    # A cascade: this stage runs only for items that the stages before it were unsure about.
+    # A cascade: this stage runs only for requests whose previous stages were unsure.
     only_if_unsure: bool = False
     unsure_probability: float = 1.0
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A directed acyclic graph of stages under one objective."""
+    """A directed acyclic graph of stages under one SLO."""
 
     id: int
     name: str
@@ -156,37 +155,37 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class FaasPlatform:
-    """What a function platform promises and charges."""
+    """Limits and prices of a FaaS platform at one memory size."""
 
     memory_bytes: int
     concurrency_max: int = 1_000
     burst_concurrency: int = 1_000  # instances that can be started at once
-    burst_refill_per_s: float = 100.0  # refill of that burst
-    keep_alive_ns: int = 600_000_000_000
-    age_max_ns: int = NEVER_NS  # an instance this old is not used again, however busy it was
+    burst_refill_per_s: float = 100.0  # instance starts per second that refill the burst
+    keep_alive_ns: int = 600_000_000_000  # an instance idle for this long is removed
+    age_max_ns: int = NEVER_NS  # an instance older than this is not used again
     usd_per_gb_s: float = 0.0
     usd_per_request: float = 0.0
     billing_step_ns: int = 1_000_000
-    bills_cold_start: bool = True  # whether the cold start is on the bill
-    # Instances that are kept ready for us, and what that costs while they wait and while they run.
-    provisioning_ns: int = 60_000_000_000  # until they are there
+    bills_cold_start: bool = True  # the cold start is billed like execution
+    # Provisioned concurrency: instances kept warm by the platform, priced while idle and running.
+    provisioning_ns: int = 60_000_000_000  # until a provisioned instance is ready
     provisioned_usd_per_gb_s: float = 0.0
     provisioned_run_usd_per_gb_s: float = 0.0
-    ping_ns: int = 20_000_000  # how long a call takes that only keeps its instance awake
-    payload_bytes_max: int = LAMBDA_PAYLOAD_BYTES_MAX  # that a call can carry, each way
+    ping_ns: int = 20_000_000  # duration of a call that only keeps its instance warm
+    payload_bytes_max: int = LAMBDA_PAYLOAD_BYTES_MAX  # of a call, each way
 
     @property
     def gigabytes(self) -> float:
-        """Memory of one instance, as prices have it."""
+        """Memory of one instance in the unit of prices (2**30 bytes)."""
         return self.memory_bytes / (1 << 30)
 
     @property
     def ping_every_ns(self) -> int:
-        """How often an instance must be called to stay."""
+        """Interval of the ping calls that keep an instance warm; 0: pings keep nothing warm."""
         return self.keep_alive_ns // 2
 
     def usd(self, length_ns: int, *, is_provisioned: bool = False) -> float:
-        """What one call of this length costs.
+        """Cost of one call of this duration.
 
         >>> round(FaasPlatform(1 << 30, usd_per_gb_s=2.0, usd_per_request=1.0).usd(1_500_000), 6)
         1.004
@@ -199,12 +198,10 @@ class FaasPlatform:
 
 @dataclass(frozen=True)
 class BreakerConfig:
-    """What keeps a pool that is paid by the call from doing harm."""
+    """Circuit breaker and spend limits of a pay-per-call pool."""
 
-    failure_threshold: int = 5  # in a row; then it is left alone
-    cooldown_ns: int = (
-        5_000_000_000  # for so long at first, and twice as long each time it fails again
-    )
+    failure_threshold: int = 5  # consecutive failures that open the breaker
+    cooldown_ns: int = 5_000_000_000  # initial; it doubles each time the breaker opens again
     cooldown_max_ns: int = 60_000_000_000
     usd_per_minute: float = inf
     usd_per_day: float = inf
@@ -212,45 +209,45 @@ class BreakerConfig:
 
 @dataclass(frozen=True)
 class Pool:
-    """Places of one tier that are alike. A serverless pool has no nodes of its own."""
+    """Identical nodes of one tier. A serverless pool has no nodes of its own."""
 
     id: int
     name: str
     tier: int = Tier.GPU
     nodes: int = 1
     slots: int = 1  # batches a node runs at once: 1 is exclusive
-    queue_max: int = 0  # batches a node may hold back while its slots are taken
-    cpu_milli: int = NEVER_NS  # compute of one node; NEVER_NS is "not a limit"
+    queue_max: int = 0  # batches a node may queue while its slots are taken
+    cpu_milli: int = NEVER_NS  # compute of one node; NEVER_NS: unlimited
     gpu_sevenths: int = NEVER_NS
     memory_bytes: int = NEVER_NS  # device memory of one node
-    host_memory_bytes: int = 0  # where evicted weights may wait
-    idle_timeout_ns: int = NEVER_NS  # an instance idle for so long retires itself
-    is_elastic: bool = False  # nodes are taken, and paid for, only while they hold something
-    boot_ns: int = 0  # to take one of those, before anything can start on it
-    usd_per_hour: float = 0.0  # of one node
+    host_memory_bytes: int = 0  # host memory of one node for evicted weights
+    idle_timeout_ns: int = NEVER_NS  # an instance that is idle for this long stops
+    is_elastic: bool = False  # nodes are rented, and paid for, only while they hold an instance
+    boot_ns: int = 0  # boot time of a rented node
+    usd_per_hour: float = 0.0  # per node
     network_ns: int = 0  # one way, gateway to node
-    bytes_per_s: float = 0.0  # between nodes; 0 is "instantly"
+    bytes_per_s: float = 0.0  # bandwidth between nodes; 0: transfers take no time
     faas: FaasPlatform | None = None
     breaker: BreakerConfig = BreakerConfig()
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds that the Scheduler holds for every policy. Reaching one is an outcome."""
+    """Bounds that the Scheduler enforces for every policy. Reaching one is an outcome."""
 
-    attempts_max: int = 3  # runs of one task, failed and lost ones counted
-    refusals_max: int = 64  # times one task may be turned away before it fails
-    backoff_ns: int = 1_000_000  # how long a place that refused is left alone
-    timeout_factor: float = 0.0  # give a batch up after this multiple of what such take; 0 is never
+    attempts_max: int = 3  # runs of one task, including failed and lost ones
+    refusals_max: int = 64  # refusals of one task after which it fails
+    backoff_ns: int = 1_000_000  # back-off from a node or pool that refused a batch
+    timeout_factor: float = 0.0  # a batch times out after this multiple of its usual time; 0: never
     open_requests_max: int = 10_000_000
-    timeout_floor_ns: int = 1_000_000_000  # a batch is given up no sooner than this
-    start_backoff_ns: int = 1_000_000_000  # until a variant whose start failed is tried again
-    start_backoff_max_ns: int = 60_000_000_000  # it doubles with each failure, up to this
+    timeout_floor_ns: int = 1_000_000_000  # lower bound on the timeout of a batch
+    start_backoff_ns: int = 1_000_000_000  # initial back-off of a variant that failed to start
+    start_backoff_max_ns: int = 60_000_000_000  # the back-off doubles per failure up to this
 
 
 @dataclass(frozen=True)
 class Client:
-    """Somebody who sends requests and is accounted for them."""
+    """A tenant: requests are accounted to it, and its weight sets its fair share."""
 
     id: int
     name: str
@@ -259,7 +256,7 @@ class Client:
 
 @dataclass(frozen=True)
 class App:
-    """Everything that is declared: the whole configuration of a Scheduler but its policy."""
+    """Everything that is declared: the configuration of a Scheduler except its policy."""
 
     functions: tuple[Function, ...]
     pipelines: tuple[Pipeline, ...]

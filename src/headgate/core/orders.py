@@ -1,8 +1,8 @@
-"""What a policy may order. Each order is checked first, then carried out at once.
+"""The orders that a policy may give. Each order is checked, then applied at once.
 
-So within one hook a policy sees the effect of its own orders in the `View`. An order that is not
-legal raises `PolicyError` and changes nothing: it is a defect of the policy, never a condition to
-handle.
+Because orders are applied at once, a policy sees their effect in the `View` within the same hook.
+An illegal order raises `PolicyError` and changes nothing: it is a defect of the policy, not a
+condition to handle.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from headgate.core.states import (
 )
 from headgate.core.view import View, is_evictable
 
-# Interpreted, a name of the module is read many times faster than one of a class.
+# CPython reads a module global many times faster than a class attribute.
 _HOST: Final = Residency.HOST
 _READY: Final = TaskState.READY
 _UP: Final = NodeState.UP
 
-# Names of the Scheduler's own timers; a policy's timers must be called something else.
+# Names of the Scheduler's own timers. A policy must choose other names for its timers.
 RESERVED_TIMERS = frozenset(
     (
         "deadline",
@@ -45,15 +45,13 @@ RESERVED_TIMERS = frozenset(
 
 @final
 class Orders:
-    """The only way for a policy to change anything."""
+    """The only means by which a policy changes state."""
 
-    def __init__(self, view: View, ledger: StateWriter, residents: InstanceWriter) -> None:
+    def __init__(self, view: View, state: StateWriter, instances: InstanceWriter) -> None:
         self._view = view
-        self._ledger = ledger
-        self._residents = residents
-        self._watches = ledger.watchdog.is_needed
-
-    # --- running work --------------------------------------------------------------------------
+        self._state = state
+        self._instances = instances
+        self._has_timeouts = state.timeouts.is_enabled
 
     def dispatch(
         self,
@@ -61,11 +59,12 @@ class Orders:
         node: Node,
         variant: Variant | None = None,
     ) -> Batch:
-        """Send tasks of one function out together to a node.
+        """Dispatch tasks of one function as a batch to a node.
 
-        An instance is started there if there is none, or its weights loaded, evicting idle ones
-        as needed. `variant` defaults to the node's own for this function. A task that is already
-        running may be sent again: a competing copy. The list becomes the batch's own.
+        If the node has no instance of the variant, one is started there; if its weights are in host
+        memory, they are loaded. Idle instances are evicted as needed. `variant` defaults to the
+        node's variant of this function. A task that is already running may be dispatched again: a
+        competing copy (hedging). The batch takes ownership of the list.
         """
         if not tasks:
             raise PolicyError("a batch of no tasks")
@@ -86,12 +85,12 @@ class Orders:
         pool: Pool,
         variant: Variant | None = None,
     ) -> Batch:
-        """Send tasks of one function to a pool that picks or starts the instance itself."""
+        """Dispatch tasks of one function to a FaaS pool, which picks or starts the instance."""
         if not tasks:
             raise PolicyError("a batch of no tasks")
         first = tasks[0]
         if pool.faas is None:
-            raise _illegal(tasks, f"pool {pool.name} does not pick its own instances")
+            raise _illegal(tasks, f"pool {pool.name} is not a FaaS pool")
         if variant is None:
             variant = self._view.variants_by_pool[pool.id][first.function.id]
             if variant is None:
@@ -99,7 +98,7 @@ class Orders:
         elif pool.id not in variant.pool_ids:
             raise _illegal(tasks, f"{variant.name} does not run on pool {pool.name}")
         if not self._view.is_pool_available(pool.id):
-            raise _illegal(tasks, f"pool {pool.name} is closed: its breaker or its budget")
+            raise _illegal(tasks, f"pool {pool.name} takes no calls: circuit breaker or budget")
         size = 0
         for task in tasks:
             size += task.payload_bytes
@@ -114,7 +113,7 @@ class Orders:
         node: Node | None,
         pool: Pool,
     ) -> Batch:
-        """Send a batch out if its tasks may go together as this variant, else raise."""
+        """Dispatch a batch if its tasks may run together as this variant; raise otherwise."""
         function_id = variant.function_id
         task_ids: list[int] = []
         items = 0
@@ -128,19 +127,19 @@ class Orders:
         if items > len(variant.profile.exec_ns):
             raise _illegal(tasks, f"{items} items exceed the largest batch of {variant.name}")
         if len(task_ids) > 1:
-            self._check_company(tasks, task_ids)
+            self._check_batchable(tasks, task_ids)
         instance = None
         if node is not None:
             instance = node.instances.get(variant.id)
             if instance is None or instance.residency == _HOST:
                 instance = self._make_resident(tasks, variant, node, instance)
-        batch = self._ledger.send(tasks, task_ids, items, variant, instance, node, pool)
-        if self._watches:
-            self._watch(batch)
+        batch = self._state.send(tasks, task_ids, items, variant, instance, node, pool)
+        if self._has_timeouts:
+            self._arm_timeout(batch)
         return batch
 
-    def _check_company(self, tasks: list[Task], task_ids: list[int]) -> None:
-        """Raise unless these tasks may go together."""
+    def _check_batchable(self, tasks: list[Task], task_ids: list[int]) -> None:
+        """Raise unless these tasks may share a batch."""
         if len(set(task_ids)) < len(task_ids):
             raise _illegal(tasks, "a task is in a batch twice")
         if self._view.suspects:
@@ -149,15 +148,15 @@ class Orders:
                     raise _illegal(tasks, f"task {task.id} must run alone")
 
     def _check_copy(self, tasks: list[Task], task: Task) -> None:
-        """Raise unless one more attempt may run beside those that are out."""
+        """Raise unless the task may have one more attempt beside those in flight."""
         if task.state != TaskState.RUNNING:
             raise _illegal(tasks, f"task {task.id} is not ready")
         if not task.function.is_idempotent:
-            raise _illegal(tasks, f"task {task.id} is running and may not be run twice")
+            raise _illegal(tasks, f"task {task.id} is running and its function is not idempotent")
         if task.attempts_made >= self._view.app.limits.attempts_max:
             raise _illegal(tasks, f"task {task.id} has no attempts left")
         if task.must_run_alone:
-            raise _illegal(tasks, f"task {task.id} is a suspect and out already")
+            raise _illegal(tasks, f"task {task.id} is in quarantine and in flight already")
 
     def _make_resident(
         self, tasks: list[Task], variant: Variant, node: Node, instance: Instance | None
@@ -166,44 +165,40 @@ class Orders:
             raise _illegal(tasks, f"{node.name} has no memory for {variant.name}")
         if instance is None:
             if variant.id in self._view.load_failures:
-                raise _illegal(tasks, f"{variant.name} cannot be loaded: it is being backed off")
-            return self._residents.start_instance(variant, node.pool, node)
-        self._residents.load_weights(instance, node)
+                raise _illegal(tasks, f"{variant.name} failed to load and is in back-off")
+            return self._instances.start_instance(variant, node.pool, node)
+        self._instances.load_weights(instance, node)
         return instance
 
-    def _watch(self, batch: Batch) -> None:
-        """Give the batch up when it has not been heard of for far longer than expected."""
-        at_ns = batch.sent_ns + self._ledger.watchdog.limit_ns(batch)
-        self._ledger.set_timer(("lost", batch.id), at_ns)
-
-    # --- requests ------------------------------------------------------------------------------
+    def _arm_timeout(self, batch: Batch) -> None:
+        """Set the timer after which the batch is given up as lost."""
+        at_ns = batch.sent_ns + self._state.timeouts.limit_ns(batch)
+        self._state.set_timer(("lost", batch.id), at_ns)
 
     def reject(
         self, request: Request, reason: str, predicted_ns: int = 0, retry_ns: int = 0
     ) -> None:
-        """Turn a request away at admission: before any task of it was dispatched.
+        """Reject a request at admission, before any of its tasks was dispatched.
 
-        Say, if known, what latency it would have had and after how long it had better come back.
+        Pass, if known, the latency that it would have had and the delay after which to retry.
         """
         self._check_open(request)
         for task in request.tasks:
             if task.attempts_made or task.refusals:
                 raise PolicyError(f"request {request.id} has been admitted: expire it instead")
-        self._ledger.settle(request, Outcome.REJECTED, reason, predicted_ns, retry_ns)
+        self._state.settle(request, Outcome.REJECTED, reason, predicted_ns, retry_ns)
 
     def expire(self, request: Request, reason: str) -> None:
-        """Give up a request that was admitted and still waits."""
+        """Expire a request that was admitted and has no running task."""
         self._check_open(request)
         for task in request.tasks:
             if task.state == TaskState.RUNNING:
                 raise PolicyError(f"request {request.id} is running")
-        self._ledger.settle(request, Outcome.EXPIRED, reason)
+        self._state.settle(request, Outcome.EXPIRED, reason)
 
     def _check_open(self, request: Request) -> None:
         if request.state != RequestState.OPEN:
             raise PolicyError(f"request {request.id} is settled already")
-
-    # --- instances -----------------------------------------------------------------------------
 
     def start(self, variant: Variant, node: Node) -> Instance:
         """Start an instance on a node, evicting idle ones as needed."""
@@ -216,24 +211,24 @@ class Orders:
         self._check_may_start(variant)
         if not self._view.can_make_room(node, variant):
             raise PolicyError(f"{node.name} has no memory for {variant.name}")
-        return self._residents.start_instance(variant, node.pool, node)
+        return self._instances.start_instance(variant, node.pool, node)
 
     def _check_may_start(self, variant: Variant) -> None:
         if variant.id in self._view.load_failures:
-            raise PolicyError(f"{variant.name} cannot be loaded: it is being backed off")
+            raise PolicyError(f"{variant.name} failed to load and is in back-off")
 
     def start_anywhere(self, variant: Variant, pool: Pool) -> Instance:
         """Start an instance on whichever node the pool's Broker grants."""
         if pool.id not in variant.pool_ids:
             raise PolicyError(f"{variant.name} does not run on pool {pool.name}")
         self._check_may_start(variant)
-        return self._residents.start_instance(variant, pool, None)
+        return self._instances.start_instance(variant, pool, None)
 
     def stop(self, instance: Instance) -> None:
-        """Let an instance finish what it has begun, then be gone."""
+        """Drain an instance: it finishes the batches it has begun, then stops."""
         if instance.state in (InstanceState.DRAINING, InstanceState.GONE):
-            raise PolicyError(f"instance {instance.id} is leaving already")
-        self._residents.stop_instance(instance)
+            raise PolicyError(f"instance {instance.id} is draining or gone already")
+        self._instances.stop_instance(instance)
 
     def evict(self, instance: Instance) -> None:
         """Move an idle instance's weights into host memory."""
@@ -243,32 +238,30 @@ class Orders:
         size = instance.variant.profile.memory_bytes
         if node.host_bytes_used + size > node.pool.host_memory_bytes:
             raise PolicyError(f"{node.name} has no host memory for {instance.variant.name}")
-        self._residents.evict_weights(instance, node)
+        self._instances.evict_weights(instance, node)
 
     def load(self, instance: Instance) -> None:
-        """Bring an instance's weights back onto the device before they are needed."""
+        """Load an instance's weights onto the device before they are needed."""
         node = instance.node
         if node is None or instance.residency != Residency.HOST:
             raise PolicyError(f"instance {instance.id} is not in host memory")
         if not self._view.can_make_room(node, instance.variant):
             raise PolicyError(f"{node.name} has no memory for {instance.variant.name}")
-        self._residents.load_weights(instance, node)
+        self._instances.load_weights(instance, node)
 
     def keep_warm(
         self, variant: Variant, pool: Pool, count: int, *, is_provisioned: bool = False
     ) -> None:
-        """Have a serverless pool keep so many instances ready: by calling them, or provisioned.
+        """Have a serverless pool keep `count` instances warm, by ping calls or provisioned.
 
-        The wish stands until the next one. While the breaker is open, or as far as the budgets do
-        not pay for them, there are fewer: `View.kept_warm` says how many.
+        The order stands until the next one for the variant. While the circuit breaker is open, or
+        if the budgets cannot pay for all, fewer are kept: `View.kept_warm` says how many.
         """
         if pool.faas is None or pool.id not in variant.pool_ids:
-            raise PolicyError(f"pool {pool.name} keeps nothing warm of {variant.name}")
+            raise PolicyError(f"pool {pool.name} cannot keep {variant.name} warm")
         if not 0 <= count <= pool.faas.concurrency_max:
             raise PolicyError(f"pool {pool.name} cannot keep {count} instances")
-        self._ledger.keep_warm(pool, variant, count, is_provisioned)
-
-    # --- time and thought ----------------------------------------------------------------------
+        self._state.keep_warm(pool, variant, count, is_provisioned)
 
     def set_timer(self, name: str, at_ns: int, number: int = 0) -> None:
         """Have `on_timer(name, number)` called at `at_ns`; replaces the timer of that name."""
@@ -276,24 +269,24 @@ class Orders:
             raise PolicyError(f"the timer name {name!r} is the Scheduler's own")
         if at_ns < self._view.now_ns:
             raise PolicyError(f"timer {name!r} is set for the past")
-        self._ledger.set_timer((name, number), at_ns)
+        self._state.set_timer((name, number), at_ns)
 
     def cancel_timer(self, name: str, number: int = 0) -> None:
-        """Forget a timer, if it is set."""
+        """Cancel a timer, if it is set."""
         if name in RESERVED_TIMERS:
             raise PolicyError(f"the timer name {name!r} is the Scheduler's own")
-        self._ledger.cancel_timer((name, number))
+        self._state.cancel_timer((name, number))
 
     def report_work(self, units: int) -> None:
-        """Say how much was computed (states expanded, points scanned): drivers charge time for it.
+        """Report how much was computed (states expanded, points scanned): drivers charge time.
 
-        Policies read no clock, so a search with a time limit is one with a limit on this.
+        A policy reads no clock, so it must express a time limit on a search as a limit on units.
         """
-        self._ledger.work += units
+        self._state.work += units
 
 
 def _illegal(tasks: list[Task], problem: str) -> PolicyError:
-    """An order to send tasks out that is not legal; they may be in no queue of the policy's now."""
+    """An illegal dispatch. Its tasks are attached: they may be in no queue of the policy now."""
     error = PolicyError(problem)
     error.tasks = tasks
     return error

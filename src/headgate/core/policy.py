@@ -1,7 +1,20 @@
-"""What a policy is: hooks that the Scheduler calls, and a statement of what it can take.
+"""The interface of a policy: hooks that the Scheduler calls, and a statement of capabilities.
 
 A policy is one file in `headgate.policies`: a docstring with the idea, the paper and an example, a
-frozen `Config`, a subclass of `Policy`, and `POLICY = PolicyKind(...)`. Its name is the file's.
+frozen `Config`, a subclass of `Policy`, and `POLICY = PolicyKind(...)`. The policy has the name of
+the file.
+
+Rules that every policy must follow, with the tests that enforce them:
+
+- It reads `self.view` and changes nothing but its own attributes; it acts through `self.orders`.
+- It reads no clock (`self.view.now_ns` is the time) and draws random numbers from `self.rng` only.
+- It breaks no tie by the number of a client. Client ids are labels: if equal clients are
+  renumbered, every decision must stay the same. Break ties by arrival, task id, or who was served
+  longest ago (`tests/property/test_policies.py`).
+- Its own attributes, and those of its helper classes, have other names than the fields of the
+  records in `core/records.py` and of `core/view.py` (`queue` is fine, `tasks`, `state` or
+  `instances` is not). The check that a policy writes only its own state tells its attributes from
+  a record's by their names (`tests/tidy/test_tidy_policies.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +30,7 @@ from headgate.core.view import View
 
 @final
 class Context:
-    """What a policy is given: the view, the orders, and a random stream of its own."""
+    """What a policy is constructed with: the view, the orders, and its own random stream."""
 
     def __init__(self, view: View, orders: Orders, rng: Random) -> None:
         self.view = view
@@ -32,14 +45,14 @@ class PolicyConfig:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a policy can cope with; the shared test suites and `compare` go by this."""
+    """What a policy supports. The shared test suites and `headgate compare` rely on this."""
 
-    pipelines: bool = True  # stages that wait for others
-    batches: bool = False  # more than one item to a dispatch
-    mixed_pools: bool = False  # pools that differ, functions that not every node can run
-    serverless: bool = False
-    multi_gateway: bool = False
-    clairvoyance: bool = False  # wants to be told of requests before they arrive
+    pipelines: bool = True  # stages that depend on other stages
+    batches: bool = False  # more than one item per dispatch
+    mixed_pools: bool = False  # several pools, functions that not every node can run
+    serverless: bool = False  # FaaS pools
+    multi_gateway: bool = False  # several Schedulers that share pools
+    clairvoyance: bool = False  # requests are announced before they arrive
 
 
 @dataclass(frozen=True)
@@ -53,21 +66,25 @@ class Target:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the slow half of a policy wants; the Scheduler reconciles it into starts and stops."""
+    """The desired instances, from the slow time scale of a policy.
+
+    The Scheduler reconciles a plan into starts and stops.
+    """
 
     targets: tuple[Target, ...] = ()
 
 
 class Policy:
-    """The hooks. All are optional but `on_task_ready` and `on_capacity`.
+    """The hooks. All are optional except `on_task_ready` and `on_capacity`.
 
     Fast hooks are called per event and act through `self.orders`; the slow `plan` is called every
-    `plan_every_ns` and only says what it wants. A task that left a policy's queue without being
-    dispatched (cancelled, expired) is no longer READY: check that when taking it out, or drop it
-    in `on_task_withdrawn`; see `core.lazy_deletion`. One that `must_run_alone` is never put
-    into a batch with others.
+    `plan_every_ns` and only returns the desired instances. A queued task that was cancelled or
+    expired is no longer READY: check the state when dequeuing, or drop the task in
+    `on_task_withdrawn` (see `core.lazy_deletion`). A task that `must_run_alone` is never put into
+    a batch with others.
 
-    A hook that raises is a fault: what it was about fails, and everything else goes on.
+    A hook that raises is a fault of the policy: the task or request that the hook was about fails,
+    and everything else continues.
     """
 
     plan_every_ns: int = 0  # 0: `plan` is never called
@@ -78,20 +95,23 @@ class Policy:
         self.rng = context.rng
 
     def on_arrival(self, request: Request) -> None:
-        """A request is at the door: `reject` it now, or its tasks will become ready."""
+        """A request arrived: `reject` it now, or its first tasks become ready."""
 
-    def spills(self, function_id: int) -> bool:
-        """Whether this policy also sends a function to platforms, where it runs on any."""
+    def uses_faas(self, function_id: int) -> bool:
+        """Whether this policy dispatches the function to FaaS pools, if it runs on any."""
         return True
 
     def on_announced(self, request_id: int, pipeline_id: int, arrival_ns: int) -> None:
-        """A request will arrive then (only for policies that take clairvoyance)."""
+        """A request will arrive at `arrival_ns` (only for policies with `clairvoyance`)."""
 
-    def on_turned_away(self, request_id: int, pipeline_id: int) -> None:
-        """A request was turned away before it came to the policy (which may have expected it)."""
+    def on_rejected_early(self, request_id: int, pipeline_id: int) -> None:
+        """The Scheduler rejected a request itself, before `on_arrival`.
+
+        A policy to which the request was announced must stop waiting for it.
+        """
 
     def on_task_ready(self, task: Task) -> None:
-        """A task may be dispatched: do so, or keep it."""
+        """A task may be dispatched: dispatch it now, or queue it."""
         raise NotImplementedError
 
     def on_task_returned(self, task: Task) -> None:
@@ -99,26 +119,26 @@ class Policy:
         self.on_task_ready(task)
 
     def on_task_withdrawn(self, task: Task) -> None:
-        """A ready task is wanted no longer. Queues must not keep such tasks for ever."""
+        """A ready task was cancelled or expired. Queues must not keep such tasks for ever."""
 
     def on_capacity(self, node: Node) -> None:
-        """A node may have become able to take more."""
+        """A node may have capacity for another batch."""
         raise NotImplementedError
 
     def on_pool_available(self, pool_id: int) -> None:
-        """A pool that picks its own instances can take a call: again, or one more."""
+        """A FaaS pool can take a call: its breaker allows calls again, or a call has ended."""
 
     def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
-        """A batch has ended (its state says how); for policies that learn."""
+        """A batch has ended (its state says how), for policies that learn from the time it took."""
 
     def on_instance_started(self, instance: Instance) -> None:
-        """An instance is ready to run."""
+        """An instance is ready to run batches."""
 
     def on_instance_gone(self, instance: Instance) -> None:
-        """An instance is not there any more."""
+        """An instance no longer exists."""
 
     def on_node_joined(self, node: Node) -> None:
-        """A node is there; `on_capacity` follows."""
+        """A node joined; `on_capacity` follows."""
 
     def on_node_lost(self, node: Node) -> None:
         """A node is gone."""
@@ -127,23 +147,23 @@ class Policy:
         """A timer set by this policy has fired."""
 
     def plan(self) -> Plan:
-        """Say how many instances of what should be there. Pure; called on the slow time scale."""
+        """Return the desired instances. Called on the slow time scale."""
         return Plan()
 
 
 def overrides(policy: Policy, hook: str) -> bool:
-    """Whether a policy has a hook of its own; one that does nothing need not be called."""
+    """Whether a policy overrides a hook; a hook that does nothing need not be called."""
     return getattr(type(policy), hook) is not getattr(Policy, hook)
 
 
 @dataclass(frozen=True)
 class PolicyKind:
-    """How to make a policy: the class, its configuration, and what it takes."""
+    """How to build a policy: its class, its configuration class and its capabilities."""
 
     make: type[Policy]
     config: type[PolicyConfig] = PolicyConfig
     capabilities: Capabilities = Capabilities()
 
     def build(self, context: Context, config: PolicyConfig) -> Policy:
-        """Make the policy."""
+        """Build the policy."""
         return self.make(context, config)

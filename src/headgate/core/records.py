@@ -1,11 +1,11 @@
-"""What the Scheduler keeps about the present: requests, tasks, batches, instances, nodes.
+"""The mutable state of a Scheduler: requests, tasks, batches, instances, nodes.
 
 Plain slotted classes, because some are made for every request and a compiled build turns them into
 C structs. The Scheduler (through its `StateWriter`) writes them; policies only read them.
 
-An *attempt* is a task's place in a batch: it has no record of its own. A task counts the attempts
-that were made; retries and competing copies are both just more attempts. One is out while it is
-RUNNING, and beside it as many more as there are competing copies.
+An *attempt* is a task's membership in a batch; it has no record of its own. A task counts its
+attempts; retries and competing copies (hedging) are both just more attempts. A RUNNING task has one
+attempt in flight, plus `copies_in_flight` competing copies.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from headgate.core.states import (
     TaskState,
 )
 
-# Interpreted, a name of the module is read many times faster than one of a class.
+# CPython reads a module global many times faster than a class attribute.
 _BLOCKED: Final = TaskState.BLOCKED
 _OPEN: Final = RequestState.OPEN
-_OUT: Final = BatchState.IN_FLIGHT
+_IN_FLIGHT: Final = BatchState.IN_FLIGHT
 
 # Task ids are request id * STAGES_MAX + stage, so that a log needs no table to read them.
 STAGES_MAX: Final = 256
@@ -34,7 +34,7 @@ STAGES_MAX: Final = 256
 
 @final
 class Request:
-    """One invocation of a pipeline, and its tasks. Its deadline is computed once, at arrival."""
+    """One invocation of a pipeline, with its tasks. The deadline is computed once, at arrival."""
 
     __slots__ = (
         "arrival_ns",
@@ -70,8 +70,8 @@ class Request:
         self.priority = priority  # smaller is more urgent
         self.arrival_ns = arrival_ns
         self.deadline_ns = deadline_ns
-        self.payload_bytes = payload_bytes  # of a call that carries its inputs; 0: nobody knows
-        self.is_hard = False  # to be expired if it still waits at its deadline
+        self.payload_bytes = payload_bytes  # of a FaaS call that carries its inputs; 0: unknown
+        self.is_hard = False  # it expires if it still waits at its deadline
         self.state: int = _OPEN
         self.outcome: int | None = None
         tasks: list[Task] = []
@@ -83,11 +83,11 @@ class Request:
 
 @final
 class Task:
-    """One stage of one request: ready when its predecessors are done."""
+    """One stage of one request; it becomes ready when its predecessors are done."""
 
     __slots__ = (
         "attempts_made",
-        "copies_out",
+        "copies_in_flight",
         "function",
         "id",
         "must_run_alone",
@@ -108,21 +108,22 @@ class Task:
         self.function: Function = stage.function
         self.state: int = _BLOCKED
         self.waits_for = len(stage.after)
-        self.copies_out = 0  # attempts that are out beside the first, while it is RUNNING
+        self.copies_in_flight = 0  # attempts in flight beside the first, while it is RUNNING
         self.attempts_made = 0
         self.refusals = 0
-        self.must_run_alone = False  # it may have killed a worker: never in a batch with others
-        # Of a call that carries its inputs, as far as it is known; more once one was too large.
+        self.must_run_alone = False  # quarantined: it may have killed a worker, so it runs alone
+        # Payload of a FaaS call that carries its inputs, as far as known; raised to above the
+        # platform's limit once a call was too large.
         self.payload_bytes = 0 if stage.after else request.payload_bytes
-        # Where its result lies once it is done: what its successors read is there. A platform
-        # that picks its own instances names no node.
+        # Where the result is once the task is done: its successors read it there. A FaaS pool
+        # names no node.
         self.pool_id: int | None = None
         self.node_id: int | None = None
 
 
 @final
 class Datum:
-    """An intermediate result that successors read: how large it is and where it lies."""
+    """The size and location of an intermediate result that successor tasks read."""
 
     __slots__ = ("node_id", "pool_id", "size_bytes", "task_id")
 
@@ -157,11 +158,11 @@ class Instance:
         self.id = id
         self.variant = variant
         self.pool = pool
-        self.node = node  # None until a pool that picks its own node has said which
+        self.node = node  # None until a pool that picks the node has reported it
         self.state: int = InstanceState.STARTING
         self.residency: int = Residency.NOWHERE
-        self.is_preparing = False  # starting or loading: holds a slot of its node
-        self.running = 0  # batches of ours that are out with it
+        self.is_preparing = False  # starting or loading weights: it holds a slot of its node
+        self.running = 0  # batches of this Scheduler in flight on it
         self.last_used_ns = now_ns
 
 
@@ -169,8 +170,8 @@ class Instance:
 class Node:
     """A machine or an accelerator, as this Scheduler believes it to be.
 
-    Other Schedulers may use it too, so `running` counts only our own batches; whether it can take
-    one more is its Backend's business.
+    Other Schedulers may use the node too, so `running` counts only this Scheduler's batches;
+    whether the node can take one more is decided by its Backend.
     """
 
     __slots__ = (
@@ -196,7 +197,7 @@ class Node:
         self.id = id
         self.name = name
         self.pool = pool
-        self.variants = variants  # by function id: what this node would run for it, if anything
+        self.variants = variants  # by function id: the variant that this node would run, or None
         self.slots = pool.slots
         self.limits_compute = pool.cpu_milli < NEVER_NS or pool.gpu_sevenths < NEVER_NS
         self.state: int = NodeState.DOWN
@@ -212,7 +213,7 @@ class Node:
 
 @final
 class Batch:
-    """Tasks of one function sent out together, to an instance or to a pool that picks its own."""
+    """Tasks of one function dispatched together to an instance, or to a FaaS pool."""
 
     __slots__ = (
         "id",
@@ -241,22 +242,22 @@ class Batch:
         self.variant = variant
         self.tasks = tasks
         self.items = items
-        self.instance = instance  # None when the pool picks
+        self.instance = instance  # None if a FaaS pool picks the instance
         self.node = node
         self.pool = pool
         self.sent_ns = sent_ns
-        self.state: int = _OUT
+        self.state: int = _IN_FLIGHT
 
 
 @final
 class LoadFailure:
-    """A variant that could not be started on a node, and when that is tried again."""
+    """A variant that could not be started on a node, and when the start is retried."""
 
     __slots__ = ("failures", "node_id", "probe_id", "reason", "retry_at_ns")
 
     def __init__(self, reason: str, node_id: int) -> None:
         self.reason = reason
-        self.node_id = node_id  # where it was tried last
-        self.failures = 0  # in a row
-        self.retry_at_ns = 0  # when it is tried again, or when what comes of that should be known
-        self.probe_id: int | None = None  # the instance by which it is being tried just now
+        self.node_id = node_id  # the node of the last attempt
+        self.failures = 0  # consecutive
+        self.retry_at_ns = 0  # when a probe starts, or when the running probe should be done
+        self.probe_id: int | None = None  # the instance that is being started as a probe

@@ -1,7 +1,7 @@
-"""The story of one request: everything in a log that concerns it, from cause to effect.
+"""The trace of one request: all entries of an event log that concern it.
 
-No table ties events to requests. A task id tells whose it is, an event that ends an action names
-it, and that is enough to follow the chain.
+The log has no table that maps events to requests. A task id contains its request id, and an event
+that ends an action names the action, which is enough to follow the chain from cause to effect.
 """
 
 from __future__ import annotations
@@ -23,33 +23,34 @@ from headgate.core.records import STAGES_MAX
 
 
 def request_trace(entries: Iterable[LogEntry], request_id: int) -> list[LogEntry]:
-    """Return what happened to one request, and why: entries with only the actions that concern it.
+    """Return the entries of a log that concern one request, with only the actions that do.
 
-    That is its arrival, its dispatches, what became of their batches, the starts and loads those
-    had to wait for, the loss of what they were out with, its timers, and how it was settled. The
-    event of an entry need not concern the request: then it caused the actions that do.
+    These are its arrival, its dispatches, the ends of their batches, the starts and loads that the
+    batches waited for, the loss of their instance or node, the request's timers, and its settling.
+    The event of an entry may concern other requests: then it caused actions that concern this one.
     """
-    teller = _Teller(request_id)
+    tracer = _RequestTracer(request_id)
     for entry in entries:
-        teller.hear(entry)
-    return teller.told()
+        tracer.read(entry)
+    return tracer.entries()
 
 
 @final
-class _Teller:
+class _RequestTracer:
     """Follows one request through a log, in one pass."""
 
     def __init__(self, request_id: int) -> None:
         self._request_id = request_id
-        self._batch_ids: set[int] = set()  # every batch with a task of ours
-        self._out: dict[int, Dispatch] = {}  # those of them that have not ended
-        self._awaited: set[int] = set()  # instances that our batches wait for
-        # Starts and loads under way, and where they were ordered: ours once a batch of ours waits.
+        self._batch_ids: set[int] = set()  # every batch with a task of the request
+        self._in_flight: dict[int, Dispatch] = {}  # those batches that have not ended
+        self._awaited: set[int] = set()  # instances that those batches wait for
+        # Starts and loads under way, with the entry and index of the action that ordered them.
+        # They concern the request once one of its batches waits for them.
         self._preparing: dict[int, tuple[LogEntry, int]] = {}
-        self._kept: dict[int, tuple[LogEntry, set[int]]] = {}  # by seq; places of its actions
+        self._kept: dict[int, tuple[LogEntry, set[int]]] = {}  # by seq; indices of actions kept
 
-    def hear(self, entry: LogEntry) -> None:
-        """Keep what concerns the request, and remember what may turn out to."""
+    def read(self, entry: LogEntry) -> None:
+        """Keep what concerns the request, and remember what may turn out to concern it."""
         event = entry.event
         if self._concerns(event):
             self._keep(entry)
@@ -58,18 +59,18 @@ class _Teller:
             self._awaited.discard(event.instance_id)
         batch_id = _batch_of(event)
         if batch_id is not None:
-            self._out.pop(batch_id, None)
+            self._in_flight.pop(batch_id, None)
         for place, action in enumerate(entry.actions):
-            self._hear_action(entry, place, action)
+            self._read_action(entry, place, action)
 
-    def told(self) -> list[LogEntry]:
-        """Return the story so far, in order."""
+    def entries(self) -> list[LogEntry]:
+        """Return the trace so far, in order."""
         return [
             LogEntry(entry.seq, entry.now_ns, entry.event, [entry.actions[i] for i in sorted(kept)])
             for _, (entry, kept) in sorted(self._kept.items())
         ]
 
-    def _hear_action(self, entry: LogEntry, place: int, action: Action) -> None:
+    def _read_action(self, entry: LogEntry, place: int, action: Action) -> None:
         if isinstance(action, StartInstance | LoadWeights):
             self._preparing[action.instance_id] = (entry, place)
         elif isinstance(action, Dispatch):
@@ -81,7 +82,7 @@ class _Teller:
 
     def _follow(self, dispatch: Dispatch) -> None:
         self._batch_ids.add(dispatch.batch_id)
-        self._out[dispatch.batch_id] = dispatch
+        self._in_flight[dispatch.batch_id] = dispatch
         instance_id = dispatch.instance_id
         if instance_id is not None and instance_id in self._preparing:
             self._awaited.add(instance_id)
@@ -93,11 +94,13 @@ class _Teller:
             places.add(place)
 
     def _concerns(self, thing: Event | Action) -> bool:
-        """Whether it names the request, one of its batches, or what those are out with."""
+        """Whether it names the request, one of its batches, or the node or instance of those."""
         if isinstance(thing, NodeLost):
-            return any(thing.node_id == dispatch.node_id for dispatch in self._out.values())
+            return any(thing.node_id == dispatch.node_id for dispatch in self._in_flight.values())
         if isinstance(thing, InstanceStopped):
-            return any(thing.instance_id == dispatch.instance_id for dispatch in self._out.values())
+            return any(
+                thing.instance_id == dispatch.instance_id for dispatch in self._in_flight.values()
+            )
         return (
             getattr(thing, "request_id", None) == self._request_id
             or getattr(thing, "key", None) == ("deadline", self._request_id)
@@ -107,7 +110,7 @@ class _Teller:
 
 
 def _batch_of(thing: Event | Action) -> int | None:
-    """The batch that an event or an action speaks of; a Scheduler may give one up by timer."""
+    """The batch that an event or an action names, directly or by its timeout timer."""
     key: TimerKey | None = getattr(thing, "key", None)
     if key is not None:
         return key[1] if key[0] == "lost" else None

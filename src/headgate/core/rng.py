@@ -1,7 +1,7 @@
 """Named random streams of one seed.
 
-Each consumer (arrivals, truth, faults, a policy) draws from its own stream, so that adding a
-consumer, or drawing once more in one of them, moves no other.
+Each consumer (arrivals, ground truth, faults, a policy) draws from its own stream, so adding a
+consumer, or one more draw in one of them, does not change the numbers of the others.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""The lifecycles, as tables: which state may follow which.
+"""The states of requests, tasks, instances, nodes and batches, with tables of legal transitions.
 
-States are small integers in namespaces rather than `Enum` members because they are compared
-several times per request (an `Enum` attribute costs 100 ns a look on CPython 3.11, and a compiled
-build turns these into constants). The tables below are the single statement of what is legal:
-`validate` mode checks every change against them and the diagrams in the documents are drawn from
-them.
+States are small integers in namespaces rather than `Enum` members, because they are compared
+several times per request: an `Enum` attribute costs 100 ns per lookup on CPython 3.11, and a
+compiled build turns these integers into constants. The tables are the single definition of what is
+legal: `validate` mode checks every transition against them, and the diagrams in the documentation
+are generated from them.
+
+The module also defines the six outcomes of a request, of which every request gets exactly one, and
+the reasons for which requests are rejected or fail.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Final
 
 
 class RequestState:
-    """A request is open until it is settled with its one outcome."""
+    """A request is open until it is settled with exactly one outcome."""
 
     OPEN: Final = 0
     SETTLED: Final = 1
@@ -25,15 +28,15 @@ class TaskState:
 
     BLOCKED: Final = 0  # predecessors are not done
     READY: Final = 1  # may be dispatched
-    RUNNING: Final = 2  # at least one attempt is out
+    RUNNING: Final = 2  # at least one attempt is in flight
     DONE: Final = 3
     SKIPPED: Final = 4  # a cascade ended before it
-    DROPPED: Final = 5  # its request was settled without it; an attempt may still be out
-    HELD: Final = 6  # lost with its worker: in quarantine until it is its turn to run alone
+    DROPPED: Final = 5  # its request was settled without it; an attempt may still be in flight
+    HELD: Final = 6  # lost with its worker: in quarantine until its turn to run alone
 
 
 class InstanceState:
-    """A function on a node."""
+    """A variant of a function on a node."""
 
     STARTING: Final = 0
     IDLE: Final = 1
@@ -51,20 +54,20 @@ class Residency:
 
 
 class NodeState:
-    """A node is there or it is not."""
+    """Whether a node is part of the fleet."""
 
     DOWN: Final = 0
     UP: Final = 1
 
 
 class BatchState:
-    """An order to run, until the one event that ends it."""
+    """A batch is in flight until the one event that ends it."""
 
     IN_FLIGHT: Final = 0
     FINISHED: Final = 1
-    FAILED: Final = 2  # it ran and broke
+    FAILED: Final = 2  # it ran and failed
     REFUSED: Final = 3  # it never ran
-    LOST: Final = 4  # nobody knows
+    LOST: Final = 4  # it is unknown whether it ran
 
 
 Table = Mapping[int, tuple[int, ...]]
@@ -127,44 +130,41 @@ def state_names(states: type) -> dict[int, str]:
 
 
 def is_legal(table: Table, before: int, after: int) -> bool:
-    """Whether a thing may go from one state to the other (staying is always legal)."""
+    """Whether the transition from one state to the other is legal (staying always is)."""
     return before == after or after in table[before]
 
 
-# The six ways a request can end, every request in exactly one, and why some are turned away.
-
-
 class Outcome:
-    """Small integers rather than an `Enum`: they live in columns and on the hot path."""
+    """How a request ended. Integers, not an `Enum`: they are stored in columns and on hot paths."""
 
     MET: Final = 0  # answered by its deadline
-    LATE: Final = 1  # answered, but after its deadline
-    REJECTED: Final = 2  # turned away at admission
-    EXPIRED: Final = 3  # admitted, then given up: pruned or timed out while it waited
-    FAILED: Final = 4  # admitted, then broken: no attempt succeeded and none may be made
-    CANCELLED: Final = 5  # withdrawn by its client
+    LATE: Final = 1  # answered after its deadline
+    REJECTED: Final = 2  # rejected at admission
+    EXPIRED: Final = 3  # admitted, then dropped: pruned, or past its hard deadline in the queue
+    FAILED: Final = 4  # admitted, but no attempt succeeded and none may be made
+    CANCELLED: Final = 5  # cancelled by its client
 
 
 class Rejection:
-    """Why a request is turned away: the words that clients, logs and metrics see."""
+    """Why a request was rejected, in the words of clients, logs and metrics."""
 
-    OVERLOADED: Final = "overloaded"  # it would be late behind what is here already
-    UNFAIR: Final = "over_fair_share"  # its client has more than its share here already
-    INFEASIBLE: Final = "infeasible"  # it would be late even alone: more capacity will not help
-    UNAVAILABLE: Final = "unavailable"  # nothing that could run it is there just now
-    FULL: Final = "too_many_open"  # a bound of the Scheduler's
-    LOAD_FAILED: Final = "load_failed"  # a function that it needs cannot be loaded just now
-    TOO_LARGE: Final = "too_large"  # no platform can carry it, and there is no other place for it
+    OVERLOADED: Final = "overloaded"  # predicted to miss its deadline behind the present queue
+    UNFAIR: Final = "over_fair_share"  # its client exceeds its fair share of the queue
+    INFEASIBLE: Final = "infeasible"  # late even on an idle system: more capacity will not help
+    UNAVAILABLE: Final = "unavailable"  # no node or platform that could run it is available
+    FULL: Final = "too_many_open"  # `Limits.open_requests_max` is reached
+    LOAD_FAILED: Final = "load_failed"  # a function that it needs cannot be loaded
+    TOO_LARGE: Final = "too_large"  # it exceeds the payload limit of every pool that could run it
 
 
 class Failure:
-    """Why what was admitted could not be run: words in the reason of a FAILED request."""
+    """Why an admitted request failed: words in the reason of a FAILED request."""
 
-    LOST: Final = "lost"  # nobody knows whether it ran, and it may not be repeated
+    LOST: Final = "lost"  # unknown whether it ran, and it may not be retried
     KILLED_WORKER: Final = "its worker died while running it alone"
     REFUSED: Final = "refused too often"
-    POLICY_FAULT: Final = "policy fault"  # a hook of the policy raised an exception over it
-    TOO_LARGE: Final = "too_large"  # as of a rejection, but found out only when it was run
+    POLICY_FAULT: Final = "policy fault"  # a hook of the policy raised an exception about it
+    TOO_LARGE: Final = "too_large"  # like the rejection, but found only when the task was run
 
 
 OUTCOME_NAMES: Final = ("met", "late", "rejected", "expired", "failed", "cancelled")

@@ -1,6 +1,6 @@
 """Quantities with units, as people write them in YAML and on the command line.
 
-A bare number is refused: nobody remembers a year later whether `timeout: 30` meant seconds.
+A bare number is refused: `timeout: 30` does not say whether it means seconds.
 The arithmetic is exact (`Fraction`), so `0.1ms` is 100,000 ns and not one less. Every parser
 raises `ConfigError` naming `where` (the file), `key`, the value and the units it allows.
 """

@@ -1,7 +1,7 @@
-"""The present, as one Scheduler knows it. Policies read it and never write it.
+"""The current state as one Scheduler knows it. Policies read it and never write it.
 
-`free_nodes` is kept in order of when each node became free, so that "the node that has been free
-longest" is its first entry and costs nothing to find.
+`free_nodes` is kept in the order in which nodes became free, so the node that has been free longest
+is its first entry and costs O(1) to find.
 """
 
 from __future__ import annotations
@@ -14,40 +14,38 @@ from headgate.core.model import App, Pipeline, Pool, Variant
 from headgate.core.records import Batch, Datum, Instance, LoadFailure, Node, Request, Task
 from headgate.core.states import InstanceState, NodeState, Residency, TaskState
 
-# Interpreted, a name of the module is read much faster.
+# CPython reads a module global much faster than a class attribute.
 _HOST: Final = Residency.HOST
 _STARTING: Final = InstanceState.STARTING
 
 
 @final
 class View:
-    """Requests, batches, nodes and instances by id, and questions about them."""
+    """Requests, batches, nodes and instances by id, with queries about them."""
 
     def __init__(self, app: App) -> None:
         self.app = app
         self.now_ns = 0
         self.requests: dict[int, Request] = {}  # open ones
-        self.batches: dict[int, Batch] = {}  # those that are out
+        self.batches: dict[int, Batch] = {}  # in flight
         self.nodes: dict[int, Node] = {}
-        self.free_nodes: dict[int, Node] = {}  # up, a slot left, not blocked
-        self.instances: dict[int, Instance] = {}  # not yet gone
+        self.free_nodes: dict[int, Node] = {}  # up, with a free slot, not in back-off
+        self.instances: dict[int, Instance] = {}  # all that are not GONE
         self.timers: dict[TimerKey, int] = {}
         self.breakers = [
             None if pool.faas is None else CircuitBreaker(pool, pool.faas) for pool in app.pools
         ]
         self.kept_warm: dict[tuple[int, int], tuple[int, bool]] = {}  # by (pool, variant) id
-        self.arrivals_seen = [0] * len(app.pipelines)  # offered, whether admitted or not
-        self.events_ignored = 0  # late duplicates of events that had already been handled
+        self.arrivals = [0] * len(app.pipelines)  # requests offered, admitted or not
+        self.events_ignored = 0  # duplicates of, or crossings with, events handled before
         self.load_failures: dict[int, LoadFailure] = {}  # by variant id: no order may start these
-        self.unloadable: set[int] = set()  # functions of which nothing is up nor may be started
-        self.suspects: dict[int, Task] = {}  # by function id: the one that runs alone just now
-        self.policy_faults = 0  # exceptions that hooks of the policy have raised
+        self.unloadable: set[int] = set()  # functions with no instance, none of which may start
+        self.suspects: dict[int, Task] = {}  # by function id: the quarantined task whose turn it is
+        self.policy_faults = 0  # exceptions raised by hooks of the policy
         self.variants_by_pool = [app.variants_on(pool.id) for pool in app.pools]
 
-    # --- places --------------------------------------------------------------------------------
-
     def can_take(self, node: Node, function_id: int) -> bool:
-        """Whether a free node could begin a batch of this function now: compute and memory."""
+        """Whether a free node has the compute and memory to begin a batch of this function now."""
         variant = node.variants[function_id]
         if variant is None or (self.load_failures and self.is_barred(node, variant)):
             return False
@@ -60,7 +58,7 @@ class View:
         return not node.limits_compute or self._has_compute(node, variant)
 
     def is_barred(self, node: Node, variant: Variant) -> bool:
-        """Whether the node has yet to start the variant, which failed to start of late."""
+        """Whether the variant is in start back-off and not running on this node."""
         if variant.id not in self.load_failures:
             return False
         instance = node.instances.get(variant.id)
@@ -74,7 +72,7 @@ class View:
         )
 
     def load_retry_ns(self, pipeline: Pipeline) -> int:
-        """How long until all that a pipeline needs has been tried again; 0: all can be loaded."""
+        """Time until every unloadable function of a pipeline was retried; 0 if there is none."""
         longest_ns = 0
         for stage in pipeline.stages:
             if stage.function.id in self.unloadable:
@@ -87,7 +85,7 @@ class View:
         return longest_ns
 
     def can_make_room(self, node: Node, variant: Variant) -> bool:
-        """Whether evicting idle instances could free the device memory this variant needs."""
+        """Whether the node has, or evicting idle instances would free, memory for this variant."""
         need = variant.profile.memory_bytes
         if node.memory_used_bytes + need <= node.pool.memory_bytes:
             return True
@@ -107,7 +105,7 @@ class View:
         return instance is not None and instance.residency != Residency.HOST
 
     def first_free(self, function_id: int) -> Node | None:
-        """The node that can take this function: least loaded, then free for longest."""
+        """The node that can take this function: the least loaded, then the one free longest."""
         best: Node | None = None
         for node in self.free_nodes.values():
             if self.can_take(node, function_id):
@@ -118,12 +116,12 @@ class View:
         return best
 
     def is_pool_available(self, pool_id: int) -> bool:
-        """Whether a call may go to a pool that picks its own instances just now."""
-        spillway = self.breakers[pool_id]
-        return spillway is not None and spillway.allows_call(self.now_ns)
+        """Whether a FaaS pool can take a call now: its circuit breaker allows one."""
+        breaker = self.breakers[pool_id]
+        return breaker is not None and breaker.allows_call(self.now_ns)
 
     def fits_call(self, task: Task, pool: Pool, variant: Variant) -> bool:
-        """Whether one call of a serverless pool can carry a task: its items, and its inputs."""
+        """Whether a task fits one call of a FaaS pool: its number of items and its payload."""
         platform = pool.faas
         return (
             platform is not None
@@ -132,7 +130,7 @@ class View:
         )
 
     def fits_somewhere(self, task: Task) -> bool:
-        """Whether there is a pool that a task is not too large for; nodes take any size."""
+        """Whether some pool can take the task's payload; nodes take any size."""
         for variant in task.function.variants:
             for pool_id in variant.pool_ids:
                 platform = self.app.pools[pool_id].faas
@@ -141,12 +139,12 @@ class View:
         return False
 
     def start_ns(self, node: Node, variant: Variant) -> int:
-        """How long it takes until a variant that is started on this node now is ready."""
+        """Time until a variant that is started on this node now is ready."""
         boot_ns = node.pool.boot_ns if node.pool.is_elastic and not node.instances else 0
         return boot_ns + variant.profile.cold_start_ns
 
     def inputs_of(self, task: Task) -> list[Datum]:
-        """The intermediate results this task reads, and where they lie."""
+        """The intermediate results that this task reads, and where they are."""
         inputs: list[Datum] = []
         for index in task.stage.after:
             before = task.request.tasks[index]
@@ -156,7 +154,7 @@ class View:
         return inputs
 
     def moved_bytes(self, task: Task, pool_id: int, node_id: int | None) -> int:
-        """How much of this task's input lies elsewhere."""
+        """Bytes of this task's input that must be moved to this node or pool."""
         return sum(
             datum.size_bytes
             for datum in self.inputs_of(task)
@@ -165,12 +163,12 @@ class View:
 
 
 def is_evictable(instance: Instance) -> bool:
-    """Whether an instance can be put out of the way at once: it is idle, and not loading."""
+    """Whether an instance can be evicted at once: it is idle and not loading."""
     return instance.state == InstanceState.IDLE and not instance.is_preparing
 
 
 def is_free(view: View, node: Node) -> bool:
-    """The rule behind `View.free_nodes`."""
+    """Whether a node belongs into `View.free_nodes`."""
     return (
         node.state == NodeState.UP
         and node.running < node.slots

@@ -6,7 +6,7 @@ from collections import Counter
 from time import monotonic_ns
 from typing import Final, final
 
-from headgate.core.circuit_breaker import BREAKER_NAMES, Closed
+from headgate.core.circuit_breaker import BREAKER_STATE_NAMES, CallBlock
 from headgate.core.clock import HOUR_NS
 from headgate.core.model import TIER_NAMES, App
 from headgate.core.states import InstanceState
@@ -151,8 +151,8 @@ def breakers(view: View) -> dict[str, str]:
     told: dict[str, str] = {}
     for spillway in view.breakers:
         if spillway is not None:
-            state, reason = BREAKER_NAMES[spillway.breaker], spillway.closed_by(now_ns)
-            is_other = reason not in (Closed.NOT, Closed.BREAKER)
+            state, reason = BREAKER_STATE_NAMES[spillway.state], spillway.blocked_by(now_ns)
+            is_other = reason not in (CallBlock.NONE, CallBlock.BREAKER)
             told[spillway.pool.name] = f"{state}, {reason}" if is_other else state
     return told
 
@@ -164,8 +164,8 @@ def _spills(view: View, outposts: RemotePools | None) -> dict[str, FaasPoolGauge
         spillway = view.breakers[pool_id]
         if spillway is not None and outposts is not None:
             spills[spillway.pool.name] = FaasPoolGauges(
-                spillway.breaker,
-                spillway.closed_by(now_ns),
+                spillway.state,
+                spillway.blocked_by(now_ns),
                 spillway.in_flight,
                 outpost.ended,
                 outposts.warmths[pool_id].pings,

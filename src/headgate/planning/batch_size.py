@@ -1,4 +1,4 @@
-"""How many items may go out together before the most urgent of them would be late."""
+"""Batch sizes: the largest that meets a deadline, the knee of throughput, and batch formation."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from headgate.core.model import Profile
 from headgate.core.records import Node, Task
 from headgate.core.states import TaskState
 
+_READY: Final = TaskState.READY  # CPython reads a module global much faster than a class attribute
+_BATCH_OVERHEAD_NS: Final = 1_000_000  # cost of a batch beyond its profile: dispatch and response
+_KNEE_TOLERANCE: Final = 1.05  # time per item at the knee, relative to the best
+
 
 def max_batch_within(profile: Profile, slack_ns: float, correction: float = 1.0) -> int:
     """The largest batch whose expected time, times `correction`, fits into the slack.
 
-    Never less than one: what is late already must run all the same. Times grow with the batch, so
-    this is a binary search: O(log largest batch).
+    Never less than one: a task that is late already must still run. Times grow with the batch size,
+    so this is a binary search: O(log largest batch).
 
     >>> max_batch_within(Profile(exec_ns=(10, 12, 14, 16)), slack_ns=15)
     3
@@ -32,42 +36,29 @@ def max_batch_within(profile: Profile, slack_ns: float, correction: float = 1.0)
     return low
 
 
-# How many items it pays to send out together.
-
-
-# What a batch costs beyond its profile, on the way there and back; and how much of the best pace
-# is given for an earlier answer.
-_BATCH_NS: Final = 1_000_000
-_GIVEN: Final = 1.05
-
-
 def knee_batch_size(profile: Profile) -> int:
-    """The smallest batch that is about as good as the best in time per item.
+    """Batch size at the throughput knee: the smallest within 5 % of the best time per item.
 
-    More would only make the first of them wait for the last, and use up slack that is all there
-    is against surprises.
+    A larger batch only makes the first items wait for the last, and uses up the slack that absorbs
+    variance.
 
     >>> knee_batch_size(Profile(exec_ns=(20_000_000, 40_000_000, 60_000_000)))
     1
     >>> knee_batch_size(Profile(exec_ns=(20_000_000, 24_000_000, 28_000_000)))
     3
     """
-    paces_ns = [(time_ns + _BATCH_NS) / (i + 1) for i, time_ns in enumerate(profile.exec_ns)]
-    enough_ns = _GIVEN * min(paces_ns)
-    return next(i + 1 for i, pace_ns in enumerate(paces_ns) if pace_ns <= enough_ns)
-
-
-# Forming a batch from the head of a queue: the part that every batching policy shares.
-
-
-_READY: Final = TaskState.READY  # interpreted, a name of the module is read much faster
+    per_item_ns = [
+        (time_ns + _BATCH_OVERHEAD_NS) / (i + 1) for i, time_ns in enumerate(profile.exec_ns)
+    ]
+    enough_ns = _KNEE_TOLERANCE * min(per_item_ns)
+    return next(i + 1 for i, item_ns in enumerate(per_item_ns) if item_ns <= enough_ns)
 
 
 def take_batch(queue: deque[Task], node: Node, items_max: int) -> list[Task]:
-    """Take tasks of one function from the head of the queue: one, or as many as fit a batch.
+    """Dequeue tasks of one function from the head of the queue: one, or as many as fit a batch.
 
-    Items are counted, not requests. The head must be READY and something the node can run; tasks
-    behind it that are wanted no longer are thrown away as they are met. A suspect goes alone.
+    Items are counted, not requests. The head must be READY and runnable on the node; tasks behind
+    it that are no longer READY are discarded on the way. A quarantined task goes alone.
     """
     first = queue.popleft()
     batch = [first]

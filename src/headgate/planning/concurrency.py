@@ -1,7 +1,7 @@
-"""How many requests a node may hold at once and still answer each of them in time.
+"""Concurrency limits of nodes: the largest within an objective, and the knee of throughput.
 
-The rule of "Hybrid Serving" (HiPS 2021): the largest concurrency whose response time, as it was
-measured, is within the objective.
+`largest_concurrency` and `Thresholds` are the rule of "Hybrid Serving" (HiPS 2021): the largest
+concurrency whose measured response time is within the objective.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from typing import Final, final
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import App, Pipeline, Pool, Profile, Variant
 
+_KNEE_THROUGHPUT: Final = 0.97  # throughput at the knee, relative to the best
+_LATENCY_SHARE: Final = 0.7  # share of the SLO that execution may take at the knee
+
 
 def largest_concurrency(profile: Profile, allowed_ns: float, most: int, items: int = 1) -> int:
-    """The largest number at once, up to `most`, that all end within `allowed_ns`; 0 if not even 1.
+    """The largest concurrency, up to `most`, with every response within `allowed_ns`; 0 if none.
 
-    O(the answer).
+    O(the result).
 
     >>> largest_concurrency(Profile((36,), slowdown=(1.0, 2.0, 3.0)), allowed_ns=200, most=20)
     5
@@ -27,7 +30,7 @@ def largest_concurrency(profile: Profile, allowed_ns: float, most: int, items: i
 
 
 def rate_per_s(profile: Profile, concurrency: int) -> float:
-    """Requests of one item that a node answers per second while so many share it.
+    """Requests of one item that a node answers per second at a concurrency.
 
     >>> rate_per_s(Profile((50_000_000,), slowdown=(1.0, 1.6)), concurrency=2)
     25.0
@@ -36,10 +39,10 @@ def rate_per_s(profile: Profile, concurrency: int) -> float:
 
 
 def budgets_ns(app: App) -> list[int]:
-    """By function: how long one stage of it may take, so that its pipelines are in time.
+    """Latency budget of one stage of each function, by function id.
 
-    A pipeline's objective is shared out in proportion to lone times along the longest path through
-    the stage. The tightest of all pipelines counts; `NEVER_NS` without any objective.
+    A pipeline's objective is divided in proportion to isolated execution times along the critical
+    path through the stage. The tightest of all pipelines counts; `NEVER_NS` without any objective.
     """
     budgets = [NEVER_NS for _ in app.functions]
     for pipeline in app.pipelines:
@@ -53,15 +56,15 @@ def budgets_ns(app: App) -> list[int]:
     return budgets
 
 
-def shares_of_rest(pipeline: Pipeline) -> list[float]:
-    """By stage: which part of the time that is left when it begins it may take for itself."""
-    rests_ns = _longest_ns(pipeline, pipeline.successors)
-    lone_ns = [stage.function.reference_exec_ns for stage in pipeline.stages]
-    return [own / max(1, rest) for own, rest in zip(lone_ns, rests_ns, strict=True)]
+def shares_of_remaining_path(pipeline: Pipeline) -> list[float]:
+    """By stage: the share of the time left at its start that the stage may use for itself."""
+    paths_ns = _longest_ns(pipeline, pipeline.successors)
+    isolated_ns = [stage.function.reference_exec_ns for stage in pipeline.stages]
+    return [own_ns / max(1, path_ns) for own_ns, path_ns in zip(isolated_ns, paths_ns, strict=True)]
 
 
 def _longest_through_ns(pipeline: Pipeline) -> list[int]:
-    """By stage: the length of the longest path that leads through it."""
+    """By stage: the length of the critical path through it."""
     before_ns = _longest_ns(pipeline, tuple(stage.after for stage in pipeline.stages))
     after_ns = _longest_ns(pipeline, pipeline.successors)
     return [
@@ -71,7 +74,7 @@ def _longest_through_ns(pipeline: Pipeline) -> list[int]:
 
 
 def _longest_ns(pipeline: Pipeline, neighbours: tuple[tuple[int, ...], ...]) -> list[int]:
-    """By stage: the longest path that begins with it, in the direction of these neighbours."""
+    """By stage: the longest path that begins with it and follows `neighbours`."""
     known: dict[int, int] = {}
 
     def longest(index: int) -> int:
@@ -85,9 +88,10 @@ def _longest_ns(pipeline: Pipeline, neighbours: tuple[tuple[int, ...], ...]) -> 
 
 @final
 class Thresholds:
-    """The largest concurrency of each variant on each pool, from its profile or as it was set.
+    """The concurrency threshold of each variant on each pool.
 
-    `margin` multiplies the profile's times. `fixed` overrides all of it, within what a node has.
+    It comes from the profile and the objective, with `margin` as a factor on the profile's times,
+    or from `fixed` if that is not 0. It never exceeds the slots of a node.
     """
 
     def __init__(self, app: App, margin: float = 1.0, fixed: int = 0) -> None:
@@ -97,14 +101,14 @@ class Thresholds:
         self._known: dict[tuple[int, int, int], int] = {}
 
     def of(self, variant: Variant, pool: Pool, items: int = 1) -> int:
-        """How many at once, of requests with so many items; 0: not even one is in time. O(1)."""
+        """Threshold for requests with `items` items; 0: a single one misses its objective. O(1)."""
         key = (variant.id, pool.id, items)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._work_out(variant, pool, items)
-        return found
+        threshold = self._known.get(key)
+        if threshold is None:
+            threshold = self._known[key] = self._compute(variant, pool, items)
+        return threshold
 
-    def _work_out(self, variant: Variant, pool: Pool, items: int) -> int:
+    def _compute(self, variant: Variant, pool: Pool, items: int) -> int:
         most = min(pool.slots, variant.concurrency)
         if self._fixed:
             return min(self._fixed, most)
@@ -115,18 +119,13 @@ class Thresholds:
         return largest_concurrency(variant.profile, allowed_ns, most, items)
 
 
-# How many had better run at once on a node where company slows everybody down.
-
-
-_GIVEN: Final = 0.97  # of the best pace, for an earlier answer
-_OF_LATENCY: Final = 0.7  # the rest is for waiting, and for those that take longer than others
-
-
 def knee_concurrency(profile: Profile, slots: int, latency_ns: int) -> int:
-    """The fewest at once that get about as much done as any number does, each within its time.
+    """Concurrency at the throughput knee.
 
-    Where two take twice as long as one, they had better take turns: then the first is done early,
-    and who comes next can still be decided otherwise.
+    The smallest number of concurrent batches that reaches 97 % of the node's best throughput with
+    latency within 70 % of the SLO; the rest of the SLO is for queueing and for variance. Where two
+    batches take twice as long as one, they should run one after the other: the first is done early,
+    and the choice of the next one stays open.
 
     >>> knee_concurrency(Profile(exec_ns=(10,)), slots=4, latency_ns=100)
     4
@@ -137,8 +136,8 @@ def knee_concurrency(profile: Profile, slots: int, latency_ns: int) -> int:
     """
     if len(profile.slowdown) == 1:
         return slots
-    most_ns = _OF_LATENCY * latency_ns
+    most_ns = _LATENCY_SHARE * latency_ns
     allowed = [c for c in range(1, slots + 1) if profile.time_ns(1, c) <= most_ns] or [1]
-    paces = {c: c / profile.slowdown_at(c) for c in allowed}
-    enough = _GIVEN * max(paces.values())
-    return next(c for c in allowed if paces[c] >= enough)
+    throughputs = {c: c / profile.slowdown_at(c) for c in allowed}
+    enough = _KNEE_THROUGHPUT * max(throughputs.values())
+    return next(c for c in allowed if throughputs[c] >= enough)

@@ -1,4 +1,4 @@
-"""How much work is being asked for, in Erlangs: the number of places it would keep busy."""
+"""Estimates of demand: offered load, arrival counts with a trend, and burstiness."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from collections.abc import Sequence
 from math import exp
 from typing import Final, final
 
+_PRIOR: Final = 3.0  # weight, in arrivals, of the prior that arrivals are Poisson
+
 
 @final
 class OfferedLoad:
-    """Work per time of what was offered lately; the past fades with time constant `memory_ns`.
+    """Offered load in Erlangs (servers kept busy), with exponential decay over `memory_ns`.
 
-    It counts what arrives, not what is finished: under overload, completions tell of capacity and
-    nothing of demand. `prior_ns` of quiet time is taken for granted at the beginning, so that the
-    first few arrivals are not read as a flood.
+    It counts arrivals, not completions: under overload, completions measure capacity and not
+    demand. `prior_ns` of idle time is assumed at the beginning, so that the first few arrivals are
+    not taken for a high load.
 
     >>> load = OfferedLoad(memory_ns=1_000_000, prior_ns=0)
     >>> for at_ns in range(0, 1_000_000, 100):
-    ...     load.offer(at_ns, work_ns=160)
+    ...     load.observe(at_ns, work_ns=160)
     >>> round(load.erlangs(1_000_000), 1)
     1.6
     """
@@ -30,8 +32,8 @@ class OfferedLoad:
         self._since_ns: int | None = None
         self._updated_ns = 0
 
-    def offer(self, now_ns: int, work_ns: float) -> None:
-        """Something has arrived that takes so long. O(1)."""
+    def observe(self, now_ns: int, work_ns: float) -> None:
+        """Add an arrival with its service time. O(1)."""
         if self._since_ns is None:
             self._since_ns = now_ns
         else:
@@ -40,26 +42,23 @@ class OfferedLoad:
         self._work_ns += work_ns
 
     def erlangs(self, now_ns: int) -> float:
-        """The load as of now. O(1)."""
+        """The load now. O(1)."""
         if self._since_ns is None:
             return 0.0
-        faded = self._work_ns * exp((self._updated_ns - now_ns) / self._memory_ns)
-        seen_ns = self._memory_ns * (1.0 - exp((self._since_ns - now_ns) / self._memory_ns))
-        return faded / (seen_ns + self._prior_ns) if seen_ns + self._prior_ns > 0 else 0.0
-
-
-# How much arrives: counts over a window that moves on, and forecasts from them.
+        work_ns = self._work_ns * exp((self._updated_ns - now_ns) / self._memory_ns)
+        span_ns = self._memory_ns * (1.0 - exp((self._since_ns - now_ns) / self._memory_ns))
+        return work_ns / (span_ns + self._prior_ns) if span_ns + self._prior_ns > 0 else 0.0
 
 
 @final
 class ArrivalCounts:
-    """What arrived lately, in buckets of time that begin with the first arrival.
+    """Arrivals per time bucket over a sliding window; the first bucket begins at the first arrival.
 
-    Only whole buckets are told of, and no more than fit into the window.
+    Only complete buckets are returned, and no more than fit into the window.
 
     >>> counts = ArrivalCounts(bucket_ns=10, window_ns=30)
     >>> for at_ns in (100, 105, 112, 131):
-    ...     counts.see(at_ns)
+    ...     counts.observe(at_ns)
     >>> counts.buckets(139), counts.buckets(140)
     ([2.0, 1.0, 0.0], [1.0, 0.0, 1.0])
     """
@@ -68,23 +67,23 @@ class ArrivalCounts:
         assert bucket_ns > 0, bucket_ns
         self._bucket_ns = bucket_ns
         self._buckets: deque[float] = deque(maxlen=max(1, window_ns // bucket_ns))
-        self._open = 0.0  # the bucket that is not over yet
-        self._ends_ns: int | None = None  # when it will be
+        self._open = 0.0  # amount in the current bucket
+        self._ends_ns: int | None = None  # end of the current bucket
 
-    def see(self, now_ns: int, amount: float = 1.0) -> None:
-        """Something has arrived. O(1), but for the buckets that have passed since the last."""
+    def observe(self, now_ns: int, amount: float = 1.0) -> None:
+        """Add an arrival. O(1), plus O(1) per bucket that has passed since the last one."""
         if self._ends_ns is None:
             self._ends_ns = now_ns + self._bucket_ns
         else:
-            self._move_on(now_ns)
+            self._advance(now_ns)
         self._open += amount
 
     def buckets(self, now_ns: int) -> list[float]:
-        """The amounts in whole buckets, oldest first; nothing before the first bucket is over."""
-        self._move_on(now_ns)
+        """The amounts in complete buckets, oldest first; empty until the first one is complete."""
+        self._advance(now_ns)
         return list(self._buckets)
 
-    def _move_on(self, now_ns: int) -> None:
+    def _advance(self, now_ns: int) -> None:
         if self._ends_ns is None or now_ns < self._ends_ns:
             return
         passed = (now_ns - self._ends_ns) // self._bucket_ns + 1
@@ -97,7 +96,7 @@ class ArrivalCounts:
 
 
 def trend(values: Sequence[float], ahead: float) -> float:
-    """The line of least squares through the values, so many steps beyond the last; not below 0.
+    """Linear least-squares extrapolation, `ahead` steps beyond the last value; not below 0.
 
     >>> trend([1.0, 2.0, 3.0], ahead=2)
     5.0
@@ -107,30 +106,24 @@ def trend(values: Sequence[float], ahead: float) -> float:
     count = len(values)
     middle = (count - 1) / 2
     mean = sum(values) / count
-    spread = sum((i - middle) ** 2 for i in range(count))
-    if spread == 0.0:
+    variation = sum((i - middle) ** 2 for i in range(count))
+    if variation == 0.0:
         return mean
-    slope = sum((i - middle) * (value - mean) for i, value in enumerate(values)) / spread
+    slope = sum((i - middle) * (value - mean) for i, value in enumerate(values)) / variation
     return max(0.0, mean + slope * (count - 1 - middle + ahead))
-
-
-# How bursty arrivals are, from one moment to the next.
-
-
-_PRIOR: Final = 3.0  # arrivals' worth of taking them to be independent of each other
 
 
 @final
 class Dispersion:
-    """Variance over mean of counts in windows, from differences between neighbours.
+    """Index of dispersion of arrivals: variance over mean of the counts in successive windows.
 
-    It is 1 where arrivals are independent. Because only neighbours are compared, a step from one
-    rate to another hardly moves it, however high, while bursts that come and go do: it tells
-    whether what was seen in the last few windows says anything about the next.
+    It is 1 for a Poisson stream. The variance is computed from differences between neighbouring
+    windows, so a step from one rate to another hardly changes it, however high the step, while
+    bursts do. It indicates whether the last few windows predict the next one.
 
     >>> steady = Dispersion(window_ns=10, memory_ns=10_000)
     >>> for at_ns in range(0, 10_000):
-    ...     steady.arrived(at_ns, 1)
+    ...     steady.observe(at_ns, 1)
     >>> steady.value < 0.1
     True
     """
@@ -146,15 +139,15 @@ class Dispersion:
 
     @property
     def value(self) -> float:
-        """The index, as of the last window that has ended."""
+        """The index at the end of the last complete window."""
         return self._squares / self._mean
 
-    def arrived(self, now_ns: int, items: int) -> None:
-        """Something has arrived. O(1), amortised."""
+    def observe(self, now_ns: int, items: int) -> None:
+        """Add an arrival. O(1) amortised."""
         if self._ends_ns is None:
             self._ends_ns = now_ns + self._window_ns
         while now_ns >= self._ends_ns:
-            if self._count == 0 and self._before == 0:  # nothing is learnt from silence
+            if self._count == 0 and self._before == 0:  # skip idle windows at once
                 self._ends_ns += (now_ns - self._ends_ns) // self._window_ns * self._window_ns
             self._close()
             self._ends_ns += self._window_ns

@@ -1,4 +1,18 @@
-"""What was measured of a function: how long it takes, alone and in company, and how it starts."""
+"""Measured latency of a function over cores, concurrency and batch size, and a model fitted to it.
+
+`Characterisation` holds the measured points and the cold start. `Surface` is the model that fills
+the gaps between points. A few forms are fitted by non-negative least squares of relative errors,
+because more work or more concurrency never makes anything faster. With n cores, c concurrent
+requests and b items in each, of which min(n, knee) cores help, the terms of the forms are:
+
+    shared    1, cb, cb/min(n, knee)         the shape of figure 2 of the hybrid-serving paper
+    calls     as above, and c, c/min(...)    a call has a cost beside its items
+    crowded   as above, and the same with max(0, c - n): more requests than cores interfere
+
+The form with the smallest cross-validation error wins; the knee is tried at every measured core
+count. Below one core all times are in proportion. The residuals at the points are interpolated
+(inverse distance weighting), so the result is exact where it was measured.
+"""
 
 from __future__ import annotations
 
@@ -17,31 +31,16 @@ from numpy.typing import NDArray
 from headgate.core.errors import ConfigError
 from headgate.core.model import Profile
 
-# A surface through measured times: what was not measured is told from what was.
-#
-# A few forms are fitted by non-negative least squares of relative errors, because more work or
-# more company never makes anything faster. With n cores, c requests at once and b items in each,
-# of which min(n, knee) cores help:
-#
-#     shared    1, cb, cb/min(n, knee)         the shape of the hybrid-serving paper's figure 2
-#     calls     as above, and c, c/min(...)    a call costs something beside its items
-#     crowded   as above, and the same with max(0, c - n): more requests than cores get in the way
-#
-# The form that tells points best which it was not shown (cross-validation) wins; the knee is
-# tried at every core count. Below one core all times are in proportion. What a form misses at the
-# points is carried over to places nearby, so that the result is exact where it was measured.
-
-
 Floats: TypeAlias = NDArray[np.float64]
 
-FORMS: Final = ("shared", "calls", "crowded")  # simpler ones first: they win a tie
+FORMS: Final = ("shared", "calls", "crowded")  # simpler forms first: they win a tie
 FOLDS: Final = 10
-_CALLS: Final = 5  # terms before those of a crowd
-_NEARNESS: Final = 4  # how fast a point loses its say with distance
+_TERMS_WITHOUT_CROWD: Final = 5  # terms before those of a crowd
+_DISTANCE_POWER: Final = 4  # how fast a point loses its say with distance
 
 
 class LatencySample(NamedTuple):
-    """A time that was measured, and where."""
+    """A measured time with its cores, concurrency and batch size."""
 
     cores: float
     concurrency: float
@@ -51,7 +50,7 @@ class LatencySample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Surface:
-    """A fitted form. Its errors are those at points that it was not shown; None: too few points."""
+    """A fitted form. Its errors are cross-validated; None if there were too few points."""
 
     form: str
     knee: float  # cores beyond this do not help
@@ -60,28 +59,28 @@ class Surface:
     max_error: float | None = None
 
     def time_ms(self, cores: float, concurrency: float, batch: float = 1.0) -> float:
-        """Return what the form alone says.
+        """Return the time by the form alone, without interpolation.
 
         >>> Surface("shared", 4, (0.0, 16.0, 40.0)).time_ms(8, 5)
         130.0
         """
-        place = np.array([[cores, concurrency, batch]], dtype=np.float64)
-        return float((_terms(self.form, self.knee, place) @ np.array(self.coefficients))[0])
+        point = np.array([[cores, concurrency, batch]], dtype=np.float64)
+        return float((_terms(self.form, self.knee, point) @ np.array(self.coefficients))[0])
 
 
 def fit_surface(samples: Sequence[LatencySample]) -> Surface:
-    """Return the surface that tells held-out samples best. Times must be positive.
+    """Return the surface that predicts held-out samples best. Times must be positive.
 
     >>> exact = Surface("shared", 2, (1.0, 3.0, 8.0))
     >>> grid = [(n, c) for n in (1.0, 2.0, 4.0) for c in (1.0, 3.0, 9.0)]
-    >>> found = fit_surface([LatencySample(n, c, 1.0, exact.time_ms(n, c)) for n, c in grid])
-    >>> found.form, found.knee, [round(value, 6) for value in found.coefficients]
+    >>> fitted = fit_surface([LatencySample(n, c, 1.0, exact.time_ms(n, c)) for n, c in grid])
+    >>> fitted.form, fitted.knee, [round(value, 6) for value in fitted.coefficients]
     ('shared', 2.0, [1.0, 3.0, 8.0])
     """
     assert samples, "a surface needs a point"
     table = np.array(samples, dtype=np.float64)
-    judged = [(form, _held_out_errors(form, table)) for form in FORMS]
-    form, errors = min(judged, key=lambda each: round(float(each[1].mean()), 6))
+    errors_by_form = [(form, _held_out_errors(form, table)) for form in FORMS]
+    form, errors = min(errors_by_form, key=lambda each: round(float(each[1].mean()), 6))
     fitted = _fit(form, table)
     if np.isinf(errors).any():
         return fitted
@@ -90,33 +89,33 @@ def fit_surface(samples: Sequence[LatencySample]) -> Surface:
 
 @final
 class Interpolation:
-    """A surface bent through its samples: exact there, and near them as much off as they are."""
+    """A surface corrected by interpolated residuals: exact at its samples."""
 
     def __init__(self, surface: Surface, samples: Sequence[LatencySample]) -> None:
         table = np.array(samples, dtype=np.float64)
         coefficients = np.array(surface.coefficients)
         self._surface = surface
         self._times_ms: list[float] = table[:, 3].tolist()
-        self._places = np.log(table[:, :3])
-        told_ms = _terms(surface.form, surface.knee, table) @ coefficients
-        self._misses = np.log(table[:, 3] / told_ms)
+        self._log_points = np.log(table[:, :3])
+        predicted_ms = _terms(surface.form, surface.knee, table) @ coefficients
+        self._log_residuals = np.log(table[:, 3] / predicted_ms)
 
     def time_ms(self, cores: float, concurrency: float, batch: float = 1.0) -> float:
-        """Return the time there. O(samples)."""
-        place = np.log((cores, concurrency, batch))
-        distances = ((self._places - place) ** 2).sum(axis=1)
+        """Return the corrected time. O(samples)."""
+        point = np.log((cores, concurrency, batch))
+        distances = ((self._log_points - point) ** 2).sum(axis=1)
         nearest = int(distances.argmin())
         if distances[nearest] < 1e-18:
             return self._times_ms[nearest]
-        weights = distances ** (-_NEARNESS / 2)
-        miss = float((weights * self._misses).sum() / weights.sum())
-        return self._surface.time_ms(cores, concurrency, batch) * exp(miss)
+        weights = distances ** (-_DISTANCE_POWER / 2)
+        residual = float((weights * self._log_residuals).sum() / weights.sum())
+        return self._surface.time_ms(cores, concurrency, batch) * exp(residual)
 
 
-def _terms(form: str, knee: float, places: Floats) -> Floats:
-    """Return the terms of a form, a column each, at places in rows."""
-    cores, concurrency, batch = places[:, 0], places[:, 1], places[:, 2]
-    share = np.minimum(cores, 1.0)  # of a core; a share of one does everything in proportion
+def _terms(form: str, knee: float, points: Floats) -> Floats:
+    """Return the terms of a form at points: a row per point, a column per term."""
+    cores, concurrency, batch = points[:, 0], points[:, 1], points[:, 2]
+    share = np.minimum(cores, 1.0)  # a fraction of a core takes proportionally longer
     cores = np.maximum(cores, 1.0)
     helping = np.minimum(cores, max(knee, 1.0))
     items = concurrency * batch
@@ -134,13 +133,17 @@ def _fit(form: str, table: Floats) -> Surface:
     best, best_error = None, np.inf
     for knee in np.unique(table[:, 0]):
         relative = _terms(form, knee, table) / table[:, 3:]
-        wanted = np.ones(len(table))
-        coefficients = _non_negative(relative, wanted)
-        if not coefficients[:_CALLS].any():  # then a lone request would take no time at all
-            coefficients[:_CALLS] = _non_negative(relative[:, :_CALLS], wanted)
-            coefficients[_CALLS:] = 0.0
+        expected = np.ones(len(table))
+        coefficients = _nnls(relative, expected)
+        if not coefficients[
+            :_TERMS_WITHOUT_CROWD
+        ].any():  # then a lone request would take no time at all
+            coefficients[:_TERMS_WITHOUT_CROWD] = _nnls(
+                relative[:, :_TERMS_WITHOUT_CROWD], expected
+            )
+            coefficients[_TERMS_WITHOUT_CROWD:] = 0.0
         error = float(np.sum((relative @ coefficients - 1.0) ** 2))
-        # A later knee must be truly better: where nothing tells them apart, no more cores help.
+        # A larger knee must be truly better: without evidence, more cores are assumed not to help.
         if best is None or error < best_error - 1e-9:
             best, best_error = (float(knee), coefficients), error
     assert best is not None
@@ -148,7 +151,7 @@ def _fit(form: str, table: Floats) -> Surface:
 
 
 def _held_out_errors(form: str, table: Floats) -> Floats:
-    """Return the relative error at each point, told from points that do not include it."""
+    """Return the relative error at each point, predicted from folds that do not include it."""
     count = len(table)
     errors = np.full(count, np.inf)
     folds = np.arange(count) % min(FOLDS, count)
@@ -156,39 +159,41 @@ def _held_out_errors(form: str, table: Floats) -> Floats:
         return errors
     for fold in range(folds.max() + 1):
         surface = _fit(form, table[folds != fold])
-        told = Interpolation(
+        interpolation = Interpolation(
             surface, [LatencySample(*row) for row in table[folds != fold].tolist()]
         )
         for index in np.flatnonzero(folds == fold):
-            errors[index] = abs(told.time_ms(*table[index, :3]) / table[index, 3] - 1.0)
+            errors[index] = abs(interpolation.time_ms(*table[index, :3]) / table[index, 3] - 1.0)
     return errors
 
 
-def _non_negative(matrix: Floats, wanted: Floats) -> Floats:
+def _nnls(matrix: Floats, expected: Floats) -> Floats:
     """Return x >= 0 that minimises |matrix x - wanted|: the active sets of Lawson and Hanson."""
     lengths = np.linalg.norm(matrix, axis=0)
     lengths[lengths == 0.0] = 1.0
     scaled = matrix / lengths
-    found = np.zeros(scaled.shape[1])
+    solution = np.zeros(scaled.shape[1])
     is_free = np.zeros(scaled.shape[1], dtype=bool)
-    for _ in range(3 * len(found)):
-        gain = scaled.T @ (wanted - scaled @ found)
+    for _ in range(3 * len(solution)):
+        gain = scaled.T @ (expected - scaled @ solution)
         gain[is_free] = -np.inf
         if gain.max() <= 1e-9:
             break
         is_free[gain.argmax()] = True
         while True:
-            tried = np.zeros_like(found)
-            tried[is_free] = np.linalg.lstsq(scaled[:, is_free], wanted, rcond=None)[0]
-            is_below = is_free & (tried <= 0.0)
+            candidate = np.zeros_like(solution)
+            candidate[is_free] = np.linalg.lstsq(scaled[:, is_free], expected, rcond=None)[0]
+            is_below = is_free & (candidate <= 0.0)
             if not is_below.any():
                 break
-            # As far towards it as nothing becomes negative; what gets there stays zero.
-            steps = found[is_below] / np.maximum(found[is_below] - tried[is_below], 1e-300)
-            found = found + steps.min() * (tried - found)
-            is_free &= found > 1e-12
-        found = tried
-    return np.asarray(found / lengths)
+            # Step towards it until the first component reaches zero, which then stays zero.
+            steps = solution[is_below] / np.maximum(
+                solution[is_below] - candidate[is_below], 1e-300
+            )
+            solution = solution + steps.min() * (candidate - solution)
+            is_free &= solution > 1e-12
+        solution = candidate
+    return np.asarray(solution / lengths)
 
 
 SCHEMA: Final = "headgate-profile/1"
@@ -196,7 +201,7 @@ SCHEMA: Final = "headgate-profile/1"
 
 @dataclass(frozen=True)
 class Point:
-    """Response times of requests of `batch` items, `concurrency` of them at once, on some cores."""
+    """Response times of concurrent requests of `batch` items on a number of cores."""
 
     cores: float
     concurrency: int
@@ -206,7 +211,7 @@ class Point:
     p95_ms: float
     p99_ms: float
     samples: int
-    # The bounds that hold the true median with 95 % confidence, where that is known.
+    # The 95 % confidence interval of the median, if known.
     p50_low_ms: float | None = None
     p50_high_ms: float | None = None
 
@@ -218,7 +223,7 @@ class Point:
             raise ValueError("concurrency and batch must be at least 1")
 
     def time_ms(self, quantile: float) -> float:
-        """Return a quantile of the times: between and beyond those known as if log-normal.
+        """Return a quantile of the times, log-normal between and beyond the measured quantiles.
 
         >>> point = Point(1, 1, 1, 11.0, 10.0, 20.0, 30.0, 50)
         >>> point.time_ms(0.5), point.time_ms(0.95), round(point.time_ms(0.9), 1)
@@ -240,7 +245,7 @@ class Point:
 
 @dataclass(frozen=True)
 class ColdStart:
-    """The parts of a cold start, one after the other. The first call is all of that call."""
+    """The consecutive parts of a cold start. `first_call_ms` is the whole first call."""
 
     process_ms: float
     imports_ms: float
@@ -250,13 +255,13 @@ class ColdStart:
 
     @property
     def total_ms(self) -> float:
-        """From nothing to the first answer."""
+        """From starting the process to the first response."""
         return self.process_ms + self.imports_ms + self.fetch_ms + self.load_ms + self.first_call_ms
 
 
 @dataclass(frozen=True)
 class Characterisation:
-    """What is known of one function on one kind of machine."""
+    """The measurements of one function on one type of machine."""
 
     function: str
     device: str
@@ -270,49 +275,51 @@ class Characterisation:
 
     @property
     def cores(self) -> tuple[float, ...]:
-        """The core counts that were measured, rising."""
+        """The measured core counts, ascending."""
         return tuple(sorted({point.cores for point in self.points}))
 
     @property
     def concurrencies(self) -> tuple[int, ...]:
-        """The numbers of requests at once that were measured, rising."""
+        """The measured concurrencies, ascending."""
         return tuple(sorted({point.concurrency for point in self.points}))
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """The batch sizes that were measured, rising."""
+        """The measured batch sizes, ascending."""
         return tuple(sorted({point.batch for point in self.points}))
 
     @cached_property
     def surface(self) -> Surface:
-        """What is laid through the medians."""
+        """The surface fitted to the medians."""
         return fit_surface(self._samples(0.5))
 
     def time_ms(
         self, cores: float, concurrency: int, batch: int = 1, quantile: float = 0.5
     ) -> float:
-        """Return a response time: as measured at the points, told by the surface elsewhere."""
-        told = self._told.get(quantile)
-        if told is None:
-            told = self._told[quantile] = Interpolation(self.surface, self._samples(quantile))
-        return told.time_ms(cores, concurrency, batch)
+        """Return a response time: as measured at the points, by the surface elsewhere."""
+        interpolation = self._interpolations.get(quantile)
+        if interpolation is None:
+            interpolation = self._interpolations[quantile] = Interpolation(
+                self.surface, self._samples(quantile)
+            )
+        return interpolation.time_ms(cores, concurrency, batch)
 
     def to_json(self) -> dict[str, object]:
-        """Return plain data."""
+        """Return the content of a profile file."""
         surface = asdict(self.surface)
         return {"schema": SCHEMA, **asdict(self), "surface": surface}
 
     @classmethod
-    def from_json(cls, document: object, where: str | None = None) -> Characterisation:
-        """Read what `to_json` gave; what stands beside it is left alone. Raises `ConfigError`."""
-        schema = document.get("schema") if isinstance(document, dict) else None
+    def from_json(cls, content: object, where: str | None = None) -> Characterisation:
+        """Read what `to_json` returned, ignoring additional keys. Raises `ConfigError`."""
+        schema = content.get("schema") if isinstance(content, dict) else None
         if schema != SCHEMA:
-            problem = "is no profile"
+            problem = "is not a profile"
             raise ConfigError(problem, where=where, key="schema", value=schema, allowed=SCHEMA)
         try:
-            return msgspec.convert(document, cls)
+            return msgspec.convert(content, cls)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"is no profile: {error}", where=where) from None
+            raise ConfigError(f"is not a profile: {error}", where=where) from None
 
     @classmethod
     def surrogate(
@@ -322,7 +329,7 @@ class Characterisation:
         cores: Sequence[float] = (1, 2, 4, 6, 8),
         concurrency: Sequence[int] = range(1, 21),
     ) -> Characterisation:
-        """Return RT(c, n) = c (s + p / min(n, 4)), which does what the hybrid paper says of it.
+        """Return RT(c, n) = c (s + p / min(n, 4)), which reproduces the hybrid-serving paper.
 
         >>> paper = Characterisation.surrogate()
         >>> [paper.time_ms(n, c) for n, c in ((2, 5), (2, 6), (8, 5), (8, 6))]
@@ -336,8 +343,8 @@ class Characterisation:
         return cls("recommender", "surrogate", tuple(points))
 
     @cached_property
-    def _told(self) -> dict[float, Interpolation]:
-        """By quantile, what was asked for before: planners ask thousands of times."""
+    def _interpolations(self) -> dict[float, Interpolation]:
+        """Interpolations by quantile, cached because planners ask thousands of times."""
         return {}
 
     def _samples(self, quantile: float) -> list[LatencySample]:
@@ -348,10 +355,11 @@ class Characterisation:
 
 
 def profile_of(characterisation: Characterisation, cores: float, quantile: float = 0.5) -> Profile:
-    """Return what a Scheduler should know of the function on so many cores.
+    """Return the profile of the function on a number of cores, for a Scheduler.
 
-    Batches and company up to the largest that were measured; both only ever make things slower,
-    whatever noise says. The first call's own work is no part of the start: it is run time.
+    It covers batch sizes and concurrencies up to the largest measured. Times are made to increase
+    with both, against measurement noise. The work of the first call itself is not part of the cold
+    start: it is execution time.
     """
     exec_ms = accumulate(
         (

@@ -1,4 +1,4 @@
-"""When what arrives now would be answered: behind what runs, and behind what waits."""
+"""Latency prediction: when a request that arrives now would be answered, given the queues."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ from headgate.core.states import BatchState
 from headgate.core.view import View
 from headgate.planning.concurrency import knee_concurrency
 
-# Following a quantile of a stream that drifts, in constant memory.
-
 
 @final
 class QuantileTracker:
-    """Where a quantile of the values seen lately lies. For positive values.
+    """A running estimate of a quantile of recent positive values, in constant memory.
 
-    Stochastic approximation on a logarithmic scale: each value above the estimate pushes it up a
-    little, each below pushes it down, in the ratio that balances exactly at the quantile. It
-    forgets the past at a fixed pace (`step`), so it follows a drift and never gets stuck.
+    Stochastic approximation on a logarithmic scale: each value above the estimate moves it up a
+    little, each value below moves it down, in the ratio that balances exactly at the quantile. The
+    step size is fixed (`step`), so the estimate follows a drift and never gets stuck.
 
     >>> tracker = QuantileTracker(quantile=0.5)
     >>> for value in [2.0, 2.1, 1.9] * 200:
-    ...     tracker.see(value)
+    ...     tracker.observe(value)
     >>> 1.9 <= tracker.value <= 2.1
     True
     """
@@ -35,239 +33,239 @@ class QuantileTracker:
         self._up = exp(step * quantile)
         self._down = exp(-step * (1.0 - quantile))
 
-    def see(self, value: float) -> None:
-        """Take one more value into account. O(1)."""
+    def observe(self, value: float) -> None:
+        """Update the estimate with one value. O(1)."""
         self.value *= self._up if value > self.value else self._down
 
 
 @final
 class LatencyPredictor:
-    """Predicts from profiles, corrected by a quantile of what was lately observed over them.
+    """Predicts completion times from profiles, corrected by recent observations.
 
-    It is told what waits, what is sent where and how long that took. Work is taken to go out in
-    full batches, as it does when there is more than enough of it. Costs O(stages x nodes).
+    The correction of a variant is a quantile of observed over expected time. The policy reports
+    what is queued, what is sent where, and how long batches took. Queued work is assumed to be
+    dispatched in full batches, as it is under load. A prediction costs O(stages x nodes).
     """
 
     def __init__(self, view: View, quantile: float) -> None:
         app = view.app
         self._view = view
-        self._items = [0 for _ in app.functions]  # that wait
-        self._rivals = _rivals(app)
-        self._homes: list[list[Node]] = [[] for _ in app.functions]  # nodes that can run it
+        self._queued = [0 for _ in app.functions]  # items, by function id
+        self._competitors = _competitors(app)
+        self._nodes: list[list[Node]] = [[] for _ in app.functions]  # nodes that can run it
         self._free_at_ns: dict[int, float] = {}  # by node id
         self._corrections = [QuantileTracker(quantile) for _ in app.variants]
-        self._references = [_reference(app, function) for function in app.functions]
-        self._lanes = _lanes(app)
-        # How much longer everything takes in the company that it is given.
-        self._paces = [
+        self._references = [_reference_variant(app, function) for function in app.functions]
+        self._limits = _concurrency_limits(app)
+        # Slowdown of each variant at its concurrency limit, by variant id.
+        self._slowdowns = [
             max(
                 (
-                    variant.profile.slowdown_at(lanes)
-                    for (_, id), lanes in self._lanes.items()
+                    variant.profile.slowdown_at(concurrency)
+                    for (_, id), concurrency in self._limits.items()
                     if id == variant.id
                 ),
                 default=1.0,
             )
             for variant in app.variants
         ]
-        self._alone_ns: dict[tuple[int, int], int] = {}  # by pipeline and items
+        self._isolated_ns: dict[tuple[int, int], int] = {}  # by pipeline and items
 
-    # --- what it is told -----------------------------------------------------------------------
+    def on_queued(self, task: Task) -> None:
+        """Record a task that is queued."""
+        self._queued[task.function.id] += task.request.items
 
-    def waits(self, task: Task) -> None:
-        """A task has come to wait."""
-        self._items[task.function.id] += task.request.items
+    def on_dequeued(self, task: Task) -> None:
+        """Record a task that leaves the queue."""
+        self._queued[task.function.id] -= task.request.items
 
-    def left(self, task: Task) -> None:
-        """A task waits no longer."""
-        self._items[task.function.id] -= task.request.items
-
-    def node_joined(self, node: Node) -> None:
-        """A node is there. One that is yet to be taken counts once it holds something."""
+    def on_node_joined(self, node: Node) -> None:
+        """Add a node. A node of an elastic pool counts only once it has an instance."""
         for function_id, variant in enumerate(node.variants):
             if variant is not None and not node.pool.is_elastic:
-                self._homes[function_id].append(node)
+                self._nodes[function_id].append(node)
 
-    def started(self, instance: Instance) -> None:
-        """An instance is ready."""
+    def on_instance_started(self, instance: Instance) -> None:
+        """Count the rented node of an instance that is ready."""
         node = instance.node
         if node is not None and node.pool.is_elastic:
-            self._homes[instance.variant.function_id].append(node)
+            self._nodes[instance.variant.function_id].append(node)
 
-    def stopped(self, instance: Instance) -> None:
-        """An instance is gone."""
+    def on_instance_gone(self, instance: Instance) -> None:
+        """Remove the rented node of an instance that is gone."""
         node = instance.node
         if node is not None and node.pool.is_elastic:
-            homes = self._homes[instance.variant.function_id]
-            if node in homes:
-                homes.remove(node)
+            nodes = self._nodes[instance.variant.function_id]
+            if node in nodes:
+                nodes.remove(node)
 
-    def node_lost(self, node: Node) -> None:
-        """A node is gone."""
+    def on_node_lost(self, node: Node) -> None:
+        """Remove a node."""
         self._free_at_ns.pop(node.id, None)
-        for homes in self._homes:
-            if node in homes:
-                homes.remove(node)
+        for nodes in self._nodes:
+            if node in nodes:
+                nodes.remove(node)
 
-    def sent(self, node: Node, variant: Variant, items: int, start_ns: int) -> None:
-        """A batch goes to a node, which has to start the variant first if `start_ns` is not 0."""
+    def on_sent(self, node: Node, variant: Variant, items: int, start_ns: int) -> None:
+        """Record a batch sent to a node; `start_ns` is not 0 if the variant must start first."""
         busy_ns = start_ns + self.expected_ns(variant, items)
         self._free_at_ns[node.id] = self._view.now_ns + busy_ns
 
-    def came_back(self, batch: Batch, took_ns: int) -> None:
-        """A batch has ended. What may have included a cold start is no evidence."""
+    def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
+        """Update the correction of the batch's variant.
+
+        A time that may include a cold start is not used.
+        """
         profile = batch.variant.profile
-        expected_ns = int(profile.exec_ns[batch.items - 1] * self._paces[batch.variant.id])
+        expected_ns = int(profile.exec_ns[batch.items - 1] * self._slowdowns[batch.variant.id])
         expected_ns += 2 * batch.pool.network_ns
         cold_ns = profile.cold_start_ns + profile.swap_in_ns
         is_evidence = cold_ns == 0 or took_ns < expected_ns + cold_ns
         if batch.state == BatchState.FINISHED and is_evidence:
-            self._corrections[batch.variant.id].see(took_ns / max(1, expected_ns))
-
-    # --- what it is asked ----------------------------------------------------------------------
+            self._corrections[batch.variant.id].observe(took_ns / max(1, expected_ns))
 
     @property
-    def items_waiting(self) -> int:
-        """Of all functions."""
-        return sum(self._items)
+    def items_queued(self) -> int:
+        """Queued items of all functions."""
+        return sum(self._queued)
 
-    def waiting(self, function_id: int) -> int:
-        """Of one function."""
-        return self._items[function_id]
+    def items_queued_of(self, function_id: int) -> int:
+        """Queued items of one function."""
+        return self._queued[function_id]
 
     def correction(self, variant: Variant) -> float:
-        """What the profile of a variant is to be multiplied by."""
+        """Correction factor on the profile of a variant."""
         return self._corrections[variant.id].value
 
     def expected_ns(self, variant: Variant, items: int) -> float:
-        """How long a batch takes."""
-        pace = self._paces[variant.id] * self._corrections[variant.id].value
+        """Expected time of a batch at the concurrency limit, with the correction."""
+        pace = self._slowdowns[variant.id] * self._corrections[variant.id].value
         return variant.profile.exec_ns[items - 1] * pace
 
-    def reference(self, function_id: int) -> Variant:
-        """The build that predictions go by: the first that runs on nodes."""
+    def reference_variant(self, function_id: int) -> Variant:
+        """The variant that predictions are based on: the first one that runs on nodes."""
         return self._references[function_id]
 
-    def has_lane(self, node: Node, variant: Variant) -> bool:
-        """Whether one more on this node is more work done, and not only more company."""
-        return node.running < self._lanes[node.pool.id, variant.id]
+    def has_free_slot(self, node: Node, variant: Variant) -> bool:
+        """Whether the node is below its concurrency limit for this variant."""
+        return node.running < self._limits[node.pool.id, variant.id]
 
     def backlog_ns(self, function_id: int) -> float:
-        """How long until all that waits of a function is done; infinite if no node can run it."""
-        homes = self._usable(function_id)
-        if not homes:
+        """Time until the queue of a function is finished; infinite if no node can run it."""
+        nodes = self._usable(function_id)
+        if not nodes:
             return inf
-        lanes = sum(self._lanes_of(node, function_id) for node in homes)
-        rivals_ns = sum(self._backlog_ns(rival) for rival in self._rivals[function_id])
-        busy_ns = (self._backlog_ns(function_id) + rivals_ns) / lanes
-        own_ns = self.expected_ns(self.reference(function_id), 1)
-        return self.soonest_for_ns(function_id) + max(busy_ns, own_ns)
+        concurrency = sum(self._limit_of(node, function_id) for node in nodes)
+        competitors_ns = sum(
+            self._backlog_ns(competitor) for competitor in self._competitors[function_id]
+        )
+        busy_ns = (self._backlog_ns(function_id) + competitors_ns) / concurrency
+        own_ns = self.expected_ns(self.reference_variant(function_id), 1)
+        return self.function_free_in_ns(function_id) + max(busy_ns, own_ns)
 
-    def lanes(self, function_id: int) -> int:
-        """How many of a function its nodes run at once."""
-        return sum(self._lanes_of(node, function_id) for node in self._usable(function_id))
+    def capacity(self, function_id: int) -> int:
+        """Total concurrency limit of the nodes that can run a function."""
+        return sum(self._limit_of(node, function_id) for node in self._usable(function_id))
 
     def _usable(self, function_id: int) -> list[Node]:
-        """The nodes that can run a function; not those that cannot load it just now."""
-        homes, view = self._homes[function_id], self._view
+        """The nodes that can run a function, without those where it is in start back-off."""
+        nodes, view = self._nodes[function_id], self._view
         if not view.load_failures:
-            return homes
+            return nodes
         return [
             node
-            for node in homes
+            for node in nodes
             if (variant := node.variants[function_id]) is not None
             and not view.is_barred(node, variant)
         ]
 
-    def _lanes_of(self, node: Node, function_id: int) -> int:
+    def _limit_of(self, node: Node, function_id: int) -> int:
         variant = node.variants[function_id]
-        return 0 if variant is None else self._lanes[node.pool.id, variant.id]
+        return 0 if variant is None else self._limits[node.pool.id, variant.id]
 
     def free_at_ns(self, node: Node) -> float:
-        """When a node that is busy will be free."""
+        """When a busy node will be free."""
         return self._free_at_ns.get(node.id, 0.0)
 
     def can_run(self, pipeline: Pipeline) -> bool:
-        """Whether there is a node for each of its stages."""
+        """Whether there is a node for each stage of a pipeline."""
         return all(self._usable(stage.function.id) for stage in pipeline.stages)
 
-    def alone_ns(self, pipeline: Pipeline, items: int) -> int:
-        """How long a request takes with nobody else about, as the profiles have it."""
+    def isolated_latency_ns(self, pipeline: Pipeline, items: int) -> int:
+        """Latency of a request on an idle system, by the profiles."""
         key = (pipeline.id, items)
-        found = self._alone_ns.get(key)
-        if found is None:
-            times_ns = [_fastest_ns(profiles, items) for profiles in _builds(pipeline)]
-            found = int(_longest_path_ns(pipeline, times_ns))
-            self._alone_ns[key] = found
-        return found
+        latency_ns = self._isolated_ns.get(key)
+        if latency_ns is None:
+            times_ns = [_fastest_ns(profiles, items) for profiles in _profiles_by_stage(pipeline)]
+            latency_ns = int(_longest_path_ns(pipeline, times_ns))
+            self._isolated_ns[key] = latency_ns
+        return latency_ns
 
-    def best_ns(self, pipeline: Pipeline, items: int) -> int:
-        """The same, as it was lately where that is less than the profiles have it.
+    def optimistic_latency_ns(self, pipeline: Pipeline, items: int) -> int:
+        """The isolated latency, reduced by the corrections if those are below 1.
 
-        What is slow only because much is going on is not infeasible.
+        Corrections above 1 do not count: a request that is slow only under load is not infeasible.
         """
         factor = min(
             self._corrections[variant.id].value
             for stage in pipeline.stages
             for variant in stage.function.variants
         )
-        return int(self.alone_ns(pipeline, items) * min(1.0, factor))
+        return int(self.isolated_latency_ns(pipeline, items) * min(1.0, factor))
 
     def queue_ns(self, pipeline: Pipeline, items: int) -> float:
-        """How long what goes out before these items keeps busy what they need."""
-        return max(self._ahead_ns(stage.function.id, items) for stage in pipeline.stages)
+        """Time for which work that is queued ahead occupies the nodes that a request needs."""
+        return max(self._queue_ahead_ns(stage.function.id, items) for stage in pipeline.stages)
 
-    def own_ns(self, pipeline: Pipeline, items: int) -> float:
-        """How long a request takes once it is its turn, in the company that it will have."""
+    def service_ns(self, pipeline: Pipeline, items: int) -> float:
+        """Service time of a request in the batches that it is expected to be part of."""
         times_ns: list[float] = []
         for stage in pipeline.stages:
-            variant = self.reference(stage.function.id)
+            variant = self.reference_variant(stage.function.id)
             largest = len(variant.profile.exec_ns)
-            company = items + self._items[stage.function.id]  # the last of those go out with it
-            size = max((company - 1) % largest + 1, min(items, largest))
+            queued = items + self._queued[stage.function.id]  # the last of these share its batch
+            size = max((queued - 1) % largest + 1, min(items, largest))
             times_ns.append(self.expected_ns(variant, size))
         return _longest_path_ns(pipeline, times_ns)
 
-    def soonest_ns(self, pipeline: Pipeline) -> float:
-        """How long until a node that can begin with it is free."""
-        return self.soonest_for_ns(pipeline.stages[0].function.id)
+    def earliest_free_in_ns(self, pipeline: Pipeline) -> float:
+        """Time until a node that can run the first stage of a pipeline is free."""
+        return self.function_free_in_ns(pipeline.stages[0].function.id)
 
-    def soonest_for_ns(self, function_id: int) -> float:
-        """The same, for one function."""
+    def function_free_in_ns(self, function_id: int) -> float:
+        """Time until a node that can run a function is free."""
         view = self._view
         best_ns: float | None = None
         for node in self._usable(function_id):
-            if node.id in view.free_nodes and node.running < self._lanes_of(node, function_id):
+            if node.id in view.free_nodes and node.running < self._limit_of(node, function_id):
                 return 0.0
             free_ns = self._free_at_ns.get(node.id, 0.0)
             if best_ns is None or free_ns < best_ns:
                 best_ns = free_ns
         return 0.0 if best_ns is None else max(0.0, best_ns - view.now_ns)
 
-    # --- how -----------------------------------------------------------------------------------
-
-    def _ahead_ns(self, function_id: int, items: int) -> float:
-        variant = self.reference(function_id)
+    def _queue_ahead_ns(self, function_id: int, items: int) -> float:
+        variant = self.reference_variant(function_id)
         largest = len(variant.profile.exec_ns)
-        full_batches = (self._items[function_id] + items - 1) // largest
+        full_batches = (self._queued[function_id] + items - 1) // largest
         busy_ns = full_batches * self.expected_ns(variant, largest) if full_batches else 0.0
-        for rival in self._rivals[function_id]:
-            busy_ns += self._backlog_ns(rival)
+        for competitor in self._competitors[function_id]:
+            busy_ns += self._backlog_ns(competitor)
         if busy_ns == 0.0:
             return 0.0
-        return busy_ns / max(1, self.lanes(function_id))
+        return busy_ns / max(1, self.capacity(function_id))
 
     def _backlog_ns(self, function_id: int) -> float:
-        """How long what waits of a function would keep one place busy."""
-        items = self._items[function_id]
+        """Time for which the queue of a function would occupy one slot."""
+        items = self._queued[function_id]
         if items == 0:
             return 0.0
-        variant = self.reference(function_id)
+        variant = self.reference_variant(function_id)
         size = min(items, len(variant.profile.exec_ns))
         return items / size * self.expected_ns(variant, size)
 
 
-def _reference(app: App, function: Function) -> Variant:
+def _reference_variant(app: App, function: Function) -> Variant:
     on_nodes = (
         variant
         for variant in function.variants
@@ -276,8 +274,8 @@ def _reference(app: App, function: Function) -> Variant:
     return next(on_nodes, function.variants[0])
 
 
-def _lanes(app: App) -> dict[tuple[int, int], int]:
-    """By pool and variant: how many had better run on a node at once."""
+def _concurrency_limits(app: App) -> dict[tuple[int, int], int]:
+    """Concurrency limit of a node by (pool id, variant id): the knee of throughput."""
     allowed_ns = [NEVER_NS for _ in app.functions]
     for pipeline in app.pipelines:
         for stage in pipeline.stages:
@@ -299,16 +297,16 @@ def _slots(pool: Pool, variant: Variant) -> int:
     return min(pool.slots, variant.concurrency)
 
 
-def _rivals(app: App) -> list[list[int]]:
-    """By function: the others that compete with it for nodes."""
+def _competitors(app: App) -> list[list[int]]:
+    """By function: the other functions that share a pool with it."""
     pools = [{pool for v in f.variants for pool in v.pool_ids} for f in app.functions]
     return [
-        [rival for rival, theirs in enumerate(pools) if rival != id and theirs & own]
+        [competitor for competitor, theirs in enumerate(pools) if competitor != id and theirs & own]
         for id, own in enumerate(pools)
     ]
 
 
-def _builds(pipeline: Pipeline) -> list[list[Profile]]:
+def _profiles_by_stage(pipeline: Pipeline) -> list[list[Profile]]:
     return [[v.profile for v in stage.function.variants] for stage in pipeline.stages]
 
 
@@ -317,9 +315,9 @@ def _fastest_ns(profiles: list[Profile], items: int) -> float:
 
 
 def _longest_path_ns(pipeline: Pipeline, times_ns: list[float]) -> float:
-    """Time from the first stage to the last, given that of each.
+    """Length of the critical path, given the time of each stage.
 
-    A file may list stages in any order; one not seen yet counts for nothing here.
+    A file may list stages in any order; a predecessor that is listed later counts as 0 here.
     """
     if len(times_ns) == 1:
         return times_ns[0]

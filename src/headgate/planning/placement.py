@@ -1,4 +1,4 @@
-"""Spreading functions over nodes before they are needed there."""
+"""Placement: which function to start on an idle node in advance, and proportional shares."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from headgate.core.records import Node
 from headgate.core.view import View
 from headgate.planning.forecast import OfferedLoad
 
-# Below so much load, in Erlangs, a function does not need to be in more places than it is.
+# A function with less load than this, in Erlangs, needs no additional node.
 _ERLANGS_MIN: Final = 0.05
 
 
 def has_room(view: View, node: Node, variant: Variant) -> bool:
-    """Whether a node could start a variant beside what it holds."""
+    """Whether a node could start a variant without evicting anything."""
     free_bytes = node.pool.memory_bytes - node.memory_used_bytes
     return (
         variant.id not in node.instances
@@ -25,15 +25,15 @@ def has_room(view: View, node: Node, variant: Variant) -> bool:
 
 
 def next_prestart(view: View, loads: Sequence[OfferedLoad]) -> tuple[Variant, Node] | None:
-    """The start that helps most, on a node with nothing to do and room; None if none does.
+    """The most useful start on an idle node with room; None if no start is useful.
 
-    That is of the function with most load per node that holds it. One idle node is left alone, for
-    whoever comes while the other is starting. O(functions x nodes).
+    The function with most load per node that holds it is started. One idle node is kept free for
+    requests that arrive during the start. O(functions x nodes).
     """
     idle = [
         node
         for node in view.free_nodes.values()
-        if node.running == 0 and not node.pool.is_elastic  # what is paid for is a plan's business
+        if node.running == 0 and not node.pool.is_elastic  # rented nodes are left to the plan
     ]
     best: tuple[Variant, Node] | None = None
     best_load = 0.0
@@ -41,24 +41,22 @@ def next_prestart(view: View, loads: Sequence[OfferedLoad]) -> tuple[Variant, No
         load = loads[function.id].erlangs(view.now_ns)
         if load < _ERLANGS_MIN:
             continue
-        homes = sum(1 for node in view.nodes.values() if view.is_resident(node, function.id))
-        if homes and load / homes <= best_load:
+        nodes = sum(1 for node in view.nodes.values() if view.is_resident(node, function.id))
+        if nodes and load / nodes <= best_load:
             continue
         for node in idle:
             variant = node.variants[function.id]
             if variant is not None and has_room(view, node, variant):
-                best, best_load = (variant, node), load / max(1, homes)
+                best, best_load = (variant, node), load / max(1, nodes)
                 break
     return best
 
 
-# Sharing whole things out in proportion to real numbers.
-
-
 def apportion(total: int, weights: list[float]) -> list[int]:
-    """Split `total` by largest remainder; everybody gets one first, as far as that goes.
+    """Divide `total` into integers proportional to `weights`, by the largest-remainder method.
 
-    Equal weights, or none at all, share evenly; ties go to the earlier.
+    Each entry gets at least one as far as `total` allows. Equal weights, or all zeros, give equal
+    shares; ties go to the earlier entry.
 
     >>> apportion(4, [1.0, 1.0])
     [2, 2]
@@ -74,7 +72,7 @@ def apportion(total: int, weights: list[float]) -> list[int]:
     whole = sum(weights)
     shares = [total * w / whole if whole > 0 else total / count for w in weights]
     parts = [max(1, int(share)) for share in shares]
-    while sum(parts) > total:  # the ones that everybody gets went beyond the total
+    while sum(parts) > total:  # the minimum of one each exceeded the total
         richest = max(range(count), key=lambda i: (parts[i] - shares[i] if parts[i] > 1 else -1, i))
         parts[richest] -= 1
     while sum(parts) < total:

@@ -1,7 +1,7 @@
-"""The queueing formulas that planning uses and the simulator is held against.
+"""Queueing formulas, used by planning and as reference for the tests of the simulator.
 
-Names follow Kendall: arrivals / service times / servers, M for memoryless, D for always the same,
-G for anything, PS for one server shared by all. `service_s` is the mean service time; the load is
+Names follow Kendall: arrivals / service times / servers, M for memoryless, D for deterministic,
+G for general, PS for processor sharing. `service_s` is the mean service time; the load is
 `rate_per_s * service_s`, the mean number of servers that work. A queue whose load reaches its
 servers grows without end, so its mean wait is infinite.
 """
@@ -12,7 +12,7 @@ import math
 
 
 def erlang_b(servers: int, load: float) -> float:
-    """Return the share of requests turned away when nobody may wait: M/G/servers/servers.
+    """Return the share of requests that are blocked in a loss system: M/G/servers/servers.
 
     By the recursion on the number of servers, which neither over- nor underflows: O(servers).
 

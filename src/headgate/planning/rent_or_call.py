@@ -1,12 +1,16 @@
-"""How many nodes to rent, beside a platform that takes what they cannot, at a price per call.
+"""How many nodes to rent beside a FaaS platform: ski rental, rate-based and newsvendor sizing.
 
-Demand is cut into levels: the first node would take as much as one node can, the second what is
-above that, and so on. For each level there are two ways to serve it, renting a node or paying by
-the call, and it costs a boot to go from the second to the first. When to change over is an old
-question with an old answer: when what the other way would have saved since it last looked bad
-exceeds a certain part of what changing costs. To take a node, that part is small where arrivals are
-steady, because then a rise is news; where they come in bursts, it grows with how bursty they are.
-To give a node back it is small, too, unless it was missed soon after the last time.
+Rent-or-call is ski rental. Demand is divided into levels: the first node takes as much as one node
+can, the second what exceeds that, and so on. Each level can be served by a rented node or by calls,
+and switching to the node costs a boot. For each level (marginal node) we accumulate regret: the
+cost that the other option would have saved since the regret was last zero. We switch when regret
+exceeds a fraction of the cost of one boot. The fraction to start grows with the index of dispersion
+of arrivals: with steady arrivals a rise of demand is a signal, with bursty ones it may be noise.
+The fraction to stop grows if the node was needed again within 15 minutes of its last release.
+
+`RentalLadder` applies the rule to one function on one pool, `NodeAutoscaler` to all of them. The
+functions below size a fleet for a rate (`nodes_for`) or by cost (`newsvendor_nodes`), and choose
+the instances to stop.
 """
 
 from __future__ import annotations
@@ -29,79 +33,86 @@ _OFF: Final = 0
 _BOOTING: Final = 1
 _ON: Final = 2
 
-# Regret, in boots, before a node is taken where arrivals are steady, and before it is given back.
-_START: Final = 0.15
-_STOP: Final = 0.25
-_STOP_MAX: Final = 4.0
-_LEARNT: Final = 4.0  # by so much more, if it was missed
-_MISSED_NS: Final = 15 * MINUTE_NS  # within so long
-_WINDOW_NS: Final = 5 * SECOND_NS
+# Regret, in costs of a boot, that starts a node (for Poisson arrivals) and that stops it.
+_START_REGRET: Final = 0.15
+_STOP_REGRET: Final = 0.25
+_STOP_REGRET_MAX: Final = 4.0
+_STOP_REGRET_STEP: Final = 4.0  # factor if the node was needed again soon after a stop
+_NEEDED_AGAIN_NS: Final = 15 * MINUTE_NS  # "soon"
+_WINDOW_NS: Final = 5 * SECOND_NS  # of the index of dispersion
+# Cost of a missed request where no FaaS target exists, in rent per request.
+_MISS_COST: Final = 20.0
 
 
 @final
 class RentalLevel:
-    """What one more node would be used for, and whether it is worth having."""
+    """One marginal node: the demand it would serve, and whether to rent it."""
 
     __slots__ = (
         "_boots_until_ns",
-        "_given_back_ns",
         "_regret_usd",
+        "_released_ns",
         "_state",
-        "_stop",
+        "_stop_regret",
         "calls",
         "free_ns",
     )
 
     def __init__(self, *, is_on: bool) -> None:
-        self.calls = 0  # of late: what the node would have taken
-        self.free_ns = 0.0  # when the node would be free
+        self.calls = 0  # requests since the last update that the node would have served
+        self.free_ns = 0.0  # when the (virtual) node is free
         self._state = _ON if is_on else _OFF
-        self._regret_usd = 0.0  # since the other way last looked bad
+        self._regret_usd = 0.0  # what the other option would have saved since it was last 0
         self._boots_until_ns = 0
-        self._given_back_ns = -_MISSED_NS
-        self._stop = _STOP
+        self._released_ns = -_NEEDED_AGAIN_NS
+        self._stop_regret = _STOP_REGRET
 
     @property
     def is_wanted(self) -> bool:
-        """Whether to have the node."""
+        """Whether to rent the node."""
         return self._state != _OFF
 
-    def weigh(self, saved_usd: float, rent_usd: float, boot_usd: float, burstiness: float) -> bool:
-        """A while has passed in which the node would have saved so much: whether to change over."""
+    def should_switch(
+        self, saved_usd: float, rent_usd: float, boot_usd: float, burstiness: float
+    ) -> bool:
+        """Accumulate the regret of an interval, and return whether to switch.
+
+        `saved_usd` is the cost of the calls that the node would have saved, `rent_usd` its rent.
+        """
         if self._state == _BOOTING:
             return False
         gained_usd = rent_usd - saved_usd if self._state == _ON else saved_usd - rent_usd
         self._regret_usd = max(0.0, self._regret_usd + gained_usd)
-        part = self._stop if self._state == _ON else _START * burstiness
-        return self._regret_usd > part * boot_usd
+        threshold = self._stop_regret if self._state == _ON else _START_REGRET * burstiness
+        return self._regret_usd > threshold * boot_usd
 
-    def change(self, now_ns: int, boot_ns: int) -> None:
-        """Go the other way; a node that is taken is there after its boot."""
+    def switch(self, now_ns: int, boot_ns: int) -> None:
+        """Switch between renting and calling; a rented node is usable after its boot."""
         self._regret_usd = 0.0
         if self._state == _ON:
             self._state = _OFF
-            self._given_back_ns = now_ns
+            self._released_ns = now_ns
             return
         self._state = _BOOTING
         self._boots_until_ns = now_ns + boot_ns
-        if now_ns - self._given_back_ns < _MISSED_NS:
-            self._stop = min(_LEARNT * self._stop, _STOP_MAX)
+        if now_ns - self._released_ns < _NEEDED_AGAIN_NS:
+            self._stop_regret = min(_STOP_REGRET_STEP * self._stop_regret, _STOP_REGRET_MAX)
         else:
-            self._stop = max(self._stop / _LEARNT, _STOP)
+            self._stop_regret = max(self._stop_regret / _STOP_REGRET_STEP, _STOP_REGRET)
 
-    def wait(self, now_ns: int) -> None:
-        """Time passes."""
+    def advance(self, now_ns: int) -> None:
+        """Mark the node as up once its boot has ended."""
         if self._state == _BOOTING and now_ns >= self._boots_until_ns:
             self._state = _ON
 
 
 @final
 class RentalLadder:
-    """Says how many nodes are worth their rent. O(levels) per arrival, and per `wanted`.
+    """The number of nodes worth their rent. O(levels) per arrival and per `desired_nodes`.
 
-    A node takes what it can have done within `allowed_ns`, at `pace_ns` per request; what it cannot
-    is for the next level. The first `own` levels are those of nodes that are ours anyway, which are
-    never weighed or counted. `call_usd` is what a call costs elsewhere.
+    A node takes the requests that it can finish within `allowed_ns`, at `service_interval_ns` per
+    request; the others go to the next level. The first `own_levels` levels are nodes that are not
+    rented: they take demand, but are never evaluated or counted. `call_usd` is the cost of a call.
     """
 
     def __init__(
@@ -109,72 +120,68 @@ class RentalLadder:
         count: int,
         *,
         standing: int,
-        own: int = 0,
+        own_levels: int = 0,
         allowed_ns: int,
-        pace_ns: float,
+        service_interval_ns: float,
         call_usd: float,
         rent_usd_per_s: float,
         boot_ns: int,
         memory_ns: int,
     ) -> None:
         self._levels = [RentalLevel(is_on=number < standing) for number in range(count)]
-        self._fills = [*(RentalLevel(is_on=True) for _ in range(own)), *self._levels]
+        self._fill_order = [
+            *(RentalLevel(is_on=True) for _ in range(own_levels)),
+            *self._levels,
+        ]
         self._allowed_ns = allowed_ns
-        self._pace_ns = pace_ns
+        self._service_interval_ns = service_interval_ns
         self._call_usd = call_usd
         self._rent_usd_per_s = rent_usd_per_s
         self._boot_ns = boot_ns
         self._dispersion = Dispersion(_WINDOW_NS, memory_ns)
-        self._seen_ns: int | None = None
+        self._updated_ns: int | None = None
 
-    def arrived(self, now_ns: int, items: int) -> None:
-        """Something is asked for, whether or not it is let in."""
-        if self._seen_ns is None:
-            self._seen_ns = now_ns
-        self._dispersion.arrived(now_ns, items)
-        work_ns = self._pace_ns * items
-        for level in self._fills:
+    def on_arrival(self, now_ns: int, items: int) -> None:
+        """Record an arrival, admitted or not."""
+        if self._updated_ns is None:
+            self._updated_ns = now_ns
+        self._dispersion.observe(now_ns, items)
+        work_ns = self._service_interval_ns * items
+        for level in self._fill_order:
             done_ns = max(now_ns, level.free_ns) + work_ns
             if done_ns <= now_ns + self._allowed_ns:
                 level.free_ns = done_ns
                 level.calls += 1
                 return
 
-    def wanted(self, now_ns: int) -> int:
-        """How many nodes to have, as of now."""
-        if self._seen_ns is not None and now_ns > self._seen_ns:
-            self._weigh(now_ns, now_ns - self._seen_ns)
-        self._seen_ns = now_ns
+    def desired_nodes(self, now_ns: int) -> int:
+        """How many nodes to rent now."""
+        if self._updated_ns is not None and now_ns > self._updated_ns:
+            self._update(now_ns, now_ns - self._updated_ns)
+        self._updated_ns = now_ns
         return sum(1 for level in self._levels if level.is_wanted)
 
-    def _weigh(self, now_ns: int, elapsed_ns: int) -> None:
+    def _update(self, now_ns: int, elapsed_ns: int) -> None:
         rent_usd = self._rent_usd_per_s * elapsed_ns / SECOND_NS
         boot_usd = self._rent_usd_per_s * self._boot_ns / SECOND_NS
         burstiness = max(1.0, self._dispersion.value)
         for level in self._levels:
             saved_usd = level.calls * self._call_usd
             level.calls = 0
-            level.wait(now_ns)
-            if level.weigh(saved_usd, rent_usd, boot_usd, burstiness):
-                level.change(now_ns, self._boot_ns)
-
-
-# Which elastic pools to rent how much of: a `RentalLadder` for every function that runs on one.
-
-
-# Where nothing else can take what a node cannot: what a miss is worth, in rent per request.
-_MISS: Final = 20.0
+            level.advance(now_ns)
+            if level.should_switch(saved_usd, rent_usd, boot_usd, burstiness):
+                level.switch(now_ns, self._boot_ns)
 
 
 @final
 class NodeAutoscaler:
-    """Follows demand and says how many nodes to rent."""
+    """The nodes to rent in elastic pools: a `RentalLadder` per function and elastic pool."""
 
-    def __init__(self, app: App, outlets: Sequence[FaasTarget | None], memory_ns: int) -> None:
-        self._outlets = outlets
-        self._levels: list[list[tuple[Variant, Pool, RentalLadder]]] = [
+    def __init__(self, app: App, faas_targets: Sequence[FaasTarget | None], memory_ns: int) -> None:
+        self._faas_targets = faas_targets
+        self._ladders: list[list[tuple[Variant, Pool, RentalLadder]]] = [
             [
-                (variant, pool, _levels(app, function, variant, pool, outlets, memory_ns))
+                (variant, pool, _ladder(app, function, variant, pool, faas_targets, memory_ns))
                 for pool in app.pools
                 for variant in function.variants
                 if pool.is_elastic and pool.id in variant.pool_ids
@@ -184,33 +191,33 @@ class NodeAutoscaler:
 
     @property
     def is_needed(self) -> bool:
-        """Whether there is anything to rent."""
-        return any(self._levels)
+        """Whether a function runs on an elastic pool."""
+        return any(self._ladders)
 
-    def arrived(self, now_ns: int, pipeline: Pipeline, items: int) -> None:
-        """Something is asked for, whether or not it is let in."""
+    def on_arrival(self, now_ns: int, pipeline: Pipeline, items: int) -> None:
+        """Record an arrival, admitted or not."""
         for stage in pipeline.stages:
-            for _, _, levels in self._levels[stage.function.id]:
-                levels.arrived(now_ns, items)
+            for _, _, ladder in self._ladders[stage.function.id]:
+                ladder.on_arrival(now_ns, items)
 
-    def targets(self, now_ns: int, closed_pools: Sequence[int]) -> tuple[Target, ...]:
-        """What to have, as of now; where nothing else is there to take a call, at least one."""
-        found: list[Target] = []
-        for function_id, entries in enumerate(self._levels):
-            outlet = self._outlets[function_id]
-            least = 1 if outlet is None or outlet.pool.id in closed_pools else 0
-            for variant, pool, levels in entries:
-                count = max(least, levels.wanted(now_ns))
-                found.append(Target(variant.id, pool.id, count))
-        return tuple(found)
+    def targets(self, now_ns: int, unavailable_pools: Sequence[int]) -> tuple[Target, ...]:
+        """The desired instances now; at least one per function without an available FaaS target."""
+        targets: list[Target] = []
+        for function_id, ladders in enumerate(self._ladders):
+            target = self._faas_targets[function_id]
+            least = 1 if target is None or target.pool.id in unavailable_pools else 0
+            for variant, pool, ladder in ladders:
+                count = max(least, ladder.desired_nodes(now_ns))
+                targets.append(Target(variant.id, pool.id, count))
+        return tuple(targets)
 
 
-def _levels(
+def _ladder(
     app: App,
     function: Function,
     variant: Variant,
     pool: Pool,
-    outlets: Sequence[FaasTarget | None],
+    faas_targets: Sequence[FaasTarget | None],
     memory_ns: int,
 ) -> RentalLadder:
     allowed_ns = min(
@@ -218,48 +225,45 @@ def _levels(
         default=NEVER_NS,
     )
     within_ns = SECOND_NS if allowed_ns == NEVER_NS else allowed_ns
-    pace_ns = _pace_ns(pool, variant, within_ns)
-    outlet = outlets[function.id]
-    # With nothing to compare it to, a rent is as good as any other; only none at all is not.
-    usd_per_hour = 1.0 if outlet is None else pool.usd_per_hour
+    service_interval_ns = _service_interval_ns(pool, variant, within_ns)
+    target = faas_targets[function.id]
+    # Without a FaaS price to compare with, any rent above 0 gives the same decisions.
+    usd_per_hour = 1.0 if target is None else pool.usd_per_hour
     rent_usd_per_s = usd_per_hour / (HOUR_NS / SECOND_NS)
-    miss_usd = _MISS * rent_usd_per_s * pace_ns / SECOND_NS
+    miss_usd = _MISS_COST * rent_usd_per_s * service_interval_ns / SECOND_NS
     return RentalLadder(
         pool.nodes,
         standing=min(function.prewarm_nodes, pool.nodes),
-        own=int(_own_per_ns(app, function, within_ns) * pace_ns),
+        own_levels=int(_static_rate_per_ns(app, function, within_ns) * service_interval_ns),
         allowed_ns=within_ns,
-        pace_ns=pace_ns,
-        call_usd=miss_usd if outlet is None else outlet.call_usd,
+        service_interval_ns=service_interval_ns,
+        call_usd=miss_usd if target is None else target.call_usd,
         rent_usd_per_s=rent_usd_per_s,
         boot_ns=pool.boot_ns + variant.profile.cold_start_ns,
         memory_ns=memory_ns,
     )
 
 
-def _pace_ns(pool: Pool, variant: Variant, within_ns: int) -> float:
-    """Time per request on a node that is kept busy."""
-    lanes = knee_concurrency(variant.profile, min(pool.slots, variant.concurrency), within_ns)
-    return variant.profile.time_ns(1, lanes) / lanes
+def _service_interval_ns(pool: Pool, variant: Variant, within_ns: int) -> float:
+    """Time per request on a node that runs at its concurrency limit."""
+    concurrency = knee_concurrency(variant.profile, min(pool.slots, variant.concurrency), within_ns)
+    return variant.profile.time_ns(1, concurrency) / concurrency
 
 
-def _own_per_ns(app: App, function: Function, within_ns: int) -> float:
-    """How much of a function nodes do that are ours anyway; those who share them get a part."""
+def _static_rate_per_ns(app: App, function: Function, within_ns: int) -> float:
+    """Throughput of a function on nodes that are not rented; functions share a pool evenly."""
     per_ns = 0.0
     for pool in app.pools:
         variants = app.variants_on(pool.id)
         variant = variants[function.id]
         if variant is not None and pool.faas is None and not pool.is_elastic:
             sharers = sum(1 for other in variants if other is not None)
-            per_ns += pool.nodes / sharers / _pace_ns(pool, variant, within_ns)
+            per_ns += pool.nodes / sharers / _service_interval_ns(pool, variant, within_ns)
     return per_ns
 
 
-# How many instances: as many as a rate needs, as many as pay, and which of them to give up.
-
-
 def nodes_for(rate_per_s: float, node_rate_per_s: float) -> int:
-    """How many nodes answer that many requests; 0 where none can.
+    """Number of nodes that serve a rate; 0 if a node serves nothing.
 
     >>> nodes_for(21.0, 10.0), nodes_for(0.0, 10.0), nodes_for(5.0, 0.0)
     (3, 0, 0)
@@ -272,12 +276,12 @@ def nodes_for(rate_per_s: float, node_rate_per_s: float) -> int:
 def newsvendor_nodes(
     buckets: Sequence[float], node_takes: float, node_usd: float, spill_usd: float, most: int
 ) -> int:
-    """How many nodes cost less than the calls that they save: the balance of the newsvendor.
+    """Number of nodes that cost less than the calls they save: the newsvendor rule.
 
-    `buckets` are amounts of demand in equal times, of which one node takes `node_takes` at
-    `node_usd`; what is left is spilled at `spill_usd` each. One more node is added while what it
-    alone takes would cost more as calls. Steady demand keeps a node busy, so it pays up to the
-    mean; volatile demand leaves it idle for most of the time, so fewer pay.
+    `buckets` are amounts of demand in intervals of equal length. In each, a node takes `node_takes`
+    and costs `node_usd`; the rest is spilled at `spill_usd` each. A node is added while the demand
+    that it alone takes would cost more as calls. Steady demand keeps a node busy, so nodes pay off
+    up to the mean; volatile demand leaves a node mostly idle, so fewer pay off.
 
     >>> newsvendor_nodes([10.0] * 4, node_takes=4.0, node_usd=1.0, spill_usd=0.4, most=9)
     2
@@ -290,7 +294,7 @@ def newsvendor_nodes(
     while nodes < most:
         below = nodes * node_takes
         saved = sum(min(max(amount - below, 0.0), node_takes) for amount in buckets) / len(buckets)
-        # Nothing saved is worth nothing, even where a call has no price because there is no call.
+        # A node that saves nothing is not added, even if calls have an infinite price.
         if saved <= 0.0 or node_usd >= saved * spill_usd:
             break
         nodes += 1
@@ -298,27 +302,27 @@ def newsvendor_nodes(
 
 
 def excess_instances(view: View, key: tuple[int, int], count: int) -> list[Instance]:
-    """The instances of a (variant, pool) beyond `count`, those to be given up.
+    """The instances of a (variant, pool) beyond `count`: those to be stopped.
 
-    First what is not there yet, then what has least to do, then the youngest. O(instances).
+    Starting instances first, then those with least running work, then the newest. O(instances).
     """
-    there = present(view, key)
-    if len(there) <= count:
+    instances = active_instances(view, key)
+    if len(instances) <= count:
         return []
-    there.sort(key=_order_of_leaving)
-    return there[: len(there) - count]
+    instances.sort(key=_stop_order)
+    return instances[: len(instances) - count]
 
 
-def is_nowhere(view: View, function_id: int) -> bool:
-    """Whether no node holds a function or is starting it. O(instances)."""
+def has_no_instance(view: View, function_id: int) -> bool:
+    """Whether no node runs a function or is starting it. O(instances)."""
     return not any(
         instance.variant.function_id == function_id and instance.state != InstanceState.DRAINING
         for instance in view.instances.values()
     )
 
 
-def present(view: View, key: tuple[int, int]) -> list[Instance]:
-    """The instances of a (variant, pool) that are there or starting, and not leaving."""
+def active_instances(view: View, key: tuple[int, int]) -> list[Instance]:
+    """The instances of a (variant, pool) that are running or starting, and not draining."""
     return [
         instance
         for instance in view.instances.values()
@@ -327,5 +331,5 @@ def present(view: View, key: tuple[int, int]) -> list[Instance]:
     ]
 
 
-def _order_of_leaving(instance: Instance) -> tuple[bool, int, int]:
+def _stop_order(instance: Instance) -> tuple[bool, int, int]:
     return (instance.state != InstanceState.STARTING, instance.running, -instance.id)

@@ -1,4 +1,7 @@
-"""When to send elsewhere what the nodes cannot do in time, and what to keep ready there."""
+"""Spillover: which tasks go to a FaaS platform because the nodes would miss their deadlines.
+
+It also sizes the pool of warm instances that the platform keeps for them.
+"""
 
 from __future__ import annotations
 
@@ -13,160 +16,172 @@ from headgate.core.view import View
 from headgate.planning.latency_predictor import LatencyPredictor
 from headgate.planning.targets import FaasTarget, choose_faas_target
 
-# Starts that what waits may take, all together, before more is turned away.
-_STARTS_MAX: Final = 4
-# How many fewer instances must be needed before any are let go.
-_SLACK: Final = 0.7
-_MOMENTS: Final = 50  # in a start
+# Admit to FaaS while its backlog is below this many cold starts.
+_BACKLOG_COLD_STARTS_MAX: Final = 4
+# Hysteresis: scale the warm pool in only below 70 % of its size.
+_SCALE_IN_BELOW: Final = 0.7
+_RESIZES_PER_START: Final = 50  # debounce: at most one resize per 1/50 of a cold start
 
-TEND = "tend"  # the timer by which instances that are kept ready are looked after
+RESIZE_WARM_POOL = "resize_warm_pool"  # name of the timer
 
 
 @final
 class Spillover:
-    """The outlets of all functions. `reserve` is the part of the time left for surprises."""
+    """The FaaS targets of all functions, and the decision to spill.
+
+    `slack_reserve` is the share of the remaining time that is kept back against variance.
+    """
 
     def __init__(
         self,
         view: View,
         orders: Orders,
         predictor: LatencyPredictor,
-        reserve: float,
+        slack_reserve: float,
         memory_ns: int,
     ) -> None:
         self._view = view
         self._orders = orders
         self._predictor = predictor
-        self._reserve = reserve
-        self.outlets = [choose_faas_target(view.app, f, memory_ns) for f in view.app.functions]
-        self.is_possible = any(self.outlets)
-        self._soon_ns = [0 for _ in view.app.functions]
-        self._latest_ns = [0 for _ in view.app.functions]  # by function: the last that is due
+        self._slack_reserve = slack_reserve
+        self.targets = [choose_faas_target(view.app, f, memory_ns) for f in view.app.functions]
+        self.is_possible = any(self.targets)
+        self._next_resize_ns = [0 for _ in view.app.functions]
+        self._last_deadline_ns = [0 for _ in view.app.functions]  # latest deadline in the queue
 
-    # --- what it is told -----------------------------------------------------------------------
-
-    def waits(self, task: Task) -> None:
-        """A task has come to wait; the predictor hears of it next."""
+    def on_queued(self, task: Task) -> None:
+        """Record a task that is queued. To be called before `LatencyPredictor.on_queued`."""
         deadline_ns, function_id = task.request.deadline_ns, task.function.id
-        if self._predictor.waiting(function_id) == 0:  # a distant one of before is of no account
-            self._latest_ns[function_id] = 0
+        if self._predictor.items_queued_of(function_id) == 0:  # the queue was empty: start anew
+            self._last_deadline_ns[function_id] = 0
         if deadline_ns < NEVER_NS:
-            self._latest_ns[function_id] = max(self._latest_ns[function_id], deadline_ns)
+            self._last_deadline_ns[function_id] = max(
+                self._last_deadline_ns[function_id], deadline_ns
+            )
 
-    def came_back(self, batch: Batch) -> None:
-        """A call has ended. Where it ran there is an instance now."""
-        outlet = self.outlets[batch.variant.function_id]
-        assert outlet is not None
+    def on_call_ended(self, batch: Batch) -> None:
+        """Record the end of a call; if it ran, its instance is warm now."""
+        target = self.targets[batch.variant.function_id]
+        assert target is not None
         has_run = batch.state in (BatchState.FINISHED, BatchState.FAILED)
-        outlet.warmth.returned(self._view.now_ns, ran=has_run)
-
-    # --- what it is asked ----------------------------------------------------------------------
+        target.warm_pool.on_return(self._view.now_ns, ran=has_run)
 
     def can_take(self, request: Request) -> bool:
-        """Whether what the nodes cannot take is taken elsewhere, if need be after a cold start."""
+        """Whether FaaS can take what the nodes cannot, after a cold start if necessary."""
         view = self._view
         for task in request.tasks:
-            outlet = self.outlets[task.function.id]
-            if outlet is None or not view.is_pool_available(outlet.pool.id):
+            target = self.targets[task.function.id]
+            if target is None or not view.is_pool_available(target.pool.id):
                 return False
-            if not view.fits_call(task, outlet.pool, outlet.variant):
+            if not view.fits_call(task, target.pool, target.variant):
                 return False
-            waiting_ns = self._predictor.waiting(task.function.id) * outlet.call_ns
-            instances = max(1, outlet.warmth.there(view.now_ns))
-            start_ns = outlet.variant.profile.cold_start_ns
-            if waiting_ns > _STARTS_MAX * instances * (start_ns + outlet.call_ns):
+            waiting_ns = self._predictor.items_queued_of(task.function.id) * target.call_ns
+            instances = max(1, target.warm_pool.size(view.now_ns))
+            start_ns = target.variant.profile.cold_start_ns
+            if waiting_ns > _BACKLOG_COLD_STARTS_MAX * instances * (start_ns + target.call_ns):
                 return False
         return True
 
     def is_too_large(self, task: Task) -> bool:
-        """Whether a task has a platform of which no call can carry it: its items, or inputs."""
-        outlet = self.outlets[task.function.id]
-        return outlet is not None and not self._view.fits_call(task, outlet.pool, outlet.variant)
+        """Whether a task has a FaaS target but exceeds its batch size or payload limit."""
+        target = self.targets[task.function.id]
+        return target is not None and not self._view.fits_call(task, target.pool, target.variant)
 
-    def is_open(self, function_id: int) -> bool:
-        """Whether a function may be called elsewhere just now."""
-        outlet = self.outlets[function_id]
-        return outlet is not None and self._view.is_pool_available(outlet.pool.id)
+    def is_available(self, function_id: int) -> bool:
+        """Whether a function has a FaaS target that can take a call now."""
+        target = self.targets[function_id]
+        return target is not None and self._view.is_pool_available(target.pool.id)
 
-    def closed_pools(self) -> list[int]:
-        """Platforms that take no calls just now."""
-        pools = {outlet.pool.id for outlet in self.outlets if outlet is not None}
+    def unavailable_pools(self) -> list[int]:
+        """The FaaS pools that take no calls now."""
+        pools = {target.pool.id for target in self.targets if target is not None}
         return [pool_id for pool_id in sorted(pools) if not self._view.is_pool_available(pool_id)]
 
-    def next_outlet(self, task: Task) -> FaasTarget | None:
-        """Where the most urgent task is to go, if what waits cannot all be done here in time.
+    def spill_target(self, task: Task) -> FaasTarget | None:
+        """The FaaS target for the most urgent task, or None to keep the task queued.
 
-        A call that would start an instance is late however soon it goes out: more are made ready,
-        and the task stays where it is. Only where there is nothing at all it goes first.
+        A task spills only if the nodes cannot finish the whole queue in time. A call that needs a
+        cold start misses its deadline anyway, so we grow the warm pool and keep the task queued.
+        Exception: with no instance warm or starting, the call itself starts one.
         """
-        outlet, now_ns = self.outlets[task.function.id], self._view.now_ns
-        if outlet is None or not self._view.is_pool_available(outlet.pool.id):
+        target, now_ns = self.targets[task.function.id], self._view.now_ns
+        if target is None or not self._view.is_pool_available(target.pool.id):
             return None
-        needed = self._calls_needed(task, outlet)
-        if needed <= 0.0 or not self._view.fits_call(task, outlet.pool, outlet.variant):
+        calls_needed = self._calls_needed(task, target)
+        if calls_needed <= 0.0 or not self._view.fits_call(task, target.pool, target.variant):
             return None
-        warmth = outlet.warmth
-        outlet.needs(now_ns, warmth.busy + needed)
-        is_lonely = warmth.there(now_ns) == 0 and not warmth.is_waking(now_ns)
-        if warmth.idle(now_ns) > 0 or is_lonely:
-            outlet.called(now_ns)
-            return outlet
-        if outlet.wish(now_ns) > outlet.wished:
-            self._tend_soon(task.function.id, outlet)
+        warm_pool = target.warm_pool
+        target.observe_demand(now_ns, warm_pool.busy + calls_needed)
+        has_no_instance = warm_pool.size(now_ns) == 0 and not warm_pool.is_starting(now_ns)
+        if warm_pool.idle(now_ns) > 0 or has_no_instance:
+            target.on_call(now_ns)
+            return target
+        if target.desired_warm(now_ns) > target.warm_requested:
+            self._schedule_resize(task.function.id, target)
         return None
 
-    def _calls_needed(self, task: Task, outlet: FaasTarget) -> float:
-        """How many calls at once it would take to have everything that waits done in time."""
+    def _calls_needed(self, task: Task, target: FaasTarget) -> float:
+        """Concurrent calls that would be needed to finish the whole queue in time."""
         predictor, function_id = self._predictor, task.function.id
-        left_ns = self._latest_ns[function_id] - self._view.now_ns
+        left_ns = self._last_deadline_ns[function_id] - self._view.now_ns
         backlog_ns = predictor.backlog_ns(function_id)
         if backlog_ns == inf:
-            return predictor.waiting(function_id) * outlet.call_ns / max(outlet.call_ns, left_ns)
+            return (
+                predictor.items_queued_of(function_id)
+                * target.call_ns
+                / max(target.call_ns, left_ns)
+            )
         if left_ns <= 0:
             return 0.0
-        own_ns = predictor.expected_ns(predictor.reference(function_id), 1)
-        allowed_ns = own_ns + (1.0 - self._reserve) * (left_ns - own_ns)
+        service_ns = predictor.expected_ns(predictor.reference_variant(function_id), 1)
+        allowed_ns = service_ns + (1.0 - self._slack_reserve) * (left_ns - service_ns)
         if backlog_ns <= allowed_ns:
-            return self._calls_for_one(task, outlet, own_ns)
-        excess = (backlog_ns - allowed_ns) / own_ns * predictor.lanes(function_id)
-        return excess * outlet.call_ns / max(allowed_ns, outlet.call_ns)
+            return self._calls_for_one(task, target, service_ns)
+        excess = (backlog_ns - allowed_ns) / service_ns * predictor.capacity(function_id)
+        return excess * target.call_ns / max(allowed_ns, target.call_ns)
 
-    def _calls_for_one(self, task: Task, outlet: FaasTarget, own_ns: float) -> float:
-        """The same for one that is due before what waits behind it, and would be late here."""
+    def _calls_for_one(self, task: Task, target: FaasTarget, service_ns: float) -> float:
+        """Calls needed for the most urgent task alone, which is due before the rest of the queue.
+
+        Used when the queue as a whole is in time: this task may still be late on the nodes.
+        """
         left_ns = task.request.deadline_ns - self._view.now_ns
-        allowed_ns = own_ns + (1.0 - self._reserve) * (left_ns - own_ns)
-        if self._predictor.soonest_for_ns(task.function.id) + own_ns <= allowed_ns:
+        allowed_ns = service_ns + (1.0 - self._slack_reserve) * (left_ns - service_ns)
+        if self._predictor.function_free_in_ns(task.function.id) + service_ns <= allowed_ns:
             return 0.0
-        return min(1.0, outlet.call_ns / left_ns) if left_ns > 0 else 0.0
+        return min(1.0, target.call_ns / left_ns) if left_ns > 0 else 0.0
 
-    # --- keeping instances ready ---------------------------------------------------------------
-
-    def _tend_soon(self, function_id: int, outlet: FaasTarget) -> None:
-        """More are needed; wait a moment for others that need some too, and order them together."""
+    def _schedule_resize(self, function_id: int, target: FaasTarget) -> None:
+        """Schedule a resize after a moment, so that several demands lead to one resize."""
         now_ns = self._view.now_ns
-        if now_ns >= self._soon_ns[function_id]:
-            self._soon_ns[function_id] = now_ns + outlet.variant.profile.cold_start_ns // _MOMENTS
-            self._orders.set_timer(TEND, self._soon_ns[function_id], function_id)
-
-    def tend(self, function_id: int) -> None:
-        """Have as many ready as were needed of late; look again when they are, and now and then."""
-        outlet, now_ns = self.outlets[function_id], self._view.now_ns
-        assert outlet is not None
-        count = outlet.wish(now_ns)
-        if count > outlet.wished or count < _SLACK * outlet.wished:
-            outlet.wished = count
-            self._orders.keep_warm(
-                outlet.variant,
-                outlet.pool,
-                count,
-                is_provisioned=outlet.is_provision_cheaper(count),
+        if now_ns >= self._next_resize_ns[function_id]:
+            self._next_resize_ns[function_id] = (
+                now_ns + target.variant.profile.cold_start_ns // _RESIZES_PER_START
             )
-        # The breaker and the budgets may have it that there are fewer.
-        key = (outlet.pool.id, outlet.variant.id)
+            self._orders.set_timer(RESIZE_WARM_POOL, self._next_resize_ns[function_id], function_id)
+
+    def resize_warm_pool(self, function_id: int) -> None:
+        """Resize the warm pool to recent demand.
+
+        A timer repeats this when the next requested instance is ready, or after a second.
+        """
+        target, now_ns = self.targets[function_id], self._view.now_ns
+        assert target is not None
+        count = target.desired_warm(now_ns)
+        if count > target.warm_requested or count < _SCALE_IN_BELOW * target.warm_requested:
+            target.warm_requested = count
+            self._orders.keep_warm(
+                target.variant,
+                target.pool,
+                count,
+                is_provisioned=target.is_provisioned_cheaper(count),
+            )
+        # The circuit breaker and the budgets may grant fewer.
+        key = (target.pool.id, target.variant.id)
         kept, is_provisioned = self._view.kept_warm.get(key, (0, False))
-        if kept != outlet.warmth.kept:
-            outlet.warmth.keep(now_ns, kept, is_provisioned=is_provisioned)
+        if kept != target.warm_pool.desired:
+            target.warm_pool.set_desired(now_ns, kept, is_provisioned=is_provisioned)
         if count:
-            wakes_ns = outlet.warmth.wakes_ns(now_ns)
-            at_ns = now_ns + SECOND_NS if wakes_ns is None else wakes_ns
-            self._orders.set_timer(TEND, at_ns, function_id)
+            next_ready_ns = target.warm_pool.next_ready_ns(now_ns)
+            at_ns = now_ns + SECOND_NS if next_ready_ns is None else next_ready_ns
+            self._orders.set_timer(RESIZE_WARM_POOL, at_ns, function_id)

@@ -1,7 +1,8 @@
-"""Where a function can run and at what price: nodes by the hour, or platforms by the call.
+"""Where a function can run and at what price: nodes by the hour, or FaaS platforms by the call.
 
-A *lot* is a kind of node that a function can be rented on: a variant in a dedicated pool. An
-*outlet* is a way to a platform: a variant in a serverless pool.
+A `NodeOption` is a variant in a dedicated pool, a `FaasOption` a variant in a serverless pool.
+`Targets` lists both for every function. A `FaasTarget` is the FaaS option that the `headgate`
+policy uses for a function, with its estimate of warm instances and of the demand for them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from headgate.core.view import View
 from headgate.planning.concurrency import Thresholds, rate_per_s
 from headgate.planning.warm_pool import WarmPoolEstimate
 
+_HEADROOM: Final = 1.25  # warm instances relative to the largest recent demand
+
 
 @dataclass(frozen=True)
 class NodeOption:
@@ -23,104 +26,104 @@ class NodeOption:
 
     variant: Variant
     pool: Pool
-    threshold: int  # requests at once that are in time; at least 1 if there is no other place
-    rate_per_s: float  # what one node answers at that
-    usd_per_s: float  # of one node
+    threshold: int  # largest concurrency within the objective; at least 1 without a FaaS option
+    rate_per_s: float  # throughput of one node at that concurrency
+    usd_per_s: float  # rent of one node
 
     @property
     def usd_per_request(self) -> float:
-        """On a node that is always full."""
+        """Cost of a request on a node that is always at its threshold."""
         return self.usd_per_s / self.rate_per_s if self.rate_per_s else inf
 
 
 @dataclass(frozen=True)
 class FaasOption:
-    """A function on a platform that is paid by the call."""
+    """A function on a FaaS platform."""
 
     variant: Variant
     pool: Pool
-    usd_per_request: float  # of one item, when it need not be started
+    usd_per_request: float  # of one item, on a warm instance
 
 
 @final
 class Targets:
-    """By function: its lots, those to be rented first, and its outlets, both cheapest first."""
+    """The node options and the FaaS options of each function, both cheapest first."""
 
     def __init__(self, app: App, thresholds: Thresholds) -> None:
-        self.outlets = [tuple(_outlets(app, function)) for function in app.functions]
-        self.lots = [
-            tuple(_lots(app, function, thresholds, bool(self.outlets[function.id])))
+        self.faas_options = [tuple(_faas_options(app, function)) for function in app.functions]
+        self.node_options = [
+            tuple(_node_options(app, function, thresholds, bool(self.faas_options[function.id])))
             for function in app.functions
         ]
 
     def can_spill(self, view: View, task: Task) -> bool:
-        """Whether a call of any platform can carry a task. O(outlets)."""
-        for outlet in self.outlets[task.function.id]:
-            if view.fits_call(task, outlet.pool, outlet.variant):
+        """Whether a task fits a call of any of its platforms. O(FaaS options)."""
+        for option in self.faas_options[task.function.id]:
+            if view.fits_call(task, option.pool, option.variant):
                 return True
         return False
 
-    def open_outlet(self, view: View, task: Task) -> FaasOption | None:
-        """The cheapest platform that takes a task just now. O(outlets)."""
-        for outlet in self.outlets[task.function.id]:
+    def available_faas_option(self, view: View, task: Task) -> FaasOption | None:
+        """The cheapest platform that can take a task now. O(FaaS options)."""
+        for option in self.faas_options[task.function.id]:
             if (
-                view.is_pool_available(outlet.pool.id)
-                and _has_place(view, outlet.pool)
-                and view.fits_call(task, outlet.pool, outlet.variant)
+                view.is_pool_available(option.pool.id)
+                and _is_below_concurrency_max(view, option.pool)
+                and view.fits_call(task, option.pool, option.variant)
             ):
-                return outlet
+                return option
         return None
 
-    def elastic_lot(self, function_id: int) -> NodeOption | None:
-        """The kind of node to rent for a function: the cheapest per request of those in time."""
-        return next((lot for lot in self.lots[function_id] if lot.pool.is_elastic), None)
+    def elastic_node_option(self, function_id: int) -> NodeOption | None:
+        """The node type to rent for a function: the cheapest per request within the objective."""
+        return next(
+            (option for option in self.node_options[function_id] if option.pool.is_elastic), None
+        )
 
     def spill_usd(self, function_id: int) -> float:
-        """What a call costs on the cheapest platform; infinite where there is none."""
-        return min((outlet.usd_per_request for outlet in self.outlets[function_id]), default=inf)
+        """Cost of a call on the cheapest platform; infinite if there is none."""
+        return min(
+            (option.usd_per_request for option in self.faas_options[function_id]), default=inf
+        )
 
 
-def _has_place(view: View, pool: Pool) -> bool:
-    """Whether the platform would not throttle us for what we have out ourselves."""
-    spillway, platform = view.breakers[pool.id], pool.faas
-    assert spillway is not None
+def _is_below_concurrency_max(view: View, pool: Pool) -> bool:
+    """Whether our own calls in flight are below the platform's concurrency limit."""
+    breaker, platform = view.breakers[pool.id], pool.faas
+    assert breaker is not None
     assert platform is not None
-    return spillway.in_flight < platform.concurrency_max
+    return breaker.in_flight < platform.concurrency_max
 
 
-def _outlets(app: App, function: Function) -> list[FaasOption]:
-    found: list[FaasOption] = []
+def _faas_options(app: App, function: Function) -> list[FaasOption]:
+    options: list[FaasOption] = []
     for pool in app.pools:
         variant = app.variants_on(pool.id)[function.id]
         if pool.faas is not None and variant is not None:
             usd = pool.faas.usd(variant.profile.time_ns(1))
-            found.append(FaasOption(variant, pool, usd))
-    return sorted(found, key=lambda outlet: (outlet.usd_per_request, outlet.pool.id))
+            options.append(FaasOption(variant, pool, usd))
+    return sorted(options, key=lambda option: (option.usd_per_request, option.pool.id))
 
 
-def _lots(
-    app: App, function: Function, thresholds: Thresholds, has_outlet: bool
+def _node_options(
+    app: App, function: Function, thresholds: Thresholds, has_faas: bool
 ) -> list[NodeOption]:
-    found: list[NodeOption] = []
+    options: list[NodeOption] = []
     for pool in app.pools:
         variant = app.variants_on(pool.id)[function.id]
         if pool.faas is None and variant is not None:
-            threshold = max(thresholds.of(variant, pool), 0 if has_outlet else 1)
+            threshold = max(thresholds.of(variant, pool), 0 if has_faas else 1)
             rate = rate_per_s(variant.profile, threshold)
-            found.append(NodeOption(variant, pool, threshold, rate, pool.usd_per_hour / 3_600))
-    # What is late even alone comes last, however cheap.
-    return sorted(found, key=lambda lot: (not lot.rate_per_s, lot.usd_per_request, lot.pool.id))
-
-
-# Where a function goes when the nodes cannot take it in time: to a platform, by the call.
-
-
-_HEADROOM: Final = 1.25  # more than was ever needed of late
+            options.append(NodeOption(variant, pool, threshold, rate, pool.usd_per_hour / 3_600))
+    # Options that miss the objective even at concurrency 1 come last, however cheap.
+    return sorted(
+        options, key=lambda option: (not option.rate_per_s, option.usd_per_request, option.pool.id)
+    )
 
 
 @final
 class FaasTarget:
-    """One function on one platform: what a call takes and costs, and how many to keep ready."""
+    """One function on one platform: time and cost of a call, and the warm instances to keep."""
 
     def __init__(
         self, pool: Pool, platform: FaasPlatform, variant: Variant, burst: float, memory_ns: int
@@ -129,40 +132,40 @@ class FaasTarget:
         self.variant = variant
         self.call_ns = variant.profile.exec_ns[0] + 2 * pool.network_ns
         self.call_usd = platform.usd(variant.profile.exec_ns[0])
-        self.warmth = WarmPoolEstimate(
+        self.warm_pool = WarmPoolEstimate(
             platform, variant.profile.cold_start_ns + 2 * pool.network_ns
         )
-        self.wished = 0  # how many were last asked to be kept ready
+        self.warm_requested = 0  # warm instances last requested
         self._platform = platform
         self._headroom = max(burst, _HEADROOM)
         self._memory_ns = memory_ns
-        self._peak = 0.0  # of calls at once that would have been needed; it fades
+        self._peak = 0.0  # largest recent demand in concurrent calls, which decays
         self._peak_ns = 0
-        self._busy_ns = 0.0  # work of late, which fades likewise
+        self._busy_ns = 0.0  # recent execution time of calls, which decays likewise
 
-    def needs(self, now_ns: int, calls: float) -> None:
-        """So many calls at once are needed now."""
-        self._fade(now_ns)
+    def observe_demand(self, now_ns: int, calls: float) -> None:
+        """Observe that this many concurrent calls are needed now."""
+        self._decay(now_ns)
         self._peak = max(self._peak, calls)
 
-    def called(self, now_ns: int) -> None:
-        """A call goes out."""
-        self._fade(now_ns)
+    def on_call(self, now_ns: int) -> None:
+        """Record a call that is sent."""
+        self._decay(now_ns)
         self._busy_ns += self.call_ns
-        self.warmth.called(now_ns)
+        self.warm_pool.on_call(now_ns)
 
-    def wish(self, now_ns: int) -> int:
-        """How many instances to keep ready, as of now."""
-        self._fade(now_ns)
+    def desired_warm(self, now_ns: int) -> int:
+        """How many instances to keep warm now."""
+        self._decay(now_ns)
         count = ceil(self._headroom * self._peak) if self._peak > 0.05 else 0
         return min(count, self._platform.concurrency_max)
 
-    def is_provision_cheaper(self, count: int) -> bool:
-        """Whether instances that are busy as often as of late had better be provisioned."""
+    def is_provisioned_cheaper(self, count: int) -> bool:
+        """Whether provisioned instances are cheaper than pinged ones at the recent utilisation."""
         platform = self._platform
         if platform.provisioned_usd_per_gb_s <= 0.0 or count == 0:
             return False
-        if platform.ping_every_ns == 0:  # where none stays, calling keeps none
+        if platform.ping_every_ns == 0:  # no keep-alive: pings keep nothing warm
             return True
         busy = min(1.0, self._busy_ns / self._memory_ns / count)
         gigabytes = platform.gigabytes
@@ -170,7 +173,7 @@ class FaasTarget:
         pings = platform.usd(platform.ping_ns) / (platform.ping_every_ns / 1e9)
         return platform.provisioned_usd_per_gb_s * gigabytes < saved + pings
 
-    def _fade(self, now_ns: int) -> None:
+    def _decay(self, now_ns: int) -> None:
         factor = exp((self._peak_ns - now_ns) / self._memory_ns)
         self._peak *= factor
         self._busy_ns *= factor
@@ -178,22 +181,23 @@ class FaasTarget:
 
 
 def choose_faas_target(app: App, function: Function, memory_ns: int) -> FaasTarget | None:
-    """The cheapest platform for a function that is in time for its objectives.
+    """The cheapest platform for a function within its objectives.
 
-    One that is never in time is of use only where there is nothing else.
+    If no platform is within them, the fastest one is used, but only for a function that runs on no
+    node.
     """
     slos = [p.slo for p in app.pipelines if any(s.function is function for s in p.stages)]
     allowed_ns = min((slo.latency_ns for slo in slos), default=0)
     burst = max((slo.rate_tolerance for slo in slos), default=1.0)
-    outlets = [
+    targets = [
         FaasTarget(pool, pool.faas, variant, burst, memory_ns)
         for pool in app.pools
         for variant in function.variants
         if pool.faas is not None and pool.id in variant.pool_ids
     ]
-    in_time = [outlet for outlet in outlets if outlet.call_ns <= allowed_ns]
+    in_time = [target for target in targets if target.call_ns <= allowed_ns]
     if in_time:
-        return min(in_time, key=lambda outlet: outlet.call_usd)
+        return min(in_time, key=lambda target: target.call_usd)
     if any(app.pools[id].faas is None for v in function.variants for id in v.pool_ids):
         return None
-    return min(outlets, key=lambda outlet: outlet.call_ns, default=None)
+    return min(targets, key=lambda target: target.call_ns, default=None)

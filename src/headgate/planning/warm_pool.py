@@ -1,7 +1,8 @@
-"""How many instances of a function a platform has ready, as far as its client can tell.
+"""Estimate of the warm instances that a FaaS platform has of one function.
 
-Platforms do not say. But they use the instance that was used last, let one go that nobody has
-called for a while, and keep what we asked them to keep; so whoever sends all the calls can follow.
+Platforms do not report this. But a platform reuses the most recently used instance, removes an
+instance that has been idle for its keep-alive, and keeps warm what it was ordered to keep warm. So
+a client that sends all the calls can compute the number.
 """
 
 from __future__ import annotations
@@ -13,75 +14,76 @@ from headgate.core.model import FaasPlatform
 
 @final
 class WarmPoolEstimate:
-    """Follows the instances of one function on one platform. All of it O(1), amortised."""
+    """Tracks the instances of one function on one platform. Every method is O(1) amortised."""
 
     def __init__(self, platform: FaasPlatform, start_ns: int) -> None:
         self._keep_alive_ns = platform.keep_alive_ns
         self._start_ns = start_ns
-        self._provision_ns = platform.provisioning_ns
-        self._idle_since_ns: list[int] = []  # a stack: the last is used first
+        self._provisioning_ns = platform.provisioning_ns
+        self._idle_since_ns: list[int] = []  # a stack: the most recently used instance is last
         self._busy = 0
-        self.kept = 0  # as many as were asked for
-        self._up = 0  # so many of those are there,
-        self._waking: list[tuple[int, int]] = []  # and from when on how many, the soonest first
+        self.desired = 0  # warm instances requested
+        self._ready = 0  # of those, started
+        # (ready at, ready count from then on), earliest first.
+        self._starting: list[tuple[int, int]] = []
 
     @property
     def busy(self) -> int:
-        """Calls that are out."""
+        """Calls in flight."""
         return self._busy
 
-    def keep(self, now_ns: int, count: int, *, is_provisioned: bool = False) -> None:
-        """So many are to be kept ready from now on; those that are not there yet take a while."""
-        ready_ns = self._provision_ns if is_provisioned else self._start_ns
-        there = self.there(now_ns)
-        self.kept = count
-        if count <= there:
-            self._up, self._waking = count, []
+    def set_desired(self, now_ns: int, count: int, *, is_provisioned: bool = False) -> None:
+        """Set how many instances the platform keeps warm from now on; new ones take time."""
+        ready_in_ns = self._provisioning_ns if is_provisioned else self._start_ns
+        size = self.size(now_ns)
+        self.desired = count
+        if count <= size:
+            self._ready, self._starting = count, []
             return
-        self._waking = [(at_ns, min(up, count)) for at_ns, up in self._waking]
-        if not self._waking or self._waking[-1][1] < count:
-            self._waking.append((now_ns + ready_ns, count))
+        self._starting = [(at_ns, min(ready, count)) for at_ns, ready in self._starting]
+        if not self._starting or self._starting[-1][1] < count:
+            self._starting.append((now_ns + ready_in_ns, count))
 
-    def is_waking(self, now_ns: int) -> bool:
-        """Whether more are on their way because we asked."""
-        return self.wakes_ns(now_ns) is not None
+    def is_starting(self, now_ns: int) -> bool:
+        """Whether requested instances are still starting."""
+        return self.next_ready_ns(now_ns) is not None
 
-    def wakes_ns(self, now_ns: int) -> int | None:
-        """When the next of those will be there."""
-        self._wake(now_ns)
-        return self._waking[0][0] if self._waking else None
+    def next_ready_ns(self, now_ns: int) -> int | None:
+        """When the next requested instance is ready; None if none is starting."""
+        self._mark_started(now_ns)
+        return self._starting[0][0] if self._starting else None
 
-    def there(self, now_ns: int) -> int:
-        """How many instances there are, busy or not."""
-        self._forget(now_ns)
-        self._wake(now_ns)
-        return max(self._busy + len(self._idle_since_ns), self._up)
+    def size(self, now_ns: int) -> int:
+        """Number of instances, busy or idle."""
+        self._expire_idle(now_ns)
+        self._mark_started(now_ns)
+        return max(self._busy + len(self._idle_since_ns), self._ready)
 
     def idle(self, now_ns: int) -> int:
-        """How many wait for a call."""
-        return self.there(now_ns) - self._busy
+        """Number of idle warm instances."""
+        return self.size(now_ns) - self._busy
 
-    def called(self, now_ns: int) -> None:
-        """A call goes out."""
-        self._forget(now_ns)
+    def on_call(self, now_ns: int) -> None:
+        """Record a call that is sent."""
+        self._expire_idle(now_ns)
         if self._idle_since_ns:
             self._idle_since_ns.pop()
         self._busy += 1
 
-    def returned(self, now_ns: int, *, ran: bool) -> None:
-        """A call has ended; where it ran, there is an instance now."""
+    def on_return(self, now_ns: int, *, ran: bool) -> None:
+        """Record the end of a call; if it ran, its instance is warm now."""
         self._busy -= 1
         if ran:
             self._idle_since_ns.append(now_ns)
 
-    def _wake(self, now_ns: int) -> None:
-        while self._waking and self._waking[0][0] <= now_ns:
-            self._up = self._waking.pop(0)[1]
+    def _mark_started(self, now_ns: int) -> None:
+        while self._starting and self._starting[0][0] <= now_ns:
+            self._ready = self._starting.pop(0)[1]
 
-    def _forget(self, now_ns: int) -> None:
+    def _expire_idle(self, now_ns: int) -> None:
         idle = self._idle_since_ns
-        gone = 0
-        while gone < len(idle) and now_ns - idle[gone] >= self._keep_alive_ns:
-            gone += 1
-        if gone:
-            del idle[:gone]
+        expired = 0
+        while expired < len(idle) and now_ns - idle[expired] >= self._keep_alive_ns:
+            expired += 1
+        if expired:
+            del idle[:expired]

@@ -1,4 +1,4 @@
-"""The policies, one file each. A policy's name is its file's name; there is no list to edit."""
+"""The policies, one file each. A policy has the name of its file; there is no list to edit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headgate.core.policy import PolicyKind
 
 
 def policy_names() -> list[str]:
-    """Every policy there is.
+    """Return the names of all policies.
 
     >>> "balance" in policy_names()
     True
@@ -19,7 +19,7 @@ def policy_names() -> list[str]:
 
 
 def find_policy(name: str, where: str | None = None) -> PolicyKind:
-    """Return the policy of that name, or raise `ConfigError` listing those there are."""
+    """Return the policy of that name, or raise `ConfigError` listing all policies."""
     if name not in policy_names():
         raise ConfigError(
             "unknown policy",
@@ -35,6 +35,6 @@ def find_policy(name: str, where: str | None = None) -> PolicyKind:
 
 
 def describe_policy(name: str) -> str:
-    """Return the first line of a policy's documentation: what it does."""
+    """Return the first line of a policy's docstring: what it does."""
     module = importlib.import_module(f"{__name__}.{name}")
     return (module.__doc__ or "").strip().splitlines()[0]

@@ -1,10 +1,12 @@
-"""What all policies have in common that serve from nodes by the hour and platforms by the call.
+"""Base classes of the policies that combine nodes by the hour with FaaS platforms by the call.
 
-A task goes to a node that holds its function and has fewer requests than its threshold; else to a
-platform that is open; else it waits, first come first served per function, for whichever is first.
-Where a function has no platform, or it is closed, a node that does not hold it yet may be used.
-What no call of a platform can carry waits for a node in a queue of its own, or it would keep those
-behind it from going to a platform.
+`ThresholdRouter` routes: a task goes to a node that holds its function and is below its concurrency
+threshold; else to a FaaS platform that is available; else it waits, first come first served per
+function, for whichever is available first. If a function has no platform, or the platform is
+unavailable, a node that does not hold the function yet may be used. A task that no call can carry
+waits for a node in a separate queue; otherwise it would keep the tasks behind it from spilling.
+
+`AutoscalingRouter` adds a fleet that follows the recent arrival rate.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ from headgate.core.states import InstanceState, NodeState, Residency, TaskState
 from headgate.planning.concurrency import Thresholds
 from headgate.planning.forecast import ArrivalCounts
 from headgate.planning.placement import has_room
-from headgate.planning.rent_or_call import excess_instances, is_nowhere, present
+from headgate.planning.rent_or_call import active_instances, excess_instances, has_no_instance
 from headgate.planning.targets import FaasOption, NodeOption, Targets
 
-# Interpreted, a name of the module is read many times faster than one of a class.
+# CPython reads a module global many times faster than a class attribute.
 _BUSY: Final = InstanceState.BUSY
 _DEVICE: Final = Residency.DEVICE
 _IDLE: Final = InstanceState.IDLE
@@ -31,11 +33,11 @@ _READY: Final = TaskState.READY
 
 
 class ThresholdRouter(Policy):
-    """Queues, routing by threshold, and a fleet of so many instances of each lot as are `wanted`.
+    """FIFO queues, routing by threshold, and a fleet of the `desired` number of rented instances.
 
-    A policy gives `thresholds` (for routing) and `tiers` (for planning); it says which functions
-    spill, and in `resize` it may change what is wanted. `warm_functions` of each function are kept
-    ready by its cheapest platform. Deciding costs O(nodes).
+    A policy passes `thresholds` (for routing) and `targets` (for planning); it says which functions
+    use nodes and FaaS, and in `resize` it may change the desired numbers. The cheapest platform of
+    each function keeps `warm_instances` warm. A decision costs O(nodes).
     """
 
     def __init__(
@@ -43,82 +45,80 @@ class ThresholdRouter(Policy):
         context: Context,
         config: PolicyConfig,
         thresholds: Thresholds,
-        tiers: Targets,
+        targets: Targets,
         *,
         nodes: int = 0,
-        packs: bool = False,
-        warm_functions: int = 0,
+        bin_pack: bool = False,
+        warm_instances: int = 0,
     ) -> None:
         super().__init__(context, config)
         app = self.view.app
-        self.tiers = tiers
+        self.targets = targets
         self._thresholds = thresholds
-        self._packs = packs
-        # By function; behind those, likewise, tasks that no platform can carry.
+        self._bin_pack = bin_pack
+        # By function id, and then again by function id for tasks that no FaaS call can carry.
         self._queues: list[deque[Task]] = [deque() for _ in range(2 * len(app.functions))]
         self._withdrawals = [LazyDeletions() for _ in self._queues]
-        # By (variant, pool) id: how many instances there are to be on nodes that are rented.
-        self.wanted: dict[tuple[int, int], int] = {}
+        # Desired number of instances on rented nodes, by (variant id, pool id).
+        self.desired: dict[tuple[int, int], int] = {}
         for function in app.functions:
-            lot = tiers.elastic_lot(function.id)
-            if lot is not None and self.rents(function.id):
-                self.want(lot, nodes or function.prewarm_nodes)
-            if warm_functions and self.spills(function.id):
-                self._keep_warm(tiers.outlets[function.id][0], warm_functions)
+            option = targets.elastic_node_option(function.id)
+            if option is not None and self.uses_nodes(function.id):
+                self.set_desired(option, nodes or function.prewarm_nodes)
+            if warm_instances and self.uses_faas(function.id):
+                self._keep_warm(targets.faas_options[function.id][0], warm_instances)
 
-    def _keep_warm(self, outlet: FaasOption, count: int) -> None:
-        platform = outlet.pool.faas
+    def _keep_warm(self, target: FaasOption, count: int) -> None:
+        platform = target.pool.faas
         assert platform is not None
         count = min(count, platform.concurrency_max)
-        self.orders.keep_warm(outlet.variant, outlet.pool, count)
+        self.orders.keep_warm(target.variant, target.pool, count)
 
-    # --- what a policy may say -----------------------------------------------------------------
+    def uses_faas(self, function_id: int) -> bool:
+        """Whether tasks of this function may go to a FaaS platform."""
+        return bool(self.targets.faas_options[function_id])
 
-    def spills(self, function_id: int) -> bool:
-        """Whether tasks of this function may go to a platform."""
-        return bool(self.tiers.outlets[function_id])
-
-    def rents(self, function_id: int) -> bool:
+    def uses_nodes(self, function_id: int) -> bool:
         """Whether tasks of this function may go to nodes."""
-        return bool(self.tiers.lots[function_id])
+        return bool(self.targets.node_options[function_id])
 
-    def keeps(self, task: Task, node: Node, variant: Variant) -> bool:
-        """Whether a node that holds the function may take this task. It has a slot."""
+    def admits(self, task: Task, node: Node, variant: Variant) -> bool:
+        """Whether a node that holds the function and has a free slot may take this task."""
         return self.is_below_threshold(task, node, variant)
 
-    def sent(self, batch: Batch, node: Node) -> None:
-        """A task has gone to a node."""
+    def on_sent(self, batch: Batch, node: Node) -> None:
+        """A batch was dispatched to a node."""
 
     def resize(self) -> None:
-        """Say what is wanted, now that it is time to plan."""
+        """Update the desired numbers; called at the beginning of `plan`."""
 
-    def want(self, lot: NodeOption, count: int) -> None:
-        """Want so many instances of a rented lot from now on, within what there is.
+    def set_desired(self, option: NodeOption, count: int) -> None:
+        """Set the desired number of instances of a rented option, within the size of its pool.
 
-        Where nothing spills, at least one of the best lot.
+        A function without FaaS keeps at least one instance of its best option.
         """
-        function_id = lot.variant.function_id
-        is_last_resort = not self.spills(function_id) and lot == self.tiers.elastic_lot(function_id)
+        function_id = option.variant.function_id
+        is_last_resort = not self.uses_faas(
+            function_id
+        ) and option == self.targets.elastic_node_option(function_id)
         least = 1 if is_last_resort else 0
-        self.wanted[lot.variant.id, lot.pool.id] = min(max(count, least), lot.pool.nodes)
-
-    # --- tasks ---------------------------------------------------------------------------------
+        self.desired[option.variant.id, option.pool.id] = min(max(count, least), option.pool.nodes)
 
     def on_task_ready(self, task: Task) -> None:
-        """Send it if it may go now; else it waits."""
+        """Dispatch the task if possible; else queue it."""
         queue = self._queues[self._queue_number(task)]
         queue.append(task)
         if len(queue) == 1 or queue[0].state != _READY:
             self._serve(queue)
 
     def on_task_returned(self, task: Task) -> None:
-        """Send it before those that wait."""
+        """Dispatch the task before the queued ones."""
         queue = self._queues[self._queue_number(task)]
-        queue.appendleft(task)  # it has waited once already
+        queue.appendleft(task)  # it has queued once already
         self._serve(queue)
 
     def on_task_withdrawn(self, task: Task) -> None:
-        """Forget it, in time."""
+        """Count the withdrawn task, and sweep its queue when due."""
         number = self._queue_number(task)
         queue = self._queues[number]
         if self._withdrawals[number].add(len(queue)):
@@ -126,20 +126,20 @@ class ThresholdRouter(Policy):
 
     def _queue_number(self, task: Task) -> int:
         function_id = task.function.id
-        is_for_nodes = self.spills(function_id) and not self.tiers.can_spill(self.view, task)
+        is_for_nodes = self.uses_faas(function_id) and not self.targets.can_spill(self.view, task)
         return function_id + (len(self._queues) // 2 if is_for_nodes else 0)
 
     def on_capacity(self, node: Node) -> None:
-        """Serve whoever waits."""
+        """Serve all queues."""
         self._serve_all()
 
     def on_pool_available(self, pool_id: int) -> None:
-        """Serve whoever waits."""
+        """Serve all queues."""
         self._serve_all()
 
     def _serve_all(self) -> None:
         waiting = [queue for queue in self._queues if queue]
-        if len(waiting) > 1:  # who has waited longest goes first
+        if len(waiting) > 1:  # oldest head first
             waiting.sort(key=lambda queue: queue[0].id)
         for queue in waiting:
             self._serve(queue)
@@ -151,46 +151,44 @@ class ThresholdRouter(Policy):
             queue.popleft()
 
     def _send(self, task: Task) -> bool:
-        """Send a task wherever it may go now; whether there was such a place."""
+        """Dispatch a task if a node or a platform can take it now; whether one could."""
         function_id = task.function.id
-        rents = self.rents(function_id) or not self.tiers.can_spill(self.view, task)
-        node = self._place(task) if rents else None
-        if node is None and self.spills(function_id):
-            outlet = self.tiers.open_outlet(self.view, task)
-            if outlet is not None:
-                self.orders.dispatch_to_pool([task], outlet.pool, outlet.variant)
+        rents = self.uses_nodes(function_id) or not self.targets.can_spill(self.view, task)
+        node = self._choose_node(task) if rents else None
+        if node is None and self.uses_faas(function_id):
+            target = self.targets.available_faas_option(self.view, task)
+            if target is not None:
+                self.orders.dispatch_to_pool([task], target.pool, target.variant)
                 if rents:
-                    self._wake_idle_node(task)
+                    self._start_on_idle_node(task)
                 return True
         if node is None and rents:
-            node = self._place_cold(task)
+            node = self._choose_cold_node(task)
         if node is None:
             return False
-        self.sent(self.orders.dispatch([task], node), node)
+        self.on_sent(self.orders.dispatch([task], node), node)
         return True
 
-    # --- nodes for tasks -----------------------------------------------------------------------
-
-    def _place(self, task: Task) -> Node | None:
-        """The node that holds the function and may take it: least loaded, or fullest."""
+    def _choose_node(self, task: Task) -> Node | None:
+        """The node that holds the function and may take the task: least loaded, or fullest."""
         best: Node | None = None
         for node in self.view.free_nodes.values():
             variant = node.variants[task.function.id]
             if variant is None or not _is_ready(node.instances.get(variant.id)):
                 continue
             is_better = best is None or (
-                node.running > best.running if self._packs else node.running < best.running
+                node.running > best.running if self._bin_pack else node.running < best.running
             )
             if (
                 is_better
                 and self.view.can_take(node, task.function.id)
-                and self.keeps(task, node, variant)
+                and self.admits(task, node, variant)
             ):
                 best = node
         return best
 
     def is_below_threshold(self, task: Task, node: Node, variant: Variant, least: int = 0) -> bool:
-        """Whether one more would still leave it, and all who are there, in time."""
+        """Whether one more request keeps all requests on the node within their objectives."""
         most = self._thresholds.of(variant, node.pool, task.request.items)
         if len(node.instances) > 1:
             for instance in node.instances.values():
@@ -198,11 +196,11 @@ class ThresholdRouter(Policy):
                     most = min(most, self._thresholds.of(instance.variant, node.pool))
         return node.running < max(most, least)
 
-    def _place_cold(self, task: Task) -> Node | None:
-        """No platform: the least loaded node, though it must first start the function, or be late.
+    def _choose_cold_node(self, task: Task) -> Node | None:
+        """The least loaded node for a task without FaaS, although it may need a cold start.
 
-        A rented node that holds nothing is taken only for a function that is nowhere, and one that
-        boots is not waited for: what waits here goes to whichever is ready first.
+        An empty rented node is used only for a function that has no instance. A node that is
+        booting is not used: the queued task goes to whichever node is ready first.
         """
         best: Node | None = None
         is_new: bool | None = None
@@ -214,7 +212,7 @@ class ThresholdRouter(Policy):
             if node.pool.is_elastic:
                 if instance is None:
                     if is_new is None:
-                        is_new = is_nowhere(self.view, task.function.id)
+                        is_new = has_no_instance(self.view, task.function.id)
                     if not is_new:
                         continue
                 elif instance.state == InstanceState.STARTING:
@@ -224,8 +222,8 @@ class ThresholdRouter(Policy):
                 best = node
         return best
 
-    def _wake_idle_node(self, task: Task) -> None:
-        """A node of ours stands idle while its work goes elsewhere: start the function there."""
+    def _start_on_idle_node(self, task: Task) -> None:
+        """Start the function on an idle node that is not rented, so that it need not spill."""
         for node in self.view.free_nodes.values():
             variant = node.variants[task.function.id]
             if variant is None or node.pool.is_elastic or node.running:
@@ -234,26 +232,24 @@ class ThresholdRouter(Policy):
                 self.orders.start(variant, node)
                 return
 
-    # --- the fleet -----------------------------------------------------------------------------
-
     def on_node_joined(self, node: Node) -> None:
-        """Start there what is wanted and not yet there."""
+        """Start the instances that are desired and missing."""
         for function in self.view.app.functions:
             variant = node.variants[function.id]
-            if variant is None or not self.rents(function.id):
+            if variant is None or not self.uses_nodes(function.id):
                 continue
             key = (variant.id, node.pool.id)
-            count = self.wanted.get(key, 0) if node.pool.is_elastic else function.prewarm_nodes
-            if len(present(self.view, key)) < count and has_room(self.view, node, variant):
+            count = self.desired.get(key, 0) if node.pool.is_elastic else function.prewarm_nodes
+            if len(active_instances(self.view, key)) < count and has_room(self.view, node, variant):
                 self.orders.start(variant, node)
 
     def plan(self) -> Plan:
-        """Give up what is wanted no longer, busy or not, and ask for the rest."""
+        """Stop instances beyond the desired number, busy or not, and return the desired numbers."""
         self.resize()
-        for key, count in self.wanted.items():
+        for key, count in self.desired.items():
             for instance in excess_instances(self.view, key, count):
-                self.orders.stop(instance)  # it ends what it has begun
-        return Plan(tuple(Target(*key, count) for key, count in self.wanted.items()))
+                self.orders.stop(instance)  # it finishes its running batches first
+        return Plan(tuple(Target(*key, count) for key, count in self.desired.items()))
 
 
 def _is_ready(instance: Instance | None) -> bool:
@@ -265,14 +261,11 @@ def _is_ready(instance: Instance | None) -> bool:
     )
 
 
-# What policies have in common that rent as many nodes as the load of late seems to need.
-
-
 class AutoscalingRouter(ThresholdRouter):
-    """Counts what arrives of each function; asks `count_for` how many nodes that needs.
+    """Counts the arrivals of each function and asks `count_for` how many nodes they need.
 
-    Arrivals are counted in requests of one item: larger ones count for as much as they take.
-    Until the first bucket of time is over, the fleet stays as it is.
+    Arrivals are counted in requests of one item: larger ones count in proportion to their execution
+    time. Until the first time bucket is complete, the fleet stays as it is.
     """
 
     def __init__(
@@ -280,16 +273,16 @@ class AutoscalingRouter(ThresholdRouter):
         context: Context,
         config: PolicyConfig,
         thresholds: Thresholds,
-        tiers: Targets,
+        targets: Targets,
         *,
         bucket_ns: int,
         window_ns: int,
         nodes_min: int = 0,
-        packs: bool = False,
-        warm_functions: int = 0,
+        bin_pack: bool = False,
+        warm_instances: int = 0,
     ) -> None:
         super().__init__(
-            context, config, thresholds, tiers, packs=packs, warm_functions=warm_functions
+            context, config, thresholds, targets, bin_pack=bin_pack, warm_instances=warm_instances
         )
         functions = self.view.app.functions
         self.bucket_ns = bucket_ns
@@ -297,32 +290,34 @@ class AutoscalingRouter(ThresholdRouter):
         self._nodes_min = nodes_min
         self._plans: dict[tuple[int, int], deque[int]] = {}
 
-    def count_for(self, lot: NodeOption, buckets: list[float]) -> int | None:
-        """How many nodes of the lot this demand is worth; None: as many as before."""
+    def count_for(self, option: NodeOption, buckets: list[float]) -> int | None:
+        """How many nodes of the option this demand needs; None: as many as before."""
         raise NotImplementedError
 
     def on_task_ready(self, task: Task) -> None:
-        """Count it; then as ever."""
+        """Count the arrival, then route the task."""
         exec_ns = task.function.variants[0].profile.exec_ns
         weight = exec_ns[min(task.request.items, len(exec_ns)) - 1] / max(1, exec_ns[0])
-        self._arrivals[task.function.id].see(self.view.now_ns, weight)
+        self._arrivals[task.function.id].observe(self.view.now_ns, weight)
         super().on_task_ready(task)
 
     def resize(self) -> None:
-        """Want what is worth it, and never less than the minimum."""
+        """Set the desired number of nodes of each function, at least the minimum."""
         for function in self.view.app.functions:
-            lot = self.tiers.elastic_lot(function.id)
-            if lot is None or not self.rents(function.id):
+            option = self.targets.elastic_node_option(function.id)
+            if option is None or not self.uses_nodes(function.id):
                 continue
             buckets = self.demand(function.id)
-            count = self.count_for(lot, buckets) if buckets else None
+            count = self.count_for(option, buckets) if buckets else None
             if count is not None:
-                self.want(lot, max(count, self._nodes_min))
+                self.set_desired(option, max(count, self._nodes_min))
 
     def demand(self, function_id: int) -> list[float]:
-        """What arrived in each bucket, oldest first, less what nodes that are ours anyway take."""
+        """Arrivals per bucket, oldest first, less what nodes that are not rented can serve."""
         buckets = self._arrivals[function_id].buckets(self.view.now_ns)
-        rates = {lot.pool.id: lot.rate_per_s for lot in self.tiers.lots[function_id]}
+        rates = {
+            option.pool.id: option.rate_per_s for option in self.targets.node_options[function_id]
+        }
         taken_per_s = sum(
             rates.get(node.pool.id, 0.0)
             for node in self.view.nodes.values()
@@ -336,13 +331,13 @@ class AutoscalingRouter(ThresholdRouter):
         """The mean rate of these buckets."""
         return sum(buckets) / (len(buckets) * self.bucket_ns) * 1e9
 
-    def most_of(self, lot: NodeOption, count: int, plans: int) -> int:
-        """Remember a plan; the largest of the last `plans`, this one included."""
-        key = (lot.variant.id, lot.pool.id)
+    def hold_max(self, option: NodeOption, count: int, plans: int) -> int:
+        """Record a planned count; return the largest of the last `plans`, this one included."""
+        key = (option.variant.id, option.pool.id)
         history = self._plans.setdefault(key, deque(maxlen=max(1, plans)))
         history.append(count)
         return max(history)
 
-    def wanted_of(self, lot: NodeOption) -> int:
-        """How many instances of the lot are wanted so far."""
-        return self.wanted.get((lot.variant.id, lot.pool.id), 0)
+    def desired_of(self, option: NodeOption) -> int:
+        """The desired number of instances of an option so far."""
+        return self.desired.get((option.variant.id, option.pool.id), 0)

@@ -1,14 +1,14 @@
-"""Virtual time per client, plus a penalty for leaving the node where the weights lie.
+"""Fair queueing by virtual time per client, with a penalty for nodes without the weights.
 
 The *affinity* policy of the kernel-as-a-service pool (Pemberton et al., arXiv 2212.08146; rule read
-from its public repository): each client has a virtual time that grows by the expected time of what
-it is given. When a node frees, the client with the least virtual time is served, where one whose
-function is not resident on that node counts as `miss_penalty` expected times further on. So
-fairness rules in the long run and locality in the short. A client that was idle rejoins at the
-least virtual time of those that are not, so idling saves up no credit. Ties go to the client
-served longest ago.
+from its public repository): each client has a virtual time that grows by the expected time of the
+tasks it is served. When a node becomes free, the client with the least virtual time is served; a
+client whose function is not resident on that node has `miss_penalty` expected times added for the
+comparison. So fairness dominates in the long run and locality in the short run. A client that was
+idle rejoins at the least virtual time of the active ones, so idling earns no credit. Ties go to the
+client served longest ago.
 
-With `batch_max` above 1 a client's tasks of the same function go out together. Cost per decision:
+With `batch_max` above 1 a client's tasks of the same function are batched. Cost per decision:
 O(clients with work waiting).
 
 >>> from headgate.policies import find_policy
@@ -35,7 +35,7 @@ class Config(PolicyConfig):
     """Settings of `affinity`."""
 
     miss_penalty: float = 10.0  # in expected times of the task
-    batch_max: int = 1  # items to a batch, within what the function can take
+    batch_max: int = 1  # items per batch, up to the largest batch of the function
 
     def __post_init__(self) -> None:
         if self.batch_max < 1:
@@ -46,7 +46,7 @@ class Config(PolicyConfig):
 
 @final
 class _Flow:
-    """The tasks of one client for one function, and how much it has had."""
+    """The queue of one client and function, with its virtual time."""
 
     __slots__ = ("queue", "served_last", "virtual_ns", "withdrawals")
 
@@ -59,7 +59,7 @@ class _Flow:
 
 @final
 class Affinity(Policy):
-    """A flow per client and function; the flow with the least virtual time goes next."""
+    """A flow per client and function; the flow with the least virtual time is served next."""
 
     def __init__(self, context: Context, config: Config) -> None:
         super().__init__(context, config)

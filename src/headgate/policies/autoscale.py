@@ -1,15 +1,16 @@
-"""Instances added and removed by the load of the last minutes; no functions.
+"""Target-tracking autoscaling of instances by the recent arrival rate; no FaaS.
 
-The foil of the hybrid of SageMaker and Lambda (HiPS 2021): target tracking as SageMaker does it.
-The metric is what arrives per instance over a window, the target a share of what an instance can
-answer in time. When the metric has been above the target for `out_after` looks in a row, so many
-instances are added that it would be met; when it has been a tenth below for `in_after` looks, so
-many are removed. After either, a cool-down passes. New instances take minutes to boot; what the
-present ones cannot take waits, first come first served, for the least loaded.
+The baseline of the hybrid of SageMaker and Lambda (HiPS 2021): target tracking as in SageMaker. The
+metric is the arrival rate per instance over a window, the target a share of the rate that an
+instance can serve within the objective. When the metric has been above the target for `out_after`
+consecutive evaluations, instances are added until the target would be met; when it has been a tenth
+below for `in_after` evaluations, instances are removed likewise. A cool-down follows either action.
+New instances take minutes to boot; requests that the present ones cannot take wait, first come
+first served, for the least loaded one.
 
-The defaults are those of the service (a look every minute, 3 and 15 looks, 5 minutes), as it is
-documented; smaller ones make a nimbler autoscaler than can be bought. A function that runs on no
-dedicated pool goes to its platform. Cost per decision: O(nodes).
+The defaults are those documented for the service (one evaluation per minute, 3 and 15 evaluations,
+5 minutes); smaller ones make a faster autoscaler than the service offers. A function that runs on
+no dedicated pool goes to its FaaS platform. Cost per decision: O(nodes).
 
 >>> from headgate.policies import find_policy
 >>> find_policy("autoscale").config().target
@@ -29,23 +30,24 @@ from headgate.planning.rent_or_call import nodes_for
 from headgate.planning.targets import NodeOption, Targets
 from headgate.policies._hybrid import AutoscalingRouter
 
-_UNBOUNDED: Final = 1_000_000  # more than a node can have slots
-_BELOW: Final = 0.9  # of the target; above that nothing is removed, or it would be added again
+_UNBOUNDED: Final = 1_000_000  # more slots than a node can have
+# Hysteresis: scale in only below this share of the target, or the instances would be added again.
+_SCALE_IN_BELOW: Final = 0.9
 
 
 @dataclass(frozen=True)
 class Config(PolicyConfig):
     """Settings of `autoscale`."""
 
-    target: float = 0.7  # of the rate that an instance can answer in time
-    window_ns: int = MINUTE_NS  # over which the metric is taken
-    plan_every_ns: int = MINUTE_NS  # how often it is looked at
-    out_after: int = 3  # looks in a row above the target
-    in_after: int = 15  # looks in a row below it
-    out_cooldown_ns: int = 5 * MINUTE_NS  # after anything was changed, before more are added
-    in_cooldown_ns: int = 5 * MINUTE_NS  # the same, before some are removed
-    nodes_min: int = 1  # instances that are never given up
-    concurrency_max: int = 0  # requests at once on a node; 0: as many as it has slots
+    target: float = 0.7  # share of the rate that an instance can serve within the objective
+    window_ns: int = MINUTE_NS  # over which the metric is averaged
+    plan_every_ns: int = MINUTE_NS  # interval of evaluations
+    out_after: int = 3  # consecutive evaluations above the target before scaling out
+    in_after: int = 15  # consecutive evaluations below it before scaling in
+    out_cooldown_ns: int = 5 * MINUTE_NS  # after any scaling, before scaling out
+    in_cooldown_ns: int = 5 * MINUTE_NS  # after any scaling, before scaling in
+    nodes_min: int = 1  # minimum number of instances
+    concurrency_max: int = 0  # concurrent requests on a node; 0: as many as it has slots
 
     def __post_init__(self) -> None:
         for key in ("target", "window_ns", "plan_every_ns", "out_after", "in_after"):
@@ -58,7 +60,7 @@ class Config(PolicyConfig):
 
 @final
 class Autoscale(AutoscalingRouter):
-    """Two alarms per function."""
+    """Target tracking with a scale-out and a scale-in alarm per function."""
 
     def __init__(self, context: Context, config: Config) -> None:
         app = context.view.app
@@ -73,25 +75,25 @@ class Autoscale(AutoscalingRouter):
         )
         self.plan_every_ns = config.plan_every_ns
         self._config = config
-        self._alarms = [_Alarm(config) for _ in app.functions]
+        self._alarms = [_ScalingAlarm(config) for _ in app.functions]
 
-    def spills(self, function_id: int) -> bool:
-        return not self.tiers.lots[function_id]
+    def uses_faas(self, function_id: int) -> bool:
+        return not self.targets.node_options[function_id]
 
-    def count_for(self, lot: NodeOption, buckets: list[float]) -> int | None:
+    def count_for(self, option: NodeOption, buckets: list[float]) -> int | None:
         rate_per_s = self.mean_per_s(buckets)
-        aim_per_s = self._config.target * lot.rate_per_s
-        present = self.wanted_of(lot)
+        aim_per_s = self._config.target * option.rate_per_s
+        present = self.desired_of(option)
         count = max(nodes_for(rate_per_s, aim_per_s), self._config.nodes_min)
-        count = min(count, lot.pool.nodes)
-        alarm = self._alarms[lot.variant.function_id]
-        is_below = count < present and rate_per_s < _BELOW * present * aim_per_s
+        count = min(count, option.pool.nodes)
+        alarm = self._alarms[option.variant.function_id]
+        is_below = count < present and rate_per_s < _SCALE_IN_BELOW * present * aim_per_s
         return count if alarm.is_due(self.view.now_ns, count > present, is_below) else None
 
 
 @final
-class _Alarm:
-    """How many looks in a row have found too much or too little, and when that was acted on."""
+class _ScalingAlarm:
+    """Counts consecutive evaluations above and below the target, and applies the cool-downs."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -100,7 +102,7 @@ class _Alarm:
         self._acted_ns: int | None = None
 
     def is_due(self, now_ns: int, is_above: bool, is_below: bool) -> bool:
-        """Whether it is time to act, after one more look."""
+        """Whether to scale now, after one more evaluation."""
         config = self._config
         self._above = self._above + 1 if is_above else 0
         self._below = self._below + 1 if is_below else 0

@@ -1,12 +1,12 @@
 """First come, first served, to the next node that is free.
 
 The *balance* policy of "Making the Most of Serverless Accelerators" (Berkeley thesis, 2022,
-chapter 6) and of the KaaS pool: one queue, no regard for where weights lie or who is asking. A
-node that is free never waits while something is queued. It minds neither cold starts nor fairness,
-so a client that sends more gets more.
+chapter 6) and of the KaaS pool: one FIFO queue that ignores residency of weights and clients. A
+free node is never idle while a task is queued. Neither cold starts nor fairness are considered, so
+a client that sends more gets more.
 
-With `batch_max` above 1 it takes tasks of the same function that stand together at the head of the
-queue. Cost per decision: O(1).
+With `batch_max` above 1 it batches consecutive tasks of the same function at the head of the queue.
+Cost per decision: O(1).
 
 >>> from headgate.policies import find_policy
 >>> find_policy("balance").config(batch_max=4).batch_max
@@ -26,14 +26,14 @@ from headgate.core.records import Node, Task
 from headgate.core.states import TaskState
 from headgate.planning.batch_size import take_batch
 
-_READY: Final = TaskState.READY  # interpreted, a name of the module is read much faster
+_READY: Final = TaskState.READY  # CPython reads a module global much faster than a class attribute
 
 
 @dataclass(frozen=True)
 class Config(PolicyConfig):
     """Settings of `balance`."""
 
-    batch_max: int = 1  # items to a batch, within what the function can take
+    batch_max: int = 1  # items per batch, up to the largest batch of the function
 
     def __post_init__(self) -> None:
         if self.batch_max < 1:
@@ -42,7 +42,7 @@ class Config(PolicyConfig):
 
 @final
 class Balance(Policy):
-    """One queue; its head goes to the node that has been free longest."""
+    """One FIFO queue; its head goes to the node that has been free longest."""
 
     def __init__(self, context: Context, config: Config) -> None:
         super().__init__(context, config)
@@ -56,7 +56,7 @@ class Balance(Policy):
             self._serve()
 
     def on_task_returned(self, task: Task) -> None:
-        self._queue.appendleft(task)  # it has waited once already
+        self._queue.appendleft(task)  # it has queued once already
         self._serve()
 
     def on_task_withdrawn(self, task: Task) -> None:

@@ -1,12 +1,12 @@
-"""Dedicated instances alone, a fixed number of them: what they cannot take waits.
+"""A fixed number of dedicated instances and no FaaS: requests queue for them.
 
-The baseline without spill of the hybrid of SageMaker and Lambda (HiPS 2021): first come, first
-served, to the least loaded node that has a slot. The instances are all that are there, or, in a
-pool that is rented by the hour, `nodes` of them (as many as the function is to be warm on, if that
-is 0). A function that runs on no dedicated pool is the exception: it goes to its platform.
+The baseline without spillover of the hybrid of SageMaker and Lambda (HiPS 2021): first come, first
+served, to the least loaded node with a free slot. The instances are all nodes of a pool, or `nodes`
+of them in an elastic pool (`prewarm_nodes` of the function if that is 0). A function that runs on
+no dedicated pool is the exception: it goes to its FaaS platform.
 
-With `concurrency_max` a node takes no more at once, although it has slots: under overload those who
-wait in one queue fare better than those who share a node with all. Cost per decision: O(nodes).
+`concurrency_max` limits the concurrent requests on a node below its slots: under overload, one
+queue gives lower latencies than all requests sharing the nodes. Cost per decision: O(nodes).
 
 >>> from headgate.policies import find_policy
 >>> find_policy("dedicated_only").config(nodes=8).nodes
@@ -25,15 +25,15 @@ from headgate.planning.concurrency import Thresholds
 from headgate.planning.targets import Targets
 from headgate.policies._hybrid import ThresholdRouter
 
-_UNBOUNDED: Final = 1_000_000  # more than a node can have slots
+_UNBOUNDED: Final = 1_000_000  # more slots than a node can have
 
 
 @dataclass(frozen=True)
 class Config(PolicyConfig):
     """Settings of `dedicated_only`."""
 
-    nodes: int = 0  # instances in a rented pool; 0: as many as the function is to be warm on
-    concurrency_max: int = 0  # requests at once on a node; 0: as many as it has slots
+    nodes: int = 0  # instances in an elastic pool; 0: `prewarm_nodes` of the function
+    concurrency_max: int = 0  # concurrent requests on a node; 0: as many as it has slots
     plan_every_ns: int = 10 * SECOND_NS  # how often lost instances are replaced
 
     def __post_init__(self) -> None:
@@ -46,7 +46,7 @@ class Config(PolicyConfig):
 
 @final
 class DedicatedOnly(ThresholdRouter):
-    """A fixed fleet and one queue before it."""
+    """A fixed fleet with one queue."""
 
     def __init__(self, context: Context, config: Config) -> None:
         app = context.view.app
@@ -54,8 +54,8 @@ class DedicatedOnly(ThresholdRouter):
         super().__init__(context, config, limits, Targets(app, limits), nodes=config.nodes)
         self.plan_every_ns = config.plan_every_ns
 
-    def spills(self, function_id: int) -> bool:
-        return not self.tiers.lots[function_id]
+    def uses_faas(self, function_id: int) -> bool:
+        return not self.targets.node_options[function_id]
 
 
 POLICY = PolicyKind(DedicatedOnly, Config, Capabilities(mixed_pools=True, serverless=True))

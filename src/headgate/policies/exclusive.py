@@ -1,16 +1,16 @@
-"""Every function has nodes of its own, shared out by how much work it brings.
+"""Every function has nodes of its own, in proportion to its load.
 
 The *exclusive* policy of "Making the Most of Serverless Accelerators" (Berkeley thesis, 2022,
-chapter 6), which is what a container per model amounts to: a queue per function, first come first
-served, on nodes that run nothing else, so each node pays one cold start. Nodes are shared out in
-proportion to request rate x time per request, counted afresh every `adapt_every` arrivals. A queue
-that is more than `steal_factor` times as full as another (waiting work per node; the thesis uses
-150 %) steals a node of its as that becomes free, unless that would only turn the tables. The thesis
-words the direction backwards: the fuller queue must gain.
+chapter 6), which models a container per model: a FIFO queue per function, on nodes that run nothing
+else, so each node pays one cold start. Nodes are divided in proportion to request rate x time per
+request, updated every `adapt_every` arrivals. A queue with more than `steal_factor` times the
+backlog of another (queued work per node; the thesis uses 150 %) steals one of its nodes when that
+becomes free, unless that would only reverse the imbalance. The thesis states the direction the
+wrong way round: the longer queue must gain the node.
 
-Where there are more functions than nodes, one without a node takes the node of whichever function
-has had its turn: its head has waited longer than theirs. Cost per decision: O(functions), and
-O(functions x nodes) when nodes are shared out.
+If there are more functions than nodes, a function without a node takes the node of a function whose
+oldest queued task is younger. Cost per decision: O(functions), and O(functions x nodes) when nodes
+are divided anew.
 
 >>> from headgate.policies import find_policy
 >>> find_policy("exclusive").config().steal_factor
@@ -35,8 +35,8 @@ from headgate.planning.placement import apportion
 class Config(PolicyConfig):
     """Settings of `exclusive`."""
 
-    adapt_every: int = 200  # arrivals between two sharings-out; 0: only when nodes come or go
-    steal_factor: float = 1.5  # how much fuller a queue must be to steal; 0: never
+    adapt_every: int = 200  # arrivals between rebalancings; 0: only when nodes join or leave
+    steal_factor: float = 1.5  # ratio of backlogs above which a queue steals a node; 0: never
 
     def __post_init__(self) -> None:
         if self.adapt_every < 0:
@@ -46,8 +46,8 @@ class Config(PolicyConfig):
 
 
 @final
-class _Share:
-    """A function's queue, its nodes, and the work it brought since the last sharing-out."""
+class _Partition:
+    """A function's queue, its nodes, and its work since the last rebalancing."""
 
     __slots__ = ("exec_ns", "function_id", "node_ids", "queue", "withdrawals", "work_ns")
 
@@ -60,13 +60,13 @@ class _Share:
         self.work_ns = 0
 
     def head(self) -> Task | None:
-        """The task that has waited longest."""
+        """The oldest queued task."""
         while self.queue and self.queue[0].state != TaskState.READY:
             self.queue.popleft()
         return self.queue[0] if self.queue else None
 
-    def fullness(self, nodes: int) -> float:
-        """Waiting work per node, if it had so many."""
+    def backlog_ns(self, nodes: int) -> float:
+        """Queued work per node, if it had this many nodes."""
         return len(self.queue) * self.exec_ns / nodes if nodes else float("inf")
 
 
@@ -79,119 +79,123 @@ class Exclusive(Policy):
         self._steal_factor = config.steal_factor
         self._adapt_every = config.adapt_every
         self._arrivals_left = config.adapt_every
-        self._shares = [_Share(f.id, f.reference_exec_ns) for f in self.view.app.functions]
-        self._owner: dict[int, _Share] = {}
+        self._partitions = [_Partition(f.id, f.reference_exec_ns) for f in self.view.app.functions]
+        self._owner: dict[int, _Partition] = {}
 
     def on_node_joined(self, node: Node) -> None:
-        self._share_out()
+        self._rebalance()
 
     def on_node_lost(self, node: Node) -> None:
         self._owner.pop(node.id).node_ids.remove(node.id)
-        self._share_out()
+        self._rebalance()
 
     def on_task_ready(self, task: Task) -> None:
-        share = self._shares[task.function.id]
-        share.queue.append(task)
-        share.work_ns += share.exec_ns
+        partition = self._partitions[task.function.id]
+        partition.queue.append(task)
+        partition.work_ns += partition.exec_ns
         self._arrivals_left -= 1
         if self._arrivals_left == 0:
             self._arrivals_left = self._adapt_every
-            self._share_out()
-        self._serve(share)
+            self._rebalance()
+        self._serve(partition)
 
     def on_task_returned(self, task: Task) -> None:
-        share = self._shares[task.function.id]
-        share.queue.appendleft(task)
-        self._serve(share)
+        partition = self._partitions[task.function.id]
+        partition.queue.appendleft(task)
+        self._serve(partition)
 
     def on_task_withdrawn(self, task: Task) -> None:
-        share = self._shares[task.function.id]
-        if share.withdrawals.add(len(share.queue)):
-            sweep(share.queue)
+        partition = self._partitions[task.function.id]
+        if partition.withdrawals.add(len(partition.queue)):
+            sweep(partition.queue)
 
     def on_capacity(self, node: Node) -> None:
         owner = self._owner.get(node.id)
         if owner is not None and node.id in self.view.free_nodes:
-            self._serve(self._heir(owner, node))
+            self._serve(self._next_user(owner, node))
 
-    def _serve(self, share: _Share) -> None:
-        """Give what this function has waiting to its free nodes, then see whether to take more."""
-        while (task := share.head()) is not None:
-            node = self._free_node(share) or self._take_node(share)
+    def _serve(self, partition: _Partition) -> None:
+        """Dispatch the queue of a function to its free nodes and to nodes it may take over."""
+        while (task := partition.head()) is not None:
+            node = self._free_node(partition) or self._take_node(partition)
             if node is None:
                 return
-            share.queue.popleft()
+            partition.queue.popleft()
             self.orders.dispatch([task], node)
 
-    def _free_node(self, share: _Share) -> Node | None:
-        for node_id in share.node_ids:
+    def _free_node(self, partition: _Partition) -> Node | None:
+        for node_id in partition.node_ids:
             node = self.view.free_nodes.get(node_id)
-            if node is not None and self.view.can_take(node, share.function_id):
+            if node is not None and self.view.can_take(node, partition.function_id):
                 return node
         return None
 
-    def _take_node(self, share: _Share) -> Node | None:
-        """An idle node of a function that can spare it: by stealing, or because we have none."""
+    def _take_node(self, partition: _Partition) -> Node | None:
+        """Take over an idle node of another function: by stealing, or if this one has no node."""
         for node in self.view.free_nodes.values():
             owner = self._owner.get(node.id)
-            if owner is None or owner is share or owner.head() is not None:
+            if owner is None or owner is partition or owner.head() is not None:
                 continue
-            if (not share.node_ids or self._may_steal(share, owner)) and self.view.can_take(
-                node, share.function_id
+            if (not partition.node_ids or self._may_steal(partition, owner)) and self.view.can_take(
+                node, partition.function_id
             ):
-                self._move(node.id, owner, share)
+                self._move(node.id, owner, partition)
                 return node
         return None
 
-    def _may_steal(self, thief: _Share, owner: _Share) -> bool:
+    def _may_steal(self, thief: _Partition, owner: _Partition) -> bool:
         mine, theirs = len(thief.node_ids), len(owner.node_ids)
         if not self._steal_factor or theirs < 2:
             return False
-        is_fuller = thief.fullness(mine) > self._steal_factor * owner.fullness(theirs)
-        return is_fuller and thief.fullness(mine + 1) >= owner.fullness(theirs - 1)
+        has_more_backlog = thief.backlog_ns(mine) > self._steal_factor * owner.backlog_ns(theirs)
+        return has_more_backlog and thief.backlog_ns(mine + 1) >= owner.backlog_ns(theirs - 1)
 
-    def _heir(self, owner: _Share, node: Node) -> _Share:
-        """Who may use a node of this owner's that has become free."""
+    def _next_user(self, owner: _Partition, node: Node) -> _Partition:
+        """The function that uses a node of `owner` that has become free."""
         head = owner.head()
-        for share in self._shares:
-            theirs = share.head()
-            if theirs is None or share is owner or not self.view.can_take(node, share.function_id):
+        for partition in self._partitions:
+            theirs = partition.head()
+            if (
+                theirs is None
+                or partition is owner
+                or not self.view.can_take(node, partition.function_id)
+            ):
                 continue
-            if share.node_ids:
-                may_take = self._may_steal(share, owner)
+            if partition.node_ids:
+                may_take = self._may_steal(partition, owner)
             else:
                 may_take = head is None or theirs.request.arrival_ns < head.request.arrival_ns
             if may_take:
-                self._move(node.id, owner, share)
-                return share
+                self._move(node.id, owner, partition)
+                return partition
         return owner
 
-    def _share_out(self) -> None:
-        """Hand the nodes out anew, in proportion to work; keep in place what can stay."""
+    def _rebalance(self) -> None:
+        """Divide the nodes in proportion to work, moving as few of them as possible."""
         nodes = [node.id for node in self.view.nodes.values() if node.id not in self._owner]
         up = [n for n in nodes if self.view.nodes[n].state]
-        demand = [float(share.work_ns) for share in self._shares]
+        demand = [float(partition.work_ns) for partition in self._partitions]
         wanted = apportion(len(self._owner) + len(up), demand)
-        for share, count in zip(self._shares, wanted, strict=True):
-            while len(share.node_ids) > count:
-                node_id = share.node_ids.pop()
+        for partition, count in zip(self._partitions, wanted, strict=True):
+            while len(partition.node_ids) > count:
+                node_id = partition.node_ids.pop()
                 del self._owner[node_id]
                 up.append(node_id)
-            share.work_ns //= 2  # recent work counts for more
+            partition.work_ns //= 2  # recent work counts for more
         up.sort()
-        for share, count in zip(self._shares, wanted, strict=True):
-            while len(share.node_ids) < count and up:
-                self._give(up.pop(0), share)
-        for share in self._shares:
-            self._serve(share)
+        for partition, count in zip(self._partitions, wanted, strict=True):
+            while len(partition.node_ids) < count and up:
+                self._give(up.pop(0), partition)
+        for partition in self._partitions:
+            self._serve(partition)
 
-    def _move(self, node_id: int, owner: _Share, share: _Share) -> None:
+    def _move(self, node_id: int, owner: _Partition, partition: _Partition) -> None:
         owner.node_ids.remove(node_id)
-        self._give(node_id, share)
+        self._give(node_id, partition)
 
-    def _give(self, node_id: int, share: _Share) -> None:
-        share.node_ids.append(node_id)
-        self._owner[node_id] = share
+    def _give(self, node_id: int, partition: _Partition) -> None:
+        partition.node_ids.append(node_id)
+        self._owner[node_id] = partition
 
 
 POLICY = PolicyKind(Exclusive, Config)

@@ -1,27 +1,28 @@
-"""Earliest deadline first, in batches that the slack allows, admitting only what can be kept.
+"""Earliest deadline first with deadline-aware batching, admission control and FaaS spillover.
 
-The policy that is meant for everything, with one configuration. Its parts:
+The general-purpose policy, meant to work with one configuration. Its parts:
 
-- *Order.* Within a priority, the earliest deadline goes first. A request without an objective is
-  given a deadline for ordering's sake, `stretch` times its own length after its arrival: short ones
-  go first, and yet nobody starves.
-- *Batches.* As large as the slack of the most urgent member allows and no larger than pays: where
-  two take twice as long as one, company is all cost. Counted in items. An idle node never waits
-  for a batch to fill.
-- *Placement.* A free node that holds the weights. Elsewhere a cold start is paid when it takes no
-  longer than being served at home and nobody else wants the node, or when waiting would miss a
-  deadline or has lasted for many times what the start takes. Nodes with room and nothing to do are
-  made ready beforehand for what has been coming.
-- *Admission.* A request whose predicted finish is past its deadline is turned away at once, with
-  the prediction. Once the queue takes half of what the deadline allows, a client that has more than
-  its fair share of it is turned away too, so that others find room.
-- *Spilling.* Where what waits cannot all be done in time by the nodes, the most urgent of it goes
-  to a platform that is paid by the call, as far as that has instances ready. What a cold start
-  would make late anyway waits for a node instead, which costs nothing. As many instances are kept
-  ready as were lately needed at once, provisioned or by calling them, whichever is cheaper.
-- *Renting.* A node of an elastic pool is taken and given back when the calls that it would have
+- *Order.* Within a priority, the earliest deadline goes first (EDF). A request without an objective
+  gets a deadline for ordering only, `default_deadline_factor` times its own execution time after
+  its arrival: short requests go first, and no request starves.
+- *Batching.* A batch is as large as the slack of its most urgent member allows, and no larger than
+  the throughput knee: where two items take twice as long as one, a batch only adds latency. Sizes
+  are counted in items. An idle node never waits for a batch to fill.
+- *Placement.* A free node that holds the weights. On another node a cold start is paid if it takes
+  no longer than waiting for a node with the weights and no other queued task wants that node, or if
+  waiting would miss a deadline or has lasted many times the cold start. Idle nodes with free memory
+  pre-start functions according to the recent load.
+- *Admission.* A request whose predicted completion is past its deadline is rejected at once, with
+  the prediction. Once the queue takes half of the time that the deadline allows, a client with more
+  than its fair share of the queue is rejected too, so that others are admitted.
+- *Spillover.* If the nodes cannot finish the whole queue in time, the most urgent tasks go to a
+  pay-per-call platform, as far as it has warm instances. A task that a cold start would make late
+  anyway waits for a node instead, which costs nothing. As many instances are kept warm as were
+  recently needed at once, provisioned or by ping calls, whichever is cheaper.
+- *Renting.* A node of an elastic pool is rented and released when the calls that it would have
   saved are worth it (`headgate.planning.rent_or_call`).
-- *Correction.* Predictions are the profile's times a quantile of what was lately observed over it.
+- *Correction.* Predictions are the profile's times, multiplied by a quantile of recently observed
+  over expected time.
 
 Cost per decision: O(functions + nodes).
 
@@ -47,8 +48,8 @@ from headgate.planning.batch_size import knee_batch_size, max_batch_within
 from headgate.planning.forecast import OfferedLoad
 from headgate.planning.latency_predictor import LatencyPredictor
 from headgate.planning.placement import has_room, next_prestart
-from headgate.planning.rent_or_call import NodeAutoscaler, is_nowhere
-from headgate.planning.spillover import TEND, Spillover
+from headgate.planning.rent_or_call import NodeAutoscaler, has_no_instance
+from headgate.planning.spillover import RESIZE_WARM_POOL, Spillover
 
 Entry = tuple[int, int, int, Task]  # (priority, deadline, task id, task): the smallest goes first
 
@@ -57,20 +58,22 @@ Entry = tuple[int, int, int, Task]  # (priority, deadline, task id, task): the s
 class Config(PolicyConfig):
     """Settings of `headgate`. The defaults are meant to stay."""
 
-    stretch: float = 30.0  # deadline of a request without objective, in its own lengths
-    start_patience: float = 5.0  # waiting, in cold starts, after which one is paid all the same
-    load_memory_ns: int = 30_000_000_000  # how far back demand is looked at
+    # Deadline of a request without an objective, as a multiple of its own execution time.
+    default_deadline_factor: float = 30.0
+    cold_start_patience: float = 5.0  # queueing time, in cold starts, after which one is paid
+    load_memory_ns: int = 30_000_000_000  # time constant of the load estimate
     correction_quantile: float = 0.9  # of observed over expected time
-    probe_every_ns: int = 10_000_000_000  # how often what looks infeasible is tried all the same
-    reserve: float = 0.2  # of the time that a request may wait, kept for surprises
-    fair_share_from: float = 0.5  # how much of the time allowed the queue may take before it binds
-    warm_memory_ns: int = 3_600_000_000_000  # how long a burst is remembered by functions kept warm
-    rent_memory_ns: int = 1_800_000_000_000  # how far back ways of renting are compared
+    probe_every_ns: int = 10_000_000_000  # how often a request that looks infeasible is admitted
+    slack_reserve: float = 0.2  # share of the allowed wait that is kept as slack
+    # Share of the allowed time that the queue may take before fair shares are enforced.
+    fair_share_threshold: float = 0.5
+    warm_memory_ns: int = 3_600_000_000_000  # time constant of the demand for warm instances
+    rent_memory_ns: int = 1_800_000_000_000  # time constant of the index of dispersion
 
     def __post_init__(self) -> None:
         for key in (
-            "stretch",
-            "start_patience",
+            "default_deadline_factor",
+            "cold_start_patience",
             "load_memory_ns",
             "probe_every_ns",
             "warm_memory_ns",
@@ -78,7 +81,7 @@ class Config(PolicyConfig):
         ):
             if getattr(self, key) <= 0:
                 raise ConfigError("must be positive", key=key, value=getattr(self, key))
-        for key in ("correction_quantile", "fair_share_from", "reserve"):
+        for key in ("correction_quantile", "fair_share_threshold", "slack_reserve"):
             if not 0 < getattr(self, key) < 1:
                 raise ConfigError("must lie between 0 and 1", key=key, value=getattr(self, key))
 
@@ -93,97 +96,96 @@ class Headgate(Policy):
         self._config = config
         self._queues: list[list[Entry]] = [[] for _ in app.functions]
         self._withdrawals = [LazyDeletions() for _ in app.functions]
-        # Tasks that no call can carry are for nodes only. In a queue of their own, or they would
-        # keep those behind them from spilling.
+        # Tasks that no FaaS call can carry can only run on nodes. They have queues of their own;
+        # otherwise they would keep the tasks behind them from spilling.
         self._large: list[list[Entry]] = [[] for _ in app.functions]
-        self._ready_ns: dict[int, int] = {}  # by task id: since when it waits
-        self._probe_ns: dict[int, int] = {}  # by pipeline: when the impossible is tried again
+        self._ready_ns: dict[int, int] = {}  # by task id: when it was queued
+        self._probe_ns: dict[int, int] = {}  # by pipeline: next admission that looks infeasible
         self._client_items = [0 for _ in app.clients]
         self._weight_sum = sum(client.weight for client in app.clients)
         self._predictor = LatencyPredictor(self.view, config.correction_quantile)
-        self._worthwhile = [knee_batch_size(variant.profile) for variant in app.variants]
+        self._knee_batch_sizes = [knee_batch_size(variant.profile) for variant in app.variants]
         self._loads = [
             OfferedLoad(config.load_memory_ns, 10 * f.reference_exec_ns) for f in app.functions
         ]
-        self._spilling = Spillover(
-            self.view, self.orders, self._predictor, config.reserve, config.warm_memory_ns
+        self._spillover = Spillover(
+            self.view, self.orders, self._predictor, config.slack_reserve, config.warm_memory_ns
         )
-        self._renting = NodeAutoscaler(app, self._spilling.outlets, config.rent_memory_ns)
-        if self._renting.is_needed:
+        self._autoscaler = NodeAutoscaler(app, self._spillover.targets, config.rent_memory_ns)
+        if self._autoscaler.is_needed:
             self.plan_every_ns = SECOND_NS
 
-    # --- admission -----------------------------------------------------------------------------
-
     def on_arrival(self, request: Request) -> None:
-        self._renting.arrived(self.view.now_ns, request.pipeline, request.items)
+        self._autoscaler.on_arrival(self.view.now_ns, request.pipeline, request.items)
         if request.deadline_ns == NEVER_NS:
             return
         predictor, pipeline, items = self._predictor, request.pipeline, request.items
         allowed_ns = request.deadline_ns - self.view.now_ns
-        if predictor.alone_ns(pipeline, items) > allowed_ns:
-            best_ns = predictor.best_ns(pipeline, items)
+        if predictor.isolated_latency_ns(pipeline, items) > allowed_ns:
+            best_ns = predictor.optimistic_latency_ns(pipeline, items)
             if best_ns > allowed_ns:
                 if not self._is_probe(request):
                     self.orders.reject(request, Rejection.INFEASIBLE, best_ns)
                 return
-        if self._spilling.is_possible and self._spilling.can_take(request):
+        if self._spillover.is_possible and self._spillover.can_take(request):
             return
         if not predictor.can_run(pipeline):
             self.orders.reject(request, Rejection.UNAVAILABLE)
             return
         queue_ns = predictor.queue_ns(pipeline, items)
-        wait_ns = queue_ns + predictor.soonest_ns(pipeline)
-        own_ns = predictor.own_ns(pipeline, items)
+        wait_ns = queue_ns + predictor.earliest_free_in_ns(pipeline)
+        service_ns = predictor.service_ns(pipeline, items)
         if wait_ns == 0.0:
-            return  # an idle node may as well try, or what is learnt could never be unlearnt
-        latency_ns = int(wait_ns + own_ns)
-        # Whoever waits shares the fate of all before it: a part of the time is left for surprises.
-        waits_too_long_ns = wait_ns - (1.0 - self._config.reserve) * (allowed_ns - own_ns)
-        if waits_too_long_ns > 0:  # by then, so much of what waits is done
+            return  # always admit to an idle node, or a pessimistic correction is never re-measured
+        latency_ns = int(wait_ns + service_ns)
+        # Queued requests inherit the variance of everything ahead of them, so `slack_reserve` of
+        # the allowed wait is kept as slack.
+        waits_too_long_ns = wait_ns - (1.0 - self._config.slack_reserve) * (allowed_ns - service_ns)
+        if waits_too_long_ns > 0:  # after this time the queue is short enough
             self.orders.reject(request, Rejection.OVERLOADED, latency_ns, int(waits_too_long_ns))
-        elif queue_ns > self._config.fair_share_from * allowed_ns and self._is_greedy(request):
+        elif queue_ns > self._config.fair_share_threshold * allowed_ns and self._exceeds_fair_share(
+            request
+        ):
             self.orders.reject(request, Rejection.UNFAIR, latency_ns, int(queue_ns))
 
     def _is_probe(self, request: Request) -> bool:
-        """Whether to try the impossible, now and then: else a profile that errs stays as it is."""
+        """Whether to admit an infeasible request as a probe, to correct a wrong profile."""
         pipeline_id, now_ns = request.pipeline.id, self.view.now_ns
         if now_ns < self._probe_ns.get(pipeline_id, now_ns):
             return False
         self._probe_ns[pipeline_id] = now_ns + self._config.probe_every_ns
         return True
 
-    def _is_greedy(self, request: Request) -> bool:
-        """Whether a client has more of what waits than its weight entitles it to."""
+    def _exceeds_fair_share(self, request: Request) -> bool:
+        """Whether a client has more of the queue than the share of its weight."""
         share = self.view.app.clients[request.client].weight / self._weight_sum
         waiting = self._client_items[request.client]
-        return share < 1 and waiting > share * self._predictor.items_waiting
+        return share < 1 and waiting > share * self._predictor.items_queued
 
-    def spills(self, function_id: int) -> bool:
-        return self._spilling.outlets[function_id] is not None
-
-    # --- the queues ----------------------------------------------------------------------------
+    def uses_faas(self, function_id: int) -> bool:
+        return self._spillover.targets[function_id] is not None
 
     def on_task_ready(self, task: Task) -> None:
         work_ns = task.function.reference_exec_ns * task.request.items
-        self._loads[task.function.id].offer(self.view.now_ns, work_ns)
+        self._loads[task.function.id].observe(self.view.now_ns, work_ns)
         self.on_task_returned(task)
 
     def on_task_returned(self, task: Task) -> None:
         request = task.request
         deadline_ns = request.deadline_ns
         if deadline_ns == NEVER_NS:
-            deadline_ns = request.arrival_ns + self._stretch_ns(task)
+            deadline_ns = request.arrival_ns + self._default_deadline_ns(task)
         entry = (request.priority, deadline_ns, task.id, task)
-        queues = self._large if self._spilling.is_too_large(task) else self._queues
+        queues = self._large if self._spillover.is_too_large(task) else self._queues
         heappush(queues[task.function.id], entry)
-        self._spilling.waits(task)
+        self._spillover.on_queued(task)
         self._ready_ns[task.id] = self.view.now_ns
-        self._predictor.waits(task)
+        self._predictor.on_queued(task)
         self._client_items[request.client] += request.items
         self._serve()
 
-    def _stretch_ns(self, task: Task) -> int:
-        return int(self._config.stretch * task.function.reference_exec_ns)
+    def _default_deadline_ns(self, task: Task) -> int:
+        return int(self._config.default_deadline_factor * task.function.reference_exec_ns)
 
     def on_task_withdrawn(self, task: Task) -> None:
         function_id = task.function.id
@@ -192,136 +194,138 @@ class Headgate(Policy):
             for queue in queues:
                 queue[:] = [entry for entry in queue if entry[3].state == TaskState.READY]
                 heapify(queue)
-        self._leave(task)
+        self._dequeue(task)
 
-    def _leave(self, task: Task) -> None:
-        """A task waits no longer."""
+    def _dequeue(self, task: Task) -> None:
+        """Update the counters for a task that leaves its queue."""
         del self._ready_ns[task.id]
-        self._predictor.left(task)
+        self._predictor.on_dequeued(task)
         self._client_items[task.request.client] -= task.request.items
-
-    # --- dispatch ------------------------------------------------------------------------------
 
     def on_capacity(self, node: Node) -> None:
         self._serve()
 
     def on_timer(self, name: str, number: int) -> None:
-        if name == TEND:
-            self._spilling.tend(number)
+        if name == RESIZE_WARM_POOL:
+            self._spillover.resize_warm_pool(number)
         self._serve()
 
     def on_pool_available(self, pool_id: int) -> None:
         self._serve()
 
     def on_instance_started(self, instance: Instance) -> None:
-        self._predictor.started(instance)
+        self._predictor.on_instance_started(instance)
 
     def on_instance_gone(self, instance: Instance) -> None:
-        self._predictor.stopped(instance)
+        self._predictor.on_instance_gone(instance)
 
     def plan(self) -> Plan:
-        return Plan(self._renting.targets(self.view.now_ns, self._spilling.closed_pools()))
+        return Plan(self._autoscaler.targets(self.view.now_ns, self._spillover.unavailable_pools()))
 
     def on_node_joined(self, node: Node) -> None:
-        self._predictor.node_joined(node)
-        self._warm(node)
+        self._predictor.on_node_joined(node)
+        self._prewarm(node)
 
-    def _warm(self, node: Node) -> None:
-        """What is to be warm is started before anybody asks for it, where there is room."""
+    def _prewarm(self, node: Node) -> None:
+        """Start functions that have `prewarm_nodes` before the first request, where they fit."""
         for function in self.view.app.functions:
             variant = node.variants[function.id]
             if function.prewarm_nodes == 0 or variant is None:
                 continue
-            homes = sum(1 for i in self.view.instances.values() if i.variant.id == variant.id)
-            if homes < function.prewarm_nodes and has_room(self.view, node, variant):
+            holders = sum(1 for i in self.view.instances.values() if i.variant.id == variant.id)
+            if holders < function.prewarm_nodes and has_room(self.view, node, variant):
                 self.orders.start(variant, node)
 
     def on_node_lost(self, node: Node) -> None:
-        self._predictor.node_lost(node)
+        self._predictor.on_node_lost(node)
 
     def _serve(self) -> None:
-        """Most urgent first; a function that had better wait for a certain node is passed over."""
+        """Dispatch, most urgent first; a task that should wait for a certain node is skipped."""
         while self.view.free_nodes:
-            heads = sorted(queue[0] for queue in self._waiting() if self._clean(queue))
+            heads = sorted(queue[0] for queue in self._all_queues() if self._prune_head(queue))
             if not heads:
-                self._spread()
+                self._prestart()
             if not any(self._send(entry) for entry in heads):
                 break
-        if self._spilling.is_possible:
+        if self._spillover.is_possible:
             self._spill()
 
-    def _waiting(self) -> list[list[Entry]]:
-        """All queues. Those of what cannot spill are of use only where something can."""
-        return self._queues + self._large if self._spilling.is_possible else self._queues
+    def _all_queues(self) -> list[list[Entry]]:
+        """All queues. Those of tasks that cannot spill are used only if other tasks can."""
+        return self._queues + self._large if self._spillover.is_possible else self._queues
 
     def _spill(self) -> None:
-        """Send the most urgent elsewhere, while what waits cannot all be done in time."""
+        """Spill the most urgent tasks while the nodes cannot finish the whole queue in time."""
         for queue in self._queues:
-            while self._clean(queue):
+            while self._prune_head(queue):
                 task = queue[0][3]
-                outlet = self._spilling.next_outlet(task)
-                if outlet is None:
+                target = self._spillover.spill_target(task)
+                if target is None:
                     break
                 heappop(queue)
-                self._leave(task)
-                self.orders.dispatch_to_pool([task], outlet.pool, outlet.variant)
+                self._dequeue(task)
+                self.orders.dispatch_to_pool([task], target.pool, target.variant)
 
-    def _spread(self) -> None:
-        """Nothing waits: make ready for more of what has been coming."""
-        found = next_prestart(self.view, self._loads)
-        if found is not None:
-            self.orders.start(*found)
+    def _prestart(self) -> None:
+        """Nothing is queued: pre-start a function according to the recent load."""
+        prestart = next_prestart(self.view, self._loads)
+        if prestart is not None:
+            self.orders.start(*prestart)
 
-    def _clean(self, queue: list[Entry]) -> bool:
-        """Put in order what is at the head; say whether anything is left.
+    def _prune_head(self, queue: list[Entry]) -> bool:
+        """Prune the head of a queue, and return whether a task remains.
 
-        What was withdrawn goes. What can no longer be in time stands back behind what can, though
-        not for ever: it is given another deadline, as what has no objective is.
+        Drops cancelled tasks, and re-keys tasks that can no longer meet their deadline with a later
+        one, like that of tasks without an objective: feasible tasks go first, without starving the
+        others.
         """
         while queue:
             priority, deadline_ns, task_id, task = queue[0]
             if task.state != TaskState.READY:
                 heappop(queue)
-            elif deadline_ns == task.request.deadline_ns and self._is_hopeless(task):
-                heapreplace(queue, (priority, deadline_ns + self._stretch_ns(task), task_id, task))
+            elif deadline_ns == task.request.deadline_ns and self._cannot_meet_deadline(task):
+                heapreplace(
+                    queue, (priority, deadline_ns + self._default_deadline_ns(task), task_id, task)
+                )
             else:
                 return True
         return False
 
-    def _is_hopeless(self, task: Task) -> bool:
-        variant = self._predictor.reference(task.function.id)
+    def _cannot_meet_deadline(self, task: Task) -> bool:
+        variant = self._predictor.reference_variant(task.function.id)
         exec_ns = self._predictor.expected_ns(
             variant, min(task.request.items, variant.profile.items_max)
         )
-        outlet = self._spilling.outlets[task.function.id]
-        if outlet is not None:
-            exec_ns = min(exec_ns, self._predictor.expected_ns(outlet.variant, 1))
+        target = self._spillover.targets[task.function.id]
+        if target is not None:
+            exec_ns = min(exec_ns, self._predictor.expected_ns(target.variant, 1))
         return self.view.now_ns + exec_ns > task.request.deadline_ns
 
     def _send(self, entry: Entry) -> bool:
         _, deadline_ns, _, task = entry
-        node = self._place(task, deadline_ns)
+        node = self._choose_node(task, deadline_ns)
         if node is None:
             return False
         variant = node.variants[task.function.id]
         assert variant is not None
-        # A deadline that was given for ordering's sake is no reason for small batches.
+        # A deadline that is for ordering only does not limit the batch size.
         until_ns = NEVER_NS if task.request.deadline_ns == NEVER_NS else deadline_ns
         batch = self._take_batch(task.function.id, variant, until_ns)
         items = sum(member.request.items for member in batch)
         start_ns = (
             0 if self.view.is_resident(node, task.function.id) else variant.profile.cold_start_ns
         )
-        self._predictor.sent(node, variant, items, start_ns)
+        self._predictor.on_sent(node, variant, items, start_ns)
         self.orders.dispatch(batch, node)
         return True
 
     def _take_batch(self, function_id: int, variant: Variant, until_ns: int) -> list[Task]:
-        """The most urgent task and whatever fits into a batch within its slack."""
+        """Dequeue the most urgent task and the tasks that fit into a batch within its slack."""
         correction = self._predictor.correction(variant)
         slack_ns = until_ns - self.view.now_ns
         items_max = min(
-            max_batch_within(variant.profile, slack_ns, correction), self._worthwhile[variant.id]
+            max_batch_within(variant.profile, slack_ns, correction),
+            self._knee_batch_sizes[variant.id],
         )
         batch: list[Task] = []
         items = 0
@@ -331,80 +335,87 @@ class Headgate(Policy):
             if batch and (items > items_max or task.must_run_alone):
                 break
             heappop(queue)
-            self._leave(task)
+            self._dequeue(task)
             batch.append(task)
             if task.must_run_alone:
                 break
         return batch
 
     def _first_queue(self, function_id: int) -> list[Entry] | None:
-        """The queue of a function whose head is the most urgent; None if nothing waits."""
+        """The queue of a function with the most urgent head; None if nothing is queued."""
         queue, large = self._queues[function_id], self._large[function_id]
-        if large and self._clean(large) and (not self._clean(queue) or large[0] < queue[0]):
+        if (
+            large
+            and self._prune_head(large)
+            and (not self._prune_head(queue) or large[0] < queue[0])
+        ):
             return large
-        return queue if self._clean(queue) else None
+        return queue if self._prune_head(queue) else None
 
-    def _place(self, task: Task, deadline_ns: int) -> Node | None:
-        """A free node with the weights; one without them where that is worth a cold start."""
+    def _choose_node(self, task: Task, deadline_ns: int) -> Node | None:
+        """A free node that holds the weights, or one without them if a cold start is justified."""
         view, function_id = self.view, task.function.id
-        stranger: Node | None = None
+        cold_node: Node | None = None
         for node in view.free_nodes.values():
             variant = node.variants[function_id]
-            if variant is None or not self._predictor.has_lane(node, variant):
+            if variant is None or not self._predictor.has_free_slot(node, variant):
                 continue
             if node.pool.is_elastic:
-                if self._is_worth_renting(task, node, variant) and view.can_take(node, function_id):
+                if self._can_use_rented_node(task, node, variant) and view.can_take(
+                    node, function_id
+                ):
                     return node
             elif view.can_take(node, function_id):
                 if view.is_resident(node, function_id):
                     return node
-                if stranger is None:
-                    stranger = node
-        if stranger is None or self._is_worth_a_start(task, stranger, deadline_ns):
-            return stranger
-        variant = stranger.variants[function_id]
+                if cold_node is None:
+                    cold_node = node
+        if cold_node is None or self._should_cold_start(task, cold_node, deadline_ns):
+            return cold_node
+        variant = cold_node.variants[function_id]
         assert variant is not None
-        if not self._is_wanted(stranger) and has_room(view, stranger, variant):
-            self.orders.start(variant, stranger)  # for those behind it: it is served sooner at home
+        if not self._is_wanted(cold_node) and has_room(view, cold_node, variant):
+            self.orders.start(variant, cold_node)  # for the tasks behind this one
         return None
 
-    def _is_worth_renting(self, task: Task, node: Node, variant: Variant) -> bool:
-        """Whether a rented node is ready; one that boots will do where there is nothing else.
+    def _can_use_rented_node(self, task: Task, node: Node, variant: Variant) -> bool:
+        """Whether a task may go to a node of an elastic pool.
 
-        For a task that no call can carry one is rented, if need be.
+        It may if the node is ready. It may wait for a booting node only if there is no other
+        capacity. For a task that no FaaS call can carry, a node is rented if necessary.
         """
         instance, function_id = node.instances.get(variant.id), variant.function_id
         if instance is not None and instance.state != InstanceState.STARTING:
             return True
-        if self._predictor.lanes(function_id):
+        if self._predictor.capacity(function_id):
             return False
-        is_for_nodes = self._spilling.is_too_large(task)
+        is_for_nodes = self._spillover.is_too_large(task)
         if instance is None:
-            return is_for_nodes and is_nowhere(self.view, function_id)
-        return is_for_nodes or not self._spilling.is_open(function_id)
+            return is_for_nodes and has_no_instance(self.view, function_id)
+        return is_for_nodes or not self._spillover.is_available(function_id)
 
-    def _is_worth_a_start(self, task: Task, node: Node, deadline_ns: int) -> bool:
+    def _should_cold_start(self, task: Task, node: Node, deadline_ns: int) -> bool:
         view, function_id = self.view, task.function.id
         variant = node.variants[function_id]
         assert variant is not None
-        homes = [n for n in view.nodes.values() if view.is_resident(n, function_id)]
-        if not homes:
+        holders = [n for n in view.nodes.values() if view.is_resident(n, function_id)]
+        if not holders:
             return True
-        free_ns = min(self._predictor.free_at_ns(home) for home in homes)
-        home_ns = max(0.0, free_ns - view.now_ns)
-        home_ns += self._predictor.expected_ns(variant, task.request.items)
-        if task.request.deadline_ns < NEVER_NS and view.now_ns + home_ns > deadline_ns:
+        free_ns = min(self._predictor.free_at_ns(holder) for holder in holders)
+        wait_ns = max(0.0, free_ns - view.now_ns)
+        wait_ns += self._predictor.expected_ns(variant, task.request.items)
+        if task.request.deadline_ns < NEVER_NS and view.now_ns + wait_ns > deadline_ns:
             return True
         start_ns = variant.profile.cold_start_ns
-        if start_ns <= home_ns and not self._is_wanted(node) and has_room(view, node, variant):
+        if start_ns <= wait_ns and not self._is_wanted(node) and has_room(view, node, variant):
             return True
-        until_ns = self._ready_ns[task.id] + int(self._config.start_patience * start_ns)
+        until_ns = self._ready_ns[task.id] + int(self._config.cold_start_patience * start_ns)
         if until_ns > view.now_ns:
             self.orders.set_timer("patience", until_ns, function_id)
         return until_ns <= view.now_ns
 
     def _is_wanted(self, node: Node) -> bool:
-        """Whether something waits that the node holds already."""
+        """Whether a task is queued for a function whose weights the node holds."""
         view = self.view
         return any(
             view.is_resident(node, function_id) and self._first_queue(function_id) is not None
@@ -412,9 +423,9 @@ class Headgate(Policy):
         )
 
     def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
-        self._predictor.came_back(batch, took_ns)
+        self._predictor.on_batch_ended(batch, took_ns)
         if batch.node is None:
-            self._spilling.came_back(batch)
+            self._spillover.on_call_ended(batch)
 
 
 POLICY = PolicyKind(Headgate, Config, Capabilities(batches=True, mixed_pools=True, serverless=True))

@@ -1,16 +1,16 @@
-"""A forecast, the cheapest instances that fill it, and functions for the rest.
+"""Forecast the load, rent the cheapest instances that serve it, and use FaaS for the rest.
 
-MArk (ATC 2019). Every minute the load over a horizon is forecast; where the present instances do
-not suffice, instances are added greedily, each time of the kind that is cheapest per request it
-would serve of what is missing, the price of launching it (three minutes of rent) included; where
-they are more than enough, the dearest per request go first. An instance is really released only
-when none of the last `plans_held` plans wanted it. Functions take what exceeds the capacity.
+MArk (ATC 2019). Every minute the load over a horizon is forecast. If the present instances do not
+suffice, instances are added greedily, each time of the type that is cheapest per request of the
+missing capacity, including the cost of launching it (three minutes of rent). If there are more than
+enough, the most expensive per request are released first. An instance is released only when none of
+the last `plans_held` plans included it. FaaS takes what exceeds the capacity.
 
-The paper forecasts by a neural network; in its public code that is commented out and replaced by
-the largest rate seen lately, times a head-room of 1.2, which is the default here; `trend` is the
-line of least squares over the same memory, `mean` its mean. Inferred: an instance that would cost
-more than the calls it saves is not taken, since functions are there to be used when they are
-cheaper (`minds_calls`). Cost per decision: O(nodes).
+The paper forecasts with a neural network. In its public code that is commented out and replaced by
+the largest recent rate, times a headroom of 1.2, which is the default here; `trend` is the
+least-squares line over the same memory, `mean` its mean. Inferred: an instance that would cost more
+than the calls it saves is not rented, since FaaS is there to be used when it is cheaper
+(`cap_at_faas_price`). Cost per decision: O(nodes).
 
 >>> from headgate.policies import find_policy
 >>> find_policy("mark").config(forecast="trend").headroom
@@ -38,19 +38,19 @@ _FORECASTS: Final = ("max", "mean", "trend")
 class Config(PolicyConfig):
     """Settings of `mark`."""
 
-    forecast: str = "max"  # of the rates seen lately: max, mean or trend
-    memory_ns: int = 10 * MINUTE_NS  # how far back they are looked at
-    step_ns: int = 10 * SECOND_NS  # over which a rate is taken
-    headroom: float = 1.2  # times the forecast
-    horizon_ns: int = 50 * MINUTE_NS  # for how long an added instance is taken to serve
-    launch_ns: int = 3 * MINUTE_NS  # of rent that adding an instance costs besides
-    plans_held: int = 6  # an instance goes when none of so many plans wanted it
-    minds_calls: bool = True  # leave to functions what they serve for less
-    nodes_min: int = 0  # instances that are never given up
+    forecast: str = "max"  # of the recent rates: max, mean or trend
+    memory_ns: int = 10 * MINUTE_NS  # length of the history of rates
+    step_ns: int = 10 * SECOND_NS  # interval over which a rate is averaged
+    headroom: float = 1.2  # factor on the forecast
+    horizon_ns: int = 50 * MINUTE_NS  # assumed lifetime of an added instance
+    launch_ns: int = 3 * MINUTE_NS  # additional rent that launching an instance costs
+    plans_held: int = 6  # an instance is released when none of this many plans included it
+    cap_at_faas_price: bool = True  # rent no instance that costs more than the calls it saves
+    nodes_min: int = 0  # minimum number of instances
     plan_every_ns: int = MINUTE_NS
-    margin: float = 1.0  # on the profile's times, when thresholds are worked out
-    packs: bool = False  # fill one node before the next, instead of the least loaded first
-    warm_functions: int = 0  # that are kept ready, of each function
+    margin: float = 1.0  # factor on the profile's times when thresholds are computed
+    bin_pack: bool = False  # fill one node before the next, instead of the least loaded first
+    warm_instances: int = 0  # FaaS instances kept warm, per function
 
     def __post_init__(self) -> None:
         if self.forecast not in _FORECASTS:
@@ -64,14 +64,14 @@ class Config(PolicyConfig):
         for key in ("plan_every_ns", "margin"):
             if getattr(self, key) <= 0:
                 raise ConfigError("must be positive", key=key, value=getattr(self, key))
-        for key in ("launch_ns", "nodes_min", "warm_functions"):
+        for key in ("launch_ns", "nodes_min", "warm_instances"):
             if getattr(self, key) < 0:
                 raise ConfigError("must not be negative", key=key, value=getattr(self, key))
 
 
 @final
 class Mark(AutoscalingRouter):
-    """Plans over all kinds of instances that a function can be rented on."""
+    """Plans over all instance types that a function can be rented on."""
 
     def __init__(self, context: Context, config: Config) -> None:
         app = context.view.app
@@ -84,29 +84,35 @@ class Mark(AutoscalingRouter):
             bucket_ns=config.step_ns,
             window_ns=max(config.memory_ns, config.step_ns),
             nodes_min=config.nodes_min,
-            packs=config.packs,
-            warm_functions=config.warm_functions,
+            bin_pack=config.bin_pack,
+            warm_instances=config.warm_instances,
         )
         self.plan_every_ns = config.plan_every_ns
         self._config = config
 
     def resize(self) -> None:
         for function in self.view.app.functions:
-            lots = [lot for lot in self.tiers.lots[function.id] if lot.pool.is_elastic]
+            options = [
+                option
+                for option in self.targets.node_options[function.id]
+                if option.pool.is_elastic
+            ]
             buckets = self.demand(function.id)
-            if not buckets or not lots:
+            if not buckets or not options:
                 continue
             rate_per_s = self._forecast_per_s(buckets)
-            counts = [self.wanted_of(lot) for lot in lots]
-            spill_usd = self.tiers.spill_usd(function.id) if self._config.minds_calls else inf
-            self._fill(lots, counts, rate_per_s, spill_usd)
-            self._release(lots, counts, rate_per_s, spill_usd)
+            counts = [self.desired_of(option) for option in options]
+            spill_usd = (
+                self.targets.spill_usd(function.id) if self._config.cap_at_faas_price else inf
+            )
+            self._fill(options, counts, rate_per_s, spill_usd)
+            self._release(options, counts, rate_per_s, spill_usd)
             counts[0] += max(0, self._config.nodes_min - sum(counts))
-            for lot, count in zip(lots, counts, strict=True):
-                self.want(lot, self.most_of(lot, count, self._config.plans_held))
+            for option, count in zip(options, counts, strict=True):
+                self.set_desired(option, self.hold_max(option, count, self._config.plans_held))
 
     def _forecast_per_s(self, buckets: list[float]) -> float:
-        """The rate to be ready for."""
+        """The rate to provision for."""
         if self._config.forecast == "max":
             amount = max(buckets)
         elif self._config.forecast == "mean":
@@ -116,19 +122,19 @@ class Mark(AutoscalingRouter):
         return self.mean_per_s([amount]) * self._config.headroom
 
     def _fill(
-        self, lots: list[NodeOption], counts: list[int], rate_per_s: float, spill_usd: float
+        self, options: list[NodeOption], counts: list[int], rate_per_s: float, spill_usd: float
     ) -> None:
-        """Add what is cheapest per request that it serves, until nothing is missing."""
+        """Add the option that is cheapest per request it serves, until nothing is missing."""
         span_s = self._config.horizon_ns / 1e9
         paid_s = span_s + self._config.launch_ns / 1e9
         while True:
-            missing_per_s = rate_per_s - _rate_of(lots, counts)
+            missing_per_s = rate_per_s - _rate_of(options, counts)
             best, best_usd = -1, spill_usd
-            for i, lot in enumerate(lots):
-                served = min(missing_per_s, lot.rate_per_s) * span_s
-                if served <= 0 or counts[i] >= lot.pool.nodes:
+            for i, option in enumerate(options):
+                served = min(missing_per_s, option.rate_per_s) * span_s
+                if served <= 0 or counts[i] >= option.pool.nodes:
                     continue
-                usd = lot.usd_per_s * paid_s / served
+                usd = option.usd_per_s * paid_s / served
                 if usd < best_usd:
                     best, best_usd = i, usd
             if best < 0:
@@ -136,20 +142,20 @@ class Mark(AutoscalingRouter):
             counts[best] += 1
 
     def _release(
-        self, lots: list[NodeOption], counts: list[int], rate_per_s: float, spill_usd: float
+        self, options: list[NodeOption], counts: list[int], rate_per_s: float, spill_usd: float
     ) -> None:
-        """Give up the dearest per request, while it is not needed or costs more than calls."""
-        for i, lot in sorted(enumerate(lots), key=lambda pair: -pair[1].usd_per_request):
+        """Release the most expensive per request while unneeded or dearer than calls."""
+        for i, option in sorted(enumerate(options), key=lambda pair: -pair[1].usd_per_request):
             while counts[i]:
-                others_per_s = _rate_of(lots, counts) - lot.rate_per_s
-                served_per_s = min(lot.rate_per_s, rate_per_s - others_per_s)
-                if served_per_s > 0 and lot.usd_per_s <= served_per_s * spill_usd:
+                others_per_s = _rate_of(options, counts) - option.rate_per_s
+                served_per_s = min(option.rate_per_s, rate_per_s - others_per_s)
+                if served_per_s > 0 and option.usd_per_s <= served_per_s * spill_usd:
                     break
                 counts[i] -= 1
 
 
-def _rate_of(lots: list[NodeOption], counts: list[int]) -> float:
-    return sum(lot.rate_per_s * count for lot, count in zip(lots, counts, strict=True))
+def _rate_of(options: list[NodeOption], counts: list[int]) -> float:
+    return sum(option.rate_per_s * count for option, count in zip(options, counts, strict=True))
 
 
 POLICY = PolicyKind(Mark, Config, Capabilities(mixed_pools=True, serverless=True))

@@ -1,14 +1,16 @@
-"""Buckets of similar length, drawn at random so that each is served equally often.
+"""Multi-level queues by expected time, served in random order: MLFQ without the feedback.
 
-The *multi-level feedback queue* policy of "Making the Most of Serverless Accelerators" (Berkeley
-thesis, 2022, chapter 6): a request goes to the bucket of its expected time, and the next request to
-run is the oldest of a bucket drawn at random. Short ones no longer starve long ones; but a client
-that is alone in its bucket is served far faster than the many that share another.
+What the field calls a multi-level *feedback* queue moves a task between levels by what it has used.
+This policy does not: a task is assigned once, by its expected time. It has the name of the *MLFQ*
+policy of "Making the Most of Serverless Accelerators" (Berkeley thesis, 2022, chapter 6): a request
+goes to the bucket of its expected time, and the next request to run is the oldest of a bucket drawn
+at random, so that each bucket is served equally often. Short requests no longer starve long ones;
+but a client that is alone in its bucket is served far faster than the many that share another.
 
-Buckets are powers of `bucket_ratio` of the expected time. Only buckets with something in them are
-drawn. The thesis's printed trace again needs the future (see `srtf`): with `clairvoyant=True`
-announced requests count as being in their bucket, and a drawn bucket whose head is yet to arrive
-blocks until it does. Cost per decision: O(buckets).
+Buckets are powers of `bucket_ratio` of the expected time. Only non-empty buckets are drawn. The
+thesis's printed trace again needs knowledge of the future (see `srtf`): with `clairvoyant=True`
+announced requests count as being in their bucket, and a drawn bucket whose head has not arrived yet
+blocks until it arrives. Cost per decision: O(buckets).
 
 >>> from headgate.policies import find_policy
 >>> find_policy("mlfq").config().bucket_ratio
@@ -35,7 +37,7 @@ class Config(PolicyConfig):
     """Settings of `mlfq`."""
 
     bucket_ratio: float = 2.0  # a bucket holds expected times within this ratio
-    clairvoyant: bool = False  # heed announced requests, and wait for them
+    clairvoyant: bool = False  # consider announced requests, and wait for them
 
     def __post_init__(self) -> None:
         if self.bucket_ratio <= 1:
@@ -49,7 +51,7 @@ class Mlfq(Policy):
     def __init__(self, context: Context, config: Config) -> None:
         super().__init__(context, config)
         self._ratio = config.bucket_ratio
-        self._heeds_future = config.clairvoyant
+        self._is_clairvoyant = config.clairvoyant
         self._buckets: dict[int, deque[int]] = {}
         self._withdrawals = LazyDeletions()
         self._ready: dict[int, Task] = {}
@@ -57,7 +59,7 @@ class Mlfq(Policy):
         self._drawn: int | None = None
 
     def on_announced(self, request_id: int, pipeline_id: int, arrival_ns: int) -> None:
-        if not self._heeds_future:
+        if not self._is_clairvoyant:
             return
         stages = self.view.app.pipelines[pipeline_id].stages
         for index, stage in enumerate(stages):
@@ -79,13 +81,13 @@ class Mlfq(Policy):
         self._bucket_of(task.function).appendleft(task.id)
         self._serve()
 
-    def on_turned_away(self, request_id: int, pipeline_id: int) -> None:
+    def on_rejected_early(self, request_id: int, pipeline_id: int) -> None:
         for index in range(len(self.view.app.pipelines[pipeline_id].stages)):
             self._expected.discard(request_id * STAGES_MAX + index)
         self._serve()
 
     def on_task_withdrawn(self, task: Task) -> None:
-        self._ready.pop(task.id, None)  # `_serve` may have met it already
+        self._ready.pop(task.id, None)  # `_serve` may have removed it already
         if self._withdrawals.add(sum(map(len, self._buckets.values()))):
             for key, bucket in self._buckets.items():
                 known = (id for id in bucket if id in self._ready or id in self._expected)
@@ -102,7 +104,7 @@ class Mlfq(Policy):
                 return
             task = self._ready.get(bucket[0])
             if task is None:
-                return  # drawn, but yet to arrive
+                return  # its head was announced and has not arrived
             node = self.view.first_free(task.function.id)
             if node is None:
                 return
@@ -113,7 +115,7 @@ class Mlfq(Policy):
                 self.orders.dispatch([task], node)
 
     def _draw(self) -> deque[int] | None:
-        """The bucket whose turn it is; drawn anew once the last one drawn has been served."""
+        """The drawn bucket; a new one is drawn once the last one has been served."""
         for bucket in self._buckets.values():
             while bucket and bucket[0] not in self._ready and bucket[0] not in self._expected:
                 bucket.popleft()  # withdrawn

@@ -1,9 +1,9 @@
-"""Strictly in turn: the first request to the first node, the next to the next, and so on.
+"""Strict round robin: the first request to the first node, the next to the next, and so on.
 
 The *round robin* policy of "Making the Most of Serverless Accelerators" (Berkeley thesis, 2022,
-chapter 6). The head of the queue waits for exactly the node whose turn it is, even while others
-are idle: head-of-line blocking in its purest form, and the baseline that every other policy should
-beat. A node that is down loses its turn, and so does one that cannot load the function just now.
+chapter 6). The head of the queue waits for exactly the node whose turn it is, even while others are
+idle: pure head-of-line blocking, and the baseline that every other policy should beat. A node that
+is down loses its turn, and so does one where the function is in start back-off.
 Cost per decision: O(1).
 
 >>> from headgate.policies import find_policy
@@ -24,7 +24,7 @@ from headgate.core.states import TaskState
 
 @final
 class RoundRobin(Policy):
-    """One queue and a pointer that goes round the nodes."""
+    """One FIFO queue and an index that cycles through the nodes."""
 
     def __init__(self, context: Context, config: PolicyConfig) -> None:
         super().__init__(context, config)
@@ -79,7 +79,7 @@ class RoundRobin(Policy):
             self.orders.dispatch([task], node)
 
     def _next_turn(self, task: Task) -> int:
-        """Whose turn it is: the first that may load the function, if any may."""
+        """Index of the next node that may load the function; the plain next one if none may."""
         ring, function_id = self._ring, task.function.id
         turn = self._turn % len(ring)
         if self.view.load_failures:

@@ -1,15 +1,15 @@
-"""Everything to functions: an instance of the platform for every request in flight.
+"""Every request to FaaS: one platform instance per request in flight.
 
-The other extreme of the hybrid of SageMaker and Lambda (HiPS 2021): no instance is rented, every
-request is paid by the call, and each that finds no warm function waits for a cold start. What the
-platform throttles, or what comes while the way to it is closed, waits and is tried again. A
-function that runs on no platform is an exception, and so is a request that no call can carry: both
-are served by the nodes that can run them. With `warm_functions` so many are always kept ready.
+The other extreme of the hybrid of SageMaker and Lambda (HiPS 2021): no node is rented, every
+request is paid per call, and a request that finds no warm instance waits for a cold start. Requests
+that the platform throttles, or that arrive while its circuit breaker or budget blocks calls, are
+queued and retried. Exceptions are functions that run on no FaaS platform and requests that exceed
+its payload limit: nodes serve both. `warm_instances` of each function are kept warm.
 
 Cost per decision: O(1).
 
 >>> from headgate.policies import find_policy
->>> find_policy("serverless_only").config(warm_functions=2).warm_functions
+>>> find_policy("serverless_only").config(warm_instances=2).warm_instances
 2
 """
 
@@ -29,27 +29,27 @@ from headgate.policies._hybrid import ThresholdRouter
 class Config(PolicyConfig):
     """Settings of `serverless_only`."""
 
-    warm_functions: int = 0  # that are kept ready, of each function
+    warm_instances: int = 0  # FaaS instances kept warm, per function
 
     def __post_init__(self) -> None:
-        if self.warm_functions < 0:
+        if self.warm_instances < 0:
             raise ConfigError(
-                "must not be negative", key="warm_functions", value=self.warm_functions
+                "must not be negative", key="warm_instances", value=self.warm_instances
             )
 
 
 @final
 class ServerlessOnly(ThresholdRouter):
-    """A way out, and nothing else."""
+    """Routes every task to FaaS."""
 
     def __init__(self, context: Context, config: Config) -> None:
         app = context.view.app
         thresholds = Thresholds(app)
-        tiers = Targets(app, thresholds)
-        super().__init__(context, config, thresholds, tiers, warm_functions=config.warm_functions)
+        targets = Targets(app, thresholds)
+        super().__init__(context, config, thresholds, targets, warm_instances=config.warm_instances)
 
-    def rents(self, function_id: int) -> bool:
-        return not self.tiers.outlets[function_id]
+    def uses_nodes(self, function_id: int) -> bool:
+        return not self.targets.faas_options[function_id]
 
 
 POLICY = PolicyKind(ServerlessOnly, Config, Capabilities(mixed_pools=True, serverless=True))

@@ -1,13 +1,13 @@
-"""Shortest task first, to the next node that is free.
+"""Shortest job first (SJF): the task with the least expected time, to the next free node.
 
-The *shortest remaining time first* policy of "Making the Most of Serverless Accelerators"
-(Berkeley thesis, 2022, chapter 6). Work on an accelerator cannot be interrupted, so what remains
-of a task that waits is all of it: its expected time on the profile. The mean wait is short; a long
-function starves while short ones keep coming.
+Without preemption, which is what the field calls SJF. The name is that of the *shortest remaining
+time first* policy of "Making the Most of Serverless Accelerators" (Berkeley thesis, 2022, chapter
+6): work on an accelerator cannot be interrupted, so the remaining time of a queued task is its
+whole expected time. The mean wait is short; a long function starves while short ones keep arriving.
 
-The thesis's printed trace can only come from a scheduler that knows the future: it lets a node
-idle because a shorter request is about to arrive. `clairvoyant=True` is that form: requests are
-announced ahead, and the shortest one blocks the queue until it is there. The default is causal.
+The thesis's printed trace can only come from a scheduler that knows the future: it lets a node idle
+because a shorter request is about to arrive. `clairvoyant=True` is that variant: requests are
+announced ahead, and the shortest one blocks the queue until it arrives. The default is causal.
 Cost per decision: O(log queue).
 
 >>> from headgate.policies import find_policy
@@ -31,7 +31,7 @@ from headgate.core.states import TaskState
 class Config(PolicyConfig):
     """Settings of `srtf`."""
 
-    clairvoyant: bool = False  # heed announced requests, and wait for them
+    clairvoyant: bool = False  # consider announced requests, and wait for them
 
 
 @final
@@ -40,14 +40,14 @@ class Srtf(Policy):
 
     def __init__(self, context: Context, config: Config) -> None:
         super().__init__(context, config)
-        self._heeds_future = config.clairvoyant
+        self._is_clairvoyant = config.clairvoyant
         self._heap: list[tuple[int, int, int]] = []  # (expected ns, arrival ns, task id)
         self._ready: dict[int, Task] = {}  # arrived and waiting, by task id
         self._expected: set[int] = set()  # announced, not yet arrived, by task id
         self._withdrawals = LazyDeletions()
 
     def on_announced(self, request_id: int, pipeline_id: int, arrival_ns: int) -> None:
-        if not self._heeds_future:
+        if not self._is_clairvoyant:
             return
         stages = self.view.app.pipelines[pipeline_id].stages
         for index, stage in enumerate(stages):
@@ -66,13 +66,13 @@ class Srtf(Policy):
             )
         self._serve()
 
-    def on_turned_away(self, request_id: int, pipeline_id: int) -> None:
+    def on_rejected_early(self, request_id: int, pipeline_id: int) -> None:
         for index in range(len(self.view.app.pipelines[pipeline_id].stages)):
             self._expected.discard(request_id * STAGES_MAX + index)
         self._serve()
 
     def on_task_withdrawn(self, task: Task) -> None:
-        self._ready.pop(task.id, None)  # `_serve` may have met it already
+        self._ready.pop(task.id, None)  # `_serve` may have removed it already
         if self._withdrawals.add(len(self._heap)):
             known = self._ready.keys() | self._expected
             self._heap[:] = [entry for entry in self._heap if entry[2] in known]
@@ -90,7 +90,7 @@ class Srtf(Policy):
             task = self._ready.get(task_id)
             if task is None:
                 if task_id in self._expected:
-                    return  # it is not here yet, and nothing may overtake it
+                    return  # it has not arrived yet, and nothing may overtake it
                 heappop(heap)
                 continue
             node = self.view.first_free(task.function.id)

@@ -1,14 +1,14 @@
-"""As many requests to the instance as it can hold in time; what exceeds that to functions.
+"""Requests to an instance up to its concurrency threshold, and the rest to FaaS.
 
 The rule of the hybrid of SageMaker and Lambda (HiPS 2021): offline, the response time is measured
-against the number of requests at once, and the threshold is the largest number within the
-objective; online, a request goes to an instance that has fewer in flight, the least loaded first,
-and else to a function. The instances are fixed: all that are there, or, in a pool that is rented by
-the hour, `nodes` of them (as many as the function is to be warm on, if that is 0).
+over concurrency, and the threshold is the largest concurrency within the objective; online, a
+request goes to an instance with fewer in flight, the least loaded first, and otherwise to FaaS. The
+instances are fixed: all nodes of a pool, or `nodes` of them in an elastic pool (`prewarm_nodes` of
+the function if that is 0).
 
-Several functions on one node share it: the tightest threshold of those that run holds. Where the
-way to the functions is closed, what exceeds the threshold waits. With `warm_functions` so many are
-kept ready at all times, against the cold starts that the paper leaves open. Cost per decision:
+If several functions share a node, the smallest threshold of those that run applies. While the FaaS
+pool is unavailable, requests above the threshold wait. `warm_instances` of each function are kept
+warm at all times, against the cold starts that the paper does not address. Cost per decision:
 O(nodes).
 
 >>> from headgate.policies import find_policy
@@ -33,15 +33,15 @@ from headgate.policies._hybrid import ThresholdRouter
 class Config(PolicyConfig):
     """Settings of `threshold`."""
 
-    threshold: int = 0  # requests at once on a node; 0: from the profile and the objective
-    margin: float = 1.0  # on the profile's times, when the threshold is worked out
-    nodes: int = 0  # instances in a rented pool; 0: as many as the function is to be warm on
-    packs: bool = False  # fill one node before the next, instead of the least loaded first
-    warm_functions: int = 0  # that are kept ready, of each function
+    threshold: int = 0  # concurrent requests on a node; 0: from the profile and the objective
+    margin: float = 1.0  # factor on the profile's times when the threshold is computed
+    nodes: int = 0  # instances in an elastic pool; 0: `prewarm_nodes` of the function
+    bin_pack: bool = False  # fill one node before the next, instead of the least loaded first
+    warm_instances: int = 0  # FaaS instances kept warm, per function
     plan_every_ns: int = 10 * SECOND_NS  # how often lost instances are replaced
 
     def __post_init__(self) -> None:
-        for key in ("threshold", "nodes", "warm_functions"):
+        for key in ("threshold", "nodes", "warm_instances"):
             if getattr(self, key) < 0:
                 raise ConfigError("must not be negative", key=key, value=getattr(self, key))
         for key in ("margin", "plan_every_ns"):
@@ -62,8 +62,8 @@ class Threshold(ThresholdRouter):
             thresholds,
             Targets(app, thresholds),
             nodes=config.nodes,
-            packs=config.packs,
-            warm_functions=config.warm_functions,
+            bin_pack=config.bin_pack,
+            warm_instances=config.warm_instances,
         )
         self.plan_every_ns = config.plan_every_ns
 

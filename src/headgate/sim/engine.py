@@ -244,7 +244,7 @@ class Engine:
         assert isinstance(event, InstanceStarted | InstanceStopped | WeightsLoaded | WeightsEvicted)
         owner = event.instance_id % self._peers
         if isinstance(event, InstanceStarted):
-            if event.instance_id not in self.nodes[event.node_id].backend.residents:
+            if event.instance_id not in self.nodes[event.node_id].backend.instances:
                 return  # the node has crashed since, and everybody was told
             self._shared.started(event.instance_id)
         elif isinstance(event, InstanceStopped):

@@ -239,7 +239,7 @@ class SimNode:
                 self.report(now_ns, BatchRefused(order.batch_id, _REFUSALS[verdict]))
 
     def _hold(self, now_ns: int, order: Dispatch) -> None:
-        resident = self.backend.residents[_instance_id(order)]
+        resident = self.backend.instances[_instance_id(order)]
         if resident.running and not resident.is_ready:
             self._recorder.waits_for_start(now_ns, order.task_ids)
 
@@ -256,7 +256,7 @@ class SimNode:
     def _begin_preparing(self, now_ns: int, order: Action) -> None:
         """Begin a start or a load; that counts as work for those who wait for it."""
         instance_id = _instance_id(order)
-        variant = self.backend.residents[instance_id].variant
+        variant = self.backend.instances[instance_id].variant
         if isinstance(order, StartInstance):
             self.cold_starts += 1
             length_ns = variant.profile.cold_start_ns
@@ -293,7 +293,7 @@ class SimNode:
         self.jobs.remove(job)
         order = job.order
         self.busy_ns += now_ns - job.began_ns
-        has_more_to_do = self.backend.ended(now_ns, order)
+        has_more_to_do = self.backend.on_ended(now_ns, order)
         event: Event | None
         if not isinstance(order, Dispatch):
             event = self._prepared(now_ns, order)
@@ -338,10 +338,10 @@ class SimNode:
         instance_id = _instance_id(order)
         if not isinstance(order, StartInstance):
             return WeightsLoaded(instance_id)
-        function_id = self.backend.residents[instance_id].variant.function_id
+        function_id = self.backend.instances[instance_id].variant.function_id
         if not self.breaks_starts and function_id not in self._truth.unloadable:
             return InstanceStarted(instance_id, self.id)
-        for batch in self.backend.start_failed(instance_id):
+        for batch in self.backend.on_start_failed(instance_id):
             self.report(now_ns, BatchRefused(batch.batch_id, Refusal.GONE))
         self._let_node_go(now_ns)
         return InstanceStopped(instance_id, "failed to start")
@@ -374,7 +374,7 @@ class SimNode:
 
     def _let_node_go(self, now_ns: int) -> None:
         """Pay no longer for a node that holds nothing."""
-        if self.rent is not None and not self.backend.residents:
+        if self.rent is not None and not self.backend.instances:
             self.rent.end(now_ns)
 
     # --- processor sharing ---------------------------------------------------------------------

@@ -67,7 +67,7 @@ class SharedPools:
         self._granted.pop(instance_id, None)
         for pool_id, broker in self._brokers.items():
             for node in self._nodes:
-                if node.pool.id == pool_id and node.is_up and not node.backend.residents:
+                if node.pool.id == pool_id and node.is_up and not node.backend.instances:
                     broker.node_freed(node.id)
             self._grant(now_ns, broker)
 

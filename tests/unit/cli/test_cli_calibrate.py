@@ -20,7 +20,7 @@ functions: {resnet: {exec: 5ms, start: 20ms}, bert: {exec: {1: 20ms, 4: 50ms}, w
 slo: {latency: 100ms}
 pools: {gpu: {nodes: 2}}
 clients: {alice: {}, bob: {}}
-policy: {name: headgate, stretch: 8.0}
+policy: {name: headgate, default_deadline_factor: 8.0}
 workload:
   duration: 5s
   arrivals:
@@ -58,7 +58,7 @@ def test_the_day_is_simulated_again(log: Path, tmp_path: Path) -> None:
     before = headgate("simulate", tmp_path / "app.yaml", "--json").json
     after = headgate("simulate", app, "--trace", trace, "--json").json
     assert after["requests"] == before["requests"]
-    assert after["settings"] == {"stretch": 8.0}
+    assert after["settings"] == {"default_deadline_factor": 8.0}
     assert after["p50_ms"] == pytest.approx(before["p50_ms"] + 0.5, rel=0.1)
     assert after["slo_attainment"] == pytest.approx(before["slo_attainment"], abs=0.02)
     by_client = {row["name"]: row["requests"] for row in after["clients"]}

@@ -11,7 +11,7 @@ from .rig import Rig
 
 @pytest.fixture
 def make_rig() -> Iterator[type[Rig]]:
-    """Make rigs; whatever the test does to them, their books must balance when it is over."""
+    """Make rigs, and check the invariants of each when the test is over."""
     rigs: list[Rig] = []
 
     class Checked(Rig):

@@ -20,9 +20,9 @@ from headgate.core.states import InstanceState, NodeState, Residency
 from headgate.core.view import View
 
 from .snapshot import snapshot
-from .toys import Fifo, Puppet
+from .toys import Fifo, Scripted
 
-FAR_ID = 10**9  # of the request that a puppet is told of when it is to act; it never arrives
+FAR_ID = 10**9  # announced to make a scripted policy act; this request never arrives
 
 
 def wires(*actions: Action) -> list[Wire]:
@@ -60,8 +60,8 @@ class Rig:
         return self.scheduler.view
 
     @property
-    def puppet(self) -> Puppet:
-        assert isinstance(self.scheduler.policy, Puppet)
+    def scripted(self) -> Scripted:
+        assert isinstance(self.scheduler.policy, Scripted)
         return self.scheduler.policy
 
     def at(self, now_ns: int, event: Event) -> list[Wire]:
@@ -73,9 +73,9 @@ class Rig:
             self._note_action(action)
         return wires(*actions)
 
-    def order(self, now_ns: int, act: Callable[[Puppet], object]) -> list[Wire]:
-        """Have the puppet act: it is told of a request to come, which changes nothing else."""
-        self.puppet.act = act
+    def order(self, now_ns: int, act: Callable[[Scripted], object]) -> list[Wire]:
+        """Make the scripted policy act by announcing a request, which changes nothing else."""
+        self.scripted.act = act
         return self.at(now_ns, RequestAnnounced(FAR_ID, 0, 0, NEVER_NS))
 
     def rejects(self, now_ns: int, event: Event, match: str) -> None:
@@ -85,19 +85,19 @@ class Rig:
             self.at(now_ns, event)
         assert snapshot(self.scheduler) == before
 
-    def forbids(self, act: Callable[[Puppet], object], match: str) -> None:
+    def forbids(self, act: Callable[[Scripted], object], match: str) -> None:
         """The order is illegal, and leaves no trace."""
 
-        def attempt(puppet: Puppet) -> None:
+        def attempt(scripted: Scripted) -> None:
             before = snapshot(self.scheduler)
             with pytest.raises(PolicyError, match=match):
-                act(puppet)
+                act(scripted)
             assert snapshot(self.scheduler) == before
 
         assert self.order(self.view.now_ns, attempt) == []
 
     def check(self) -> None:
-        """Check the whole state against what was told and ordered."""
+        """Check the whole state against the events and actions so far."""
         view = self.view
         assert all(count == 1 for count in self._settled.values()), "settled twice"
         assert self._arrived == set(self._settled) | set(view.requests), "a request was dropped"

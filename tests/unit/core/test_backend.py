@@ -34,7 +34,7 @@ def ready(backend: Backend, *instance_ids: int) -> None:
     for instance_id in instance_ids:
         order = start(instance_id)
         assert backend.start(order) == BEGIN
-        backend.ended(0, order)
+        backend.on_ended(0, order)
 
 
 def pumped(backend: Backend) -> list[tuple[str, int]]:
@@ -49,9 +49,6 @@ def _id(order: Action) -> int:
     return order.instance_id
 
 
-# --- slots -------------------------------------------------------------------------------------
-
-
 def test_one_thing_at_a_time_and_nobody_waits() -> None:
     """1. A batch begins. 2. The next is refused. 3. When the first has ended, one begins again."""
     backend = make_backend()
@@ -59,7 +56,7 @@ def test_one_thing_at_a_time_and_nobody_waits() -> None:
     first = batch(0)
     assert backend.offer(first) == BEGIN
     assert backend.offer(batch(1)) == BUSY
-    assert not backend.ended(3, first)
+    assert not backend.on_ended(3, first)
     assert backend.offer(batch(2)) == BEGIN
 
 
@@ -67,7 +64,7 @@ def test_a_queue_is_as_long_as_declared_and_served_in_order() -> None:
     backend = make_backend(Pool(0, "gpu", queue_max=2))
     ready(backend, 0)
     assert [backend.offer(batch(i)) for i in range(4)] == [BEGIN, HOLD, HOLD, BUSY]
-    assert backend.ended(2, batch(0))
+    assert backend.on_ended(2, batch(0))
     assert pumped(backend) == [("Dispatch", 1)]
     assert pumped(backend) == []
 
@@ -87,41 +84,38 @@ def test_compute_is_held_while_a_batch_runs() -> None:
     ready(backend, 0, 1)
     assert backend.offer(batch(0, 0)) == BEGIN
     assert backend.offer(batch(1, 1)) == BUSY
-    backend.ended(2, batch(0, 0))
+    backend.on_ended(2, batch(0, 0))
     assert backend.offer(batch(2, 1)) == BEGIN
 
 
 def test_who_is_held_goes_before_who_comes() -> None:
-    """A slot is free again, but not yet given to who waits for it."""
+    """A slot is free again, but not yet given to the batch that waits for it."""
     backend = make_backend(Pool(0, "gpu", queue_max=1))
     ready(backend, 0)
     backend.offer(batch(0))
     backend.offer(batch(1))
-    backend.ended(2, batch(0))
+    backend.on_ended(2, batch(0))
     assert backend.offer(batch(2)) == BUSY
     assert pumped(backend) == [("Dispatch", 1)]
-
-
-# --- starts and loads --------------------------------------------------------------------------
 
 
 def test_a_batch_waits_for_its_own_instance_even_where_there_is_no_queue() -> None:
     backend = make_backend()
     assert backend.start(start(0)) == BEGIN
     assert [backend.offer(batch(i)) for i in range(2)] == [HOLD, BUSY]
-    assert backend.ended(5, start(0))
+    assert backend.on_ended(5, start(0))
     assert pumped(backend) == [("Dispatch", 0)]
 
 
 def test_a_start_waits_for_a_slot() -> None:
     backend = make_backend()
     assert [backend.start(start(i)) for i in range(2)] == [BEGIN, HOLD]
-    backend.ended(5, start(0))
+    backend.on_ended(5, start(0))
     assert pumped(backend) == [("StartInstance", 1)]
 
 
 def test_two_cold_starts_go_on_side_by_side_where_there_are_slots() -> None:
-    """The batch that waits for the first start wants no slot yet, so it is in nobody's way."""
+    """The batch that waits for the first start needs no slot yet, so it blocks nothing."""
     backend = make_backend(Pool(0, "gpu", slots=2))
     assert backend.start(start(0)) == BEGIN
     assert backend.offer(batch(0, 0)) == HOLD
@@ -134,7 +128,7 @@ def test_a_start_does_not_overtake_a_batch_that_wants_the_slot() -> None:
     ready(backend, 0)
     backend.offer(batch(0))
     backend.offer(batch(1))
-    backend.ended(2, batch(0))
+    backend.on_ended(2, batch(0))
     assert backend.start(start(1)) == HOLD
     assert pumped(backend) == [("Dispatch", 1)]
 
@@ -144,20 +138,20 @@ def test_a_start_that_fails_takes_the_batches_with_it_that_waited_for_it() -> No
     backend.start(start(0))
     waiting = batch(0)
     backend.offer(waiting)
-    backend.ended(5, start(0))
-    assert backend.start_failed(0) == [waiting]
+    backend.on_ended(5, start(0))
+    assert backend.on_start_failed(0) == [waiting]
     assert backend.held_batches() == []
     assert backend.offer(batch(1)) == GONE
 
 
-def test_weights_leave_the_device_and_come_back() -> None:
+def test_weights_are_evicted_and_loaded_again() -> None:
     backend = make_backend()
     ready(backend, 0)
     assert backend.evict(0)
     load = LoadWeights(0, 0)
     assert backend.load(load) == BEGIN
     assert backend.offer(batch(0)) == HOLD
-    backend.ended(2, load)
+    backend.on_ended(2, load)
     assert pumped(backend) == [("Dispatch", 0)]
     assert backend.load(LoadWeights(7, 0)) == GONE
 
@@ -168,10 +162,10 @@ def test_weights_that_are_in_use_leave_when_the_work_has_ended() -> None:
     ready(backend, 0)
     backend.offer(batch(0))
     assert not backend.evict(0)
-    assert backend.ended(2, batch(0))
+    assert backend.on_ended(2, batch(0))
     assert backend.evicted_instance(batch(0)) == 0
     assert backend.evicted_instance(batch(0)) is None
-    assert not backend.residents[0].is_ready
+    assert not backend.instances[0].is_ready
 
 
 def test_weights_that_are_wanted_again_do_not_leave() -> None:
@@ -180,17 +174,14 @@ def test_weights_that_are_wanted_again_do_not_leave() -> None:
     backend.offer(batch(0))
     backend.evict(0)
     assert backend.load(LoadWeights(0, 0)) == BEGIN
-    backend.ended(3, batch(0))
-    backend.ended(4, LoadWeights(0, 0))
+    backend.on_ended(3, batch(0))
+    backend.on_ended(4, LoadWeights(0, 0))
     assert backend.evicted_instance(LoadWeights(0, 0)) is None
     assert backend.offer(batch(1)) == BEGIN
 
 
 def test_what_is_gone_is_off_the_device() -> None:
     assert make_backend().evict(0)
-
-
-# --- leaving -----------------------------------------------------------------------------------
 
 
 def test_an_idle_instance_stops_at_once() -> None:
@@ -208,10 +199,10 @@ def test_a_busy_instance_finishes_what_it_has_and_takes_no_more() -> None:
     backend.offer(batch(1))
     assert not backend.stop(0)
     assert backend.offer(batch(2)) == GONE
-    assert backend.ended(2, batch(0))
+    assert backend.on_ended(2, batch(0))
     assert pumped(backend) == [("Dispatch", 1)]
     assert backend.drained_instance(batch(0)) is None
-    assert backend.ended(3, batch(1))
+    assert backend.on_ended(3, batch(1))
     assert backend.drained_instance(batch(1)) == 0
 
 
@@ -225,7 +216,7 @@ def test_an_instance_goes_when_the_last_batch_that_waited_for_it_is_taken_back()
     taken = backend.cancel(0)
     assert taken is not None
     assert backend.drained_instance(taken) == 1
-    backend.ended(6, start(0))
+    backend.on_ended(6, start(0))
     assert pumped(backend) == []
 
 
@@ -234,7 +225,7 @@ def test_a_start_that_is_called_off_is_not_begun() -> None:
     backend.start(start(0))
     backend.start(start(1))
     assert backend.stop(1)
-    assert not backend.ended(5, start(0))
+    assert not backend.on_ended(5, start(0))
     assert pumped(backend) == []
 
 
@@ -251,7 +242,7 @@ def test_an_instance_that_was_idle_for_long_retires() -> None:
     ready(backend, 0)
     backend.offer(batch(0))
     assert not backend.retire_idle(50, 0)  # it runs
-    backend.ended(50, batch(0))
+    backend.on_ended(50, batch(0))
     assert not backend.retire_idle(59, 0)
     assert backend.retire_idle(60, 0)
     assert not backend.retire_idle(61, 0)

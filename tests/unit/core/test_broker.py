@@ -83,7 +83,7 @@ def test_a_node_that_is_lost_is_neither_free_nor_held() -> None:
     assert granted(broker) == [(1, 0)]
 
 
-def test_a_node_that_was_not_granted_cannot_be_given_back() -> None:
+def test_a_node_that_was_not_granted_cannot_be_released() -> None:
     broker = make_broker(0)
     broker.node_freed(0)
     broker.request(0, function_id=0)
@@ -96,7 +96,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(("ask", "join", "free", "lose")), st.
 
 @given(STEPS)
 def test_a_node_is_never_granted_twice(steps: list[tuple[str, int]]) -> None:
-    """Whatever happens: nodes that are held are not granted, and who has one gets no other."""
+    """In every sequence: a held node is not granted, and an instance gets one node."""
     broker = make_broker()
     up: set[int] = set()
     held: dict[int, int] = {}

@@ -23,7 +23,7 @@ from headgate.core.orders import RESERVED_TIMERS
 from headgate.core.states import Outcome
 
 from .rig import Rig, wires
-from .toys import CLOUD, Puppet, make_app, make_function
+from .toys import CLOUD, Scripted, make_app, make_function
 
 GPU = Pool(0, "gpu", memory_bytes=100, gpu_sevenths=7, cpu_milli=2_000)
 FIRST = make_function(0, memory_bytes=80, shape=Shape(1_000, 4))
@@ -44,7 +44,7 @@ def rig(make_rig: type[Rig]) -> Rig:
 
     A request has tasks n (ready), n + 1 (blocked) and n + 2 (ready, for the cloud).
     """
-    rig = make_rig(APP, Puppet, nodes=3)
+    rig = make_rig(APP, Scripted, nodes=3)
     rig.at(0, NodeLost(2))
     rig.at(0, RequestArrived(0, 0))
     rig.at(0, RequestArrived(1, 0))
@@ -53,7 +53,7 @@ def rig(make_rig: type[Rig]) -> Rig:
     return rig
 
 
-Act = Callable[[Puppet], object]
+Act = Callable[[Scripted], object]
 ILLEGAL: list[tuple[str, Act, str]] = [
     ("blocked task", lambda p: p.send(0, 257), "not ready"),
     ("no task", lambda p: p.send(1), "batch of no tasks"),
@@ -78,7 +78,7 @@ ILLEGAL: list[tuple[str, Act, str]] = [
     (
         "pool without a platform",
         lambda p: p.orders.dispatch_to_pool([p.task(256)], GPU),
-        "does not pick its own",
+        "is not a FaaS pool",
     ),
     (
         "pool that cannot run it",
@@ -131,7 +131,7 @@ def test_an_illegal_order_changes_nothing(rig: Rig, act: Act, match: str) -> Non
 
 
 def test_a_settled_request_is_settled(rig: Rig) -> None:
-    request, task = rig.view.requests[1], rig.puppet.task(256)
+    request, task = rig.view.requests[1], rig.scripted.task(256)
     rig.at(1, RequestCancelled(1))
     rig.forbids(lambda p: p.orders.reject(request, ""), "settled already")
     rig.forbids(lambda p: p.orders.expire(request, ""), "settled already")
@@ -145,7 +145,7 @@ def test_the_schedulers_own_timers_are_out_of_reach(rig: Rig, name: str) -> None
 
 
 def test_a_batch_is_no_larger_than_its_profile(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(make_function(exec_ns=(1, 2))), Puppet, nodes=1)
+    rig = make_rig(make_app(make_function(exec_ns=(1, 2))), Scripted, nodes=1)
     rig.at(0, RequestArrived(0, 0, items=2))
     rig.at(0, RequestArrived(1, 0))
     rig.forbids(lambda p: p.send(0, 0, 256), "3 items exceed the largest batch of v0")
@@ -154,7 +154,7 @@ def test_a_batch_is_no_larger_than_its_profile(make_rig: type[Rig]) -> None:
 def test_an_instance_is_stopped_once(rig: Rig) -> None:
     instance = rig.view.instances[0]
     rig.order(1, lambda p: p.orders.stop(instance))
-    rig.forbids(lambda p: p.orders.stop(instance), "leaving already")
+    rig.forbids(lambda p: p.orders.stop(instance), "gone already")
 
 
 def test_evicting_needs_room_in_host_memory(rig: Rig) -> None:
@@ -163,7 +163,7 @@ def test_evicting_needs_room_in_host_memory(rig: Rig) -> None:
 
 
 def test_a_policys_timers_fire_once_and_can_be_moved_or_called_off(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(), Puppet)
+    rig = make_rig(make_app(), Scripted)
     assert rig.order(0, lambda p: p.orders.set_timer("tick", 10, 3)) == wires(
         SetTimer(("tick", 3), 10)
     )
@@ -171,29 +171,29 @@ def test_a_policys_timers_fire_once_and_can_be_moved_or_called_off(make_rig: typ
         SetTimer(("tick", 3), 20)
     )
     rig.at(10, TimerFired(("tick", 3)))
-    assert (rig.puppet.heard, rig.view.events_ignored) == ([], 1)
+    assert (rig.scripted.hooks_called, rig.view.events_ignored) == ([], 1)
     rig.at(20, TimerFired(("tick", 3)))
-    assert rig.puppet.heard == [("tick", 3)]
+    assert rig.scripted.hooks_called == [("tick", 3)]
     rig.order(21, lambda p: p.orders.set_timer("tick", 30))
     assert rig.order(22, lambda p: p.orders.cancel_timer("tick")) == wires(CancelTimer(("tick", 0)))
     assert rig.order(23, lambda p: p.orders.cancel_timer("tick")) == []
 
 
 def test_a_policy_sees_the_effect_of_its_own_orders(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(), Puppet, nodes=1)
+    rig = make_rig(make_app(), Scripted, nodes=1)
     rig.at(0, RequestArrived(0, 0))
 
-    def act(puppet: Puppet) -> None:
-        assert list(puppet.view.free_nodes) == [0]
-        batch = puppet.send(0, 0)
-        assert (puppet.view.free_nodes, puppet.view.batches) == ({}, {0: batch})
+    def act(scripted: Scripted) -> None:
+        assert list(scripted.view.free_nodes) == [0]
+        batch = scripted.send(0, 0)
+        assert (scripted.view.free_nodes, scripted.view.batches) == ({}, {0: batch})
 
     rig.order(1, act)
 
 
 def test_a_refused_request_was_admitted_all_the_same(make_rig: type[Rig]) -> None:
-    """Rejecting late is never a way out: once sent, a request can only be expired."""
-    rig = make_rig(make_app(), Puppet, nodes=1)
+    """Late rejection is not allowed: once dispatched, a request can only be expired."""
+    rig = make_rig(make_app(), Scripted, nodes=1)
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: p.send(0, 0))
     rig.at(1, BatchRefused(0, Refusal.BUSY))
@@ -204,14 +204,14 @@ def test_a_refused_request_was_admitted_all_the_same(make_rig: type[Rig]) -> Non
 
 
 def test_what_may_not_be_repeated_has_no_competing_copies(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(make_function(is_idempotent=False)), Puppet, nodes=2)
+    rig = make_rig(make_app(make_function(is_idempotent=False)), Scripted, nodes=2)
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: p.send(0, 0))
-    rig.forbids(lambda p: p.send(1, 0), "may not be run twice")
+    rig.forbids(lambda p: p.send(1, 0), "is not idempotent")
 
 
 def test_copies_are_attempts_and_attempts_are_bounded(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(), Puppet, nodes=4)
+    rig = make_rig(make_app(), Scripted, nodes=4)
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: [p.send(node_id, 0) for node_id in range(3)])
     rig.forbids(lambda p: p.send(3, 0), "no attempts left")

@@ -16,7 +16,7 @@ from headgate.core.scheduler.requests import payload_bytes_max
 from headgate.core.states import Failure, Outcome, Rejection
 
 from .rig import Rig, wires
-from .toys import Puppet, make_app, make_function
+from .toys import Scripted, make_app, make_function
 
 GPU = Pool(0, "gpu")
 TERMS = FaasPlatform(1, usd_per_request=1.0, payload_bytes_max=1_000)
@@ -28,20 +28,17 @@ BOTH = make_function(0, pool_ids=(0, 1))
 CALLS = make_function(0, pool_ids=(1,))
 
 
-def call(*task_ids: int, pool: Pool = CLOUD) -> Callable[[Puppet], object]:
-    return lambda puppet: puppet.orders.dispatch_to_pool([puppet.task(id) for id in task_ids], pool)
+def call(*task_ids: int, pool: Pool = CLOUD) -> Callable[[Scripted], object]:
+    return lambda policy: policy.orders.dispatch_to_pool([policy.task(id) for id in task_ids], pool)
 
 
 def make(make_rig: type[Rig], app: App, *sizes: int) -> Rig:
     """Requests of these sizes wait; request n has task 256 n."""
-    rig = make_rig(app, Puppet)
+    rig = make_rig(app, Scripted)
     rig.at(0, NodeJoined(0, 0, "n0"))
     for id, size in enumerate(sizes):
         rig.at(0, RequestArrived(id, 0, payload_bytes=size))
     return rig
-
-
-# --- known beforehand ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("size", "is_legal"), [(0, True), (1_000, True), (1_001, False)])
@@ -49,7 +46,7 @@ def test_what_a_call_cannot_carry_is_not_sent_there(
     make_rig: type[Rig], size: int, is_legal: bool
 ) -> None:
     rig = make(make_rig, make_app(BOTH, pools=[GPU, CLOUD]), size)
-    task, variant = rig.puppet.task(0), BOTH.variants[0]
+    task, variant = rig.scripted.task(0), BOTH.variants[0]
     assert rig.view.fits_call(task, CLOUD, variant) == is_legal
     assert not rig.view.fits_call(task, GPU, variant)
     if is_legal:
@@ -68,7 +65,7 @@ def test_those_of_a_batch_must_fit_together(make_rig: type[Rig]) -> None:
 def test_more_items_than_a_call_takes_do_not_fit_either(make_rig: type[Rig]) -> None:
     rig = make(make_rig, make_app(BOTH, pools=[GPU, CLOUD]))
     rig.at(0, RequestArrived(0, 0, items=4))
-    assert not rig.view.fits_call(rig.puppet.task(0), CLOUD, BOTH.variants[0])
+    assert not rig.view.fits_call(rig.scripted.task(0), CLOUD, BOTH.variants[0])
 
 
 @pytest.mark.parametrize(
@@ -99,10 +96,7 @@ def test_what_only_functions_could_run_and_cannot_carry_is_rejected_at_the_door(
     rig = make(make_rig, make_app(CALLS, pools=[GPU, CLOUD]), 1_000)
     rejected = wires(Settle(1, Outcome.REJECTED, Rejection.TOO_LARGE))
     assert rig.at(1, RequestArrived(1, 0, payload_bytes=1_001)) == rejected
-    assert rig.puppet.heard[-1] == ("ready", 0)
-
-
-# --- found out by trying ------------------------------------------------------------------------
+    assert rig.scripted.hooks_called[-1] == ("ready", 0)
 
 
 def test_a_task_that_turns_out_too_large_is_tried_on_a_node(make_rig: type[Rig]) -> None:
@@ -110,11 +104,11 @@ def test_a_task_that_turns_out_too_large_is_tried_on_a_node(make_rig: type[Rig])
     rig = make(make_rig, make_app(BOTH, pools=[GPU, CLOUD]), 0, 0)
     rig.order(1, call(0))
     assert rig.at(2, BatchRefused(0, Refusal.TOO_LARGE)) == []
-    assert ("returned", 0) in rig.puppet.heard
-    spillway = rig.view.breakers[1]
-    assert spillway is not None
-    assert (spillway.breaker, spillway.allows_call(2)) == (BreakerState.CLOSED, True)
-    assert spillway.spent_usd(2) == 0.0
+    assert ("returned", 0) in rig.scripted.hooks_called
+    breaker = rig.view.breakers[1]
+    assert breaker is not None
+    assert (breaker.state, breaker.allows_call(2)) == (BreakerState.CLOSED, True)
+    assert breaker.spent_usd(2) == 0.0
     rig.forbids(call(0), "cannot carry 1001 bytes")
     assert rig.order(3, call(256)) != []
     rig.order(3, lambda p: p.send(0, 0))
@@ -139,7 +133,7 @@ def test_it_has_failed_where_nothing_else_can_run_it(make_rig: type[Rig]) -> Non
     assert rig.at(2, BatchRefused(0, Refusal.TOO_LARGE)) == failed
 
 
-def test_of_several_together_none_is_given_up_before_it_was_alone(make_rig: type[Rig]) -> None:
+def test_of_several_together_none_fails_before_it_was_alone(make_rig: type[Rig]) -> None:
     """Three do not go together again, nor does the pair; the one that is too large goes alone."""
     rig = make(make_rig, make_app(CALLS, pools=[GPU, CLOUD]), 0, 0, 0)
     rig.order(1, call(0, 256, 512))
@@ -161,10 +155,7 @@ def test_a_node_that_says_so_is_left_alone_like_one_that_is_busy(make_rig: type[
     rig.order(1, lambda p: p.send(0, 0))
     rig.at(2, BatchRefused(0, Refusal.TOO_LARGE))
     assert 0 not in rig.view.free_nodes
-    assert rig.view.fits_call(rig.puppet.task(0), CLOUD, BOTH.variants[0])
-
-
-# --- answers that are too large -----------------------------------------------------------------
+    assert rig.view.fits_call(rig.scripted.task(0), CLOUD, BOTH.variants[0])
 
 
 def test_a_task_whose_answer_cannot_be_carried_is_repeated_elsewhere(make_rig: type[Rig]) -> None:
@@ -172,10 +163,10 @@ def test_a_task_whose_answer_cannot_be_carried_is_repeated_elsewhere(make_rig: t
     rig = make(make_rig, make_app(BOTH, pools=[GPU, CLOUD]), 0, 0)
     rig.order(1, call(0, 256))
     assert rig.at(2, BatchFinished(0, too_large=(256,))) == wires(Settle(0, Outcome.MET))
-    spillway = rig.view.breakers[1]
-    assert spillway is not None
-    assert (spillway.breaker, spillway.spent_usd(2)) == (BreakerState.CLOSED, 1.0)
-    assert ("returned", 256) in rig.puppet.heard
+    breaker = rig.view.breakers[1]
+    assert breaker is not None
+    assert (breaker.state, breaker.spent_usd(2)) == (BreakerState.CLOSED, 1.0)
+    assert ("returned", 256) in rig.scripted.hooks_called
     (sent,) = [w for w in rig.order(3, lambda p: p.send(0, 256)) if w[0] == "Dispatch"]
     dispatch = from_wire(sent)
     assert isinstance(dispatch, Dispatch)

@@ -1,4 +1,4 @@
-"""Who may have killed a worker: alone it is final, in company it runs again alone."""
+"""Quarantine: a task that killed its worker alone fails; of several, each is retried alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headgate.core.model import Limits, Pool, Slo
 from headgate.core.states import Failure, Outcome, TaskState
 
 from .rig import Rig, wires
-from .toys import CLOUD, Puppet, make_app, make_function
+from .toys import CLOUD, Scripted, make_app, make_function
 
 KILLED = f"f0: {Failure.KILLED_WORKER}"
 LIMITS = Limits(backoff_ns=1)
@@ -42,55 +42,55 @@ def states(rig: Rig) -> list[int]:
 
 
 def test_a_request_that_was_alone_is_final(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(limits=LIMITS), Puppet, nodes=2)
+    rig = make_rig(make_app(limits=LIMITS), Scripted, nodes=2)
     assert lost_together(rig, 1)[-1:] == wires(Settle(0, Outcome.FAILED, KILLED))
 
 
-def test_mates_are_handed_back_one_after_the_other(make_rig: type[Rig]) -> None:
+def test_suspects_are_released_one_after_the_other(make_rig: type[Rig]) -> None:
     """The next comes when the one before is answered, and each must run alone."""
-    rig = make_rig(make_app(limits=LIMITS), Puppet, nodes=2)
+    rig = make_rig(make_app(limits=LIMITS), Scripted, nodes=2)
     lost_together(rig, 3)
     assert states(rig) == [TaskState.READY, TaskState.HELD, TaskState.HELD]
     for id in range(3):
         assert states(rig)[0] == TaskState.READY
-        assert rig.puppet.heard.count(("returned", 256 * id)) == 1
-        assert rig.puppet.task(256 * id).must_run_alone
+        assert rig.scripted.hooks_called.count(("returned", 256 * id)) == 1
+        assert rig.scripted.task(256 * id).must_run_alone
         rig.order(20, lambda p: p.send(1, 256 * id))  # noqa: B023 - at once
         assert rig.at(20, BatchFinished(id + 1))[:1] == wires(Settle(id, Outcome.MET))
     assert (rig.view.requests, rig.view.suspects) == ({}, {})
 
 
 def test_a_suspect_that_kills_again_is_final_and_the_next_has_its_turn(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(limits=LIMITS), Puppet, nodes=3)
+    rig = make_rig(make_app(limits=LIMITS), Scripted, nodes=3)
     lost_together(rig, 2)
     rig.order(6, lambda p: p.send(1, 0))
     rig.at(7, InstanceStarted(1, 1))
     assert rig.at(8, BatchLost(1))[-1:] == wires(Settle(0, Outcome.FAILED, KILLED))
-    assert rig.puppet.heard[-1] == ("returned", 256)
+    assert rig.scripted.hooks_called[-1] == ("returned", 256)
 
 
 def test_a_suspect_may_not_run_with_others_nor_twice_at_once(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(limits=LIMITS), Puppet, nodes=3)
+    rig = make_rig(make_app(limits=LIMITS), Scripted, nodes=3)
     lost_together(rig, 2)
     rig.at(6, RequestArrived(2, 0))
     rig.forbids(lambda p: p.send(1, 0, 512), "task 0 must run alone")
     rig.forbids(lambda p: p.send(1, 512, 0), "task 0 must run alone")
     rig.forbids(lambda p: p.send(1, 256), "task 256 is not ready")
     rig.order(6, lambda p: p.send(1, 0))
-    rig.forbids(lambda p: p.send(2, 0), "task 0 is a suspect and out already")
+    rig.forbids(lambda p: p.send(2, 0), "task 0 is in quarantine and in flight already")
 
 
 def test_only_what_may_be_repeated_is_a_suspect(make_rig: type[Rig]) -> None:
     """Not a function that is not idempotent, nor a task without attempts left or time."""
-    once = make_rig(make_app(make_function(is_idempotent=False)), Puppet, nodes=1)
+    once = make_rig(make_app(make_function(is_idempotent=False)), Scripted, nodes=1)
     assert lost_together(once, 2)[-2:] == wires(
         Settle(0, Outcome.FAILED, "f0: lost"), Settle(1, Outcome.FAILED, "f0: lost")
     )
-    spent = make_rig(make_app(limits=Limits(attempts_max=1)), Puppet, nodes=1)
+    spent = make_rig(make_app(limits=Limits(attempts_max=1)), Scripted, nodes=1)
     assert lost_together(spent, 2)[-2:] == wires(
         Settle(0, Outcome.FAILED, "f0: lost"), Settle(1, Outcome.FAILED, "f0: lost")
     )
-    late = make_rig(make_app(slo=Slo(latency_ns=5)), Puppet, nodes=1)
+    late = make_rig(make_app(slo=Slo(latency_ns=5)), Scripted, nodes=1)
     assert lost_together(late, 2)[-2:] == wires(
         Settle(0, Outcome.FAILED, "f0: lost"), Settle(1, Outcome.FAILED, "f0: lost")
     )
@@ -98,27 +98,27 @@ def test_only_what_may_be_repeated_is_a_suspect(make_rig: type[Rig]) -> None:
 
 def test_what_did_not_run_there_is_not_suspected(make_rig: type[Rig]) -> None:
     """Its instance was yet to start: it is tried again as before, and not alone."""
-    rig = make_rig(make_app(limits=LIMITS), Puppet, nodes=2)
+    rig = make_rig(make_app(limits=LIMITS), Scripted, nodes=2)
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: p.send(0, 0))
     rig.at(5, BatchLost(0))
-    assert rig.puppet.heard[-3] == ("returned", 0)
-    assert not rig.puppet.task(0).must_run_alone
+    assert rig.scripted.hooks_called[-3] == ("returned", 0)
+    assert not rig.scripted.task(0).must_run_alone
 
 
 def test_where_only_the_answer_is_missing_nobody_is_suspected(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(limits=LIMITS), Puppet, nodes=2)
+    rig = make_rig(make_app(limits=LIMITS), Scripted, nodes=2)
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: p.send(0, 0))
     rig.at(1, InstanceStarted(0, 0))
     rig.at(5, BatchLost(0, node_died=False))
     assert states(rig) == [TaskState.READY]
-    assert not rig.puppet.task(0).must_run_alone
+    assert not rig.scripted.task(0).must_run_alone
 
 
 def test_a_call_to_a_platform_kills_no_worker_of_ours(make_rig: type[Rig]) -> None:
     app = make_app(make_function(pool_ids=(1,)), pools=[Pool(0, "gpu"), CLOUD], limits=LIMITS)
-    rig = make_rig(app, Puppet)
+    rig = make_rig(app, Scripted)
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: p.orders.dispatch_to_pool([p.task(0)], CLOUD))
     rig.at(5, BatchLost(0))
@@ -126,10 +126,10 @@ def test_a_call_to_a_platform_kills_no_worker_of_ours(make_rig: type[Rig]) -> No
 
 
 def test_batches_that_shared_the_node_suspect_each_other_in_any_order(make_rig: type[Rig]) -> None:
-    """Two batches of one task each: neither was alone, whichever is told of first."""
+    """Two batches of one task each: neither was alone, whichever is reported first."""
     pools = [Pool(0, "gpu", slots=2)]
     app = make_app(make_function(concurrency=2), pools=pools, limits=LIMITS)
-    rig = make_rig(app, Puppet, nodes=2)
+    rig = make_rig(app, Scripted, nodes=2)
     rig.at(0, RequestArrived(0, 0))
     rig.at(0, RequestArrived(1, 0))
     rig.order(0, lambda p: (p.send(0, 0), p.send(0, 256)))
@@ -141,32 +141,32 @@ def test_batches_that_shared_the_node_suspect_each_other_in_any_order(make_rig: 
 
 
 def test_a_suspect_that_is_refused_or_fails_stays_the_one(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(limits=LIMITS), Puppet, nodes=2)
+    rig = make_rig(make_app(limits=LIMITS), Scripted, nodes=2)
     lost_together(rig, 2)
     rig.order(6, lambda p: p.send(1, 0))
     rig.at(7, BatchRefused(1, Refusal.BUSY))
     rig.order(8, lambda p: p.send(1, 0))
     rig.at(9, BatchFailed(2, "broke"))
     assert states(rig) == [TaskState.READY, TaskState.HELD]
-    assert rig.puppet.heard[-3] == ("returned", 0)
+    assert rig.scripted.hooks_called[-3] == ("returned", 0)
 
 
 def test_those_held_back_can_be_cancelled(make_rig: type[Rig]) -> None:
-    """The policy does not have them, so it is not told."""
-    rig = make_rig(make_app(limits=LIMITS), Puppet, nodes=2)
+    """The policy does not have them, so no hook is called."""
+    rig = make_rig(make_app(limits=LIMITS), Scripted, nodes=2)
     lost_together(rig, 3)
-    rig.puppet.heard.clear()
+    rig.scripted.hooks_called.clear()
     reason = "cancelled by the client"
     assert rig.at(6, RequestCancelled(1)) == wires(Settle(1, Outcome.CANCELLED, reason))
-    assert rig.puppet.heard == []
+    assert rig.scripted.hooks_called == []
     rig.at(7, RequestCancelled(0))
-    assert rig.puppet.heard == [("withdrawn", 0), ("returned", 512)]
+    assert rig.scripted.hooks_called == [("withdrawn", 0), ("returned", 512)]
 
 
 def test_a_suspect_nobody_wants_any_more_is_out_until_its_batch_has_ended(
     make_rig: type[Rig],
 ) -> None:
-    rig = make_rig(make_app(limits=LIMITS), Puppet, nodes=2)
+    rig = make_rig(make_app(limits=LIMITS), Scripted, nodes=2)
     lost_together(rig, 2)
     rig.order(6, lambda p: p.send(1, 0))
     rig.at(7, InstanceStarted(1, 1))
@@ -178,7 +178,7 @@ def test_a_suspect_nobody_wants_any_more_is_out_until_its_batch_has_ended(
 
 def test_deadlines_hold_for_those_held_back(make_rig: type[Rig]) -> None:
     """One gives up at its deadline; one that does not fails when it would be its turn."""
-    rig = make_rig(make_app(slo=Slo(latency_ns=100), limits=LIMITS), Puppet, nodes=2)
+    rig = make_rig(make_app(slo=Slo(latency_ns=100), limits=LIMITS), Scripted, nodes=2)
     for request_id in range(3):
         rig.at(0, RequestArrived(request_id, 0, is_hard=request_id == 1))
     rig.order(0, lambda p: p.send(0, 0, 256, 512))
@@ -196,7 +196,7 @@ def test_deadlines_hold_for_those_held_back(make_rig: type[Rig]) -> None:
 def test_functions_do_not_wait_for_each_others_suspects(make_rig: type[Rig]) -> None:
     pools = [Pool(0, "gpu", slots=2)]
     app = make_app(make_function(0), make_function(1), pools=pools, limits=LIMITS)
-    rig = make_rig(app, Puppet, nodes=1)
+    rig = make_rig(app, Scripted, nodes=1)
     for request_id in range(4):
         rig.at(0, RequestArrived(request_id, request_id % 2))
     rig.order(0, lambda p: (p.send(0, 0, 512), p.send(0, 256, 768)))
@@ -208,19 +208,19 @@ def test_functions_do_not_wait_for_each_others_suspects(make_rig: type[Rig]) -> 
 
 
 def test_a_copy_that_is_out_elsewhere_is_the_last_chance(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(limits=LIMITS), Puppet, nodes=2)
+    rig = make_rig(make_app(limits=LIMITS), Scripted, nodes=2)
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: (p.send(0, 0), p.send(1, 0)))
     rig.at(1, InstanceStarted(0, 0))
     assert rig.at(5, BatchLost(0)) == wires(SetTimer(("unblock", 0), 6))
     rig.forbids(lambda p: p.send(0, 0), "no attempts left")
     assert rig.at(7, BatchRefused(1, Refusal.BUSY))[-1:] == wires(
-        Settle(0, Outcome.FAILED, "refused too often, at last: busy")
+        Settle(0, Outcome.FAILED, "refused too often, last reason: busy")
     )
 
 
 def test_innocents_in_batches_are_unaffected_by_a_suspect(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(limits=LIMITS), Puppet, nodes=2)
+    rig = make_rig(make_app(limits=LIMITS), Scripted, nodes=2)
     lost_together(rig, 2)
     rig.at(6, RequestArrived(2, 0))
     rig.at(6, RequestArrived(3, 0))

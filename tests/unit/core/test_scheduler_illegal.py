@@ -26,44 +26,44 @@ from headgate.core.model import Pool
 
 from .rig import Rig
 from .snapshot import snapshot
-from .toys import Puppet, make_app, make_function
+from .toys import Scripted, make_app, make_function
 
 ILLEGAL = [
     (RequestArrived(1, 0), "does not follow"),
     (RequestArrived(0, 0), "does not follow"),
-    (RequestArrived(2, 2), "no pipeline 2"),
-    (RequestArrived(2, -1), "no pipeline -1"),
+    (RequestArrived(2, 2), "unknown pipeline 2"),
+    (RequestArrived(2, -1), "unknown pipeline -1"),
     (RequestArrived(2, 0, items=0), "no items"),
     (RequestAnnounced(1, 0, 0, 99), "after it has arrived"),
     (RequestAnnounced(2, 0, 0, 19), "after it has arrived"),
-    (RequestAnnounced(2, 2, 0, 99), "no pipeline 2"),
+    (RequestAnnounced(2, 2, 0, 99), "unknown pipeline 2"),
     (RequestCancelled(2), "never arrived"),
     (BatchFinished(4), "never sent"),
     (BatchFinished(1), "never sent"),
     (BatchFinished(-2), "never sent"),
     (BatchFailed(4, "crash"), "never sent"),
     (BatchRefused(4, Refusal.BUSY), "never sent"),
-    (BatchRefused(2, 9), "no such refusal"),
-    (BatchRefused(2, -1), "no such refusal"),
-    (BatchRefused(2, 1), "no such refusal"),
+    (BatchRefused(2, 9), "unknown refusal reason"),
+    (BatchRefused(2, -1), "unknown refusal reason"),
+    (BatchRefused(2, 1), "unknown refusal reason"),
     (BatchLost(4), "never sent"),
     (InstanceStarted(6, 0), "never started"),
-    (InstanceStarted(4, 9), "no node 9"),
-    (InstanceStarted(4, 0), "not to start on n0"),
+    (InstanceStarted(4, 9), "unknown node 9"),
+    (InstanceStarted(4, 0), "not ordered on n0"),
     (InstanceStopped(6, "crash"), "never started"),
-    (InstanceAppeared(4, 0, 0), "ours to start"),
-    (InstanceAppeared(8, 0, 0), "ours to start"),
-    (InstanceAppeared(-1, 0, 0), "ours to start"),
+    (InstanceAppeared(4, 0, 0), "id of this Scheduler"),
+    (InstanceAppeared(8, 0, 0), "id of this Scheduler"),
+    (InstanceAppeared(-1, 0, 0), "id of this Scheduler"),
     (InstanceAppeared(1, 0, 0), "appeared twice"),
-    (InstanceAppeared(9, 0, 9), "no node 9"),
-    (InstanceAppeared(9, 9, 0), "no variant 9"),
-    (InstanceAppeared(9, -1, 0), "no variant -1"),
+    (InstanceAppeared(9, 0, 9), "unknown node 9"),
+    (InstanceAppeared(9, 9, 0), "unknown variant 9"),
+    (InstanceAppeared(9, -1, 0), "unknown variant -1"),
     (WeightsLoaded(6), "never started"),
     (WeightsEvicted(6), "never started"),
     (NodeJoined(0, 0, "n0"), "joined already"),
-    (NodeJoined(9, 7, "n9"), "no pool 7"),
+    (NodeJoined(9, 7, "n9"), "unknown pool 7"),
     (NodeJoined(2, 1, "n2"), "another pool"),
-    (NodeLost(9), "no node 9"),
+    (NodeLost(9), "unknown node 9"),
     (Event(), "unknown event"),
 ]
 
@@ -77,7 +77,7 @@ def rig(make_rig: type[Rig]) -> Rig:
     """
     functions = [make_function(i, memory_bytes=50) for i in range(2)]
     app = make_app(*functions, pools=[Pool(0, "gpu", memory_bytes=100), Pool(1, "cpu")])
-    rig = make_rig(app, Puppet, nodes=3, index=0, peers=2)
+    rig = make_rig(app, Scripted, nodes=3, index=0, peers=2)
     rig.at(0, NodeLost(2))
     rig.at(0, RequestArrived(0, 0))
     rig.at(0, RequestArrived(1, 0))
@@ -107,11 +107,11 @@ def test_time_does_not_go_back(make_rig: type[Rig]) -> None:
 
 def test_without_peers_nobody_else_starts_instances(make_rig: type[Rig]) -> None:
     rig = make_rig(make_app(), nodes=1)
-    rig.rejects(1, InstanceAppeared(0, 0, 0), "ours")
+    rig.rejects(1, InstanceAppeared(0, 0, 0), "id of this Scheduler")
 
 
 def test_the_picture_that_is_compared_shows_a_change(rig: Rig) -> None:
     before = snapshot(rig.scheduler)
     assert snapshot(rig.scheduler) == before
-    rig.puppet.task(256).refusals += 1
+    rig.scripted.task(256).refusals += 1
     assert snapshot(rig.scheduler) != before

@@ -27,7 +27,7 @@ from headgate.core.model import Limits, Pool
 from headgate.core.states import InstanceState, Outcome, Residency
 
 from .rig import Rig, wires
-from .toys import Puppet, make_app, make_function
+from .toys import Scripted, make_app, make_function
 
 BIG = [make_function(i, memory_bytes=60) for i in range(3)]
 
@@ -113,7 +113,7 @@ def test_what_is_busy_is_not_evicted(make_rig: type[Rig]) -> None:
 
 
 def test_a_policy_may_evict_and_load_ahead_of_need(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(*BIG, pools=one_at_a_time(host_memory_bytes=60)), Puppet, nodes=1)
+    rig = make_rig(make_app(*BIG, pools=one_at_a_time(host_memory_bytes=60)), Scripted, nodes=1)
     rig.order(0, lambda p: p.orders.start(p.view.app.variants[0], p.view.nodes[0]))
     rig.at(1, InstanceStarted(0, 0))
     instance = rig.view.instances[0]
@@ -126,11 +126,11 @@ def test_a_policy_may_evict_and_load_ahead_of_need(make_rig: type[Rig]) -> None:
 
 
 def test_stopped_while_busy_it_finishes_what_it_has_begun(make_rig: type[Rig]) -> None:
-    """1. A busy instance is told to stop: it drains and holds no memory of the node any more.
+    """1. A busy instance is ordered to stop: it drains and holds no memory of the node any more.
     2. The next dispatch starts another one of its kind beside it.
     3. The batch comes back, then the instance is gone.
     """
-    rig = make_rig(make_app(pools=[Pool(0, "gpu", slots=2)]), Puppet, nodes=1)
+    rig = make_rig(make_app(pools=[Pool(0, "gpu", slots=2)]), Scripted, nodes=1)
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: p.send(0, 0))
     rig.at(1, InstanceStarted(0, 0))
@@ -149,7 +149,7 @@ def test_stopped_while_busy_it_finishes_what_it_has_begun(make_rig: type[Rig]) -
 
 def test_a_start_that_is_called_off_frees_its_slot_at_once(make_rig: type[Rig]) -> None:
     """The start may still come true before the stop does: that changes nothing."""
-    rig = make_rig(make_app(), Puppet, nodes=1)
+    rig = make_rig(make_app(), Scripted, nodes=1)
     rig.order(0, lambda p: p.orders.start(p.view.app.variants[0], p.view.nodes[0]))
     rig.order(1, lambda p: p.orders.stop(p.view.instances[0]))
     assert list(rig.view.free_nodes) == [0]
@@ -161,13 +161,13 @@ def test_a_start_that_is_called_off_frees_its_slot_at_once(make_rig: type[Rig]) 
 
 def test_an_instance_that_vanishes_takes_its_batch_with_it(make_rig: type[Rig]) -> None:
     """The slot is free at once; the batch ends in an event of its own, and is repeated."""
-    rig = make_rig(make_app(limits=Limits(backoff_ns=50)), Puppet, nodes=1)
+    rig = make_rig(make_app(limits=Limits(backoff_ns=50)), Scripted, nodes=1)
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: p.send(0, 0))
     rig.at(1, InstanceStarted(0, 0))
-    rig.puppet.heard.clear()
+    rig.scripted.hooks_called.clear()
     rig.at(5, InstanceStopped(0, "crash"))
-    assert rig.puppet.heard == [("gone", 0), ("capacity", 0)]
+    assert rig.scripted.hooks_called == [("gone", 0), ("capacity", 0)]
     assert list(rig.view.free_nodes) == [0]
     assert rig.at(6, BatchRefused(0, Refusal.GONE)) == wires(SetTimer(("unblock", 0), 56))
     assert rig.order(7, lambda p: p.send(0, 0))[0] == wires(StartInstance(1, 0, 0, 0))[0]
@@ -182,7 +182,7 @@ def test_the_answer_of_an_instance_that_is_gone_still_counts(make_rig: type[Rig]
 
 
 def test_an_instance_that_fails_to_start_frees_its_slot_and_memory(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(*BIG, pools=one_at_a_time()), Puppet, nodes=1)
+    rig = make_rig(make_app(*BIG, pools=one_at_a_time()), Scripted, nodes=1)
     rig.order(0, lambda p: p.orders.start(p.view.app.variants[0], p.view.nodes[0]))
     rig.at(1, InstanceStopped(0, "no image"))
     assert (rig.view.nodes[0].memory_used_bytes, list(rig.view.free_nodes)) == (0, [0])
@@ -191,18 +191,18 @@ def test_an_instance_that_fails_to_start_frees_its_slot_and_memory(make_rig: typ
 
 
 def test_a_pool_may_pick_the_node_of_a_start(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(), Puppet, nodes=2)
+    rig = make_rig(make_app(), Scripted, nodes=2)
     pool = rig.view.app.pools[0]
     assert rig.order(0, lambda p: p.orders.start_anywhere(p.view.app.variants[0], pool)) == wires(
         StartInstance(0, 0, 0, None)
     )
     rig.at(5, InstanceStarted(0, 1))
     assert rig.view.nodes[1].instances == {0: rig.view.instances[0]}
-    assert rig.puppet.heard[-2:] == [("started", 0), ("capacity", 1)]
+    assert rig.scripted.hooks_called[-2:] == [("started", 0), ("capacity", 1)]
 
 
 def test_a_start_that_no_node_was_granted_for_ends_as_well(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(), Puppet, nodes=1)
+    rig = make_rig(make_app(), Scripted, nodes=1)
     pool = rig.view.app.pools[0]
     rig.order(0, lambda p: p.orders.start_anywhere(p.view.app.variants[0], pool))
     assert rig.order(1, lambda p: p.orders.stop(p.view.instances[0])) == wires(
@@ -223,7 +223,7 @@ def test_an_instance_that_a_peer_started_can_be_used(make_rig: type[Rig]) -> Non
 
 def test_a_start_that_is_reported_twice_counts_once(make_rig: type[Rig]) -> None:
     """The second message comes when the weights have left for host memory: they stay there."""
-    rig = make_rig(make_app(*BIG, pools=one_at_a_time(host_memory_bytes=60)), Puppet, nodes=1)
+    rig = make_rig(make_app(*BIG, pools=one_at_a_time(host_memory_bytes=60)), Scripted, nodes=1)
     rig.order(0, lambda p: p.orders.start(p.view.app.variants[0], p.view.nodes[0]))
     rig.at(1, InstanceStarted(0, 0))
     rig.order(2, lambda p: p.orders.evict(p.view.instances[0]))
@@ -236,7 +236,7 @@ def test_news_of_a_peers_instance_may_come_too_late_or_beside_a_start_of_ours(
     make_rig: type[Rig],
 ) -> None:
     """On a node that is lost by then, or that holds one of its kind: it is of no use to us."""
-    rig = make_rig(make_app(*BIG, pools=one_at_a_time()), Puppet, nodes=2, index=0, peers=2)
+    rig = make_rig(make_app(*BIG, pools=one_at_a_time()), Scripted, nodes=2, index=0, peers=2)
     rig.at(0, NodeLost(1))
     rig.at(1, InstanceAppeared(1, 0, 1))
     rig.order(2, lambda p: p.orders.start(p.view.app.variants[0], p.view.nodes[0]))
@@ -248,7 +248,7 @@ def test_news_of_a_peers_instance_may_come_too_late_or_beside_a_start_of_ours(
 
 
 def test_a_granted_node_that_is_lost_before_the_news_of_the_start(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(), Puppet, nodes=1)
+    rig = make_rig(make_app(), Scripted, nodes=1)
     pool = rig.view.app.pools[0]
     rig.order(0, lambda p: p.orders.start_anywhere(p.view.app.variants[0], pool))
     rig.at(1, NodeLost(0))

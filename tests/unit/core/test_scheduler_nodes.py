@@ -16,17 +16,17 @@ from headgate.core.model import Pool
 from headgate.core.states import InstanceState, Outcome
 
 from .rig import Rig, wires
-from .toys import Puppet, make_app, make_function
+from .toys import Scripted, make_app, make_function
 
 
 def test_a_node_that_joins_is_offered(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(), Puppet, nodes=1)
-    assert rig.puppet.heard == [("joined", 0), ("capacity", 0)]
+    rig = make_rig(make_app(), Scripted, nodes=1)
+    assert rig.scripted.hooks_called == [("joined", 0), ("capacity", 0)]
     assert list(rig.view.free_nodes) == [0]
 
 
-def test_a_lost_node_takes_everything_and_comes_back_empty(make_rig: type[Rig]) -> None:
-    """1. A batch is out on the node when it is lost; nothing can be sent there.
+def test_a_lost_node_loses_its_instances_and_rejoins_empty(make_rig: type[Rig]) -> None:
+    """1. A batch is in flight on the node when it is lost; nothing can be sent there.
     2. The batch is lost in an event of its own; its task waits for a node.
     3. The node returns, empty: an instance has to be started on it anew.
     """
@@ -43,21 +43,21 @@ def test_a_lost_node_takes_everything_and_comes_back_empty(make_rig: type[Rig]) 
 
 
 def test_the_answer_of_a_node_that_is_lost_still_counts(make_rig: type[Rig]) -> None:
-    """It counts, but the policy is not told of capacity: there is none."""
-    rig = make_rig(make_app(), Puppet, nodes=1)
+    """The event is counted, but `on_capacity` is not called: there is no capacity."""
+    rig = make_rig(make_app(), Scripted, nodes=1)
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: p.send(0, 0))
     rig.at(1, InstanceStarted(0, 0))
     rig.at(11, NodeLost(0))
     assert rig.at(11, BatchFinished(0)) == wires(Settle(0, Outcome.MET))
-    assert rig.puppet.heard[-2:] == [("node lost", 0), ("ended", 0)]
+    assert rig.scripted.hooks_called[-2:] == [("node lost", 0), ("ended", 0)]
     rig.at(12, NodeJoined(0, 0, "n0"))
     assert rig.view.nodes[0].running == 0
 
 
 def test_a_node_lost_while_an_instance_starts(make_rig: type[Rig]) -> None:
     """The start ends in an event all the same; it speaks of something that is gone."""
-    rig = make_rig(make_app(), Puppet, nodes=1)
+    rig = make_rig(make_app(), Scripted, nodes=1)
     rig.order(0, lambda p: p.orders.start(p.view.app.variants[0], p.view.nodes[0]))
     instance = rig.view.instances[0]
     rig.at(1, NodeLost(0))
@@ -69,11 +69,11 @@ def test_a_node_lost_while_an_instance_starts(make_rig: type[Rig]) -> None:
 
 
 def test_a_node_lost_while_an_instance_on_it_drains(make_rig: type[Rig]) -> None:
-    """1. A busy instance is told to stop, then its node is lost.
+    """1. A busy instance is ordered to stop, then its node is lost.
     2. The batch and the instance end in events of their own, before and after the node is back.
     3. The node that came back owes nothing to either.
     """
-    rig = make_rig(make_app(), Puppet, nodes=1)
+    rig = make_rig(make_app(), Scripted, nodes=1)
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: p.send(0, 0))
     rig.at(1, InstanceStarted(0, 0))

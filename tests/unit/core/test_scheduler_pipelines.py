@@ -16,7 +16,7 @@ from headgate.core.model import Pool, Slo, Stage
 from headgate.core.states import Outcome, TaskState
 
 from .rig import Rig, wires
-from .toys import Puppet, make_app, make_function
+from .toys import Scripted, make_app, make_function
 
 F0, F1, F2 = (make_function(i, output_bytes=10 ** (i + 1)) for i in range(3))
 WIDE = [Pool(0, "gpu", slots=8)]
@@ -59,17 +59,17 @@ def test_a_cascade_that_is_sure_skips_the_second_stage(make_rig: type[Rig]) -> N
 def test_a_cascade_that_is_unsure_goes_on(make_rig: type[Rig]) -> None:
     """`unsure` names tasks: of a batch of two, one request ends and the other goes on."""
     stages = [Stage(F0), Stage(F1, (0,), only_if_unsure=True)]
-    rig = make_rig(make_app(F0, F1, stages=stages), Puppet, nodes=1)
+    rig = make_rig(make_app(F0, F1, stages=stages), Scripted, nodes=1)
     rig.at(0, RequestArrived(0, 0))
     rig.at(0, RequestArrived(1, 0))
     rig.order(0, lambda p: p.send(0, 0, 256))
     assert rig.at(10, BatchFinished(0, unsure=(256,))) == wires(Settle(0, Outcome.MET))
-    assert ("ready", 257) in rig.puppet.heard
+    assert ("ready", 257) in rig.scripted.hooks_called
 
 
 def test_what_follows_a_skipped_stage_runs_without_it(make_rig: type[Rig]) -> None:
     stages = [Stage(F0), Stage(F1, (0,), only_if_unsure=True), Stage(F2, (1,))]
-    rig = make_rig(make_app(F0, F1, F2, stages=stages), Puppet, nodes=1)
+    rig = make_rig(make_app(F0, F1, F2, stages=stages), Scripted, nodes=1)
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: p.send(0, 0))
     assert rig.at(10, BatchFinished(0)) == []
@@ -88,11 +88,11 @@ def test_a_result_lies_where_it_was_made_and_what_must_move_is_counted(
 ) -> None:
     """Ten bytes per item lie on node 0: free of charge there, to be moved to node 1."""
     stages = [Stage(F0), Stage(F1, (0,))]
-    rig = make_rig(make_app(F0, F1, stages=stages), Puppet, nodes=2)
+    rig = make_rig(make_app(F0, F1, stages=stages), Scripted, nodes=2)
     rig.at(0, RequestArrived(0, 0, items=2))
     rig.order(0, lambda p: p.send(0, 0))
     rig.at(10, BatchFinished(0))
-    datum = rig.view.inputs_of(rig.puppet.task(1))[0]
+    datum = rig.view.inputs_of(rig.scripted.task(1))[0]
     assert (datum.task_id, datum.node_id, datum.size_bytes) == (0, 0, 20)
     near, far = rig.order(11, lambda p: (p.send(0, 1), p.send(1, 1)))[1::2]
     assert near == wires(Dispatch(1, 1, [1], 2, 0, 0, 1, moved_bytes=0))[0]
@@ -101,7 +101,7 @@ def test_a_result_lies_where_it_was_made_and_what_must_move_is_counted(
 
 def test_in_a_mixed_batch_the_inputs_of_every_task_are_counted(make_rig: type[Rig]) -> None:
     """A first stage, which reads nothing, goes first; the second stage behind it reads."""
-    rig = make_rig(make_app(F0, stages=[Stage(F0), Stage(F0, (0,))]), Puppet, nodes=2)
+    rig = make_rig(make_app(F0, stages=[Stage(F0), Stage(F0, (0,))]), Scripted, nodes=2)
     rig.at(0, RequestArrived(0, 0))
     rig.at(0, RequestArrived(1, 0))
     rig.order(0, lambda p: p.send(0, 0))
@@ -112,47 +112,47 @@ def test_in_a_mixed_batch_the_inputs_of_every_task_are_counted(make_rig: type[Ri
 
 
 def test_two_stages_of_one_request_may_share_a_batch(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(F0, stages=[Stage(F0), Stage(F0)]), Puppet, nodes=1)
+    rig = make_rig(make_app(F0, stages=[Stage(F0), Stage(F0)]), Scripted, nodes=1)
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: p.send(0, 0, 1))
     assert rig.at(10, BatchFinished(0)) == wires(Settle(0, Outcome.MET))
 
 
-def test_when_a_stage_fails_the_branches_beside_it_are_called_back(make_rig: type[Rig]) -> None:
+def test_when_a_stage_fails_the_branches_beside_it_are_cancelled(make_rig: type[Rig]) -> None:
     """Of three branches one fails, one runs and one waits: the request ends, once."""
     once = make_function(0, is_idempotent=False)
     stages = [Stage(once), Stage(F1), Stage(F2)]
-    rig = make_rig(make_app(once, F1, F2, stages=stages), Puppet, nodes=2)
+    rig = make_rig(make_app(once, F1, F2, stages=stages), Scripted, nodes=2)
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: (p.send(0, 0), p.send(1, 1)))
-    rig.puppet.heard.clear()
+    rig.scripted.hooks_called.clear()
     names = [wire[0] for wire in rig.at(10, BatchFailed(0, "crash"))]
     assert names == ["Settle", "CancelBatch"]
-    assert rig.puppet.heard == [("withdrawn", 2), ("ended", 0), ("capacity", 0)]
+    assert rig.scripted.hooks_called == [("withdrawn", 2), ("ended", 0), ("capacity", 0)]
     assert rig.at(11, BatchFinished(1)) == []
 
 
 def test_a_request_cancelled_between_its_stages_wakes_nobody(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(F0, F1, stages=[Stage(F0), Stage(F1, (0,))]), Puppet, nodes=1)
+    rig = make_rig(make_app(F0, F1, stages=[Stage(F0), Stage(F1, (0,))]), Scripted, nodes=1)
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: p.send(0, 0))
     rig.at(5, RequestCancelled(0))
-    rig.puppet.heard.clear()
+    rig.scripted.hooks_called.clear()
     assert rig.at(10, BatchFinished(0)) == []
-    assert rig.puppet.heard == [("ended", 0), ("capacity", 0)]
+    assert rig.scripted.hooks_called == [("ended", 0), ("capacity", 0)]
 
 
-@pytest.mark.parametrize(("gives_up", "outcome"), [(True, Outcome.EXPIRED), (False, Outcome.LATE)])
+@pytest.mark.parametrize(("is_hard", "outcome"), [(True, Outcome.EXPIRED), (False, Outcome.LATE)])
 def test_a_deadline_that_passes_between_stages(
-    make_rig: type[Rig], gives_up: bool, outcome: int
+    make_rig: type[Rig], is_hard: bool, outcome: int
 ) -> None:
     """Only a request that gives up is given up; the other is answered, late."""
-    slo = Slo(latency_ns=100, is_hard=gives_up)
+    slo = Slo(latency_ns=100, is_hard=is_hard)
     rig = make_rig(make_app(F0, F1, stages=[Stage(F0), Stage(F1, (0,))], slo=slo), nodes=1)
     rig.at(0, RequestArrived(0, 0))
     rig.at(0, InstanceStarted(0, 0))
     actions = rig.at(101, BatchFinished(0))
-    if not gives_up:
+    if not is_hard:
         actions = rig.at(102, BatchFinished(1))
     assert actions[0][:3] == ["Settle", 0, outcome]
 

@@ -9,10 +9,10 @@ from headgate.core.policy import Plan, Target
 from headgate.core.scheduler.fleet import reconcile
 
 from .rig import Rig, wires
-from .toys import Puppet, make_app, make_function
+from .toys import Scripted, make_app, make_function
 
 
-class Planner(Puppet):
+class Planner(Scripted):
     """Wants as many instances of variant 0 as the test says."""
 
     plan_every_ns = 100
@@ -24,8 +24,8 @@ class Planner(Puppet):
 
 def plan(rig: Rig, now_ns: int, count: int) -> list[list[object]]:
     """Have the plan made and reconciled; the timer that is set for the next is left out."""
-    assert isinstance(rig.puppet, Planner)
-    rig.puppet.count = count
+    assert isinstance(rig.scripted, Planner)
+    rig.scripted.count = count
     return rig.at(now_ns, TimerFired(("plan", 0)))[:-1]
 
 
@@ -58,7 +58,7 @@ def test_of_warm_ones_the_idlest_is_stopped_and_none_that_is_busy(make_rig: type
 def test_a_plan_for_one_pool_leaves_the_others_alone(make_rig: type[Rig]) -> None:
     pools = [Pool(0, "gpu"), Pool(1, "cpu")]
     app = make_app(make_function(pool_ids=(0, 1)), make_function(1), pools=pools)
-    rig = make_rig(app, Puppet, nodes=2)
+    rig = make_rig(app, Scripted, nodes=2)
     rig.order(0, lambda p: p.orders.start(app.variants[0], p.view.nodes[0]))
     rig.order(0, lambda p: p.orders.start(app.variants[1], p.view.nodes[1]))
     empty = Plan((Target(variant_id=0, pool_id=1, count=0),))
@@ -70,7 +70,7 @@ def test_no_node_is_given_more_than_its_memory(make_rig: type[Rig]) -> None:
     app = make_app(
         make_function(0, memory_bytes=60), make_function(1, memory_bytes=60), pools=pools
     )
-    rig = make_rig(app, Puppet, nodes=1)
+    rig = make_rig(app, Scripted, nodes=1)
     rig.order(0, lambda p: p.orders.start(app.variants[1], p.view.nodes[0]))
     one = Plan((Target(variant_id=0, pool_id=0, count=1),))
     assert rig.order(1, lambda p: reconcile(p.view, p.orders, one)) == []

@@ -25,9 +25,9 @@ from headgate.core.model import Limits, Slo
 from headgate.core.states import Outcome
 
 from .rig import Rig, wires
-from .toys import Puppet, make_app, make_function
+from .toys import Scripted, make_app, make_function
 
-GIVES_UP = Slo(latency_ns=100, is_hard=True)
+HARD_SLO = Slo(latency_ns=100, is_hard=True)
 
 
 def test_a_request_is_run_on_the_free_node_and_met(make_rig: type[Rig]) -> None:
@@ -76,25 +76,27 @@ def test_a_request_that_finds_no_node_runs_when_one_joins(make_rig: type[Rig]) -
 
 
 def test_a_request_rejected_at_the_door_never_becomes_ready(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(slo=GIVES_UP), Puppet, nodes=1)
-    rig.puppet.at_door = lambda request: rig.puppet.orders.reject(request, "full")
-    rig.puppet.heard.clear()
+    rig = make_rig(make_app(slo=HARD_SLO), Scripted, nodes=1)
+    rig.scripted.at_door = lambda request: rig.scripted.orders.reject(request, "full")
+    rig.scripted.hooks_called.clear()
     assert rig.at(0, RequestArrived(0, 0)) == wires(Settle(0, Outcome.REJECTED, "full"))
-    assert rig.puppet.heard == []
-    assert rig.view.arrivals_seen == [1]
+    assert rig.scripted.hooks_called == []
+    assert rig.view.arrivals == [1]
 
 
-def test_more_open_requests_than_the_limit_are_rejected_unheard(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(limits=Limits(open_requests_max=1)), Puppet)
+def test_more_open_requests_than_the_limit_are_rejected_by_the_core(
+    make_rig: type[Rig],
+) -> None:
+    rig = make_rig(make_app(limits=Limits(open_requests_max=1)), Scripted)
     rig.at(0, RequestArrived(0, 0))
     assert rig.at(1, RequestArrived(1, 0)) == wires(Settle(1, Outcome.REJECTED, "too_many_open"))
-    assert rig.puppet.heard == [("ready", 0)]
+    assert rig.scripted.hooks_called == [("ready", 0)]
     rig.at(2, RequestCancelled(0))
     assert rig.at(3, RequestArrived(2, 0)) == []
 
 
-def test_the_policy_may_give_up_a_request_that_waits(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(), Puppet)
+def test_the_policy_may_expire_a_request_that_waits(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(), Scripted)
     rig.at(0, RequestArrived(0, 0))
     assert rig.order(5, lambda p: p.orders.expire(p.view.requests[0], "hopeless")) == wires(
         Settle(0, Outcome.EXPIRED, "hopeless")
@@ -102,23 +104,23 @@ def test_the_policy_may_give_up_a_request_that_waits(make_rig: type[Rig]) -> Non
 
 
 def test_a_request_still_waiting_at_its_deadline_expires(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(slo=GIVES_UP), Puppet)
+    rig = make_rig(make_app(slo=HARD_SLO), Scripted)
     assert rig.at(0, RequestArrived(0, 0)) == wires(SetTimer(("deadline", 0), 100))
     assert rig.at(100, TimerFired(("deadline", 0))) == wires(
         Settle(0, Outcome.EXPIRED, "deadline passed while waiting")
     )
-    assert rig.puppet.heard == [("ready", 0), ("withdrawn", 0)]
+    assert rig.scripted.hooks_called == [("ready", 0), ("withdrawn", 0)]
 
 
 def test_a_request_that_is_running_at_its_deadline_may_yet_be_late(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(slo=GIVES_UP), nodes=1)
+    rig = make_rig(make_app(slo=HARD_SLO), nodes=1)
     rig.at(0, RequestArrived(0, 0))
     assert rig.at(100, TimerFired(("deadline", 0))) == []
     assert rig.at(101, BatchFinished(0)) == wires(Settle(0, Outcome.LATE))
 
 
 def test_an_answer_in_time_calls_the_deadline_off(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(slo=GIVES_UP), nodes=1)
+    rig = make_rig(make_app(slo=HARD_SLO), nodes=1)
     rig.at(0, RequestArrived(0, 0))
     assert rig.at(10, BatchFinished(0)) == wires(
         Settle(0, Outcome.MET), CancelTimer(("deadline", 0))
@@ -138,7 +140,7 @@ def test_cancelled_while_queued(make_rig: type[Rig]) -> None:
 
 
 def test_cancelled_while_running(make_rig: type[Rig]) -> None:
-    """Work that is out cannot be un-started: the slot is taken until the batch has come back."""
+    """Work in flight cannot be un-started: the slot is taken until the batch has ended."""
     rig = make_rig(make_app(), nodes=1)
     rig.at(0, RequestArrived(0, 0))
     rig.at(1, InstanceStarted(0, 0))
@@ -149,7 +151,7 @@ def test_cancelled_while_running(make_rig: type[Rig]) -> None:
     assert rig.at(10, BatchFinished(0)) == wires(Dispatch(1, 0, [256], 1, 0, 0, 0))
 
 
-def test_a_batch_called_back_before_it_began_is_refused_and_blocks_nothing(
+def test_a_batch_cancelled_before_it_began_is_refused_and_blocks_nothing(
     make_rig: type[Rig],
 ) -> None:
     rig = make_rig(make_app(), nodes=1)
@@ -162,7 +164,7 @@ def test_a_batch_called_back_before_it_began_is_refused_and_blocks_nothing(
 
 def test_cancelled_in_a_shared_batch(make_rig: type[Rig]) -> None:
     """The batch is called back only when the last of its requests is cancelled."""
-    rig = make_rig(make_app(), Puppet, nodes=1)
+    rig = make_rig(make_app(), Scripted, nodes=1)
     rig.at(0, RequestArrived(0, 0))
     rig.at(0, RequestArrived(1, 0))
     rig.order(0, lambda p: p.send(0, 0, 256))
@@ -175,7 +177,7 @@ def test_cancelled_in_a_shared_batch(make_rig: type[Rig]) -> None:
 
 
 def test_in_a_shared_batch_the_cancelled_ones_are_thrown_away(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(), Puppet, nodes=1)
+    rig = make_rig(make_app(), Scripted, nodes=1)
     rig.at(0, RequestArrived(0, 0))
     rig.at(0, RequestArrived(1, 0))
     rig.order(0, lambda p: p.send(0, 0, 256))

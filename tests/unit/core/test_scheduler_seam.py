@@ -47,7 +47,7 @@ from headgate.core.scheduler.scheduler import Scheduler
 from headgate.core.states import NodeState
 
 from .rig import Rig, wires
-from .toys import Fifo, Puppet, make_app, make_function
+from .toys import Fifo, Scripted, make_app, make_function
 
 COMPLETIONS = [
     BatchFinished(0),
@@ -75,8 +75,8 @@ def test_at_one_instant_completions_come_before_arrivals_before_timers() -> None
     assert len(Event.__subclasses__()) == len(COMPLETIONS) + len(ARRIVALS) + 1
 
 
-class World:
-    """A rough world: everything that is ordered ends, this way or that, some day."""
+class RandomDriver:
+    """A driver that ends every order at a random time with a random result."""
 
     def __init__(self, seed: int, rig: Rig) -> None:
         self.rig = rig
@@ -170,10 +170,10 @@ def rough_rig() -> Rig:
 
 @settings(max_examples=25)  # each checks the whole state eighty times
 @given(seed=st.integers(0, 2**32))
-def test_whatever_the_world_does_the_books_balance_and_the_log_replays(seed: int) -> None:
-    """Same events, same actions, to the bit; `validate` finds nothing on the way."""
+def test_under_random_events_the_state_is_consistent_and_the_log_replays(seed: int) -> None:
+    """Same events, same actions, to the bit; `validate` finds nothing."""
     rig = rough_rig()
-    World(seed, rig).run()
+    RandomDriver(seed, rig).run()
     rig.check()
     kind = PolicyKind(Fifo)
     result = replay(rig.entries, Scheduler(rig.scheduler.app, kind, rng=stream(7, "p")))
@@ -203,7 +203,7 @@ def test_a_policys_luck_is_its_seed() -> None:
 
 
 def test_thinking_is_reported_in_units_of_work(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(), Puppet)
+    rig = make_rig(make_app(), Scripted)
     assert rig.order(0, lambda p: p.orders.report_work(7)) == []
     rig.order(0, lambda p: p.orders.report_work(5))
     assert rig.scheduler.work == 12
@@ -235,6 +235,6 @@ def test_the_slow_time_scale_is_a_timer(make_rig: type[Rig]) -> None:
 
 @pytest.mark.parametrize("event", [RequestArrived(0, 0), NodeJoined(0, 0, "n0")])
 def test_shifting_time_shifts_the_answers(event: Event) -> None:
-    """Nothing depends on the absolute time: the same story, later, has the same actions."""
+    """Nothing depends on the absolute time: the same events, later, give the same actions."""
     early, late = Rig(make_app()), Rig(make_app())
     assert early.at(0, event) == late.at(10**12, event)

@@ -1,4 +1,4 @@
-"""Small apps and two policies: one that always does the obvious, one that does as it is told."""
+"""Small apps and two policies: a FIFO, and one that a test controls."""
 
 from __future__ import annotations
 
@@ -90,13 +90,13 @@ class Fifo(Policy):
                 self.orders.dispatch([task], node)
 
 
-class Puppet(Policy):
+class Scripted(Policy):
     """Writes down what it hears and does nothing but what a test tells it to."""
 
     def __init__(self, context: Context, config: PolicyConfig) -> None:
         super().__init__(context, config)
-        self.heard: list[tuple[str, int]] = []
-        self.act: Callable[[Puppet], object] | None = None
+        self.hooks_called: list[tuple[str, int]] = []
+        self.act: Callable[[Scripted], object] | None = None
         self.at_door: Callable[[Request], object] | None = None
 
     def task(self, id: int) -> Task:
@@ -114,34 +114,34 @@ class Puppet(Policy):
             self.at_door(request)
 
     def on_task_ready(self, task: Task) -> None:
-        self.heard.append(("ready", task.id))
+        self.hooks_called.append(("ready", task.id))
 
     def on_task_returned(self, task: Task) -> None:
-        self.heard.append(("returned", task.id))
+        self.hooks_called.append(("returned", task.id))
 
     def on_task_withdrawn(self, task: Task) -> None:
-        self.heard.append(("withdrawn", task.id))
+        self.hooks_called.append(("withdrawn", task.id))
 
     def on_capacity(self, node: Node) -> None:
-        self.heard.append(("capacity", node.id))
+        self.hooks_called.append(("capacity", node.id))
 
     def on_pool_available(self, pool_id: int) -> None:
-        self.heard.append(("pool open", pool_id))
+        self.hooks_called.append(("pool available", pool_id))
 
     def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
-        self.heard.append(("ended", batch.id))
+        self.hooks_called.append(("ended", batch.id))
 
     def on_instance_started(self, instance: Instance) -> None:
-        self.heard.append(("started", instance.id))
+        self.hooks_called.append(("started", instance.id))
 
     def on_instance_gone(self, instance: Instance) -> None:
-        self.heard.append(("gone", instance.id))
+        self.hooks_called.append(("gone", instance.id))
 
     def on_node_joined(self, node: Node) -> None:
-        self.heard.append(("joined", node.id))
+        self.hooks_called.append(("joined", node.id))
 
     def on_node_lost(self, node: Node) -> None:
-        self.heard.append(("node lost", node.id))
+        self.hooks_called.append(("node lost", node.id))
 
     def on_timer(self, name: str, number: int) -> None:
-        self.heard.append((name, number))
+        self.hooks_called.append((name, number))

@@ -67,7 +67,7 @@ class Fragile:
     def handle(self, now_ns: int, event: Event) -> list[Action]:
         when = self._breaks(event)
         if when == "before":
-            self._scheduler._ledger.actions = []
+            self._scheduler._state.actions = []
             raise ZeroDivisionError("a defect of the core")
         actions = self._scheduler.handle(now_ns, event)
         if when == "after":

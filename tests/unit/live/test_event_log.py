@@ -104,7 +104,7 @@ def test_a_segment_missing_in_the_middle_is_named(tmp_path: Path) -> None:
     written(tmp_path / "a.log", 100, TINY)
     (tmp_path / "a.log.5").unlink()
     _, entries = read_log(tmp_path / "a.log")
-    with pytest.raises(ConfigError, match="segment 4 of the log is not there, and later ones are"):
+    with pytest.raises(ConfigError, match="segment 4 of the log is missing, but later ones exist"):
         list(entries)
 
 

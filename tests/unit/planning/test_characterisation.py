@@ -1,4 +1,4 @@
-"""Characterisations: what was measured stays, what was not is told, files carry both."""
+"""Characterisations: exact at measured points, fitted elsewhere, written to and read from files."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ MEASURED = Characterisation(
     ("quantile", "field"), [(0.5, "p50_ms"), (0.95, "p95_ms"), (0.99, "p99_ms")]
 )
 def test_it_is_exact_at_the_points(point: Point, quantile: float, field: str) -> None:
-    told_ms = MEASURED.time_ms(point.cores, point.concurrency, point.batch, quantile)
-    assert told_ms == getattr(point, field)
+    predicted_ms = MEASURED.time_ms(point.cores, point.concurrency, point.batch, quantile)
+    assert predicted_ms == getattr(point, field)
 
 
 def test_between_the_points_it_lies_between_the_times() -> None:
@@ -105,7 +105,7 @@ def test_a_profile_for_the_scheduler() -> None:
     assert profile.cold_start_ns == (30 + 200 + 50 + 100 + 19) * 1_000_000
 
 
-def test_a_profile_at_a_quantile_is_slower_in_the_same_company() -> None:
+def test_a_profile_at_a_quantile_is_slower_at_the_same_concurrency() -> None:
     slow, usual = profile_of(MEASURED, 1, 0.95), profile_of(MEASURED, 1)
     assert slow.exec_ns[0] == 15_000_000
     assert slow.slowdown[1] == pytest.approx(usual.slowdown[1])
@@ -117,7 +117,7 @@ def test_a_first_call_that_is_quicker_than_usual_costs_nothing_extra() -> None:
     assert profile_of(found, 1).cold_start_ns == 4_000_000
 
 
-def test_noise_never_makes_company_or_larger_batches_faster() -> None:
+def test_noise_never_makes_concurrency_or_larger_batches_faster() -> None:
     noisy = (point(1, 1, 10.0), point(1, 2, 9.0), point(1, 3, 8.0), point(1, 1, 9.5, batch=2))
     profile = profile_of(Characterisation("f", "test", noisy), 1)
     assert profile.slowdown == (1.0, 1.0, 1.0)

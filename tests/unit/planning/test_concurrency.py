@@ -15,7 +15,7 @@ from headgate.planning.concurrency import (
     budgets_ns,
     largest_concurrency,
     rate_per_s,
-    shares_of_rest,
+    shares_of_remaining_path,
 )
 
 POOL = Pool(0, "node", slots=20)
@@ -61,7 +61,7 @@ def test_an_objective_is_shared_out_along_the_longest_path() -> None:
     stages = (Stage(first), Stage(long, (0,)), Stage(short, (0,)))
     forked = Pipeline(0, "p", stages, Slo(200))
     assert budgets_ns(app(forked)) == [50, 150, 100]
-    assert shares_of_rest(forked) == [10 / 40, 1.0, 1.0]
+    assert shares_of_remaining_path(forked) == [10 / 40, 1.0, 1.0]
 
 
 def test_the_tightest_pipeline_counts() -> None:

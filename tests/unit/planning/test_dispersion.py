@@ -17,7 +17,7 @@ WINDOW_NS = 100
 def dispersion_of(times_ns: list[int], items: int = 1) -> float:
     dispersion = Dispersion(WINDOW_NS, memory_ns=1_000 * WINDOW_NS)
     for at_ns in times_ns:
-        dispersion.arrived(at_ns, items)
+        dispersion.observe(at_ns, items)
     return dispersion.value
 
 
@@ -56,10 +56,10 @@ def test_the_past_is_forgotten() -> None:
     dispersion = Dispersion(WINDOW_NS, memory_ns=5 * WINDOW_NS)
     few, many = list(range(0, WINDOW_NS, 10)), list(range(0, WINDOW_NS, 2))
     for at_ns in _laid_out([few, many] * 20):
-        dispersion.arrived(at_ns, 1)
+        dispersion.observe(at_ns, 1)
     assert dispersion.value > 10.0
     for at_ns in _laid_out([few] * 60):
-        dispersion.arrived(at_ns + 40 * WINDOW_NS, 1)
+        dispersion.observe(at_ns + 40 * WINDOW_NS, 1)
     assert dispersion.value < 0.1
 
 

@@ -21,7 +21,12 @@ from headgate.planning.capacity.mix import (
     evaluate,
 )
 from headgate.planning.capacity.plan import CapacityPlan, Infeasible, Terms, make_plan
-from headgate.planning.capacity.sizing import InstanceCapacity, function_sizes, knee_size, site
+from headgate.planning.capacity.sizing import (
+    InstanceCapacity,
+    faas_sizes,
+    instance_capacity,
+    knee_size,
+)
 from headgate.planning.latency_model import Characterisation
 from headgate.planning.queueing import erlang_b
 from headgate.workload import Arrivals, parse_arrivals
@@ -42,7 +47,7 @@ def place(times_ms: tuple[float, ...], usd_per_hour: float = 0.1) -> InstanceCap
 
 
 def functions(start_ms: float = 2_500.0, concurrency: int = 1_000) -> FaasChoice:
-    row = knee_size(function_sizes(PAPER, PLATFORM, 150))
+    row = knee_size(faas_sizes(PAPER, PLATFORM, 150))
     assert row is not None
     terms = replace(PLATFORM.sized(row.memory_bytes), concurrency_max=concurrency)
     return FaasChoice(terms, row, start_ms, is_cold_within=False)
@@ -68,7 +73,7 @@ def test_levels_keep_the_mean(instants: list[int]) -> None:
     load = open_load(np.array(sorted(instants)), 60 * SECOND_NS, slo_ms=100)
     assert load.rate_per_s == pytest.approx(len(instants) / 60)
     assert sum(level.share for level in load.levels) == pytest.approx(1)
-    rates = [load.levels[rise.place].rate_per_s for rise in load.rises]
+    rates = [load.levels[rise.level].rate_per_s for rise in load.rises]
     assert rates == sorted(rates)
     assert rates[-1] == load.peak_per_s
 
@@ -80,7 +85,7 @@ def test_clients_that_wait() -> None:
         (0.25, 20),
         (0.25, 10),
     ]
-    assert [rise.place for rise in load.rises] == [0, 1]
+    assert [rise.level for rise in load.rises] == [0, 1]
 
 
 @given(st.integers(1, 30), st.floats(0.1, 60))
@@ -91,7 +96,7 @@ def test_one_request_per_instance_is_erlangs_loss_system(instances: int, load: f
 
 
 def test_sharing_an_instance_is_a_queue_with_an_end() -> None:
-    """Where company slows in proportion, the pace is the same in every state: M/M/1 with K places.
+    """If slowdown is proportional to concurrency, throughput is the same in every state: M/M/1/K.
 
     At load r, the share that finds all K taken is r^K (1 - r) / (1 - r^(K + 1)).
     """
@@ -112,7 +117,7 @@ def test_what_goes_beyond_is_paid_by_the_call() -> None:
 def test_the_paper_at_twenty_clients() -> None:
     """Five of them on the instance; for the others, functions, or nothing in time."""
     load = closed_load([(0, 20)], 60 * SECOND_NS)
-    held = site(PAPER, LARGE, 200, 0.99)
+    held = instance_capacity(PAPER, LARGE, 200, 0.99)
     spilling = evaluate(load, held, 1, functions(start_ms=0.0))
     assert spilling.functions_peak == 15
     assert spilling.attainment == 1.0
@@ -144,7 +149,7 @@ def test_cold_starts_by_how_often_functions_are_called() -> None:
 
 
 def test_a_burst_starts_as_many_as_come_while_the_first_starts() -> None:
-    """Nobody spills at first; then 40/s do, for 2.5 s of start and 27 ms of run: 101 at once."""
+    """First none spill; then 40/s do, for 2.5 s of start and 27 ms of run: 101 at once."""
     quiet, loud = RateLevel(0.5), RateLevel(0.5, rate_per_s=40.0)
     load = LoadProfile((quiet, loud), 60.0, (Rise(0.0, 0), Rise(30.0, 1)))
     mix = evaluate(load, None, 0, functions())
@@ -189,11 +194,11 @@ def test_infeasible_is_not_the_same_as_too_little() -> None:
     load = steady(500.0)
     never = make_plan(PAPER, [LARGE], PLATFORM, Terms(20.0, 0.99, load))
     assert isinstance(never, Infeasible)
-    assert never.fastest_ms == pytest.approx(36.0)  # 26 ms and the way, or 36 ms on two cores
+    assert never.fastest_ms == pytest.approx(36.0)  # 26 ms plus network, or 36 ms on two cores
     short = make_plan(PAPER, [LARGE], None, Terms(200.0, 0.99, load, instances_max=3))
     assert isinstance(short, CapacityPlan)
     assert not short.is_enough
-    enough = 3 + short.instances_short
+    enough = 3 + short.instances_missing
     for count, is_enough in ((enough, True), (enough - 1, False)):
         terms = Terms(200.0, 0.99, load, instances_max=count)
         plan = make_plan(PAPER, [LARGE], None, terms)

@@ -12,11 +12,11 @@ from headgate.config.prices import read_prices
 from headgate.core.catalog import MIB, FaasOffering, InstanceType
 from headgate.planning.capacity.sizing import (
     cheapest_size,
-    function_sizes,
+    faas_sizes,
+    instance_capacity,
     knee_cores,
     knee_size,
     largest_concurrency,
-    site,
 )
 from headgate.planning.latency_model import Characterisation, Point
 
@@ -42,9 +42,11 @@ def test_a_request_that_is_too_slow_alone_is_held_by_nothing() -> None:
 
 def test_no_more_than_were_measured() -> None:
     assert largest_concurrency(PAPER, 8, 1e9) == 20
-    held = site(PAPER, InstanceType("any", 8, 1 << 40, 1.0), 1e9, 0.99)
-    assert (held.threshold, held.is_at_least, held.is_told) == (20, True, False)
-    assert site(PAPER, InstanceType("any", 16, 1 << 40, 1.0), 150, 0.99).is_told
+    held = instance_capacity(PAPER, InstanceType("any", 8, 1 << 40, 1.0), 1e9, 0.99)
+    assert (held.threshold, held.is_lower_bound, held.is_extrapolated) == (20, True, False)
+    assert instance_capacity(
+        PAPER, InstanceType("any", 16, 1 << 40, 1.0), 150, 0.99
+    ).is_extrapolated
 
 
 def test_the_quantile_counts() -> None:
@@ -54,16 +56,19 @@ def test_the_quantile_counts() -> None:
     assert largest_concurrency(tailed, 2, 40, quantile=0.5) == 3
     assert largest_concurrency(tailed, 2, 40, quantile=0.95) == 2
     assert largest_concurrency(tailed, 2, 40, quantile=0.99) == 1
-    place = site(tailed, InstanceType("any", 2, 1 << 40, 1.0), 40, 0.95)
+    place = instance_capacity(tailed, InstanceType("any", 2, 1 << 40, 1.0), 40, 0.95)
     assert place.within == (0.995, 0.95)  # 30 ms and 60 ms at 99 %, 40 ms at 95 %
     assert place.times_ms == (12.0, 24.0)  # means
 
 
 def test_what_has_no_room_holds_nothing(platform: FaasOffering) -> None:
     large = replace(PAPER, peak_memory_bytes=5000 * MIB)
-    assert site(large, InstanceType("small", 8, 4000 * MIB, 1.0), 150, 0.99).threshold == 0
-    rows = function_sizes(large, platform, 150)
-    assert next(row.memory_bytes // MIB for row in rows if row.fits) == 5120
+    assert (
+        instance_capacity(large, InstanceType("small", 8, 4000 * MIB, 1.0), 150, 0.99).threshold
+        == 0
+    )
+    rows = faas_sizes(large, platform, 150)
+    assert next(row.memory_bytes // MIB for row in rows if row.has_enough_memory) == 5120
     cheapest = cheapest_size(rows)
     assert cheapest is not None
     assert cheapest.memory_bytes == 5120 * MIB
@@ -72,7 +77,7 @@ def test_what_has_no_room_holds_nothing(platform: FaasOffering) -> None:
 def test_the_knee_of_the_paper(platform: FaasOffering) -> None:
     """Four cores; of the sizes, 6.5 GiB, at a price 35 % below that of the largest."""
     assert knee_cores(PAPER) == 4
-    rows = function_sizes(PAPER, platform, 150)
+    rows = faas_sizes(PAPER, platform, 150)
     knee = knee_size(rows)
     assert knee is not None
     assert knee.memory_bytes == 6656 * MIB
@@ -82,11 +87,11 @@ def test_the_knee_of_the_paper(platform: FaasOffering) -> None:
 
 def test_the_knee_gives_way_to_the_objective(platform: FaasOffering) -> None:
     """Where 5 % slower than the best is too slow, the smallest size that is fast enough."""
-    rows = function_sizes(PAPER, platform, 36.2)  # 26 ms and the network
+    rows = faas_sizes(PAPER, platform, 36.2)  # 26 ms and the network
     knee = knee_size(rows)
     assert knee is not None
     assert knee.memory_bytes == 7168 * MIB
-    rows = function_sizes(PAPER, platform, 30)
+    rows = faas_sizes(PAPER, platform, 30)
     assert knee_size(rows) is None
     assert cheapest_size(rows) is None
 
@@ -94,7 +99,7 @@ def test_the_knee_gives_way_to_the_objective(platform: FaasOffering) -> None:
 def test_of_sizes_at_one_price_the_faster_is_the_cheapest(platform: FaasOffering) -> None:
     """In steps of a second, all sizes take one step; without a price for memory all cost alike."""
     terms = replace(platform.terms, usd_per_gb_s=0.0)
-    rows = function_sizes(PAPER, replace(platform, terms=terms), 150)
+    rows = faas_sizes(PAPER, replace(platform, terms=terms), 150)
     cheapest = cheapest_size(rows)
     assert cheapest is not None
     assert cheapest.time_ms == min(row.time_ms for row in rows)

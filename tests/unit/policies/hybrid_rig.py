@@ -1,8 +1,8 @@
 """A Scheduler under a hybrid policy: nodes for rent, a function platform, and a clock by hand.
 
 The instance is the one of the hybrid paper, made ten times as heavy so that fewer requests keep it
-busy: 360 ms alone and c times that in company of c, with an objective of 2 s. So five at once are
-in time, and it answers 2.78 per second.
+busy: 360 ms in isolation and c times that at concurrency c, with an objective of 2 s. So five
+concurrent requests are in time, and the instance serves 2.78 per second.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ LONE_MS: Final = 360
 
 
 class HybridRig:
-    """What a policy does about what happens; finished work and boots are told of in due time."""
+    """A policy under test; finished batches and boots are delivered as events in due time."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class HybridRig:
 
     @property
     def instances(self) -> int:
-        """How many are there or on their way."""
+        """Number of instances that are running or starting."""
         there = self.view.instances.values()
         return sum(1 for instance in there if instance.state != InstanceState.DRAINING)
 

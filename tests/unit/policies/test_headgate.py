@@ -110,7 +110,7 @@ def test_without_objectives_the_short_go_first_but_the_long_do_not_starve() -> N
     assert sent(rig.at(461, BatchFinished(1))) == [([1], 0)]
 
 
-def test_a_lone_request_does_not_wait_for_company() -> None:
+def test_a_single_request_does_not_wait_for_a_batch_to_fill() -> None:
     assert sent(Rig(BATCHES, latency_ms=100).ask(0)) == [([0], 0)]
 
 
@@ -132,14 +132,14 @@ def test_a_batch_is_no_larger_than_pays() -> None:
 
 
 def test_without_an_objective_a_batch_is_as_large_as_pays() -> None:
-    """The deadline that orders it has long passed when the batch before it comes back."""
+    """The deadline that orders it has long passed when the batch before it ends."""
     rig = Rig(BATCHES)
     for _ in range(5):
         rig.ask(0)
     assert sent(rig.at(500, BatchFinished(0))) == [([1, 2, 3, 4], 0)]
 
 
-def test_what_would_be_late_is_turned_away_with_the_prediction() -> None:
+def test_a_request_predicted_to_be_late_is_rejected_with_the_prediction() -> None:
     rig = Rig(TEN, latency_ms=25)
     assert [outcomes(rig.ask(0)) for _ in range(2)] == [[], []]
     (rejected,) = rig.ask(0)
@@ -183,7 +183,7 @@ def test_what_can_no_longer_be_in_time_stands_back() -> None:
     assert sent(rig.at(20, BatchFinished(0))) == [([2], 0)]
 
 
-def test_a_greedy_client_is_turned_away_before_the_others_are() -> None:
+def test_a_client_over_its_fair_share_is_rejected_before_the_others() -> None:
     """Half of the 200 ms allowed is queued, all of it by client 0: only client 1 finds room."""
     rig = Rig(TEN, latency_ms=200, clients=2)
     for _ in range(12):
@@ -223,7 +223,7 @@ def test_a_cold_start_is_paid_where_waiting_would_miss_the_deadline() -> None:
 
 
 def test_only_what_competes_for_the_same_nodes_counts_as_the_queue() -> None:
-    """A long queue for the one CPU keeps nobody from the GPU; and the GPU does not help the CPU."""
+    """A long queue for the CPU does not delay the GPU, and the GPU does not help the CPU."""
     slow = Function(0, "slow", (Variant(0, "slow", 0, (0,), TEN),))
     fast = Function(1, "fast", (Variant(1, "fast", 1, (1,), TEN),))
     slo = Slo(latency_ns=35 * MS)

@@ -66,9 +66,6 @@ def sent(actions: list[Action]) -> list[tuple[int, int | None]]:
     return [(task_id // 256, d.node_id) for d in dispatches for task_id in d.task_ids]
 
 
-# --- spilling -----------------------------------------------------------------------------------
-
-
 def test_what_the_node_has_done_in_time_is_not_spilled() -> None:
     """Four take 1.4 s of the 2 s."""
     rig = awake(ONE, CLOUD)
@@ -115,7 +112,7 @@ def test_without_an_objective_nothing_is_spilled_for() -> None:
 
 
 def test_each_function_is_spilled_for_itself() -> None:
-    """Of the second one nothing is warm, whatever there is of the first."""
+    """The second function has no warm instance, however many the first has."""
     rig = rig_of(ONE, CLOUD, functions=2)
     rig.ask(10)
     rig.wait(S)
@@ -127,7 +124,7 @@ def test_each_function_is_spilled_for_itself() -> None:
 TOO_LARGE = LAMBDA_PAYLOAD_BYTES_MAX + 1
 
 
-def test_what_no_call_can_carry_keeps_nobody_behind_it_from_spilling() -> None:
+def test_what_no_call_can_carry_does_not_block_spilling_of_the_tasks_behind_it() -> None:
     """The second of two that are too large waits for the node, and is due before all others."""
     rig = awake(ONE, CLOUD)
     first = rig.requests
@@ -164,13 +161,10 @@ def test_a_node_is_rented_for_what_no_call_can_carry() -> None:
     assert not rig.view.requests
 
 
-def test_more_items_than_a_call_takes_keep_nobody_behind_them_from_spilling() -> None:
+def test_more_items_than_a_call_takes_do_not_block_spilling_of_the_tasks_behind_them() -> None:
     rig = HybridRig("headgate", pools=(ONE, CLOUD), items_max=2, start_ms=0, latency_ms=1_000)
     rig.ask(3, items=2)
     assert None in rig.ask(6)
-
-
-# --- keeping warm -------------------------------------------------------------------------------
 
 
 def test_after_a_burst_functions_stay_warm_for_the_next_one() -> None:
@@ -182,7 +176,7 @@ def test_after_a_burst_functions_stay_warm_for_the_next_one() -> None:
     assert rig.ask(12).count(None) >= before
 
 
-def test_functions_that_nobody_needs_are_let_go_at_last() -> None:
+def test_warm_instances_that_are_not_needed_are_released() -> None:
     rig = awake(ONE, CLOUD, warm_memory_ns=60 * S)
     assert kept(rig) > 0
     rig.wait(600 * S)
@@ -202,9 +196,6 @@ def test_what_is_provisioned_is_so_where_that_is_cheaper() -> None:
     ]
 
 
-# --- where a tier is missing --------------------------------------------------------------------
-
-
 def test_without_nodes_everything_goes_to_functions() -> None:
     rig = awake(ALONE)
     assert rig.ask(2) == [None, None]
@@ -216,7 +207,7 @@ def test_without_nodes_the_next_goes_as_soon_as_a_function_is_free() -> None:
     assert rig.finish() == [None]
 
 
-def test_without_nodes_and_warmth_all_are_answered_all_the_same() -> None:
+def test_without_nodes_and_warm_instances_all_are_answered() -> None:
     rig = rig_of(ALONE)
     rig.ask(6)
     for _ in range(20):
@@ -226,15 +217,15 @@ def test_without_nodes_and_warmth_all_are_answered_all_the_same() -> None:
     assert not rig.view.requests
 
 
-def test_without_a_platform_what_is_too_much_is_turned_away() -> None:
+def test_without_a_platform_the_overload_is_rejected() -> None:
     rig = rig_of(ONE)
     outcomes = [settled(arrive(rig)) for _ in range(10)]
     assert outcomes[0] == []
     assert outcomes[-1] == [(Outcome.REJECTED, Rejection.OVERLOADED)]
 
 
-def test_where_platform_and_nodes_are_full_requests_are_turned_away() -> None:
-    """Nothing ends; what waits comes to take more starts than it may, and no more is let in."""
+def test_where_platform_and_nodes_are_full_requests_are_rejected() -> None:
+    """No call ends; the backlog exceeds its limit of cold starts, and requests are rejected."""
     terms = FaasPlatform(1 << 30, concurrency_max=2)
     rig = rig_of(ONE, replace(CLOUD, faas=terms))
     rejected = 0
@@ -246,11 +237,8 @@ def test_where_platform_and_nodes_are_full_requests_are_turned_away() -> None:
     assert len(rig.view.requests) == 60 - rejected
 
 
-# --- when the way out is closed -----------------------------------------------------------------
-
-
 def broken(rig: HybridRig) -> None:
-    """The one call that is out fails, and the breaker opens."""
+    """The one call in flight fails, and the breaker opens."""
     (batch_id,) = [id for id, place in rig.out.items() if place is None]
     del rig.out[batch_id]
     rig.tell(BatchFailed(batch_id, "broken"))
@@ -274,7 +262,7 @@ def test_while_it_is_open_no_more_is_let_in_than_the_node_has_done_in_time() -> 
     assert outcomes[-1] == [(Outcome.REJECTED, Rejection.OVERLOADED)]
 
 
-def test_without_nodes_nobody_is_let_in_while_it_is_open() -> None:
+def test_without_nodes_all_are_rejected_while_the_breaker_is_open() -> None:
     rig = rig_of(replace(FEW, id=0))
     rig.ask(1)
     broken(rig)
@@ -323,9 +311,6 @@ def test_what_the_platform_refused_is_not_lost() -> None:
     assert task.request.id not in rig.view.requests
 
 
-# --- renting ------------------------------------------------------------------------------------
-
-
 def test_a_load_that_pays_for_a_node_comes_to_have_it_and_one_that_does_not_does_not() -> None:
     """It costs as much as 1.67 calls per second."""
     rig = rig_of(RENTED, CLOUD, warm=0)
@@ -335,7 +320,7 @@ def test_a_load_that_pays_for_a_node_comes_to_have_it_and_one_that_does_not_does
     assert rig.ready == 1
 
 
-def test_nodes_that_nobody_needs_are_given_back() -> None:
+def test_nodes_that_are_not_needed_are_released() -> None:
     rig = rig_of(RENTED, CLOUD, warm=3)
     assert rig.ready == 3
     rig.load(seconds=600, rate_per_s=0.1)
@@ -346,7 +331,7 @@ def test_nodes_that_nobody_needs_are_given_back() -> None:
 def test_a_node_that_boots_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, slowdown: tuple[float, ...]
 ) -> None:
-    """What comes meanwhile goes to functions, and to the node once it is there.
+    """Requests during the boot go to FaaS, and to the node once it is ready.
 
     Also where it runs several at once, so that it could take more while it boots.
     """
@@ -393,8 +378,8 @@ def test_while_the_breaker_is_open_a_node_is_rented() -> None:
 
 
 @pytest.mark.parametrize(("rate_per_s", "rented"), [(6, 0), (10.5, 1)])
-def test_what_nodes_of_ours_take_need_not_be_rented(rate_per_s: float, rented: int) -> None:
-    """Three of ours answer 8.3 per second between them, so that of 10.5 one is left 2.2."""
+def test_demand_that_static_nodes_serve_is_not_rented_for(rate_per_s: float, rented: int) -> None:
+    """Three static nodes serve 8.3 per second, so 2.2 of 10.5 are left for a rented one."""
     own = replace(NODES, nodes=3)
     rig = rig_of(own, replace(RENTED, id=1), replace(CLOUD, id=2), warm=3)
     rig.load(seconds=300, rate_per_s=rate_per_s)

@@ -39,9 +39,9 @@ def test_no_more_than_a_node_has_slots() -> None:
     assert HybridRig("threshold", pools=pools, threshold=9).ask(4) == [0, 0, 0, None]
 
 
-@pytest.mark.parametrize(("packs", "places"), [(False, [0, 1, 0, 1]), (True, [0, 0, 0, 0])])
-def test_least_loaded_first_or_one_after_the_other(packs: bool, places: list[int]) -> None:
-    assert HybridRig("threshold", warm=2, packs=packs).ask(4) == places
+@pytest.mark.parametrize(("bin_pack", "places"), [(False, [0, 1, 0, 1]), (True, [0, 0, 0, 0])])
+def test_least_loaded_first_or_one_after_the_other(bin_pack: bool, places: list[int]) -> None:
+    assert HybridRig("threshold", warm=2, bin_pack=bin_pack).ask(4) == places
 
 
 def test_the_number_of_rented_nodes_is_fixed() -> None:
@@ -65,9 +65,6 @@ def test_without_functions_it_runs_late_rather_than_never() -> None:
     rig = HybridRig("threshold", pools=(ONE,), latency_ms=350)
     assert rig.ask(2) == [0]
     assert rig.finish() == [0]
-
-
-# --- when the way to the functions is closed ----------------------------------------------------
 
 
 def closed(policy: str) -> HybridRig:
@@ -109,21 +106,19 @@ def test_no_more_calls_are_out_than_the_platform_takes() -> None:
 def test_functions_may_be_kept_warm(
     policy: str, asked: int, kept: dict[tuple[int, int], tuple[int, bool]]
 ) -> None:
-    assert HybridRig(policy, warm_functions=asked).view.kept_warm == kept
+    assert HybridRig(policy, warm_instances=asked).view.kept_warm == kept
 
 
 def test_no_more_functions_are_kept_warm_than_the_platform_has() -> None:
-    rig = HybridRig("threshold", warm_functions=9_999)
+    rig = HybridRig("threshold", warm_instances=9_999)
     assert rig.view.kept_warm == {(1, 1): (1_000, False)}
 
-
-# --- what no call can carry ---------------------------------------------------------------------
 
 TOO_LARGE = LAMBDA_PAYLOAD_BYTES_MAX + 1
 
 
 @pytest.mark.parametrize("policy", HYBRIDS)
-def test_what_no_call_can_carry_waits_for_a_node_and_keeps_nobody_behind_it_from_spilling(
+def test_what_no_call_can_carry_waits_for_a_node_and_does_not_block_spilling_of_the_tasks_behind_it(
     policy: str,
 ) -> None:
     rig = HybridRig(policy, pools=(ONE, CLOUD))
@@ -169,9 +164,6 @@ def test_more_items_than_a_call_takes_wait_for_a_node(policy: str) -> None:
     assert rig.ask(1) == [None]
 
 
-# --- nodes that come and go ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("policy", HYBRIDS)
 def test_what_was_on_a_lost_node_goes_elsewhere(policy: str) -> None:
     rig = HybridRig(policy, pools=(ONE, CLOUD))
@@ -197,9 +189,6 @@ def test_a_node_of_ours_that_stands_idle_is_made_ready_while_a_function_helps_ou
     assert rig.ask(1) == [0]
 
 
-# --- the extremes -------------------------------------------------------------------------------
-
-
 def test_dedicated_only_never_spills() -> None:
     """Eight slots: the ninth waits."""
     rig = HybridRig("dedicated_only", pools=(ONE, CLOUD))
@@ -207,12 +196,12 @@ def test_dedicated_only_never_spills() -> None:
     assert rig.finish() == [0]
 
 
-def test_dedicated_only_can_be_told_to_share_a_node_among_fewer() -> None:
+def test_dedicated_only_limits_the_concurrency_of_a_node() -> None:
     assert HybridRig("dedicated_only", pools=(ONE, CLOUD), concurrency_max=2).ask(9) == [0, 0]
 
 
 def test_dedicated_only_rents_at_least_one_node() -> None:
-    """Nobody said that any is to be warm: the first request waits for the boot."""
+    """Nothing is prewarmed: the first request waits for the boot."""
     rig = HybridRig("dedicated_only", warm=0)
     assert (rig.instances, rig.ask(1)) == (1, [0])
 
@@ -244,7 +233,7 @@ def test_where_there_is_no_choice_the_only_place_is_taken(
         ("threshold", {"margin": 0.0}),
         ("dedicated_only", {"nodes": -1}),
         ("dedicated_only", {"plan_every_ns": 0}),
-        ("serverless_only", {"warm_functions": -1}),
+        ("serverless_only", {"warm_instances": -1}),
         ("autoscale", {"target": 0.0}),
         ("autoscale", {"in_cooldown_ns": -1}),
         ("spock", {"window_ns": 0}),

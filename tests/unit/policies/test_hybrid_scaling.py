@@ -1,4 +1,4 @@
-"""How many nodes are rented: by the load of late, a forecast, or what they save.
+"""How many nodes are rented: by the recent load, a forecast, or what they save.
 
 A node answers 2.78 requests per second in time. It costs as much as 1.67 calls per second.
 """
@@ -41,7 +41,7 @@ def test_a_load_that_ends_leaves_nothing(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", SCALING)
-def test_a_busy_instance_that_is_given_up_ends_what_it_has_begun(policy: str) -> None:
+def test_a_busy_instance_that_is_released_finishes_its_batches(policy: str) -> None:
     rig = HybridRig(policy, warm=2, nodes_min=1)
     assert set(rig.ask(2)) == {0, 1}
     rig.wait(1_800 * S)
@@ -66,9 +66,6 @@ def test_what_nodes_of_ours_take_need_not_be_rented(policy: str) -> None:
     rig.load(seconds=900, rate_per_s=6)
     rented = [i for i in rig.view.instances.values() if i.pool.id == 1]
     assert rented == []
-
-
-# --- autoscale ----------------------------------------------------------------------------------
 
 
 def test_autoscale_acts_after_three_looks_and_the_node_is_there_a_boot_later() -> None:
@@ -106,9 +103,6 @@ def test_autoscale_sends_nothing_to_functions() -> None:
     assert HybridRig("autoscale", warm=1).ask(20) == [0] * 8
 
 
-# --- spock --------------------------------------------------------------------------------------
-
-
 def test_spock_spills_until_the_node_has_booted() -> None:
     rig = HybridRig("spock", warm=1, plan_every_ns=10 * S, window_ns=10 * S)
     rig.load(seconds=21, rate_per_s=3)
@@ -140,8 +134,6 @@ def test_spock_may_look_ahead(is_predictive: bool, instances: int) -> None:
     assert (rig.instances > 2) == is_predictive
 
 
-# --- mark ---------------------------------------------------------------------------------------
-
 SMALL = replace(RENTED, name="small", nodes=8)
 LARGE = replace(RENTED, id=1, name="large", nodes=8)
 OUT = replace(CLOUD, id=2)
@@ -170,8 +162,8 @@ def test_mark_leaves_to_functions_what_does_not_pay() -> None:
         assert rig.instances == instances
 
 
-def test_mark_may_be_told_not_to_mind_what_calls_cost() -> None:
-    rig = HybridRig("mark", warm=0, minds_calls=False)
+def test_mark_rents_above_the_faas_price_if_not_capped() -> None:
+    rig = HybridRig("mark", warm=0, cap_at_faas_price=False)
     rig.load(seconds=130, rate_per_s=1)
     assert rig.instances == 1
 
@@ -195,9 +187,6 @@ def test_mark_forecasts_the_largest_the_mean_or_the_trend(forecast: str, instanc
     assert rig.instances == instances
 
 
-# --- spandana -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("rate_per_s", "instances"), [(1.5, 0), (2.0, 1), (3.8, 1), (4.6, 2)])
 def test_spandana_rents_what_pays_when_the_load_is_steady(
     rate_per_s: float, instances: int
@@ -217,7 +206,7 @@ def test_spandana_rents_less_when_the_same_load_is_volatile() -> None:
     assert rig.instances == 0
 
 
-def test_spandana_rents_more_when_it_is_told_to_be_safe() -> None:
+def test_spandana_rents_more_with_a_larger_safety_factor() -> None:
     rig = HybridRig("spandana", warm=0, safety=2.0)
     rig.load(seconds=95, rate_per_s=1.5)
     assert rig.instances == 1

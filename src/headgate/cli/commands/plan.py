@@ -54,16 +54,16 @@ from headgate.workload import Arrivals, ClosedLoop
 def instance_rows(plan: CapacityPlan) -> list[dict[str, object]]:
     """One row per instance type, for people."""
     rows: list[dict[str, object]] = []
-    for place, mix in zip(plan.sites, plan.by_type, strict=True):
-        is_chosen = plan.mix.site is place
+    for place, mix in zip(plan.capacities, plan.by_type, strict=True):
+        is_chosen = plan.mix.capacity is place
         rows.append(
             {
                 "": ">" if is_chosen else "",
-                "instance": place.offer.name + ("*" if place.is_told else ""),
-                "CPUs": place.offer.cpus,
-                "$/h": f"{place.offer.usd_per_hour:.3f}",
-                "alone ms": f"{place.alone_ms:.1f}",
-                "holds": f"{place.threshold}{'+' if place.is_at_least else ''}",
+                "instance": place.instance_type.name + ("*" if place.is_extrapolated else ""),
+                "CPUs": place.instance_type.cpus,
+                "$/h": f"{place.instance_type.usd_per_hour:.3f}",
+                "alone ms": f"{place.isolated_ms:.1f}",
+                "holds": f"{place.threshold}{'+' if place.is_lower_bound else ''}",
                 "per s": f"{place.rate_per_s:.1f}" if place.threshold else "-",
                 "even at": _even(plan, place),
                 "wanted": mix.instances if mix is not None else None,
@@ -78,12 +78,12 @@ def size_rows(plan: CapacityPlan) -> list[dict[str, object]]:
     """One row per function size, for people."""
     return [
         {
-            "": ">" if plan.functions is not None and row is plan.functions.row else "",
-            "MiB": f"{row.memory_bytes >> 20}" + ("*" if row.is_told else ""),
+            "": ">" if plan.faas is not None and row is plan.faas.row else "",
+            "MiB": f"{row.memory_bytes >> 20}" + ("*" if row.is_extrapolated else ""),
             "CPUs": f"{row.cpus:.2f}",
             "alone ms": f"{row.time_ms:.1f}",
             "$/1M": f"{1e6 * row.usd_per_call:.2f}",
-            "in time": row.meets if row.fits else "no room",
+            "in time": row.is_within_slo if row.has_enough_memory else "no room",
             "is": ", ".join(_names(plan, row)),
         }
         for row in plan.sizes
@@ -102,20 +102,22 @@ def plan_json(plan: CapacityPlan) -> dict[str, object]:
             "peak_clients": load.peak_clients,
             "duration_s": load.duration_s,
         },
-        "instances": [_instance_json(plan, place) for place in plan.sites],
+        "instances": [_instance_json(plan, place) for place in plan.capacities],
         "sizes": [_size_json(plan, row) for row in plan.sizes],
         "mix": _mix_json(plan.mix),
-        "functions_alone": _mix_json(plan.alone) if plan.alone is not None else None,
-        "instances_alone": _mix_json(plan.without) if plan.without is not None else None,
+        "functions_alone": _mix_json(plan.faas_only) if plan.faas_only is not None else None,
+        "instances_alone": _mix_json(plan.instances_only)
+        if plan.instances_only is not None
+        else None,
         "is_enough": plan.is_enough,
-        "instances_short": plan.instances_short,
+        "instances_short": plan.instances_missing,
     }
 
 
 def _even(plan: CapacityPlan, place: InstanceCapacity) -> str:
-    if plan.functions is None:
+    if plan.faas is None:
         return "-"
-    rate = break_even_rate(place.offer.usd_per_hour, plan.functions.row.usd_per_call)
+    rate = break_even_rate(place.instance_type.usd_per_hour, plan.faas.row.usd_per_call)
     return f"{rate:.1f}/s" if isfinite(rate) else "-"
 
 
@@ -125,18 +127,18 @@ def _names(plan: CapacityPlan, row: SizeRow) -> list[str]:
 
 def _instance_json(plan: CapacityPlan, place: InstanceCapacity) -> dict[str, object]:
     even = None
-    if plan.functions is not None:
-        even = break_even_rate(place.offer.usd_per_hour, plan.functions.row.usd_per_call)
+    if plan.faas is not None:
+        even = break_even_rate(place.instance_type.usd_per_hour, plan.faas.row.usd_per_call)
     return {
-        "name": place.offer.name,
-        "cpus": place.offer.cpus,
-        "memory": format_size(place.offer.memory_bytes),
-        "boot": format_duration(place.offer.boot_ns),
-        "usd_per_hour": place.offer.usd_per_hour,
+        "name": place.instance_type.name,
+        "cpus": place.instance_type.cpus,
+        "memory": format_size(place.instance_type.memory_bytes),
+        "boot": format_duration(place.instance_type.boot_ns),
+        "usd_per_hour": place.instance_type.usd_per_hour,
         "threshold": place.threshold,
-        "is_at_least": place.is_at_least,
-        "is_measured": not place.is_told,
-        "alone_ms": place.alone_ms,
+        "is_at_least": place.is_lower_bound,
+        "is_measured": not place.is_extrapolated,
+        "alone_ms": place.isolated_ms,
         "rate_per_s": place.rate_per_s,
         "break_even_per_s": even,
     }
@@ -146,22 +148,22 @@ def _size_json(plan: CapacityPlan, row: SizeRow) -> dict[str, object]:
     return {
         "memory_mib": row.memory_bytes >> 20,
         "cpus": row.cpus,
-        "is_measured": not row.is_told,
+        "is_measured": not row.is_extrapolated,
         "time_ms": row.time_ms,
         "run_ms": row.run_ms,
         "usd_per_call": row.usd_per_call,
-        "is_within": row.meets,
-        "has_room": row.fits,
+        "is_within": row.is_within_slo,
+        "has_room": row.has_enough_memory,
         "is": _names(plan, row),
     }
 
 
 def _mix_json(mix: Mix) -> dict[str, object]:
-    row = mix.functions.row if mix.functions is not None else None
+    row = mix.faas.row if mix.faas is not None else None
     return {
-        "instance": mix.site.offer.name if mix.site is not None else None,
+        "instance": mix.capacity.instance_type.name if mix.capacity is not None else None,
         "instances": mix.instances,
-        "threshold": mix.site.threshold if mix.site is not None else 0,
+        "threshold": mix.capacity.threshold if mix.capacity is not None else 0,
         "function_memory_mib": row.memory_bytes >> 20 if row is not None else None,
         "functions_peak": mix.functions_peak,
         "spilled": mix.spilled,

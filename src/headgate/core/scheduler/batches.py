@@ -1,4 +1,7 @@
-"""Batches that come back: finished, failed, refused or lost, and what becomes of their tasks."""
+"""Handlers of the events that end a batch: finished, failed, refused or lost.
+
+They decide whether the tasks of the batch are done, retried, quarantined or failed.
+"""
 
 from __future__ import annotations
 
@@ -31,43 +34,47 @@ from headgate.core.states import (
 )
 from headgate.core.view import View
 
-# Quarantine: who may have killed a worker runs again alone, one at a time.
-#
-# When a node dies, one of the requests that it was running may have been the cause, and the next
-# node that runs it dies too. A task that was alone there is final: there is nobody else to
-# suspect. Of several, each is a suspect. A suspect is repeated under the rules for whatever may
-# have run (its function is idempotent, attempts are left, its deadline has not passed), but in a
-# batch of its own, and of each function no more than one at a time. So a request kills two
-# workers at most, and its mates are answered.
+# CPython reads a module global many times faster than a class attribute.
+_FINISHED: Final = BatchState.FINISHED
+_RUNNING: Final = TaskState.RUNNING
+_UP: Final = NodeState.UP
+_NO_RETRY: Final = 1 << 30  # attempts and refusals of a task that is not to be retried
 
 
 @final
 class Quarantine:
-    """Holds suspects back and hands them to the policy one after the other."""
+    """Makes tasks that may have killed a worker run alone, one at a time per function.
+
+    When a node dies, one of the tasks that it was running may have been the cause, and the next
+    node that runs this task would die too. A task that was alone on the node fails, because nothing
+    else can have been the cause. Of several tasks, each becomes a suspect. A suspect is retried
+    under the rules for anything that may have run (its function is idempotent, attempts are left,
+    its deadline has not passed), but in a batch of its own, and no more than one suspect of each
+    function at a time. So a request kills at most two workers, and the other requests that ran
+    beside it are answered.
+    """
 
     def __init__(
-        self, view: View, ledger: StateWriter, requests: RequestHandlers, hooks: PolicyHooks
+        self, view: View, state: StateWriter, requests: RequestHandlers, hooks: PolicyHooks
     ) -> None:
         self._view = view
-        self._ledger = ledger
+        self._state = state
         self._requests = requests
         self._hooks = hooks
         self._held: dict[int, deque[Task]] = {}  # by function id
-        # Batches that were out beside one that is lost, so that the last to be told of does not
-        # look as if it had been alone.
-        self._in_company: set[int] = set()
+        # Batches in flight on a node when another of its batches was reported lost. Without this
+        # set, the last batch to be reported would look as if it had been alone.
+        self._had_neighbours: set[int] = set()
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody is suspected."""
+        """Whether there is no suspect."""
         return not self._held
-
-    # --- who is suspected ----------------------------------------------------------------------
 
     def was_running(self, batch: Batch) -> bool:
         """Whether a batch can have been running on its node until now.
 
-        Not if it waits for a start or a load, or for the news that its instance is gone.
+        It cannot if it waits for a start or a load of weights, or if its instance is gone.
         """
         instance, node = batch.instance, batch.node
         if instance is None or node is None or instance.is_preparing:
@@ -75,36 +82,34 @@ class Quarantine:
         return instance.state != InstanceState.GONE or node.state == NodeState.DOWN
 
     def was_alone(self, batch: Batch) -> bool:
-        """Whether a lost batch was one task, and all that its node was running of ours."""
-        out = self._view.batches
-        mates = [b.id for b in out.values() if b.node is batch.node and self.was_running(b)]
-        had_company = bool(mates) or batch.id in self._in_company
-        self._in_company = {id for id in self._in_company if id in out}
-        self._in_company.update(mates)
-        return len(batch.tasks) == 1 and not had_company
+        """Whether a lost batch was a single task, and the only batch that its node was running."""
+        in_flight = self._view.batches
+        others = [b.id for b in in_flight.values() if b.node is batch.node and self.was_running(b)]
+        had_neighbours = bool(others) or batch.id in self._had_neighbours
+        self._had_neighbours = {id for id in self._had_neighbours if id in in_flight}
+        self._had_neighbours.update(others)
+        return len(batch.tasks) == 1 and not had_neighbours
 
     def hold(self, task: Task) -> None:
-        """Keep a suspect until it is its turn."""
+        """Hold a suspect until its turn."""
         task.state = TaskState.HELD
         self._held.setdefault(task.function.id, deque()).append(task)
-        self._ledger.has_afterthoughts = True
-
-    # --- whose turn it is ----------------------------------------------------------------------
+        self._state.needs_finish = True
 
     def release(self) -> None:
-        """After an event: where the last suspect of a function is done with, the next may run."""
+        """After an event: release the next suspect of each function whose last one has ended."""
         suspects = self._view.suspects
         for function_id in list(self._held):
             held = self._held[function_id]
             while not self._is_busy(function_id) and held:
                 task = held.popleft()
                 if task.state == TaskState.HELD:
-                    self._hand_over(task)
+                    self._release_task(task)
             if not held and function_id not in suspects:
                 del self._held[function_id]
 
     def _is_busy(self, function_id: int) -> bool:
-        """Whether a suspect of the function is with the policy, or out."""
+        """Whether a released suspect of the function is still queued or running."""
         task = self._view.suspects.get(function_id)
         if task is None:
             return False
@@ -113,82 +118,75 @@ class Quarantine:
         if task.state == TaskState.DROPPED and any(
             task in batch.tasks for batch in self._view.batches.values()
         ):
-            return True  # nobody wants it any more, but it runs
+            return True  # its request is settled, but it still runs
         del self._view.suspects[function_id]
         return False
 
-    def _hand_over(self, task: Task) -> None:
+    def _release_task(self, task: Task) -> None:
         if self._view.now_ns >= task.request.deadline_ns:
-            self._requests.give_up_failed(task, f"{task.function.name}: {Failure.LOST}")
+            self._requests.fail_task(task, f"{task.function.name}: {Failure.LOST}")
             return
         self._view.suspects[task.function.id] = task
         task.state = TaskState.READY
         self._hooks.task_returned(task)
 
 
-# Interpreted, a name of the module is read many times faster than one of a class.
-_FINISHED: Final = BatchState.FINISHED
-_RUNNING: Final = TaskState.RUNNING
-_UP: Final = NodeState.UP
-_NO_MORE: Final = 1 << 30  # attempts and refusals of a task that is not to be tried again
-
-
 @final
 class BatchHandlers:
-    """Handles the one event that ends each batch."""
+    """Handles the one event that ends each batch, and batches that time out."""
 
     def __init__(
         self,
         view: View,
-        ledger: StateWriter,
+        state: StateWriter,
         policy: Policy,
         requests: RequestHandlers,
         hooks: PolicyHooks,
         quarantine: Quarantine,
     ) -> None:
         self._view = view
-        self._ledger = ledger
+        self._state = state
         self._policy = policy
         self._requests = requests
         self._hooks = hooks
         self._quarantine = quarantine
         self._limits = view.app.limits
-        self._learns = overrides(policy, "on_batch_ended")
+        self._has_batch_hook = overrides(policy, "on_batch_ended")
 
     def finished(self, now_ns: int, event: BatchFinished) -> None:
-        """Its tasks are done, unless they were wanted no longer."""
+        """Complete the tasks of a batch, except those that were dropped meanwhile."""
         view = self._view
         batch = view.batches.get(event.batch_id)
         if batch is None:
             self._ignore(now_ns, event.batch_id)
-            self._ledger.watchdog.finished_late(event.batch_id, now_ns)
+            self._state.timeouts.on_late_finish(event.batch_id, now_ns)
             return
         view.now_ns = now_ns
-        self._ledger.end_batch(batch, _FINISHED)
-        broken, too_large = event.failed_tasks, event.too_large
+        self._state.end_batch(batch, _FINISHED)
+        failed_tasks, too_large = event.failed_tasks, event.too_large
         for task in batch.tasks:
             if task.state != _RUNNING:
                 continue
-            if broken and task.id in broken:
-                self._requests.task_broke(task)
+            if failed_tasks and task.id in failed_tasks:
+                self._requests.task_failed(task)
             elif too_large and task.id in too_large:
                 self._retry_elsewhere(task, batch, self._may_repeat(task))
             else:
                 self._requests.task_done(task, batch, event.unsure)
-        self._tell_policy(batch)
+        self._notify_policy(batch)
 
     def refused(self, now_ns: int, event: BatchRefused) -> None:
-        """It never ran, so its tasks may be tried again; the place is left alone for a moment."""
+        """Retry the tasks of a batch that never ran, and back off from the node or pool."""
         if event.reason not in REFUSAL_NAMES:
-            raise DriverError(f"batch {event.batch_id}: no such refusal as {event.reason}")
+            raise DriverError(f"batch {event.batch_id}: unknown refusal reason {event.reason}")
         batch = self._view.batches.get(event.batch_id)
         if batch is None:
             self._ignore(now_ns, event.batch_id)
             return
         self._view.now_ns = now_ns
-        self._ledger.end_batch(batch, BatchState.REFUSED)
+        self._state.end_batch(batch, BatchState.REFUSED)
         self._back_off(batch, event.reason)
-        reason = f"{Failure.REFUSED}, at last: {REFUSAL_NAMES[event.reason]}"
+        reason = f"{Failure.REFUSED}, last reason: {REFUSAL_NAMES[event.reason]}"
         for task in batch.tasks:
             task.attempts_made -= 1
             task.refusals += 1
@@ -197,20 +195,20 @@ class BatchHandlers:
                 self._retry_elsewhere(task, batch, may_retry)
             else:
                 self._retry_or_fail(task, may_retry, reason)
-        self._tell_policy(batch)
+        self._notify_policy(batch)
 
     def failed(self, now_ns: int, event: BatchFailed) -> None:
-        """It ran and failed: its tasks are repeated only if that is safe."""
+        """Retry the tasks of a batch that ran and failed, if that is safe."""
         batch = self._view.batches.get(event.batch_id)
         if batch is None:
             self._ignore(now_ns, event.batch_id)
             return
         self._view.now_ns = now_ns
-        self._ledger.end_batch(batch, BatchState.FAILED)
+        self._state.end_batch(batch, BatchState.FAILED)
         self._repeat(batch, event.reason)
 
     def lost(self, now_ns: int, event: BatchLost) -> None:
-        """Nobody knows whether it ran. Where its node died, its tasks are suspected of that."""
+        """Retry the tasks of a lost batch if that is safe; quarantine them if its node died."""
         batch = self._view.batches.get(event.batch_id)
         if batch is None:
             self._ignore(now_ns, event.batch_id)
@@ -218,7 +216,7 @@ class BatchHandlers:
         self._view.now_ns = now_ns
         quarantine = self._quarantine
         is_suspect = event.node_died and quarantine.was_running(batch)
-        self._ledger.end_batch(batch, BatchState.LOST)
+        self._state.end_batch(batch, BatchState.LOST)
         self._back_off(batch, Refusal.BUSY)
         if not is_suspect:
             self._repeat(batch, Failure.LOST)
@@ -226,38 +224,39 @@ class BatchHandlers:
         was_alone = quarantine.was_alone(batch)
         for task in batch.tasks:
             if was_alone or task.must_run_alone:
-                task.attempts_made = task.refusals = _NO_MORE  # a copy that is out is the last
+                # A competing copy that is still in flight is the last attempt.
+                task.attempts_made = task.refusals = _NO_RETRY
                 self._retry_or_fail(task, False, f"{task.function.name}: {Failure.KILLED_WORKER}")
             else:
                 task.must_run_alone = True
                 may_repeat = self._may_repeat(task)
                 self._retry_or_fail(task, may_repeat, f"{task.function.name}: {Failure.LOST}")
-        self._tell_policy(batch)
+        self._notify_policy(batch)
 
-    def given_up(self, batch_id: int) -> None:
-        """No answer came in time. It may come yet, but nobody waits for it any more."""
+    def timed_out(self, batch_id: int) -> None:
+        """Give up a batch that has timed out. A late result of it is ignored."""
         batch = self._view.batches[batch_id]
-        self._ledger.end_batch(batch, BatchState.LOST)
-        self._ledger.watchdog.gave_up(batch)
+        self._state.end_batch(batch, BatchState.LOST)
+        self._state.timeouts.on_timeout(batch)
         self._back_off(batch, Refusal.BUSY)
-        self._repeat(batch, "no answer in time")
+        self._repeat(batch, "timed out")
 
     def _repeat(self, batch: Batch, reason: str) -> None:
-        """What may have run is tried again where that is safe."""
+        """Retry, where that is safe, the tasks of a batch that may have run."""
         for task in batch.tasks:
             self._retry_or_fail(task, self._may_repeat(task), f"{task.function.name}: {reason}")
-        self._tell_policy(batch)
+        self._notify_policy(batch)
 
     def _ignore(self, now_ns: int, batch_id: int) -> None:
-        """Take note of a late duplicate; raise if there never was such a batch."""
-        if not self._ledger.was_batch(batch_id):
+        """Count a late or duplicate event; raise if the batch was never sent."""
+        if not self._state.has_issued_batch(batch_id):
             raise DriverError(f"batch {batch_id} was never sent")
         self._view.now_ns = now_ns
         self._view.events_ignored += 1
 
-    def _tell_policy(self, batch: Batch) -> None:
-        """The batch has ended, and its place can take another."""
-        if self._learns:
+    def _notify_policy(self, batch: Batch) -> None:
+        """Call the policy's hooks for a batch that has ended and for the capacity it freed."""
+        if self._has_batch_hook:
             try:
                 self._policy.on_batch_ended(batch, self._view.now_ns - batch.sent_ns)
             except Exception as error:
@@ -270,29 +269,30 @@ class BatchHandlers:
                 except Exception as error:
                     self._requests.fault("on_capacity", error)
         elif self._view.is_pool_available(batch.pool.id):
-            self._hooks.pool_open(batch.pool.id)
+            self._hooks.pool_available(batch.pool.id)
 
     def _back_off(self, batch: Batch, reason: int) -> None:
-        """Leave alone, for a moment, the place that refused."""
+        """Back off from the node or pool that refused or lost a batch."""
         node = batch.node
         is_too_large = reason == Refusal.TOO_LARGE and node is None
         if is_too_large or reason == Refusal.CANCELLED:
-            return  # that was about the batch, not about the place
+            return  # the reason was the batch, not the node or pool
         now_ns, backoff_ns = self._view.now_ns, self._limits.backoff_ns
         if node is None:
-            spillway = self._view.breakers[batch.pool.id]
-            if spillway is not None:
+            breaker = self._view.breakers[batch.pool.id]
+            if breaker is not None:
                 is_gone = reason == Refusal.GONE
-                spillway.refused(now_ns, backoff_ns, batch.sent_ns, is_gone=is_gone)
-                self._ledger.arm_pool_timer(spillway)
+                breaker.on_refused(now_ns, backoff_ns, batch.sent_ns, is_gone=is_gone)
+                self._state.arm_pool_timer(breaker)
         elif node.state == NodeState.UP:
-            self._ledger.block_node(node, now_ns + backoff_ns)
+            self._state.block_node(node, now_ns + backoff_ns)
 
     def _retry_elsewhere(self, task: Task, batch: Batch, may_retry: bool) -> None:
-        """A platform cannot carry this task: it is not sent there again, but where it fits.
+        """Retry a task that exceeded a platform's payload limit on a pool where it fits.
 
-        Of several in a batch nobody knows which was too large, so each counts for its share: the
-        same ones do not go together again, and one that went alone does not go again.
+        In a batch of several tasks it is unknown which one was too large, so each is taken to have
+        its share of the limit: the same tasks are not batched again, and a task that was alone in
+        its batch is not sent there again.
         """
         platform = batch.pool.faas
         if platform is not None:
@@ -309,16 +309,20 @@ class BatchHandlers:
         )
 
     def _retry_or_fail(self, task: Task, may_retry: bool, reason: str) -> None:
-        """An attempt at this task came to nothing. Others may still be out, or want it no more."""
+        """Retry or fail a running task after an attempt without a result.
+
+        Nothing happens if a competing copy is still in flight, or if the task was dropped.
+        """
         if task.state != _RUNNING:
             return
-        if task.copies_out:
-            task.copies_out -= 1
+        if task.copies_in_flight:
+            task.copies_in_flight -= 1
             return
         if not may_retry:
-            self._requests.give_up_failed(task, reason)
+            self._requests.fail_task(task, reason)
             return
-        task.state = TaskState.BLOCKED  # nobody's, while it is seen whether it is wanted
+        # Not READY while we check for expiry: the policy must not get `on_task_withdrawn` for it.
+        task.state = TaskState.BLOCKED
         self._requests.expire_if_overdue(task.request)
         request = task.request
         if request.state != RequestState.OPEN:

@@ -1,4 +1,4 @@
-"""Nodes and instances that come, change and go."""
+"""Handlers of the events about nodes, instances and weights, and the reconciler of plans."""
 
 from __future__ import annotations
 
@@ -26,26 +26,24 @@ from headgate.core.view import View
 
 @final
 class FleetHandlers:
-    """Handles what happens to the places where work is done."""
+    """Handles the events about nodes, instances and weights."""
 
     def __init__(
-        self, view: View, residents: InstanceWriter, hooks: PolicyHooks, failures: LoadFailures
+        self, view: View, instances: InstanceWriter, hooks: PolicyHooks, failures: LoadFailures
     ) -> None:
         self._view = view
-        self._residents = residents
+        self._instances = instances
         self._hooks = hooks
         self._failures = failures
 
-    # --- nodes ---------------------------------------------------------------------------------
-
     def node_joined(self, now_ns: int, event: NodeJoined) -> None:
-        """A node is there, or back, and empty."""
+        """Add a node that joined or came back, with no instance on it."""
         view = self._view
         node = view.nodes.get(event.node_id)
         if node is not None and node.state == NodeState.UP:
             raise DriverError(f"node {event.node_id} has joined already")
         if not 0 <= event.pool_id < len(view.app.pools):
-            raise DriverError(f"node {event.node_id}: there is no pool {event.pool_id}")
+            raise DriverError(f"node {event.node_id}: unknown pool {event.pool_id}")
         if node is not None and node.pool.id != event.pool_id:
             raise DriverError(f"node {event.node_id} has come back to another pool")
         view.now_ns = now_ns
@@ -54,20 +52,20 @@ class FleetHandlers:
             node = Node(event.node_id, event.name, pool, view.variants_by_pool[pool.id])
             view.nodes[node.id] = node
         node.state = NodeState.UP
-        self._residents.offer_node(node)
+        self._instances.list_if_free(node)
         self._hooks.node_joined(node)
         self._hooks.capacity(node)
 
     def node_lost(self, now_ns: int, event: NodeLost) -> None:
-        """A node is gone with all that was on it; its batches end in events of their own."""
+        """Remove a node and its instances; its batches end in events of their own."""
         node = self._known_node(event.node_id)
         self._view.now_ns = now_ns
         if node.state != NodeState.UP:
             self._view.events_ignored += 1
             return
-        gone = self._residents.lose_node(node)
+        gone = self._instances.lose_node(node)
         for instance in gone:
-            self._failures.gone(instance, True, "its node died")
+            self._failures.instance_gone(instance, True, "its node died")
         for instance in gone:
             self._hooks.instance_gone(instance)
         self._hooks.node_lost(node)
@@ -75,17 +73,15 @@ class FleetHandlers:
     def _known_node(self, node_id: int) -> Node:
         node = self._view.nodes.get(node_id)
         if node is None:
-            raise DriverError(f"there is no node {node_id}")
+            raise DriverError(f"unknown node {node_id}")
         return node
 
-    # --- instances -----------------------------------------------------------------------------
-
     def instance_started(self, now_ns: int, event: InstanceStarted) -> None:
-        """An instance we asked for is ready."""
+        """Mark an instance that this Scheduler started as ready."""
         node = self._known_node(event.node_id)
         instance = self._known_instance(event.instance_id)
         if instance is not None and instance.node not in (None, node):
-            raise DriverError(f"instance {event.instance_id} was not to start on {node.name}")
+            raise DriverError(f"instance {event.instance_id} was not ordered on {node.name}")
         if instance is not None and instance.node is None:
             self._check_grant(instance, node)
         self._view.now_ns = now_ns
@@ -94,7 +90,7 @@ class FleetHandlers:
         if instance.state != InstanceState.STARTING or node.state != NodeState.UP:
             self._view.events_ignored += 1
             return
-        self._residents.instance_started(instance, node)
+        self._instances.instance_started(instance, node)
         self._failures.started(instance.variant)
         self._hooks.instance_started(instance)
         self._hooks.capacity(node)
@@ -107,51 +103,49 @@ class FleetHandlers:
             raise DriverError(f"{node.name} holds too much for {instance.variant.name}")
 
     def instance_appeared(self, now_ns: int, event: InstanceAppeared) -> None:
-        """A peer has started an instance that we may use too."""
+        """Add an instance that another Scheduler started and this one may use too."""
         node = self._known_node(event.node_id)
-        if event.instance_id < 0 or self._residents.is_ours(event.instance_id):
-            raise DriverError(f"instance {event.instance_id} is not a peer's but ours to start")
+        if event.instance_id < 0 or self._instances.is_own_id(event.instance_id):
+            raise DriverError(f"instance {event.instance_id} has an id of this Scheduler")
         if event.instance_id in self._view.instances:
             raise DriverError(f"instance {event.instance_id} appeared twice")
         if not 0 <= event.variant_id < len(self._view.app.variants):
-            raise DriverError(f"instance {event.instance_id}: no variant {event.variant_id}")
+            raise DriverError(f"instance {event.instance_id}: unknown variant {event.variant_id}")
         self._view.now_ns = now_ns
         if node.state != NodeState.UP or event.variant_id in node.instances:
-            self._view.events_ignored += 1  # it crossed the loss of its node, or a start of ours
+            self._view.events_ignored += 1  # it crossed the loss of its node, or our own start
             return
         variant = self._view.app.variants[event.variant_id]
-        instance = self._residents.adopt_instance(event.instance_id, variant, node)
+        instance = self._instances.adopt_instance(event.instance_id, variant, node)
         self._failures.started(variant)
         self._hooks.instance_started(instance)
         self._hooks.capacity(node)
 
     def instance_stopped(self, now_ns: int, event: InstanceStopped) -> None:
-        """An instance is gone, whatever the reason."""
+        """Remove an instance, whatever the reason."""
         instance = self._known_instance(event.instance_id)
         self._view.now_ns = now_ns
         if instance is None:
             return
         was_starting = instance.state == InstanceState.STARTING
-        self._residents.instance_gone(instance)
-        self._failures.gone(instance, was_starting, event.reason)
+        self._instances.instance_gone(instance)
+        self._failures.instance_gone(instance, was_starting, event.reason)
         self._hooks.instance_gone(instance)
         self._failures.review()
         if instance.node is not None:
             self._hooks.capacity(instance.node)
 
     def _known_instance(self, instance_id: int) -> Instance | None:
-        """The instance an event speaks of; None if it is gone already."""
+        """The instance that an event names; None if it is gone already."""
         instance = self._view.instances.get(instance_id)
         if instance is None:
-            if not self._residents.was_instance(instance_id):
+            if not self._instances.has_issued_instance(instance_id):
                 raise DriverError(f"instance {instance_id} was never started")
             self._view.events_ignored += 1
         return instance
 
-    # --- weights -------------------------------------------------------------------------------
-
     def weights_loaded(self, now_ns: int, event: WeightsLoaded) -> None:
-        """Weights are on the device: loaded as ordered, or kept there against our order."""
+        """Weights are on the device: loaded as ordered, or an eviction did not happen."""
         instance = self._known_instance(event.instance_id)
         if instance is not None and instance.state == InstanceState.STARTING:
             raise DriverError(f"instance {event.instance_id} is starting, not loading")
@@ -159,21 +153,21 @@ class FleetHandlers:
         if instance is None or instance.node is None:
             return
         if instance.residency == Residency.HOST:
-            self._residents.keep_weights(instance, instance.node)
-        self._residents.end_preparing(instance)
+            self._instances.mark_on_device(instance, instance.node)
+        self._instances.end_preparing(instance)
         self._hooks.capacity(instance.node)
 
     def weights_evicted(self, now_ns: int, event: WeightsEvicted) -> None:
-        """Weights are in host memory, as we have taken for granted since we ordered it."""
+        """Nothing to do: the state assumed the eviction since it was ordered."""
         self._known_instance(event.instance_id)
         self._view.now_ns = now_ns
 
 
-# From a plan to starts and stops: the slow time scale, the same for every policy.
-
-
 def reconcile(view: View, orders: Orders, plan: Plan) -> None:
-    """Start what the plan wants and is not there; stop what is there and not wanted."""
+    """Start the instances that a plan lacks, and stop idle ones that it does not want.
+
+    This is the slow time scale, and the same for every policy.
+    """
     for target in plan.targets:
         present = [
             instance
@@ -203,7 +197,7 @@ def _start(view: View, orders: Orders, target: Target, count: int) -> None:
 
 
 def _stop_order(instance: Instance) -> tuple[int, int, int]:
-    """Never stop a warm instance while a starting one could be called off; then the idlest."""
+    """Starting instances stop first, warm idle ones next; among equals the least recently used."""
     if instance.running:
         order = 2
     else:

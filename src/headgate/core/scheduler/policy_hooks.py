@@ -1,9 +1,9 @@
-"""The hooks of a policy, called so that whatever they raise ends with them.
+"""Calls of a policy's hooks that contain exceptions, and recovery after a fault of the policy.
 
-An exception in a hook is a fault of the policy. The event goes on all the same: the books are
-complete, and others get their hooks. `RequestHandlers.fault` has the rest of it. Hooks that are
-called for every request are spelled out where they are called, because a call costs more than all
-of this.
+An exception in a hook is a fault of the policy. The event is handled to its end all the same: the
+state is complete, and the other hooks are called. `RequestHandlers.fault` records the fault and
+fails the tasks concerned. Hooks that are called for every request are called inline with the same
+`try`, because one more function call would cost more than all the rest.
 """
 
 from __future__ import annotations
@@ -18,10 +18,15 @@ from headgate.core.scheduler.state import StateWriter
 from headgate.core.states import NodeState, TaskState
 from headgate.core.view import View
 
+OFFER_AGAIN: Final = "offer_again"  # names of the timers of `PolicyRecovery`
+FORGOTTEN: Final = "forgotten"
+OFFER_AFTER_NS: Final = 100 * MILLISECOND_NS
+FORGOTTEN_AFTER_NS: Final = MINUTE_NS
+
 
 @final
 class PolicyHooks:
-    """Calls what is called rarely."""
+    """Calls the hooks that are called rarely."""
 
     def __init__(self, view: View, policy: Policy, requests: RequestHandlers) -> None:
         self._view = view
@@ -29,14 +34,14 @@ class PolicyHooks:
         self._requests = requests
 
     def task_returned(self, task: Task) -> None:
-        """A task is ready again."""
+        """Call `on_task_returned`."""
         try:
             self._policy.on_task_returned(task)
         except Exception as error:
             self._requests.fault("on_task_returned", error, task)
 
     def capacity(self, node: Node) -> None:
-        """A node may have become able to take more, if it is there."""
+        """Call `on_capacity` if the node is up."""
         if node.state == NodeState.UP:
             try:
                 self._policy.on_capacity(node)
@@ -44,90 +49,82 @@ class PolicyHooks:
                 self._requests.fault("on_capacity", error)
 
     def offer_nodes(self) -> None:
-        """Whatever is free may be used: those who wait have changed."""
+        """Call `on_capacity` for every free node: the set of waiting tasks has changed."""
         for node in list(self._view.free_nodes.values()):
             if node.id in self._view.free_nodes:
                 self.capacity(node)
 
-    def pool_open(self, pool_id: int) -> None:
-        """A pool that picks its own instances can take a call."""
+    def pool_available(self, pool_id: int) -> None:
+        """Call `on_pool_available`."""
         try:
             self._policy.on_pool_available(pool_id)
         except Exception as error:
-            self._requests.fault("on_pool_open", error)
+            self._requests.fault("on_pool_available", error)
 
     def instance_started(self, instance: Instance) -> None:
-        """An instance is ready to run."""
+        """Call `on_instance_started`."""
         try:
             self._policy.on_instance_started(instance)
         except Exception as error:
             self._requests.fault("on_instance_started", error)
 
     def instance_gone(self, instance: Instance) -> None:
-        """An instance is not there any more."""
+        """Call `on_instance_gone`."""
         try:
             self._policy.on_instance_gone(instance)
         except Exception as error:
             self._requests.fault("on_instance_gone", error)
 
     def node_joined(self, node: Node) -> None:
-        """A node is there."""
+        """Call `on_node_joined`."""
         try:
             self._policy.on_node_joined(node)
         except Exception as error:
             self._requests.fault("on_node_joined", error)
 
     def node_lost(self, node: Node) -> None:
-        """A node is gone."""
+        """Call `on_node_lost`."""
         try:
             self._policy.on_node_lost(node)
         except Exception as error:
             self._requests.fault("on_node_lost", error)
 
     def timer(self, name: str, number: int) -> None:
-        """A timer set by the policy has fired."""
+        """Call `on_timer`."""
         try:
             self._policy.on_timer(name, number)
         except Exception as error:
             self._requests.fault("on_timer", error)
 
 
-# After a fault of the policy: nobody waits for ever for what the policy may have forgotten.
-#
-# A hook that raised may not have used what it was offered, so whatever is free is offered again
-# after a moment. It may also have lost a task that it had taken out of its queue, or a node. What
-# a policy has forgotten cannot be seen from outside; but from the first fault on, a task that has
-# been ready for a minute or two without being sent out fails.
-
-
-OFFER: Final = "offer_again"  # the timers
-FORGOTTEN: Final = "forgotten"
-OFFER_AFTER_NS: Final = 100 * MILLISECOND_NS
-FORGOTTEN_AFTER_NS: Final = MINUTE_NS
-
-
 @final
 class PolicyRecovery:
-    """Looks after those who wait, once the policy cannot be trusted to."""
+    """After a fault of the policy, ensures that no task waits for ever.
+
+    A hook that raised may not have used the capacity it was offered, so all free capacity is
+    offered again after a moment. The hook may also have lost a task that it had dequeued, or a
+    node. What a policy has lost cannot be observed from outside, so from the first fault on, a task
+    that has been ready for a minute or two without being dispatched fails.
+    """
 
     def __init__(
-        self, view: View, ledger: StateWriter, requests: RequestHandlers, hooks: PolicyHooks
+        self, view: View, state: StateWriter, requests: RequestHandlers, hooks: PolicyHooks
     ) -> None:
         self._view = view
-        self._ledger = ledger
+        self._state = state
         self._requests = requests
         self._hooks = hooks
-        self._waiting: list[tuple[Task, int]] = []  # with how often each had been sent out
+        self._waiting: list[tuple[Task, int]] = []  # ready tasks, each with its tries so far
 
     def watch(self, is_fault: bool) -> None:
-        """After an event, from the first fault on: see to it that somebody looks again."""
+        """After an event, from the first fault on: set the timers of the checks below."""
         view = self._view
         if not view.requests:
             return
-        if is_fault and (OFFER, 0) not in view.timers:
-            self._ledger.set_timer((OFFER, 0), view.now_ns + OFFER_AFTER_NS)
+        if is_fault and (OFFER_AGAIN, 0) not in view.timers:
+            self._state.set_timer((OFFER_AGAIN, 0), view.now_ns + OFFER_AFTER_NS)
         if (FORGOTTEN, 0) not in view.timers:
-            self._ledger.set_timer((FORGOTTEN, 0), view.now_ns + FORGOTTEN_AFTER_NS)
+            self._state.set_timer((FORGOTTEN, 0), view.now_ns + FORGOTTEN_AFTER_NS)
             self._waiting = [
                 (task, _tries(task))
                 for request in view.requests.values()
@@ -136,14 +133,14 @@ class PolicyRecovery:
             ]
 
     def offer_again(self) -> None:
-        """The hook that raised may have had yet to use what is free."""
+        """Offer all free capacity again, because the hook that raised may not have used it."""
         self._hooks.offer_nodes()
         for pool in self._view.app.pools:
             if self._view.is_pool_available(pool.id):
-                self._hooks.pool_open(pool.id)
+                self._hooks.pool_available(pool.id)
 
     def fail_forgotten(self) -> None:
-        """Who was waiting the last time, and has not been sent out since, is served by nobody."""
+        """Fail the tasks that were ready at the last check and have not been dispatched since."""
         waiting, self._waiting = self._waiting, []
         for task, tries in waiting:
             if _tries(task) == tries:

@@ -1,7 +1,7 @@
-"""Requests and their tasks: from arrival to the one outcome.
+"""Handlers of requests and their tasks, from arrival to the one outcome.
 
-A pipeline's tasks become ready as their predecessors finish; a cascade skips what it does not need;
-a request whose objective says so gives up when its deadline passes.
+The tasks of a pipeline become ready as their predecessors finish; a cascade skips the stages that
+it does not need; a request with a hard deadline expires if the deadline passes while it waits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headgate.core.scheduler.state import StateWriter
 from headgate.core.states import Failure, Outcome, Rejection, RequestState, TaskState
 from headgate.core.view import View
 
-# Interpreted, a name of the module is read many times faster than one of a class.
+# CPython reads a module global many times faster than a class attribute.
 _BLOCKED: Final = TaskState.BLOCKED
 _DONE: Final = TaskState.DONE
 _LATE: Final = Outcome.LATE
@@ -29,34 +29,33 @@ _READY: Final = TaskState.READY
 
 @final
 class RequestHandlers:
-    """Handles what clients do, and moves tasks along."""
+    """Handles arrivals, announcements and cancellations, and the progress of tasks."""
 
-    def __init__(self, view: View, ledger: StateWriter, policy: Policy) -> None:
+    def __init__(self, view: View, state: StateWriter, policy: Policy) -> None:
         self._view = view
-        self._ledger = ledger
+        self._state = state
         self._policy = policy
         self._pipelines = view.app.pipelines
         self._clients = len(view.app.clients)
         self._open_max = view.app.limits.open_requests_max
         self._payload_bytes_max = [payload_bytes_max(view.app, p) for p in self._pipelines]
         self._last_id = -1
-        self._asks_at_arrival = overrides(policy, "on_arrival")
-
-    # --- what clients do -----------------------------------------------------------------------
+        self._has_arrival_hook = overrides(policy, "on_arrival")
 
     def arrived(self, now_ns: int, event: RequestArrived) -> None:
-        """A request is admitted or turned away; its first tasks become ready."""
+        """Admit or reject a request; the first tasks of an admitted one become ready."""
         request_id = event.request_id
         if request_id <= self._last_id:
             raise DriverError(f"request id {request_id} does not follow {self._last_id}")
         if not 0 <= event.pipeline < len(self._pipelines) or event.items < 1:
-            raise DriverError(f"request {request_id}: no pipeline {event.pipeline}, or no items")
+            problem = f"unknown pipeline {event.pipeline}, or no items"
+            raise DriverError(f"request {request_id}: {problem}")
         if not 0 <= event.client < self._clients:
-            raise DriverError(f"request {request_id}: no client {event.client}")
+            raise DriverError(f"request {request_id}: unknown client {event.client}")
         self._last_id = request_id
         view = self._view
         view.now_ns = now_ns
-        view.arrivals_seen[event.pipeline] += 1
+        view.arrivals[event.pipeline] += 1
         pipeline = self._pipelines[event.pipeline]
         slo = pipeline.slo
         request = Request(
@@ -71,17 +70,17 @@ class RequestHandlers:
         )
         view.requests[request_id] = request
         if len(view.requests) > self._open_max:
-            self._turn_away(request, Rejection.FULL, 0)
+            self._reject(request, Rejection.FULL, 0)
             return
         if view.unloadable:
             retry_ns = view.load_retry_ns(pipeline)
             if retry_ns:
-                self._turn_away(request, Rejection.LOAD_FAILED, retry_ns)
+                self._reject(request, Rejection.LOAD_FAILED, retry_ns)
                 return
         if event.payload_bytes > self._payload_bytes_max[event.pipeline]:
-            self._turn_away(request, Rejection.TOO_LARGE, 0)
+            self._reject(request, Rejection.TOO_LARGE, 0)
             return
-        if self._asks_at_arrival:
+        if self._has_arrival_hook:
             try:
                 self._policy.on_arrival(request)
             except Exception as error:
@@ -92,7 +91,7 @@ class RequestHandlers:
                 return
         if event.is_hard or slo.is_hard:
             request.is_hard = True
-            self._ledger.set_timer(("deadline", request_id), request.deadline_ns)
+            self._state.set_timer(("deadline", request_id), request.deadline_ns)
         for task in request.tasks:
             if task.waits_for == 0 and task.state == _BLOCKED:
                 task.state = _READY
@@ -101,18 +100,18 @@ class RequestHandlers:
                 except Exception as error:
                     self.fault("on_task_ready", error, task)
 
-    def _turn_away(self, request: Request, reason: str, retry_ns: int) -> None:
-        """The policy is not asked, but one that was told of the request waits for it no longer."""
-        self._ledger.settle(request, Outcome.REJECTED, reason, retry_ns=retry_ns)
+    def _reject(self, request: Request, reason: str, retry_ns: int) -> None:
+        """Reject a request without `on_arrival`; a clairvoyant policy may be waiting for it."""
+        self._state.settle(request, Outcome.REJECTED, reason, retry_ns=retry_ns)
         try:
-            self._policy.on_turned_away(request.id, request.pipeline.id)
+            self._policy.on_rejected_early(request.id, request.pipeline.id)
         except Exception as error:
-            self.fault("on_turned_away", error)
+            self.fault("on_rejected_early", error)
 
     def announced(self, now_ns: int, event: RequestAnnounced) -> None:
-        """A clairvoyant policy is told what is to come."""
+        """Announce a future request to a clairvoyant policy."""
         if not 0 <= event.pipeline < len(self._pipelines):
-            raise DriverError(f"request {event.request_id}: no pipeline {event.pipeline}")
+            raise DriverError(f"request {event.request_id}: unknown pipeline {event.pipeline}")
         if event.request_id <= self._last_id or event.arrival_ns < now_ns:
             raise DriverError(f"request {event.request_id} is announced after it has arrived")
         self._view.now_ns = now_ns
@@ -122,36 +121,34 @@ class RequestHandlers:
             self.fault("on_announced", error)
 
     def cancelled(self, now_ns: int, event: RequestCancelled) -> None:
-        """A request is settled at once; what is out of it comes back to nobody."""
+        """Settle a request at once; the results of its batches in flight are discarded."""
         if event.request_id > self._last_id:
             raise DriverError(f"request {event.request_id} is cancelled but never arrived")
         self._view.now_ns = now_ns
         request = self._view.requests.get(event.request_id)
-        if request is None:  # the answer and the cancellation crossed
+        if request is None:  # the response and the cancellation crossed
             self._view.events_ignored += 1
             return
         self.settle_early(request, Outcome.CANCELLED, "cancelled by the client")
 
-    # --- how tasks go on -----------------------------------------------------------------------
-
     def task_done(self, task: Task, batch: Batch, unsure: tuple[int, ...]) -> None:
-        """An attempt at a running task has succeeded, the first to do so."""
+        """Complete a running task after its first successful attempt."""
         task.state = _DONE
-        if task.copies_out:  # competing copies lose
-            self._ledger.cancel_batches_of(task)
+        if task.copies_in_flight:  # competing copies are no longer needed
+            self._state.cancel_batches_of(task)
         request = task.request
         request.tasks_left -= 1
         if request.tasks_left == 0:
             is_late = self._view.now_ns > request.deadline_ns
-            self._ledger.settle(request, _LATE if is_late else _MET)
+            self._state.settle(request, _LATE if is_late else _MET)
             return
         task.pool_id = batch.pool.id
         task.node_id = None if batch.node is None else batch.node.id
-        self._wake_successors(task, task.id in unsure)
+        self._unblock_successors(task, task.id in unsure)
         if request.state == RequestState.OPEN:
             self.expire_if_overdue(request)
 
-    def _wake_successors(self, task: Task, is_unsure: bool) -> None:
+    def _unblock_successors(self, task: Task, is_unsure: bool) -> None:
         request = task.request
         is_overdue = self._is_overdue(request)
         for index in request.pipeline.successors[task.id % STAGES_MAX]:
@@ -171,66 +168,62 @@ class RequestHandlers:
                 return
 
     def _skip(self, task: Task) -> None:
-        """A cascade ends before this task: it and all that only it leads to count as done."""
+        """Skip a task because its cascade ended, and the tasks that depend on it alone."""
         task.state = TaskState.SKIPPED
         request = task.request
         request.tasks_left -= 1
         if request.tasks_left == 0:
             is_late = self._view.now_ns > request.deadline_ns
-            self._ledger.settle(request, _LATE if is_late else _MET)
+            self._state.settle(request, _LATE if is_late else _MET)
         else:
-            self._wake_successors(task, is_unsure=False)
+            self._unblock_successors(task, is_unsure=False)
 
-    def task_broke(self, task: Task) -> None:
-        """The function could not do this one. A copy elsewhere may yet; else nothing will."""
-        if task.copies_out:
-            task.copies_out -= 1
+    def task_failed(self, task: Task) -> None:
+        """Fail a task for which the function raised, unless a competing copy is in flight."""
+        if task.copies_in_flight:
+            task.copies_in_flight -= 1
         else:
-            self.give_up_failed(task, f"{task.function.name}: it raised an error")
-
-    # --- how requests end before they are done -------------------------------------------------
+            self.fail_task(task, f"{task.function.name}: it raised an error")
 
     def deadline_passed(self, request_id: int) -> None:
-        """Give up a request that still waits; one that is running may yet be late."""
+        """Expire a request that still waits; one that is running may still finish late."""
         request = self._view.requests.get(request_id)
         if request is not None:
             self.expire_if_overdue(request)
 
     def expire_if_overdue(self, request: Request) -> None:
-        """Expire a request past its deadline once nothing of it is running."""
+        """Expire a request past its hard deadline if none of its tasks is running."""
         if self._is_overdue(request):
             for task in request.tasks:
                 if task.state == TaskState.RUNNING:
                     return
             self.settle_early(request, Outcome.EXPIRED, "deadline passed while waiting")
 
-    def give_up_failed(self, task: Task, reason: str) -> None:
-        """No attempt at this task has succeeded and none will be made."""
-        task.state = TaskState.DROPPED  # it is in no policy's queue: nobody need be told of it
+    def fail_task(self, task: Task, reason: str) -> None:
+        """Fail the request of a task that has no successful attempt and gets no other."""
+        task.state = TaskState.DROPPED  # it is in no queue of the policy: no `on_task_withdrawn`
         self.settle_early(task.request, Outcome.FAILED, reason)
 
     def _is_overdue(self, request: Request) -> bool:
         return request.is_hard and self._view.now_ns >= request.deadline_ns
 
     def settle_early(self, request: Request, outcome: int, reason: str, retry_ns: int = 0) -> None:
-        """Settle a request that still has tasks to go, and tell the policy which it may forget."""
+        """Settle a request with unfinished tasks, and withdraw its ready tasks from the policy."""
         waiting = [task for task in request.tasks if task.state == TaskState.READY]
-        self._ledger.settle(request, outcome, reason, retry_ns=retry_ns)
+        self._state.settle(request, outcome, reason, retry_ns=retry_ns)
         for task in waiting:
             try:
                 self._policy.on_task_withdrawn(task)
             except Exception as error:
                 self.fault("on_task_withdrawn", error)
 
-    # --- what policies do wrong ----------------------------------------------------------------
-
     def fault(self, hook: str, error: Exception, task: Task | None = None) -> None:
-        """A hook has raised an exception. The event goes on; `Scheduler.handle` raises at its end.
+        """Record an exception of a hook. `Scheduler.handle` raises it at the end of the event.
 
         The task that the hook was about, and those of an illegal order, may be in no queue of the
-        policy now. Unless they have been sent out all the same, their requests fail.
+        policy now. Unless they were dispatched all the same, their requests fail.
         """
-        self._ledger.note_fault(hook, error)
+        self._state.record_fault(hook, error)
         if task is not None:
             self.fail_if_ready(task)
         if isinstance(error, PolicyError):
@@ -239,15 +232,15 @@ class RequestHandlers:
                 self.fail_if_ready(other)
 
     def fail_if_ready(self, task: Task) -> None:
-        """Fail a task that the policy may have lost, unless it is out or wanted no longer."""
+        """Fail a task that the policy may have lost, unless it is running or dropped."""
         if task.state == _READY:
             self.settle_early(task.request, Outcome.FAILED, Failure.POLICY_FAULT)
 
 
 def payload_bytes_max(app: App, pipeline: Pipeline) -> int:
-    """Return how large inputs may be for a pipeline's first stages to have a place to run.
+    """Return the largest payload with which every first stage of a pipeline can run somewhere.
 
-    Nodes take any size. Where a function runs on platforms only, the one that carries most decides.
+    Nodes take any size. For a function that runs on FaaS pools only, the largest limit counts.
     """
     most = NEVER_NS
     for stage in pipeline.stages:

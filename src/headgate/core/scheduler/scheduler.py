@@ -2,30 +2,30 @@
 
     Scheduler.handle(now_ns, event) -> list[Action]
 
-This is the seam that everything hangs on. It is synchronous, total and deterministic: the same
-seed, configuration and sequence of (now_ns, event) give the same actions, to the bit. It reads no
-clock, awaits nothing and opens nothing. The simulator and the live runtime are two small drivers
-of it, so a decision is written once and a live incident replays as a unit test.
+This is the single entry of everything that decides. It is synchronous, total and deterministic: the
+same seed, configuration and sequence of (now_ns, event) give the same actions, to the bit. It reads
+no clock, awaits nothing and does no I/O. The simulator and the live runtime are two small drivers
+of it, so decision logic is written once and a live incident replays as a unit test.
 
-What every policy needs is here: lifecycles, conservation (every request ends in exactly one
-outcome), retries, timers, cancellation, legality. What policies differ in is behind the hooks of
-`Policy`. A few rules that are easy to miss:
+The Scheduler holds what every policy needs: lifecycles, conservation (every request ends in exactly
+one outcome), retries, timers, cancellation, checks of legality. What policies differ in is behind
+the hooks of `Policy`. A few rules that are easy to miss:
 
-- Work that is out cannot be un-started. So cancelling is a state, not an exception: the request is
-  settled at once, its tasks become DROPPED, and when the batch comes back its result is thrown
-  away. The slot is free only then.
-- *Refused* means it never ran, so the task may always be tried again. *Failed* and *lost* mean it
-  ran or may have run, so it is repeated only if the function is idempotent, attempts are left and
-  the deadline has not passed.
-- Messages may be duplicated, and may cross ours. An event about something that has already ended
-  is ignored and counted (`View.events_ignored`). An event about something that never was is the
-  driver's error.
-- A place that has just refused is left alone for a moment (`Limits.backoff_ns`), or a policy that
-  knows no better would offer it the same batch for ever at the same instant. A variant that cannot
-  be started is left alone for longer: see `load_failures`.
-- Who may have killed a worker is not tried again in company: see `quarantine`.
-- A hook that raises is a fault of the policy, and nobody else's: the event is handled to its end,
-  whatever the hook was about fails, and only then `handle` raises.
+- Work in flight cannot be un-started. So cancellation is a state, not an exception: the request is
+  settled at once, its tasks become DROPPED, and when the batch ends its result is discarded. The
+  slot is free only then.
+- *Refused* means that a batch never ran, so its tasks may always be retried. *Failed* and *lost*
+  mean that it ran or may have run, so a task is retried only if its function is idempotent,
+  attempts are left and the deadline has not passed.
+- Messages may be duplicated, and may cross. An event about something that has already ended is
+  ignored and counted (`View.events_ignored`). An event about something that never existed is an
+  error of the driver.
+- The Scheduler backs off from a node or pool that has just refused (`Limits.backoff_ns`).
+  Otherwise a simple policy would send it the same batch at the same instant for ever. The back-off
+  of a variant that cannot be started is longer: see `load_failures`.
+- A task that may have killed a worker is retried alone: see `batches.Quarantine`.
+- A hook that raises is a fault of the policy, and must not harm anything else: the event is handled
+  to its end, the task or request that the hook was about fails, and only then `handle` raises.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind
 from headgate.core.scheduler.batches import BatchHandlers, Quarantine
 from headgate.core.scheduler.fleet import FleetHandlers, reconcile
 from headgate.core.scheduler.load_failures import PROBE, LoadFailures
-from headgate.core.scheduler.policy_hooks import FORGOTTEN, OFFER, PolicyHooks, PolicyRecovery
+from headgate.core.scheduler.policy_hooks import FORGOTTEN, OFFER_AGAIN, PolicyHooks, PolicyRecovery
 from headgate.core.scheduler.requests import RequestHandlers
 from headgate.core.scheduler.state import InstanceWriter, StateWriter
 from headgate.core.scheduler.validate import Validator
@@ -70,7 +70,7 @@ from headgate.core.view import View
 
 @final
 class Scheduler:
-    """One per gateway. `index` of `peers` tells it apart from others that share its pools."""
+    """One per gateway. `index` and `peers` distinguish Schedulers that share pools."""
 
     def __init__(
         self,
@@ -85,110 +85,114 @@ class Scheduler:
     ) -> None:
         self.app = app
         self.view = View(app)
-        self._ledger = StateWriter(self.view, ids_start=index, ids_step=peers)
-        self._residents = InstanceWriter(self.view, self._ledger, ids_start=index, ids_step=peers)
-        self._orders = Orders(self.view, self._ledger, self._residents)
+        self._state = StateWriter(self.view, ids_start=index, ids_step=peers)
+        self._instances = InstanceWriter(self.view, self._state, ids_start=index, ids_step=peers)
+        self._orders = Orders(self.view, self._state, self._instances)
         context = Context(self.view, self._orders, rng if rng is not None else Random(0))
         self.policy: Policy = kind.build(context, config if config is not None else kind.config())
-        self._requests = RequestHandlers(self.view, self._ledger, self.policy)
+        self._requests = RequestHandlers(self.view, self._state, self.policy)
         self._hooks = PolicyHooks(self.view, self.policy, self._requests)
-        self._quarantine = Quarantine(self.view, self._ledger, self._requests, self._hooks)
-        self._attempts = BatchHandlers(
-            self.view, self._ledger, self.policy, self._requests, self._hooks, self._quarantine
+        self._quarantine = Quarantine(self.view, self._state, self._requests, self._hooks)
+        self._batches = BatchHandlers(
+            self.view, self._state, self.policy, self._requests, self._hooks, self._quarantine
         )
         self._failures = LoadFailures(
             self.view,
-            self._ledger,
-            self._residents,
+            self._state,
+            self._instances,
             self._requests,
             self._hooks,
             picks_nodes=not kind.capabilities.multi_gateway,
-            spills=_spills(app, kind, self.policy),
+            uses_faas=_faas_functions(app, kind, self.policy),
         )
-        self._fleet = FleetHandlers(self.view, self._residents, self._hooks, self._failures)
-        self._recovery = PolicyRecovery(self.view, self._ledger, self._requests, self._hooks)
+        self._fleet = FleetHandlers(self.view, self._instances, self._hooks, self._failures)
+        self._recovery = PolicyRecovery(self.view, self._state, self._requests, self._hooks)
         self._validator = Validator(self.view) if validate else None
         self._plan_every_ns = self.policy.plan_every_ns
-        self._early = self._ledger.actions  # what the policy ordered while it was being made
-        wishes = any(s is not None and bool(s.wishes) for s in self.view.breakers)
-        self._is_new = wishes or bool(self._early)
-        self._ledger.has_begun = not self._is_new
-        self._is_thoughtful = validate or self._plan_every_ns > 0
-        self._ledger.has_afterthoughts = self._is_thoughtful or self._is_new
+        self._initial_actions = self._state.actions  # ordered by the policy in its constructor
+        has_warm_targets = any(b is not None and bool(b.warm_targets) for b in self.view.breakers)
+        self._is_new = has_warm_targets or bool(self._initial_actions)
+        self._state.has_started = not self._is_new
+        self._always_finishes = validate or self._plan_every_ns > 0
+        self._state.needs_finish = self._always_finishes or self._is_new
 
     @property
     def work(self) -> int:
-        """What the policy has reported to have computed so far, in its own units."""
-        return self._ledger.work
+        """Total computation that the policy has reported, in its own units."""
+        return self._state.work
 
     @property
     def actions_so_far(self) -> list[Action]:
-        """What was ordered at the last event, also if an exception ended the handling of it."""
-        return self._ledger.actions
+        """The actions of the last event, also if an exception ended its handling."""
+        return self._state.actions
 
     def handle(self, now_ns: int, event: Event) -> list[Action]:
-        """Take one event into account and return what is to be done about it.
+        """Handle one event and return the actions that follow from it.
 
-        `now_ns` never decreases. Raises `DriverError` for an event that cannot have happened; it
-        has changed nothing. Raises `PolicyError`, once the event has been handled to its end, if
-        a hook of the policy raised anything; the error carries all actions of the event, which
-        are to be carried out like any others.
+        `now_ns` never decreases. Raises `DriverError` for an event that cannot have happened; such
+        an event changes nothing. Raises `PolicyError`, after the event has been handled to its end,
+        if a hook of the policy raised an exception; the error carries all actions of the event,
+        which the driver must carry out like any others.
         """
         if now_ns < self.view.now_ns:
             raise DriverError(f"time went back from {self.view.now_ns} to {now_ns}")
         actions: list[Action] = []
-        ledger = self._ledger
-        ledger.actions = actions
-        # Most frequent first: a compiled build makes this a chain of pointer comparisons.
+        state = self._state
+        state.actions = actions
+        # Most frequent first: a compiled build makes this chain of tests pointer comparisons.
         if isinstance(event, BatchFinished):
-            self._attempts.finished(now_ns, event)
+            self._batches.finished(now_ns, event)
         elif isinstance(event, RequestArrived):
             self._requests.arrived(now_ns, event)
         elif isinstance(event, TimerFired):
             self._timer_fired(now_ns, event.key)
         else:
             self._handle_rare(now_ns, event)
-        if ledger.has_afterthoughts:
+        if state.needs_finish:
             self._finish_event(now_ns, actions)
         return actions
 
     def _finish_event(self, now_ns: int, actions: list[Action]) -> None:
-        """What most events have no need of. Raises the fault of the event, if there was one."""
-        view, ledger = self.view, self._ledger
+        """Post-event work that most events do not need.
+
+        Prepends the actions that the policy ordered in its constructor, reviews load failures and
+        quarantine, arms the plan timer, runs the validator. Raises the policy's fault, if any.
+        """
+        view, state = self.view, self._state
         if self._is_new:
             self._is_new = False
-            ledger.actions = self._early
-            ledger.begin()
-            ledger.actions = actions
-            actions[:0] = self._early
+            state.actions = self._initial_actions
+            state.start()
+            state.actions = actions
+            actions[:0] = self._initial_actions
         if view.load_failures:
             self._failures.review()
         if not self._quarantine.is_empty:
             self._quarantine.release()
         if self._plan_every_ns and ("plan", 0) not in view.timers:
-            ledger.set_timer(("plan", 0), now_ns + self._plan_every_ns)
+            state.set_timer(("plan", 0), now_ns + self._plan_every_ns)
         if view.policy_faults:
-            self._recovery.watch(ledger.fault is not None)
-        ledger.has_afterthoughts = (
-            self._is_thoughtful
+            self._recovery.watch(state.fault is not None)
+        state.needs_finish = (
+            self._always_finishes
             or view.policy_faults > 0
             or len(view.load_failures) > 0
             or not self._quarantine.is_empty
         )
         if self._validator is not None:
             self._validator.check()
-        fault, ledger.fault = ledger.fault, None
+        fault, state.fault = state.fault, None
         if fault is not None:
             fault.actions = actions
             raise fault
 
     def _handle_rare(self, now_ns: int, event: Event) -> None:
         if isinstance(event, BatchRefused):
-            self._attempts.refused(now_ns, event)
+            self._batches.refused(now_ns, event)
         elif isinstance(event, BatchFailed):
-            self._attempts.failed(now_ns, event)
+            self._batches.failed(now_ns, event)
         elif isinstance(event, BatchLost):
-            self._attempts.lost(now_ns, event)
+            self._batches.lost(now_ns, event)
         elif isinstance(event, RequestCancelled):
             self._requests.cancelled(now_ns, event)
         elif isinstance(event, RequestAnnounced):
@@ -216,7 +220,7 @@ class Scheduler:
         view = self.view
         at_ns = view.timers.get(key)
         view.now_ns = now_ns
-        if at_ns is None or at_ns > now_ns:  # cancelled or set anew while this was on its way
+        if at_ns is None or at_ns > now_ns:  # cancelled or reset while this event was on its way
             view.events_ignored += 1
             return
         del view.timers[key]
@@ -225,22 +229,22 @@ class Scheduler:
             self._requests.deadline_passed(number)
         elif name == "unblock":
             node = view.nodes[number]
-            self._residents.offer_node(node)
+            self._instances.list_if_free(node)
             self._hooks.capacity(node)
         elif name == "unblock_pool":
-            spillway = view.breakers[number]
-            assert spillway is not None
-            spillway.to_half_open(now_ns)
-            self._ledger.arm_pool_timer(spillway)
-            if spillway.allows_call(now_ns):
-                self._hooks.pool_open(number)
+            breaker = view.breakers[number]
+            assert breaker is not None
+            breaker.to_half_open(now_ns)
+            self._state.arm_pool_timer(breaker)
+            if breaker.allows_call(now_ns):
+                self._hooks.pool_available(number)
         elif name == "lost":
-            self._attempts.given_up(number)
+            self._batches.timed_out(number)
         elif name == PROBE:
             self._failures.probe(number)
         elif name == "plan":
             self._plan()
-        elif name == OFFER:
+        elif name == OFFER_AGAIN:
             self._recovery.offer_again()
         elif name == FORGOTTEN:
             self._recovery.fail_forgotten()
@@ -254,12 +258,12 @@ class Scheduler:
             self._requests.fault("plan", error)
 
 
-def _spills(app: App, kind: PolicyKind, policy: Policy) -> list[bool]:
-    """By function id: whether the policy sends it to a platform that it runs on."""
+def _faas_functions(app: App, kind: PolicyKind, policy: Policy) -> list[bool]:
+    """By function id: whether the policy dispatches the function to a FaaS pool."""
     platforms = {pool.id for pool in app.pools if pool.faas is not None}
     return [
         kind.capabilities.serverless
         and any(platforms.intersection(variant.pool_ids) for variant in function.variants)
-        and policy.spills(function.id)
+        and policy.uses_faas(function.id)
         for function in app.functions
     ]

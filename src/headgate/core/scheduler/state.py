@@ -1,8 +1,17 @@
-"""The books of requests and batches: every change of their state, and the actions that go with it.
+"""The only writers of a Scheduler's state, and the timeouts of batches.
 
-The Scheduler's parts (for events) and `Orders` (for a policy's wishes) check what is legal and then
-come here. Nothing in this file decides and nothing in it can fail, which is why an illegal event or
-order leaves the state as it was.
+`StateWriter` writes requests, tasks, batches and timers, and collects the actions of the event that
+is being handled. `InstanceWriter` writes instances, weights and memory. The event handlers of the
+Scheduler, and `Orders` for the policy, first check what is legal and then call a writer. Nothing in
+this file decides and nothing in it can fail, which is why an illegal event or order leaves the
+state as it was.
+
+`BatchTimeouts` computes when a batch is given up as lost: after a multiple of the time that batches
+of its variant take. Both the profile and recent observations count, because a profile can be far
+too short: a function of microseconds takes less time than the round trip to its worker, and one
+that was measured on an idle machine is slow on a busy one. Batches that finish after their timeout
+are observed as well; otherwise every batch of such a function would time out for ever. There is a
+floor below which no batch times out.
 """
 
 from __future__ import annotations
@@ -38,71 +47,15 @@ from headgate.core.states import (
 )
 from headgate.core.view import View, is_evictable, is_free
 
-# When a batch is given up: long after such batches were answered lately, or should have been.
-#
-# A profile can be far too short: a function of microseconds takes less time than the way to its
-# worker and back, and one that was measured on an idle machine is slow on a busy one. So what was
-# really observed counts as well, including batches that came back after they had been given up:
-# else all of a function would be given up for ever. And no batch is given up within a floor.
-
-
-_FADING: Final = 0.99  # of the slowest batch, with each that follows
-_GIVEN_UP_MAX: Final = 256  # batches that may yet come back, the latest of them
-
-
-@final
-class BatchTimeouts:
-    """Knows, by variant, how much longer than its profile says a batch takes of late."""
-
-    def __init__(self, app: App) -> None:
-        limits = app.limits
-        self.is_needed = limits.timeout_factor > 0
-        self._factor = limits.timeout_factor
-        self._floor_ns = limits.timeout_floor_ns
-        self._ratios = [1.0 for _ in app.variants]  # of the slowest lately; it fades
-        self._given_up: dict[int, Batch] = {}  # by batch id
-
-    def limit_ns(self, batch: Batch) -> int:
-        """How long to wait for this batch at most, from when it may begin."""
-        expected_ns = _expected_ns(batch) * self._ratios[batch.variant.id]
-        return max(self._floor_ns, int(expected_ns * self._factor))
-
-    def ended(self, batch: Batch, now_ns: int) -> None:
-        """A batch has ended, or is given up."""
-        if batch.state == BatchState.FINISHED:
-            self._see(batch, now_ns)
-
-    def gave_up(self, batch: Batch) -> None:
-        """No answer came in time; if it comes after all, that is worth knowing."""
-        self._given_up[batch.id] = batch
-        if len(self._given_up) > _GIVEN_UP_MAX:
-            del self._given_up[next(iter(self._given_up))]
-
-    def finished_late(self, batch_id: int, now_ns: int) -> None:
-        """A batch has finished that had been given up, or had ended before."""
-        batch = self._given_up.pop(batch_id, None)
-        if batch is not None:
-            self._see(batch, now_ns)
-
-    def _see(self, batch: Batch, now_ns: int) -> None:
-        ratio = (now_ns - batch.sent_ns) / max(1, _expected_ns(batch))
-        id = batch.variant.id
-        self._ratios[id] = max(1.0, ratio, _FADING * self._ratios[id])
-
-
-def _expected_ns(batch: Batch) -> int:
-    """As the profile has it, on a node whose slots are all taken, after a start."""
-    profile = batch.variant.profile
-    exec_ns = profile.time_ns(batch.items, batch.pool.slots)
-    return profile.cold_start_ns + profile.swap_in_ns + exec_ns
-
-
-# Interpreted, a name of the module is read many times faster than one of a class.
+# CPython reads a module global many times faster than a class attribute.
 _BUSY: Final = InstanceState.BUSY
 _GONE: Final = InstanceState.GONE
 _IDLE: Final = InstanceState.IDLE
 _RUNNING: Final = TaskState.RUNNING
 _SETTLED: Final = RequestState.SETTLED
+
+_RATIO_DECAY: Final = 0.99  # per batch, of the largest recent ratio
+_TIMED_OUT_MAX: Final = 256  # timed-out batches remembered, the newest of them
 
 
 @final
@@ -112,21 +65,19 @@ class StateWriter:
     def __init__(self, view: View, ids_start: int, ids_step: int) -> None:
         self.view = view
         self.actions: list[Action] = []
-        self.has_begun = False  # an event has told the time
-        self.work = 0  # what the policy reports to have computed, in its own units
-        self.has_afterthoughts = False  # something is to be looked after at the end of each event
-        self.fault: PolicyError | None = None  # the first of the event being handled
-        # Schedulers that share a pool draw from interleaved ids, so that a Backend can tell
-        # whose batch is whose.
+        self.has_started = False  # the first event has arrived, so the time is known
+        self.work = 0  # computation reported by the policy, in its own units
+        self.needs_finish = False  # `Scheduler._finish_event` must run after each event
+        self.fault: PolicyError | None = None  # the first one of the event being handled
+        # Schedulers that share a pool use interleaved ids, so that a Backend can tell which
+        # Scheduler a batch belongs to.
         self._ids_step = ids_step
-        self.watchdog = BatchTimeouts(view.app)
-        self._watches = self.watchdog.is_needed
+        self.timeouts = BatchTimeouts(view.app)
+        self._has_timeouts = self.timeouts.is_enabled
         self._next_id = ids_start
 
-    # --- batches -------------------------------------------------------------------------------
-
-    def was_batch(self, batch_id: int) -> bool:
-        """Whether this id was ever given to a batch."""
+    def has_issued_batch(self, batch_id: int) -> bool:
+        """Whether this Scheduler ever gave this id to a batch."""
         is_ours = (batch_id - self._next_id) % self._ids_step == 0
         return 0 <= batch_id < self._next_id and is_ours
 
@@ -140,7 +91,7 @@ class StateWriter:
         node: Node | None,
         pool: Pool,
     ) -> Batch:
-        """A batch goes out: it takes its slot and its compute."""
+        """Dispatch a batch: it takes a slot and its variant's compute."""
         view = self.view
         batch_id = self._next_id
         self._next_id = batch_id + self._ids_step
@@ -162,11 +113,11 @@ class StateWriter:
             if node.running >= node.slots and node_id in view.free_nodes:
                 del view.free_nodes[node_id]
         elif pool.faas is not None:
-            self._spill(batch)
+            self._on_call_sent(batch)
         moved_bytes = 0
         for task in tasks:
             if task.state == _RUNNING:
-                task.copies_out += 1
+                task.copies_in_flight += 1
             task.state = _RUNNING
             task.attempts_made += 1
             if task.stage.after:
@@ -186,17 +137,17 @@ class StateWriter:
         return batch
 
     def end_batch(self, batch: Batch, state: int) -> None:
-        """A batch has ended, this way or that: its slot and its compute are free again."""
+        """End a batch in the given state, and free its slot and its compute."""
         view = self.view
         del view.batches[batch.id]
         batch.state = state
-        if self._watches:
+        if self._has_timeouts:
             self.cancel_timer(("lost", batch.id))
-            self.watchdog.ended(batch, view.now_ns)
+            self.timeouts.on_ended(batch, view.now_ns)
         instance = batch.instance
         node = batch.node
         if node is None:
-            self._unspill(batch, state)
+            self._on_call_ended(batch, state)
         if instance is None or node is None or instance.state == _GONE:
             return
         instance.running -= 1
@@ -207,66 +158,69 @@ class StateWriter:
             node.cpu_milli_used -= shape.cpu_milli
             node.gpu_sevenths_used -= shape.gpu_sevenths
         node.running -= 1
-        # The rule of `is_free` for a node that is up, spelled out: this is run for every batch.
+        # The rule of `is_free` for a node that is up, inlined because it runs for every batch.
         if node.running < node.slots and node.blocked_until_ns <= view.now_ns:
             view.free_nodes.setdefault(node.id, node)
 
-    def _spill(self, batch: Batch) -> None:
-        """A call goes out to a pool that is paid by the call."""
-        spillway = self.view.breakers[batch.pool.id]
-        assert spillway is not None
-        spillway.sent(self.view.now_ns, _may_take_ns(batch))
-        self.arm_pool_timer(spillway)
+    def _on_call_sent(self, batch: Batch) -> None:
+        breaker = self.view.breakers[batch.pool.id]
+        assert breaker is not None
+        breaker.on_sent(self.view.now_ns, _duration_max_ns(batch))
+        self.arm_pool_timer(breaker)
 
-    def _unspill(self, batch: Batch, state: int) -> None:
-        spillway = self.view.breakers[batch.pool.id]
-        if spillway is not None:
-            spillway.ended(self.view.now_ns, state, batch.sent_ns, _may_take_ns(batch))
-            self.arm_pool_timer(spillway)
+    def _on_call_ended(self, batch: Batch, state: int) -> None:
+        breaker = self.view.breakers[batch.pool.id]
+        if breaker is not None:
+            breaker.on_ended(self.view.now_ns, state, batch.sent_ns, _duration_max_ns(batch))
+            self.arm_pool_timer(breaker)
 
-    def arm_pool_timer(self, spillway: CircuitBreaker) -> None:
-        """Something has changed about a way out: adapt what is kept warm behind it to that.
+    def arm_pool_timer(self, breaker: CircuitBreaker) -> None:
+        """Adapt the warm instances of a pool to its breaker, and set the timer of the next check.
 
-        Be woken when it may be tried again.
+        To be called whenever something about the breaker has changed.
         """
-        if spillway.wishes and spillway.is_grant_due(self.view.now_ns):
-            self._grant(spillway)
-        self._wake(spillway)
+        if breaker.warm_targets and breaker.is_grant_due(self.view.now_ns):
+            self._grant(breaker)
+        self._set_pool_timer(breaker)
 
-    def _wake(self, spillway: CircuitBreaker) -> None:
-        until_ns = spillway.wakes_ns(self.view.now_ns)
-        key = ("unblock_pool", spillway.pool.id)
+    def _set_pool_timer(self, breaker: CircuitBreaker) -> None:
+        until_ns = breaker.next_check_ns(self.view.now_ns)
+        key = ("unblock_pool", breaker.pool.id)
         if until_ns and self.view.timers.get(key) != until_ns:
             self.set_timer(key, until_ns)
 
     def keep_warm(self, pool: Pool, variant: Variant, count: int, is_provisioned: bool) -> None:
-        """Wish for warm instances, as many as can be."""
-        spillway = self.view.breakers[pool.id]
-        assert spillway is not None
-        spillway.wish(variant, count, is_provisioned)
-        if self.has_begun:
-            self._grant(spillway)
-            self._wake(spillway)
+        """Set the target of warm instances; the breaker and the budgets decide how many there are.
 
-    def begin(self) -> None:
-        """The first event is there, and with it the time: grant what was wished for before it."""
-        self.has_begun = True
-        for spillway in self.view.breakers:
-            if spillway is not None and spillway.wishes:
-                self._grant(spillway)
-                self._wake(spillway)
+        Targets that a policy sets in its constructor are granted with the first event.
+        """
+        breaker = self.view.breakers[pool.id]
+        assert breaker is not None
+        breaker.set_warm_target(variant, count, is_provisioned)
+        if self.has_started:
+            self._grant(breaker)
+            self._set_pool_timer(breaker)
 
-    def _grant(self, spillway: CircuitBreaker) -> None:
-        pool_id = spillway.pool.id
-        for granted in spillway.grant(self.view.now_ns):
+    def start(self) -> None:
+        """Grant the targets that were set before the first event, now that the time is known."""
+        self.has_started = True
+        for breaker in self.view.breakers:
+            if breaker is not None and breaker.warm_targets:
+                self._grant(breaker)
+                self._set_pool_timer(breaker)
+
+    def _grant(self, breaker: CircuitBreaker) -> None:
+        pool_id = breaker.pool.id
+        for granted in breaker.grant(self.view.now_ns):
             variant_id, count = granted.variant.id, granted.count
             self.view.kept_warm[pool_id, variant_id] = (count, granted.is_provisioned)
             self.actions.append(KeepWarm(pool_id, variant_id, count, granted.is_provisioned))
 
     def cancel_batches_of(self, task: Task) -> None:
-        """A task is not to run any more: cancel the batches that carry nothing else.
+        """Cancel the batches of a task that have no running task left in them.
 
-        O(batches that are out): it is rare, and a list per task would cost every request.
+        O(batches in flight): cancellation is rare, and a list of batches per task would cost every
+        request.
         """
         for batch in self.view.batches.values():
             if task in batch.tasks and all(t.state != _RUNNING for t in batch.tasks):
@@ -274,12 +228,10 @@ class StateWriter:
                 self.actions.append(CancelBatch(batch.id, batch.pool.id, node_id))
 
     def block_node(self, node: Node, until_ns: int) -> None:
-        """Leave a node alone for a while: it has just refused or lost something."""
+        """Send nothing to a node until `until_ns`: it has just refused or lost a batch."""
         node.blocked_until_ns = until_ns
         self.view.free_nodes.pop(node.id, None)
         self.set_timer(("unblock", node.id), until_ns)
-
-    # --- requests ------------------------------------------------------------------------------
 
     def settle(
         self,
@@ -289,7 +241,7 @@ class StateWriter:
         predicted_ns: int = 0,
         retry_ns: int = 0,
     ) -> None:
-        """The request ends, once. Tasks that are left of it are dropped."""
+        """Settle a request with its one outcome, and drop its unfinished tasks."""
         request.state = _SETTLED
         request.outcome = outcome
         del self.view.requests[request.id]
@@ -298,7 +250,7 @@ class StateWriter:
             self.cancel_timer(("deadline", request.id))
         if request.tasks_left:
             self._drop_tasks(request)
-        request.tasks.clear()  # no reference cycles: what has ended is freed at once
+        request.tasks.clear()  # breaks the reference cycle, so memory is freed at once
 
     def _drop_tasks(self, request: Request) -> None:
         for task in request.tasks:
@@ -309,18 +261,17 @@ class StateWriter:
                 task.state = TaskState.DROPPED
                 self.cancel_batches_of(task)
 
-    # --- faults --------------------------------------------------------------------------------
+    def record_fault(self, hook: str, error: Exception) -> None:
+        """Record that a hook of the policy raised an exception.
 
-    def note_fault(self, hook: str, error: Exception) -> None:
-        """A hook of the policy has raised an exception.
-
-        The report is the same in every replay, so it names an error that is not ours by its class
-        alone: the text may hold addresses.
+        The report must be the same in every replay. So an exception other than `PolicyError` is
+        named by its class alone: its text may contain memory addresses.
         """
         self.view.policy_faults += 1
-        self.has_afterthoughts = True
-        is_ours = isinstance(error, PolicyError)
-        self.actions.append(ReportFault(hook, str(error) if is_ours else type(error).__name__))
+        self.needs_finish = True
+        is_policy_error = isinstance(error, PolicyError)
+        text = str(error) if is_policy_error else type(error).__name__
+        self.actions.append(ReportFault(hook, text))
         if self.fault is None:
             if isinstance(error, PolicyError):
                 self.fault = error
@@ -328,66 +279,51 @@ class StateWriter:
                 self.fault = PolicyError(f"{hook} raised {type(error).__name__}: {error}")
                 self.fault.__cause__ = error
 
-    # --- timers --------------------------------------------------------------------------------
-
     def set_timer(self, key: TimerKey, at_ns: int) -> None:
-        """Ask to be woken; a timer of the same key is replaced."""
+        """Set a timer; it replaces a timer of the same key."""
         self.view.timers[key] = at_ns
         self.actions.append(SetTimer(key, at_ns))
 
     def cancel_timer(self, key: TimerKey) -> None:
-        """Forget a timer, if it is set."""
+        """Cancel a timer, if it is set."""
         if self.view.timers.pop(key, None) is not None:
             self.actions.append(CancelTimer(key))
 
 
-def _may_take_ns(batch: Batch) -> int:
-    """How long a call may take: it may have to start an instance first, billed or not."""
-    profile = batch.variant.profile
-    exec_ns = profile.exec_ns[batch.items - 1]
-    return profile.cold_start_ns + exec_ns + 2 * batch.pool.network_ns
-
-
-# The books of the fleet: which instance is where, what memory it holds, who must make room.
-#
-# Like the `StateWriter` it only writes: what is legal has been checked before.
-
-
 @final
 class InstanceWriter:
-    """Starts, stops, loads and evicts, in the books and as actions."""
+    """Writes the state of nodes, instances and weights, and emits the actions that go with it."""
 
-    def __init__(self, view: View, ledger: StateWriter, ids_start: int, ids_step: int) -> None:
+    def __init__(self, view: View, state: StateWriter, ids_start: int, ids_step: int) -> None:
         self._view = view
-        self._ledger = ledger
+        self._state = state
         self._ids_step = ids_step
         self._next_id = ids_start
 
-    # --- ids -----------------------------------------------------------------------------------
+    def has_issued_instance(self, instance_id: int) -> bool:
+        """Whether an instance can have had this id.
 
-    def was_instance(self, instance_id: int) -> bool:
-        """Whether this id can have been an instance. Peers' ids run ahead of or behind ours."""
-        is_drawn = instance_id < self._next_id or not self.is_ours(instance_id)
-        return instance_id >= 0 and is_drawn
+        The ids of other Schedulers can be ahead of or behind the ids of this one.
+        """
+        is_issued = instance_id < self._next_id or not self.is_own_id(instance_id)
+        return instance_id >= 0 and is_issued
 
-    def is_ours(self, instance_id: int) -> bool:
-        """Whether this Scheduler is the one that gives this id."""
+    def is_own_id(self, instance_id: int) -> bool:
+        """Whether this id belongs to the sequence of this Scheduler."""
         return (instance_id - self._next_id) % self._ids_step == 0
 
-    # --- nodes ---------------------------------------------------------------------------------
-
-    def offer_node(self, node: Node) -> None:
-        """Put the node at the end of the free ones if it is free and not among them."""
+    def list_if_free(self, node: Node) -> None:
+        """Append the node to the free nodes if it is free and not listed yet."""
         view = self._view
         if is_free(view, node) and node.id not in view.free_nodes:
             view.free_nodes[node.id] = node
 
     def lose_node(self, node: Node) -> list[Instance]:
-        """A node and all that was on it is gone; returns the instances."""
+        """Mark a node as down and all of its instances as gone; return the instances."""
         view = self._view
         node.state = NodeState.DOWN
         view.free_nodes.pop(node.id, None)
-        # Those that drain are attached no longer, but they are on the node all the same.
+        # Draining instances are detached from `node.instances`, but they are still on the node.
         gone = [instance for instance in view.instances.values() if instance.node is node]
         for instance in gone:
             instance.state = InstanceState.GONE
@@ -402,10 +338,8 @@ class InstanceWriter:
         node.host_bytes_used = 0
         return gone
 
-    # --- instances -----------------------------------------------------------------------------
-
     def start_instance(self, variant: Variant, pool: Pool, node: Node | None) -> Instance:
-        """Order a variant to be started; on a known node it takes a slot and memory at once."""
+        """Start a variant; on a given node it takes a slot and memory at once."""
         view = self._view
         instance = Instance(self._next_id, variant, pool, node, view.now_ns)
         self._next_id += self._ids_step
@@ -414,13 +348,13 @@ class InstanceWriter:
             self.make_room(node, variant)
             self._attach(instance, node)
             self._begin_preparing(instance, node)
-        self._ledger.actions.append(
+        self._state.actions.append(
             StartInstance(instance.id, variant.id, pool.id, None if node is None else node.id)
         )
         return instance
 
     def instance_started(self, instance: Instance, node: Node) -> None:
-        """A start has ended well."""
+        """Mark an instance as started."""
         if instance.node is None:  # the pool has picked the node
             self._attach(instance, node)
         self.end_preparing(instance)
@@ -428,7 +362,7 @@ class InstanceWriter:
         instance.state = InstanceState.BUSY if instance.running else InstanceState.IDLE
 
     def adopt_instance(self, instance_id: int, variant: Variant, node: Node) -> Instance:
-        """Take note of an instance that a peer started."""
+        """Add an instance that another Scheduler started."""
         instance = Instance(instance_id, variant, node.pool, node, self._view.now_ns)
         instance.state = InstanceState.IDLE
         instance.residency = Residency.DEVICE
@@ -442,10 +376,10 @@ class InstanceWriter:
         node.memory_used_bytes += instance.variant.profile.memory_bytes
 
     def stop_instance(self, instance: Instance) -> None:
-        """Order an instance to stop.
+        """Stop an instance.
 
-        What it held is free for the next order on that node: a Backend carries its orders out in
-        the order they were given.
+        Its memory is available to the next order on that node at once: a Backend carries out orders
+        in the order they were given.
         """
         node = instance.node
         instance.state = InstanceState.DRAINING
@@ -453,10 +387,10 @@ class InstanceWriter:
             self._detach(instance, node)
             self.end_preparing(instance)
         node_id = None if node is None else node.id
-        self._ledger.actions.append(StopInstance(instance.id, node_id))
+        self._state.actions.append(StopInstance(instance.id, node_id))
 
     def instance_gone(self, instance: Instance) -> None:
-        """An instance is not there any more, whatever the reason."""
+        """Mark an instance as gone, whatever the reason."""
         node = instance.node
         was_attached = instance.state != InstanceState.DRAINING
         instance.state = InstanceState.GONE
@@ -471,14 +405,14 @@ class InstanceWriter:
             self._free_slots(instance, node)
 
     def _free_slots(self, instance: Instance, node: Node) -> None:
-        """Its batches end in events of their own, but they hold nothing on the node any more."""
+        """Free what the batches of a gone instance held; the batches end in events of their own."""
         if node.limits_compute:
             shape = instance.variant.shape
             node.cpu_milli_used -= shape.cpu_milli * instance.running
             node.gpu_sevenths_used -= shape.gpu_sevenths * instance.running
         node.running -= instance.running
         instance.running = 0
-        self.offer_node(node)
+        self.list_if_free(node)
 
     def _detach(self, instance: Instance, node: Node) -> None:
         if node.instances.get(instance.variant.id) is instance:
@@ -491,21 +425,19 @@ class InstanceWriter:
         instance.residency = Residency.NOWHERE
 
     def _begin_preparing(self, instance: Instance, node: Node) -> None:
-        """Starting and loading are work: they take a slot while they last."""
+        """Take a slot for a start or a load of weights."""
         instance.is_preparing = True
         node.running += 1
         if node.running >= node.slots:
             self._view.free_nodes.pop(node.id, None)
 
     def end_preparing(self, instance: Instance) -> None:
-        """The start or the load has ended, or nobody waits for it any more."""
+        """Free the slot of a start or a load that has ended or was abandoned."""
         node = instance.node
         if instance.is_preparing and node is not None:
             instance.is_preparing = False
             node.running -= 1
-            self.offer_node(node)
-
-    # --- weights -------------------------------------------------------------------------------
+            self.list_if_free(node)
 
     def make_room(self, node: Node, variant: Variant) -> None:
         """Evict idle instances, least recently used first, until the variant fits."""
@@ -515,12 +447,12 @@ class InstanceWriter:
             return
         for victim in sorted(node.instances.values(), key=lambda i: (i.last_used_ns, i.id)):
             if victim.residency != Residency.HOST and is_evictable(victim):
-                self._put_away(victim, node)
+                self._evict_or_stop(victim, node)
                 if node.memory_used_bytes + need <= limit:
                     return
 
-    def _put_away(self, victim: Instance, node: Node) -> None:
-        """To host memory if it has room there, else out altogether."""
+    def _evict_or_stop(self, victim: Instance, node: Node) -> None:
+        """Evict an instance to host memory if there is room, else stop it."""
         size = victim.variant.profile.memory_bytes
         if node.host_bytes_used + size <= node.pool.host_memory_bytes:
             self.evict_weights(victim, node)
@@ -528,23 +460,77 @@ class InstanceWriter:
             self.stop_instance(victim)
 
     def evict_weights(self, instance: Instance, node: Node) -> None:
-        """Order the weights from the device into host memory."""
+        """Move an instance's weights from the device to host memory."""
         size = instance.variant.profile.memory_bytes
         node.memory_used_bytes -= size
         node.host_bytes_used += size
         instance.residency = Residency.HOST
-        self._ledger.actions.append(EvictWeights(instance.id, node.id))
+        self._state.actions.append(EvictWeights(instance.id, node.id))
 
     def load_weights(self, instance: Instance, node: Node) -> None:
-        """Order the weights from host memory onto the device."""
+        """Load an instance's weights from host memory onto the device."""
         self.make_room(node, instance.variant)
-        self.keep_weights(instance, node)
+        self.mark_on_device(instance, node)
         self._begin_preparing(instance, node)
-        self._ledger.actions.append(LoadWeights(instance.id, node.id))
+        self._state.actions.append(LoadWeights(instance.id, node.id))
 
-    def keep_weights(self, instance: Instance, node: Node) -> None:
-        """The weights are on the device and not in host memory."""
+    def mark_on_device(self, instance: Instance, node: Node) -> None:
+        """Account an instance's weights to the device instead of to host memory."""
         size = instance.variant.profile.memory_bytes
         node.host_bytes_used -= size
         node.memory_used_bytes += size
         instance.residency = Residency.DEVICE
+
+
+@final
+class BatchTimeouts:
+    """Tracks, per variant, the ratio of observed to expected time of the slowest recent batch."""
+
+    def __init__(self, app: App) -> None:
+        limits = app.limits
+        self.is_enabled = limits.timeout_factor > 0
+        self._factor = limits.timeout_factor
+        self._floor_ns = limits.timeout_floor_ns
+        self._ratios = [1.0 for _ in app.variants]  # largest recent ratio, which decays
+        self._timed_out: dict[int, Batch] = {}  # by batch id
+
+    def limit_ns(self, batch: Batch) -> int:
+        """The timeout of this batch, counted from its dispatch."""
+        expected_ns = _expected_ns(batch) * self._ratios[batch.variant.id]
+        return max(self._floor_ns, int(expected_ns * self._factor))
+
+    def on_ended(self, batch: Batch, now_ns: int) -> None:
+        """Observe the time of a batch that has ended; only finished batches count."""
+        if batch.state == BatchState.FINISHED:
+            self._observe(batch, now_ns)
+
+    def on_timeout(self, batch: Batch) -> None:
+        """Remember a batch that timed out, to observe its time if it finishes after all."""
+        self._timed_out[batch.id] = batch
+        if len(self._timed_out) > _TIMED_OUT_MAX:
+            del self._timed_out[next(iter(self._timed_out))]
+
+    def on_late_finish(self, batch_id: int, now_ns: int) -> None:
+        """Observe the time of a batch that finished after its timeout."""
+        batch = self._timed_out.pop(batch_id, None)
+        if batch is not None:
+            self._observe(batch, now_ns)
+
+    def _observe(self, batch: Batch, now_ns: int) -> None:
+        ratio = (now_ns - batch.sent_ns) / max(1, _expected_ns(batch))
+        id = batch.variant.id
+        self._ratios[id] = max(1.0, ratio, _RATIO_DECAY * self._ratios[id])
+
+
+def _expected_ns(batch: Batch) -> int:
+    """Expected time by the profile, with a cold start, on a node whose slots are all taken."""
+    profile = batch.variant.profile
+    exec_ns = profile.time_ns(batch.items, batch.pool.slots)
+    return profile.cold_start_ns + profile.swap_in_ns + exec_ns
+
+
+def _duration_max_ns(batch: Batch) -> int:
+    """Longest time to expect of a FaaS call, with a cold start, whether that is billed or not."""
+    profile = batch.variant.profile
+    exec_ns = profile.exec_ns[batch.items - 1]
+    return profile.cold_start_ns + exec_ns + 2 * batch.pool.network_ns

@@ -1,7 +1,7 @@
-"""`validate` mode: after every event, check the whole state against what must hold.
+"""`validate` mode: after every event, check the invariants of the whole state.
 
-Far too slow to serve with, and on in every test: a wrong book entry is found at the event that
-made it, not a thousand events later.
+It is far too slow for serving, and on in every test: a wrong write to the state is found at the
+event that made it, not a thousand events later.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from headgate.core.view import View, is_free
 
 @final
 class Validator:
-    """Remembers what it saw last, to check changes as well as states."""
+    """Checks the state, and its changes since the last check."""
 
     def __init__(self, view: View) -> None:
         self._view = view
         self._task_states: dict[int, int] = {}
         self._instance_states: dict[int, int] = {}
-        self._attempts_out: Counter[int] = Counter()  # by task id
+        self._attempts_in_flight: Counter[int] = Counter()  # by task id
 
     def check(self) -> None:
-        """Raise `InvariantError` if anything contradicts anything."""
+        """Raise `InvariantError` if the state violates an invariant."""
         batches = self._view.batches.values()
-        self._attempts_out = Counter(task.id for batch in batches for task in batch.tasks)
+        self._attempts_in_flight = Counter(task.id for batch in batches for task in batch.tasks)
         for request in self._view.requests.values():
             self._check_request(request)
         for node in self._view.nodes.values():
@@ -53,17 +53,18 @@ class Validator:
         _require(len(left) == request.tasks_left, f"request {request.id} miscounts its tasks")
         _require(bool(left), f"request {request.id} is open with nothing left to do")
         for task in left:
-            out = self._attempts_out.get(task.id, 0)
-            expected = 1 + task.copies_out if task.state == TaskState.RUNNING else 0
+            in_flight = self._attempts_in_flight.get(task.id, 0)
+            expected = 1 + task.copies_in_flight if task.state == TaskState.RUNNING else 0
             _require(
-                out == expected, f"task {task.id} in state {task.state} has {out} attempts out"
+                in_flight == expected,
+                f"task {task.id} in state {task.state} has {in_flight} attempts in flight",
             )
             if task.state != TaskState.RUNNING:
-                is_vain = task.function.id in self._view.unloadable
-                _require(not is_vain, f"task {task.id} waits for what cannot be loaded")
+                is_unloadable = task.function.id in self._view.unloadable
+                _require(not is_unloadable, f"task {task.id} waits for an unloadable function")
             if task.state == TaskState.HELD:
                 has_turn = task.function.id in self._view.suspects
-                _require(has_turn, f"task {task.id} is held back for nobody")
+                _require(has_turn, f"task {task.id} is held, but no suspect of its function runs")
 
     def _check_node(self, node: Node) -> None:
         view = self._view
@@ -77,14 +78,14 @@ class Validator:
                 is_listed or ("unblock", node.id) in view.timers, f"{node.name} is free, not listed"
             )
         preparing = sum(1 for i in view.instances.values() if i.node is node and i.is_preparing)
-        out = [
+        in_flight = [
             b
             for b in view.batches.values()
             if b.node is node and b.instance is not None and b.instance.state != InstanceState.GONE
         ]
-        _require(node.running == len(out) + preparing, f"{node.name} miscounts its work")
+        _require(node.running == len(in_flight) + preparing, f"{node.name} miscounts its work")
         if node.limits_compute:
-            gpu = sum(b.variant.shape.gpu_sevenths for b in out)
+            gpu = sum(b.variant.shape.gpu_sevenths for b in in_flight)
             _require(node.gpu_sevenths_used == gpu, f"{node.name} miscounts its GPU share")
         on_device = sum(
             i.variant.profile.memory_bytes
@@ -97,7 +98,7 @@ class Validator:
     def _check_batches(self) -> None:
         running: dict[int, int] = {}
         for batch in self._view.batches.values():
-            _require(batch.state == BatchState.IN_FLIGHT, f"batch {batch.id} is out but ended")
+            _require(batch.state == BatchState.IN_FLIGHT, f"batch {batch.id} is listed but ended")
             if batch.instance is not None:
                 running[batch.instance.id] = running.get(batch.instance.id, 0) + 1
         for instance in self._view.instances.values():
@@ -107,13 +108,13 @@ class Validator:
                 _require(instance.running == 0, f"instance {instance.id} is idle but runs")
 
     def _check_failures(self) -> None:
-        """What cannot be loaded will be tried again: a timer is set, or a probe is under way."""
+        """A variant that cannot be loaded is retried: a timer is set, or a probe is under way."""
         view = self._view
         for variant_id, failure in view.load_failures.items():
             is_timed = ("probe", variant_id) in view.timers
             probe = None if failure.probe_id is None else view.instances.get(failure.probe_id)
             is_tried = probe is not None and probe.state == InstanceState.STARTING
-            _require(is_timed != is_tried, f"variant {variant_id} is never tried again, or twice")
+            _require(is_timed != is_tried, f"variant {variant_id} is never retried, or twice")
 
     def _check_changes(self) -> None:
         tasks = {t.id: t.state for r in self._view.requests.values() for t in r.tasks}
@@ -133,15 +134,15 @@ class Validator:
 
 def _reaches(table: Table, before: int, after: int) -> bool:
     """Whether a sequence of legal changes leads from one state to the other."""
-    seen = {before}
+    visited = {before}
     frontier = [before]
     while frontier:
         state = frontier.pop()
         if state == after:
             return True
         for following in table[state]:
-            if following not in seen:
-                seen.add(following)
+            if following not in visited:
+                visited.add(following)
                 frontier.append(following)
     return False
 

@@ -65,7 +65,7 @@ class Planned:
     @property
     def threshold(self) -> int:
         """Requests at once that the machine is to have."""
-        return self.plan.sites[0].threshold
+        return self.plan.capacities[0].threshold
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,7 +193,7 @@ def _headgate_checks(mix: Mix, load: float, runs: Runs) -> list[Check]:
     better = [label for label, theirs in rivals.items() if beats(theirs, ours)]
     extra = fmean(waits(ours, _BERT)) - fmean(waits(ours, _RESNET))
     # Without objectives headgate orders by arrival plus so many lengths: no more can BERT lose.
-    bound = Config().stretch * (STATED[_BERT].exec_ms - STATED[_RESNET].exec_ms)
+    bound = Config().default_deadline_factor * (STATED[_BERT].exec_ms - STATED[_RESNET].exec_ms)
     return [
         Check(
             f"{mix}, load {load}: who has no more cold starts than headgate and shorter waits",

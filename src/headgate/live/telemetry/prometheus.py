@@ -21,7 +21,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from headgate import __version__
-from headgate.core.circuit_breaker import CLOSED_REASONS
+from headgate.core.circuit_breaker import CALL_BLOCKS
 from headgate.core.clock import NEVER_NS, SECOND_NS
 from headgate.core.states import OUTCOME_NAMES, Outcome, Rejection
 from headgate.live.telemetry.metrics import (
@@ -305,7 +305,7 @@ def _spills(spills: Mapping[str, FaasPoolGauges]) -> Iterator[Metric]:
         "headgate_spill_pings", "Calls that only kept an instance ready.", labels=("pool",)
     )
     for pool, spill in spills.items():
-        for reason in CLOSED_REASONS:
+        for reason in CALL_BLOCKS:
             closed.add_metric((pool, reason), int(spill.closed_by == reason))
         spent.add_metric((pool,), spill.spent_usd)
         pings.add_metric((pool,), spill.pings)

@@ -100,7 +100,7 @@ class WorkerNode:
             if is_meant(order.batch_id):
                 self.backend.cancel(order.batch_id)
                 self._refuse(order, Refusal.GONE)
-        for instance_id in [id for id in self.backend.residents if is_meant(id)]:
+        for instance_id in [id for id in self.backend.instances if is_meant(id)]:
             if self.backend.stop(instance_id):
                 self._stopped(instance_id, "the worker is leaving", keep=True)
         self._pump()
@@ -132,7 +132,7 @@ class WorkerNode:
             self._take_start(connection, order)
         elif isinstance(order, LoadWeights):
             local = LoadWeights(connection.local_id(order.instance_id), self._id)
-            resident = self.backend.residents.get(local.instance_id)
+            resident = self.backend.instances.get(local.instance_id)
             if resident is not None and local.instance_id not in self._runners:
                 raise ValueError(f"instance {order.instance_id} has not been started yet")
             self._settle(local, self.backend.load(local))
@@ -154,13 +154,13 @@ class WorkerNode:
 
     def _take_start(self, connection: GatewayConnection, order: StartInstance) -> None:
         instance_id = connection.local_id(order.instance_id)
-        if instance_id in self.backend.residents:
+        if instance_id in self.backend.instances:
             raise ValueError(f"instance {order.instance_id} is here already")
         variants = self._app.variants
         is_known = 0 <= order.variant_id < len(variants)
         if not is_known or self._pool.id not in variants[order.variant_id].pool_ids:
             raise ValueError(f"variant {order.variant_id} does not run here")
-        if self.is_leaving or len(self.backend.residents) >= INSTANCES_MAX:
+        if self.is_leaving or len(self.backend.instances) >= INSTANCES_MAX:
             reason = "the worker is leaving" if self.is_leaving else "too many instances"
             connection.report(InstanceStopped(order.instance_id, reason))
             return
@@ -205,7 +205,7 @@ class WorkerNode:
             self._executor.submit(job, is_short=is_short)
             return
         assert isinstance(order, StartInstance | LoadWeights)
-        variant = self.backend.residents[order.instance_id].variant
+        variant = self.backend.instances[order.instance_id].variant
         stock = self._stock if isinstance(order, StartInstance) else None
         limit_ns = PREPARE_FACTOR * self._hang_ns
         self._executor.submit(PrepareJob(order, variant, stock, self._prepared, limit_ns))
@@ -213,7 +213,7 @@ class WorkerNode:
     def _batch_over(self, job: BatchJob) -> None:
         now_ns = monotonic_ns()
         order = job.order
-        has_more_to_do = self.backend.ended(now_ns, order)
+        has_more_to_do = self.backend.on_ended(now_ns, order)
         connection = self._connections.get(order.batch_id - order.batch_id % GatewayConnection.IDS)
         if connection is not None:
             connection.send(job.answer)
@@ -223,7 +223,7 @@ class WorkerNode:
         now_ns = monotonic_ns()
         order = job.order
         instance_id = order.instance_id
-        has_more_to_do = self.backend.ended(now_ns, order)
+        has_more_to_do = self.backend.on_ended(now_ns, order)
         if job.runner is not None:
             self._runners[instance_id] = (job.variant, job.runner)
         if isinstance(order, LoadWeights):
@@ -234,7 +234,7 @@ class WorkerNode:
         else:
             if job.variant.id in self._facts:
                 self._facts[job.variant.id].problem = job.error
-            for batch in self.backend.start_failed(instance_id):
+            for batch in self.backend.on_start_failed(instance_id):
                 self._refuse(batch, Refusal.GONE)
             self._report(instance_id, lambda id: InstanceStopped(id, job.error))
         self._after(now_ns, order, has_more_to_do)

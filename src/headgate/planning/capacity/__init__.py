@@ -1,1 +1,1 @@
-"""Capacity planning ahead of time: the cheapest mix of instances and functions for a load."""
+"""Offline capacity planning: the cheapest mix of instances and FaaS for a load."""

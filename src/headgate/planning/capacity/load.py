@@ -1,9 +1,9 @@
-"""A load as levels: for which share of the time requests come how fast, or how many wait at once.
+"""A load as a distribution over rate levels: shares of time at an arrival rate or client count.
 
 Arrivals are counted in windows, each many service times long. Counts vary even if the rate does
-not; a model that takes a level for a Poisson stream adds that again. So what chance alone explains
-is taken out first: deviations from the mean are shrunk until the variance of the rates is the
-variance of the counts less their mean, which is what a Poisson stream would have.
+not, and a model that takes each level for a Poisson stream adds that variation a second time. So
+the Poisson part is removed first: deviations from the mean are shrunk until the variance of the
+rates is the variance of the counts less their mean, which is the variance of a Poisson stream.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ _WINDOW_NS_MIN: Final = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class RateLevel:
-    """A state that the load is in for a share of the time: one of its two numbers is zero."""
+    """A level of the load for a share of the time: open (a rate) or closed (a client count)."""
 
     share: float
-    rate_per_s: float = 0.0  # requests that come by themselves
-    clients: float = 0.0  # or clients that each wait for an answer and ask again at once
+    rate_per_s: float = 0.0  # open loop: arrival rate
+    clients: float = 0.0  # closed loop: clients that send the next request after each response
 
 
 @dataclass(frozen=True, slots=True)
 class Rise:
-    """When the load rose above all that it had been before."""
+    """A moment at which the load rose above its previous maximum."""
 
     at_s: float
-    place: int  # of the level that it rose to
+    level: int  # index of the level that it rose to
 
 
 @dataclass(frozen=True, slots=True)
 class LoadProfile:
-    """The levels of a load, for how long it was looked at, and how it rose.
+    """The levels of a load, its duration, and the moments of a new maximum.
 
-    Either all levels are of requests that come by themselves, or all are of clients that wait.
+    All levels are open loop, or all are closed loop.
     """
 
     levels: tuple[RateLevel, ...]
@@ -52,22 +52,22 @@ class LoadProfile:
 
     @property
     def rate_per_s(self) -> float:
-        """Requests per second, on average, of those that come by themselves."""
+        """Mean arrival rate of an open load."""
         return sum(level.share * level.rate_per_s for level in self.levels)
 
     @property
     def peak_per_s(self) -> float:
-        """At the highest level."""
+        """Arrival rate at the highest level of an open load."""
         return max(level.rate_per_s for level in self.levels)
 
     @property
     def peak_clients(self) -> float:
-        """Likewise, of clients that wait for answers."""
+        """Clients at the highest level of a closed load."""
         return max(level.clients for level in self.levels)
 
 
 def open_load(times_ns: Ints, duration_ns: int, slo_ms: float) -> LoadProfile:
-    """Return the levels of arrivals that come by themselves.
+    """Return the load profile of open-loop arrivals.
 
     >>> steady = open_load(np.arange(0, 10_000_000_000, 20_000_000), 10_000_000_000, slo_ms=100)
     >>> [(round(level.share, 3), level.rate_per_s) for level in steady.levels]
@@ -75,12 +75,12 @@ def open_load(times_ns: Ints, duration_ns: int, slo_ms: float) -> LoadProfile:
     """
     assert duration_ns > 0, duration_ns
     window_ns = min(duration_ns, max(_WINDOW_NS_MIN, round(10 * slo_ms * 1e6)))
-    windows = duration_ns // window_ns  # what is left over is too short to tell
+    windows = duration_ns // window_ns  # the incomplete last window is dropped
     counts = np.bincount(times_ns // window_ns, minlength=windows)[:windows].astype(np.float64)
     mean, variance = counts.mean(), counts.var()
     kept = np.sqrt(max(0.0, 1.0 - mean / variance)) if variance > 0.0 else 0.0
     rates = (mean + kept * (counts - mean)) / window_ns * 1e9
-    levels, places = _merged(rates)
+    levels, places = _merge_rates(rates)
     highest, firsts = np.unique(np.maximum.accumulate(places), return_index=True)
     starts_s = firsts * (window_ns / 1e9)
     rises = map(Rise, starts_s.tolist(), highest.tolist())
@@ -88,7 +88,7 @@ def open_load(times_ns: Ints, duration_ns: int, slo_ms: float) -> LoadProfile:
 
 
 def closed_load(steps: Iterable[tuple[int, int]], duration_ns: int) -> LoadProfile:
-    """Return the levels of clients that wait for answers: from each instant on, so many of them.
+    """Return the load profile of closed-loop clients, from (start time, client count) steps.
 
     >>> [(level.share, level.clients) for level in closed_load([(0, 5), (10, 20)], 40).levels]
     [(0.25, 5), (0.75, 20)]
@@ -108,10 +108,10 @@ def closed_load(steps: Iterable[tuple[int, int]], duration_ns: int) -> LoadProfi
     return LoadProfile(levels, duration_ns / 1e9, tuple(rises))
 
 
-def _merged(rates: Floats) -> tuple[tuple[RateLevel, ...], Ints]:
-    """Rates that are alike become one level, of their mean; and which level each rate is in.
+def _merge_rates(rates: Floats) -> tuple[tuple[RateLevel, ...], Ints]:
+    """Merge similar rates into levels at their mean; also return the level index of each rate.
 
-    The levels rise, and the total stays what it is.
+    Levels are ascending, and the mean over all levels is unchanged.
     """
     lowest, highest = float(rates.min()), float(rates.max())
     if highest - lowest <= 1e-9 * highest:

@@ -1,19 +1,19 @@
-"""The cheapest mix: so many instances of one type, and functions for what they cannot hold.
+"""The cheapest mix: a number of instances of one type, and FaaS for the overflow.
 
-How a mix would do is told by formulas, not by a simulation, so that many can be tried in no time:
+A mix is evaluated by formulas, not by simulation, so that many can be tried quickly:
 
-- Instances take requests until each has as many as its threshold; the next one goes to a function.
-  At a level of the load where requests come by themselves (taken to be Poisson) that is a loss
-  system with processor sharing, whose states depend on the service times through their means only
-  (Erlang's formula, with a pace that depends on the state). At a level of clients that wait for
-  answers, so many requests are there at once, always.
-- A request is taken to be served all the time in the company it came into. Without functions, one
-  that finds all instances full counts as missed, though it might just make it.
-- Function instances are taken to be used in order: the j-th is called when j - 1 are busy. A call
-  is cold if it is the first, if the one before was longer ago than the platform's keep-alive (calls
-  to one instance taken to be Poisson, levels to alternate faster than that), or if the instance is
-  too old. No function is warm at the beginning; and when the load rises to where those that are
-  there do not suffice, every call starts another one until the first of them has started.
+- Instances take requests up to their concurrency threshold; the next request goes to FaaS. At an
+  open-loop level (Poisson arrivals) this is a loss system with processor sharing, whose state
+  distribution depends on the service times through their means only (Erlang's formula with a
+  state-dependent service rate). At a closed-loop level the number of requests is constant.
+- A request is assumed to be served at the concurrency it found on arrival. Without FaaS, a request
+  that finds all instances full counts as missed, although it might just be in time.
+- FaaS instances are assumed to be used in order: the j-th is called when j - 1 are busy. A call is
+  cold if it is the first, if the previous one was longer ago than the platform's keep-alive (calls
+  to one instance are assumed to be Poisson, levels to alternate faster than the keep-alive), or if
+  the instance has reached its maximum age. No instance is warm at the beginning; and when the load
+  rises above what the existing instances can take, every call starts another instance until the
+  first of them is ready.
 """
 
 from __future__ import annotations
@@ -33,47 +33,47 @@ from headgate.planning.capacity.sizing import InstanceCapacity, SizeRow
 
 Floats = NDArray[np.float64]
 
-_TRIED_MAX: Final = 64  # numbers of instances, at first
+_TRIED_MAX: Final = 64  # instance counts in the first, coarse search
 
 
 @dataclass(frozen=True, slots=True)
 class FaasChoice:
-    """What takes the rest: a function platform at a size."""
+    """The FaaS platform at the chosen memory size."""
 
     terms: FaasPlatform
     row: SizeRow
-    start_ms: float  # what a cold start adds
-    is_cold_within: bool  # whether a cold call meets the objective
+    start_ms: float  # duration of a cold start
+    is_cold_within: bool  # a cold call meets the objective
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """So many instances and what goes beyond them, and how a load would fare on it."""
+    """A number of instances and FaaS for the overflow, with its predicted cost and attainment."""
 
-    site: InstanceCapacity | None  # None: functions alone
+    capacity: InstanceCapacity | None  # None: functions alone
     instances: int
-    functions: FaasChoice | None
+    faas: FaasChoice | None
     rate_per_s: float  # requests answered
-    spilled: float  # share of requests that go to functions, or have nowhere to go
-    cold: float  # share of requests that meet a cold start
-    attainment: float
-    functions_peak: int  # functions at once at the highest level
+    spilled: float  # share of requests that go to FaaS, or that no capacity takes
+    cold: float  # share of requests with a cold start
+    attainment: float  # share of requests within the objective
+    functions_peak: int  # concurrent FaaS calls at the highest level
     instances_usd_per_hour: float
     functions_usd_per_hour: float
 
     @property
     def usd_per_hour(self) -> float:
-        """What it costs, whoever takes it."""
+        """Cost of instances and FaaS together."""
         return self.instances_usd_per_hour + self.functions_usd_per_hour
 
     @property
     def usd_per_1k(self) -> float:
-        """Of a thousand requests."""
+        """Cost of a thousand requests."""
         return self.usd_per_hour / self.rate_per_s / 3.6 if self.rate_per_s else inf
 
 
 def break_even_rate(usd_per_hour: float, usd_per_call: float) -> float:
-    """Return the rate per second at which calls cost as much as the instance.
+    """Return the rate per second above which an instance is cheaper than calls.
 
     >>> round(break_even_rate(0.41, 1.43e-5), 1)
     8.0
@@ -83,56 +83,61 @@ def break_even_rate(usd_per_hour: float, usd_per_call: float) -> float:
 
 def cheapest_mix(
     load: LoadProfile,
-    sites: Sequence[InstanceCapacity],
+    capacities: Sequence[InstanceCapacity],
     functions: FaasChoice | None,
     quantile: float,
     instances_max: int,
 ) -> Mix:
     """Return the cheapest mix that reaches the quantile; if none does, the one that comes closest.
 
-    There must be a site that holds at least one request, or functions.
+    At least one instance type must have a threshold above 0, or FaaS must be given.
     """
-    usable = [site for site in sites if site.threshold]
+    usable = [capacity for capacity in capacities if capacity.threshold]
     if not usable:
         assert functions is not None
         return evaluate(load, None, 0, functions)
-    mixes = [best_of_type(load, site, functions, quantile, instances_max) for site in usable]
+    mixes = [
+        best_of_type(load, capacity, functions, quantile, instances_max) for capacity in usable
+    ]
     return min(mixes, key=lambda mix: _rank(mix, quantile))
 
 
 def best_of_type(
     load: LoadProfile,
-    site: InstanceCapacity,
+    capacity: InstanceCapacity,
     functions: FaasChoice | None,
     quantile: float,
     instances_max: int,
 ) -> Mix:
-    """Return the best mix with instances of one type, from none of them to as many as may be."""
+    """Return the best mix with instances of one type, from 0 to `instances_max` of them."""
     least = 0 if functions is not None else 1
-    most = max(least, min(instances_max, _instances_enough(load, site)))
+    most = max(least, min(instances_max, _instances_enough(load, capacity)))
     spread = np.geomspace(1, most, _TRIED_MAX) if most > _TRIED_MAX else np.arange(1, most + 1)
     tried = sorted({least, *(round(count) for count in spread.tolist())})
-    mixes = {count: evaluate(load, site, count, functions) for count in tried}
+    mixes = {count: evaluate(load, capacity, count, functions) for count in tried}
 
     def rank(count: int) -> tuple[float, float]:
         return _rank(mixes[count], quantile)
 
     place = tried.index(min(tried, key=rank))
-    # Where not all were tried, the best lies between the neighbours of the best so far.
+    # If not all counts were tried, the best is between the neighbours of the best so far.
     for count in range(tried[max(0, place - 1)], tried[min(place + 1, len(tried) - 1)] + 1):
         if count not in mixes:
-            mixes[count] = evaluate(load, site, count, functions)
+            mixes[count] = evaluate(load, capacity, count, functions)
     return mixes[min(mixes, key=rank)]
 
 
 def evaluate(
-    load: LoadProfile, site: InstanceCapacity | None, instances: int, functions: FaasChoice | None
+    load: LoadProfile,
+    capacity: InstanceCapacity | None,
+    instances: int,
+    functions: FaasChoice | None,
 ) -> Mix:
-    """Return how the load would fare on so many instances, with functions for the rest or none."""
+    """Return the predicted cost and attainment of a number of instances, with or without FaaS."""
     if load.peak_clients:
-        flows = _closed_flows(load, site, instances, functions)
+        flows = _closed_flows(load, capacity, instances, functions)
     else:
-        flows = _open_flows(load, site, instances)
+        flows = _open_flows(load, capacity, instances)
     taken = sum(flow.share * flow.taken_per_s for flow in flows)
     spilled = sum(flow.share * flow.spilled_per_s for flow in flows)
     met = sum(flow.share * flow.taken_per_s * flow.within for flow in flows)
@@ -145,47 +150,48 @@ def evaluate(
         cold = min(served, _cold_per_s(flows, functions, load))
         met += functions.row.within * (served - (0.0 if functions.is_cold_within else cold))
         usd_per_s = served * functions.row.usd_per_call + cold * _start_usd(functions)
-        peak = max(min(most, _at_once(flow, run_s)) for flow in flows)
+        peak = max(min(most, _concurrent_calls(flow, run_s)) for flow in flows)
     total = taken + spilled
     return Mix(
-        site=site if instances else None,
+        capacity=capacity if instances else None,
         instances=instances,
-        functions=functions,
+        faas=functions,
         rate_per_s=total,
         spilled=spilled / total if total else 0.0,
         cold=cold / total if total else 0.0,
         attainment=met / total if total else 1.0,
         functions_peak=peak,
-        instances_usd_per_hour=instances * site.offer.usd_per_hour if site else 0.0,
+        instances_usd_per_hour=instances * capacity.instance_type.usd_per_hour if capacity else 0.0,
         functions_usd_per_hour=3600.0 * usd_per_s,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _LevelFlow:
-    """Where requests go at one level of the load."""
+    """The flow of requests at one level of the load."""
 
     share: float  # of the time
     taken_per_s: float  # by instances
     within: float  # share of those that meet the objective
     spilled_per_s: float
-    waiting: int | None  # clients that wait for what is spilled; None: it comes by itself
+    waiting: int | None  # closed loop: clients whose requests are spilled; None: open loop
 
 
 def _open_flows(
-    load: LoadProfile, site: InstanceCapacity | None, instances: int
+    load: LoadProfile, capacity: InstanceCapacity | None, instances: int
 ) -> list[_LevelFlow]:
     levels = load.levels
-    if site is None or not instances:
+    if capacity is None or not instances:
         return [_LevelFlow(level.share, 0.0, 0.0, level.rate_per_s, None) for level in levels]
     rates = np.array([max(level.rate_per_s, 1e-12) for level in levels])
-    paces, within = _states(site, instances)
+    paces, within = _states(capacity, instances)
     steps = np.log(rates)[:, None] - np.log(paces)[None, :]
     logs = np.concatenate([np.zeros((len(levels), 1)), np.cumsum(steps, axis=1)], axis=1)
     odds = np.exp(logs - logs.max(axis=1, keepdims=True))
-    chances = odds / odds.sum(axis=1, keepdims=True)  # that so many are there; who comes sees them
-    blocked = chances[:, -1]
-    met = chances[:, :-1] @ within
+    # Probability of each number of requests in the system, which an arrival sees as well (PASTA).
+    probabilities = odds / odds.sum(axis=1, keepdims=True)
+    blocked = probabilities[:, -1]
+    met = probabilities[:, :-1] @ within
     return [
         _LevelFlow(level.share, rate * (1.0 - b), m / max(1.0 - b, 1e-12), rate * b, None)
         for level, rate, b, m in zip(
@@ -195,35 +201,38 @@ def _open_flows(
 
 
 def _closed_flows(
-    load: LoadProfile, site: InstanceCapacity | None, instances: int, functions: FaasChoice | None
+    load: LoadProfile,
+    capacity: InstanceCapacity | None,
+    instances: int,
+    functions: FaasChoice | None,
 ) -> list[_LevelFlow]:
     paces, shares = np.zeros(0), np.zeros(0)
-    if site is not None and instances:
-        paces, shares = _states(site, instances)
+    if capacity is not None and instances:
+        paces, shares = _states(capacity, instances)
     flows = []
     for level in load.levels:
         held = min(int(level.clients), len(paces))
         rest = int(level.clients) - held
         pace, within = (float(paces[held - 1]), float(shares[held - 1])) if held else (0.0, 0.0)
-        if rest and functions is None:  # they take turns with the others, and all are late
+        if rest and functions is None:  # clients queue for the instances, and all are late
             flows.append(_LevelFlow(level.share, 0.0, 0.0, pace, rest))
         else:
-            per_s = rest / functions.row.trip_ms * 1e3 if functions is not None else 0.0
+            per_s = rest / functions.row.round_trip_ms * 1e3 if functions is not None else 0.0
             flows.append(_LevelFlow(level.share, pace, within, per_s, rest))
     return flows
 
 
-def _states(site: InstanceCapacity, instances: int) -> tuple[Floats, Floats]:
-    """With 1, 2, ... requests spread evenly: answers per second, and the last one's chances."""
-    counts = np.arange(1, instances * site.threshold + 1)
-    fewer, more = counts // instances, counts % instances  # and so many that have one more
-    paces = np.array([0.0, *(c / ms * 1e3 for c, ms in enumerate(site.times_ms, 1)), 0.0])
+def _states(capacity: InstanceCapacity, instances: int) -> tuple[Floats, Floats]:
+    """For 1, 2, ... requests, spread evenly: throughput, and the share of the last in time."""
+    counts = np.arange(1, instances * capacity.threshold + 1)
+    fewer, more = counts // instances, counts % instances  # `more` instances have one more
+    paces = np.array([0.0, *(c / ms * 1e3 for c, ms in enumerate(capacity.times_ms, 1)), 0.0])
     total = (instances - more) * paces[fewer] + more * paces[fewer + 1]
-    return total, np.array(site.within)[(counts - 1) // instances]
+    return total, np.array(capacity.within)[(counts - 1) // instances]
 
 
 def _cold_per_s(flows: Sequence[_LevelFlow], functions: FaasChoice, load: LoadProfile) -> float:
-    """How often a call meets an instance that is not there yet, averaged over the load."""
+    """Rate of cold starts, averaged over the load."""
     terms, run_s = functions.terms, functions.row.run_ms / 1e3
     start_s, duration_s = functions.start_ms / 1e3, load.duration_s
     if start_s == 0.0:
@@ -237,7 +246,7 @@ def _cold_per_s(flows: Sequence[_LevelFlow], functions: FaasChoice, load: LoadPr
         age_s = terms.age_max_ns / 1e9
         old = float((rates * age_s > 1.0).sum()) * duration_s / age_s
     starts = (
-        max(first, min(_rush(flows, load, run_s, start_s), terms.concurrency_max))
+        max(first, min(_ramp_up_starts(flows, load, run_s, start_s), terms.concurrency_max))
         + float((calls * again).sum())
         + old
     )
@@ -245,7 +254,7 @@ def _cold_per_s(flows: Sequence[_LevelFlow], functions: FaasChoice, load: LoadPr
 
 
 def _rates_by_instance(flows: Sequence[_LevelFlow], run_s: float, most: int) -> Floats:
-    """How often the first, the second, ... function instance is called, averaged over the load."""
+    """Call rate of the first, the second, ... FaaS instance, averaged over the load."""
     waiting = [flow for flow in flows if flow.waiting is not None]
     coming = [flow for flow in flows if flow.waiting is None]
     loads = np.array([flow.spilled_per_s * run_s for flow in coming])
@@ -264,29 +273,31 @@ def _rates_by_instance(flows: Sequence[_LevelFlow], run_s: float, most: int) -> 
     return rates
 
 
-def _rush(flows: Sequence[_LevelFlow], load: LoadProfile, run_s: float, start_s: float) -> float:
-    """Instances that are started while the load rises to its highest."""
-    there, ready_s = 0.0, 0.0
+def _ramp_up_starts(
+    flows: Sequence[_LevelFlow], load: LoadProfile, run_s: float, start_s: float
+) -> float:
+    """FaaS instances that are started while the load rises to its maximum."""
+    instances, ready_s = 0.0, 0.0
     for rise in load.rises:
-        flow = flows[rise.place]
+        flow = flows[rise.level]
         if flow.waiting is not None:
-            there = max(there, float(flow.waiting))
-        elif rise.at_s < ready_s or there < _needed(flow.spilled_per_s * run_s):
-            there = max(there, flow.spilled_per_s * (run_s + start_s))
+            instances = max(instances, float(flow.waiting))
+        elif rise.at_s < ready_s or instances < _concurrency_bound(flow.spilled_per_s * run_s):
+            instances = max(instances, flow.spilled_per_s * (run_s + start_s))
             ready_s = rise.at_s + start_s
-    return there
+    return instances
 
 
-def _at_once(flow: _LevelFlow, run_s: float) -> int:
-    """Functions that run at once at a level, hardly ever more."""
+def _concurrent_calls(flow: _LevelFlow, run_s: float) -> int:
+    """Concurrent FaaS calls at a level: an upper bound that is rarely exceeded."""
     if flow.waiting is not None:
         return flow.waiting
     mean = flow.spilled_per_s * run_s
-    return ceil(_needed(mean)) if mean > 0.01 else 0
+    return ceil(_concurrency_bound(mean)) if mean > 0.01 else 0
 
 
-def _needed(mean: float) -> float:
-    """Hardly ever are there more at once, if there are so many on average."""
+def _concurrency_bound(mean: float) -> float:
+    """Mean plus three standard deviations of a Poisson number of concurrent calls."""
     return mean + 3.0 * sqrt(mean)
 
 
@@ -296,12 +307,12 @@ def _start_usd(functions: FaasChoice) -> float:
     return functions.start_ms / 1e3 * functions.row.usd_per_s
 
 
-def _instances_enough(load: LoadProfile, site: InstanceCapacity) -> int:
-    """So many that more would hardly ever have anything to do."""
-    busy = load.peak_per_s / site.rate_per_s
-    return ceil(busy + 4.0 * sqrt(busy) + load.peak_clients / site.threshold) + 2
+def _instances_enough(load: LoadProfile, capacity: InstanceCapacity) -> int:
+    """Number of instances beyond which more would hardly ever be used."""
+    busy = load.peak_per_s / capacity.rate_per_s
+    return ceil(busy + 4.0 * sqrt(busy) + load.peak_clients / capacity.threshold) + 2
 
 
 def _rank(mix: Mix, quantile: float) -> tuple[float, float]:
-    """Those that reach the quantile by price; the others after them, by what they reach."""
+    """Sort key: mixes that reach the quantile by price, then the others by attainment."""
     return (0.0, mix.usd_per_1k) if mix.attainment >= quantile else (1.0, -mix.attainment)

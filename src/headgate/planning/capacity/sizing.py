@@ -1,8 +1,8 @@
-"""How much one place can hold: requests at once on a machine, and which size a function needs.
+"""Sizing: the concurrency threshold of an instance type, and the memory size of a function.
 
 The rule of the hybrid-serving paper (Chahal et al., HiPS 2021): measure response times over cores
-and concurrency in advance; a machine takes as many requests at once as stay within the objective,
-and a function gets the smallest size after which more cores no longer help.
+and concurrency in advance; the threshold of a machine is the largest concurrency within the
+objective, and a function gets the smallest memory size beyond which more cores do not help.
 """
 
 from __future__ import annotations
@@ -16,42 +16,42 @@ from headgate.core.catalog import FaasOffering, InstanceType
 from headgate.core.clock import MILLISECOND_NS
 from headgate.planning.latency_model import Characterisation
 
-TOLERANCE: Final = 0.05  # so much slower than the best is as good as the best
+TOLERANCE: Final = 0.05  # a time within 5 % of the best counts as the best
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceCapacity:
-    """An instance type, for one function under one objective."""
+    """What an instance type can do for one function under one objective."""
 
-    offer: InstanceType
-    threshold: int  # requests at once within the objective; 0: not even one
-    is_at_least: bool  # as many as were ever measured are within it
-    is_told: bool  # so many cores were not measured: the surface tells
-    alone_ms: float  # of one request, network included, at the objective's quantile
-    times_ms: tuple[float, ...]  # mean, without network, of 1, 2, ... threshold at once
+    instance_type: InstanceType
+    threshold: int  # largest concurrency within the objective; 0: not even 1
+    is_lower_bound: bool  # the largest measured concurrency is within the objective
+    is_extrapolated: bool  # its core count is outside the measured range
+    isolated_ms: float  # latency of one request, with network, at the objective's quantile
+    times_ms: tuple[float, ...]  # mean time without network, at concurrency 1 .. threshold
     within: tuple[float, ...]  # share of requests within the objective, likewise
 
     @property
     def rate_per_s(self) -> float:
-        """Requests per second with `threshold` of them at once."""
+        """Throughput at the threshold."""
         return self.threshold / self.times_ms[-1] * 1e3 if self.threshold else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class SizeRow:
-    """A memory size of a function platform, for one function under one objective."""
+    """What a memory size of a FaaS platform can do for one function under one objective."""
 
     memory_bytes: int
     cpus: float
-    is_told: bool  # so many cores were not measured
-    time_ms: float  # of a lone request, network included, at the objective's quantile
-    run_ms: float  # mean, without network: what is billed
-    trip_ms: float  # mean, network included
+    is_extrapolated: bool  # its core count is outside the measured range
+    time_ms: float  # latency of one request, with network, at the objective's quantile
+    run_ms: float  # mean time without network: the billed time
+    round_trip_ms: float  # mean time with network
     usd_per_call: float
-    usd_per_s: float  # while it runs
+    usd_per_s: float  # while a call runs
     within: float  # share of warm calls within the objective
-    meets: bool
-    fits: bool  # what the function needs in memory
+    is_within_slo: bool
+    has_enough_memory: bool  # what the function needs in memory
 
 
 def largest_concurrency(
@@ -61,9 +61,9 @@ def largest_concurrency(
     quantile: float = 0.99,
     overhead_ms: float = 0.0,
 ) -> int:
-    """Return how many requests at once stay within the objective at its quantile; 0: not one.
+    """Return the largest concurrency within the objective at its quantile; 0 if not even 1.
 
-    No more than were ever measured at once.
+    Never more than the largest measured concurrency.
 
     >>> paper = Characterisation.surrogate()
     >>> largest_concurrency(paper, 2, 200), largest_concurrency(paper, 8, 150)
@@ -77,7 +77,7 @@ def largest_concurrency(
 
 
 def knee_cores(measured: Characterisation, tolerance: float = TOLERANCE) -> float:
-    """Return the fewest measured cores that a lone request is about as fast on as on any.
+    """Return the smallest measured core count within `tolerance` of the best isolated latency.
 
     >>> knee_cores(Characterisation.surrogate())
     4.0
@@ -87,32 +87,32 @@ def knee_cores(measured: Characterisation, tolerance: float = TOLERANCE) -> floa
     return float(next(cores for cores, time_ms in times_ms.items() if time_ms <= enough_ms))
 
 
-def site(
-    measured: Characterisation, offer: InstanceType, slo_ms: float, quantile: float
+def instance_capacity(
+    measured: Characterisation, instance_type: InstanceType, slo_ms: float, quantile: float
 ) -> InstanceCapacity:
-    """Return what an instance type can do for the function."""
-    overhead_ms = 2 * offer.network_ns / MILLISECOND_NS
-    cores = offer.cpus
-    has_room = (measured.peak_memory_bytes or 0) <= offer.memory_bytes
+    """Return the capacity of an instance type for the function."""
+    overhead_ms = 2 * instance_type.network_ns / MILLISECOND_NS
+    cores = instance_type.cpus
+    has_room = (measured.peak_memory_bytes or 0) <= instance_type.memory_bytes
     most = largest_concurrency(measured, cores, slo_ms, quantile, overhead_ms) if has_room else 0
-    company = range(1, most + 1)
+    concurrencies = range(1, most + 1)
     return InstanceCapacity(
-        offer=offer,
+        instance_type=instance_type,
         threshold=most,
-        is_at_least=most == measured.concurrencies[-1],
-        is_told=_is_told(measured, cores),
-        alone_ms=measured.time_ms(cores, 1, 1, quantile) + overhead_ms,
-        times_ms=tuple(_mean_ms(measured, cores, c) for c in company),
+        is_lower_bound=most == measured.concurrencies[-1],
+        is_extrapolated=_is_extrapolated(measured, cores),
+        isolated_ms=measured.time_ms(cores, 1, 1, quantile) + overhead_ms,
+        times_ms=tuple(_mean_ms(measured, cores, c) for c in concurrencies),
         within=tuple(
-            _share_within(measured, cores, c, slo_ms - overhead_ms, quantile) for c in company
+            _share_within(measured, cores, c, slo_ms - overhead_ms, quantile) for c in concurrencies
         ),
     )
 
 
-def function_sizes(
+def faas_sizes(
     measured: Characterisation, platform: FaasOffering, slo_ms: float, quantile: float = 0.99
 ) -> list[SizeRow]:
-    """Return what each size of the platform would do, smallest first."""
+    """Return a row per memory size of the platform, smallest first."""
     overhead_ms = 2 * platform.network_ns / MILLISECOND_NS
     rows = []
     for memory_bytes in platform.sizes_bytes:
@@ -123,27 +123,27 @@ def function_sizes(
             SizeRow(
                 memory_bytes=memory_bytes,
                 cpus=cpus,
-                is_told=_is_told(measured, cpus),
+                is_extrapolated=_is_extrapolated(measured, cpus),
                 time_ms=time_ms,
                 run_ms=run_ms,
-                trip_ms=run_ms + overhead_ms,
+                round_trip_ms=run_ms + overhead_ms,
                 usd_per_call=terms.usd(round(run_ms * MILLISECOND_NS)),
                 usd_per_s=terms.gigabytes * terms.usd_per_gb_s,
                 within=_share_within(measured, cpus, 1, slo_ms - overhead_ms, quantile),
-                meets=time_ms <= slo_ms,
-                fits=(measured.peak_memory_bytes or 0) <= memory_bytes,
+                is_within_slo=time_ms <= slo_ms,
+                has_enough_memory=(measured.peak_memory_bytes or 0) <= memory_bytes,
             )
         )
     return rows
 
 
 def knee_size(rows: Sequence[SizeRow], tolerance: float = TOLERANCE) -> SizeRow | None:
-    """Return the smallest size after which more memory no longer pays; None if none will do.
+    """Return the memory size at the knee of latency; None if no size meets the objective.
 
-    That is the smallest that is about as fast as any, or, where that is too slow, the smallest
-    that meets the objective.
+    That is the smallest size within `tolerance` of the fastest, among the sizes that meet the
+    objective and fit the function.
     """
-    usable = [row for row in rows if row.meets and row.fits]
+    usable = [row for row in rows if row.is_within_slo and row.has_enough_memory]
     if not usable:
         return None
     enough_ms = (1.0 + tolerance) * min(row.run_ms for row in usable)
@@ -151,20 +151,20 @@ def knee_size(rows: Sequence[SizeRow], tolerance: float = TOLERANCE) -> SizeRow 
 
 
 def cheapest_size(rows: Sequence[SizeRow]) -> SizeRow | None:
-    """Return the size that meets the objective at the lowest price of a call; the faster of equals.
+    """Return the size with the cheapest call that meets the objective; the faster of equals.
 
-    None if none will do.
+    None if no size meets the objective.
     """
-    usable = [row for row in rows if row.meets and row.fits]
+    usable = [row for row in rows if row.is_within_slo and row.has_enough_memory]
     return min(usable, key=lambda row: (row.usd_per_call, row.time_ms), default=None)
 
 
-def _is_told(measured: Characterisation, cores: float) -> bool:
+def _is_extrapolated(measured: Characterisation, cores: float) -> bool:
     return not measured.cores[0] <= cores <= measured.cores[-1]
 
 
 def _mean_ms(measured: Characterisation, cores: float, concurrency: int) -> float:
-    """The median times how much the mean is above it at the point that is nearest."""
+    """Mean time: the median times the ratio of mean to median at the nearest measured point."""
     point = min(
         (point for point in measured.points if point.batch == 1),
         key=lambda p: (abs(log(p.cores / cores)), abs(p.concurrency - concurrency)),
@@ -176,7 +176,7 @@ def _mean_ms(measured: Characterisation, cores: float, concurrency: int) -> floa
 def _share_within(
     measured: Characterisation, cores: float, concurrency: int, allowed_ms: float, quantile: float
 ) -> float:
-    """The share of requests that take no longer: the largest quantile tried that does not."""
+    """Share of requests within `allowed_ms`: the largest quantile tried that is within it."""
     tried = sorted({*_QUANTILES, quantile})
     within = [q for q in tried if measured.time_ms(cores, concurrency, 1, q) <= allowed_ms]
     if not within:
@@ -184,5 +184,5 @@ def _share_within(
     return 1.0 if within[-1] == tried[-1] else within[-1]
 
 
-# Beyond the last of these a profile cannot tell, and all are taken to be within.
+# A profile has no information beyond the last of these: then all requests count as within.
 _QUANTILES: Final = (0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)

@@ -260,7 +260,7 @@ def test_leaving_before_the_answers() -> None:
     ("said", "reason"),
     [
         ("f: lost", "worker_lost"),
-        ("refused too often, at last: busy", "refused"),
+        ("refused too often, last reason: busy", "refused"),
         ("f: OSError: disk", "failed"),
         ("refused: OSError", "failed"),
         ("", "failed"),

@@ -34,7 +34,7 @@ from headgate.lab.experiments.hips.run import (
 from headgate.planning.capacity.sizing import (
     SizeRow,
     cheapest_size,
-    function_sizes,
+    faas_sizes,
     knee_cores,
     knee_size,
     largest_concurrency,
@@ -73,7 +73,7 @@ def plan_of(setting: Setting) -> PaperPlan:
     """Decide, from the characterisation alone."""
     times = characterise(setting.source)
     platform = platform_of(read_prices(), HipsEnvironment(0))
-    sizes = function_sizes(times, platform, setting.sla_ms, QUANTILE)
+    sizes = faas_sizes(times, platform, setting.sla_ms, QUANTILE)
     return PaperPlan(
         threshold=largest_concurrency(times, setting.cores, setting.sla_ms, QUANTILE),
         knee_cores=knee_cores(times),
@@ -140,7 +140,7 @@ def cases_of(setting: Setting, plan: PaperPlan, course: tuple[BurstPhase, ...]) 
             (HipsPolicyCase(THRESHOLD, "threshold", (threshold,)), one),
             (
                 HipsPolicyCase(
-                    WARM, "threshold", (threshold, ("warm_functions", MOST - plan.threshold))
+                    WARM, "threshold", (threshold, ("warm_instances", MOST - plan.threshold))
                 ),
                 one,
             ),

@@ -28,7 +28,7 @@ from headgate.core.model import Limits, Pool, Shape, Slo
 from headgate.core.states import Outcome
 
 from .rig import Rig, wires
-from .toys import CLOUD, Puppet, make_app, make_function
+from .toys import CLOUD, Scripted, make_app, make_function
 
 BACKOFF = Limits(backoff_ns=50)
 
@@ -49,8 +49,8 @@ def test_a_refused_task_is_tried_elsewhere_and_the_place_left_alone(make_rig: ty
 
 
 def test_a_second_refusal_moves_the_end_of_the_back_off(make_rig: type[Rig]) -> None:
-    """A timer that was set anew while it was on its way is ignored."""
-    rig = make_rig(make_app(make_function(concurrency=2), limits=BACKOFF), Puppet, nodes=1)
+    """A timer event is ignored if the timer was reset while the event was on its way."""
+    rig = make_rig(make_app(make_function(concurrency=2), limits=BACKOFF), Scripted, nodes=1)
     rig.at(0, RequestArrived(0, 0))
     rig.at(0, RequestArrived(1, 0))
     rig.order(0, lambda p: (p.send(0, 0), p.send(0, 256)))
@@ -63,21 +63,21 @@ def test_a_second_refusal_moves_the_end_of_the_back_off(make_rig: type[Rig]) -> 
     assert list(rig.view.free_nodes) == [0]
 
 
-def test_a_batch_that_was_called_back_is_no_reason_to_leave_its_place_alone(
+def test_a_cancelled_batch_causes_no_back_off(
     make_rig: type[Rig],
 ) -> None:
-    rig = make_rig(make_app(limits=BACKOFF), Puppet, nodes=1)
+    rig = make_rig(make_app(limits=BACKOFF), Scripted, nodes=1)
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: p.send(0, 0))
     rig.at(2, InstanceStarted(0, 0))
     assert rig.at(2, BatchRefused(0, Refusal.CANCELLED)) == []
     assert list(rig.view.free_nodes) == [0]
-    assert ("returned", 0) in rig.puppet.heard
+    assert ("returned", 0) in rig.scripted.hooks_called
 
 
 def test_a_pool_that_throttles_is_left_alone_until_its_timer(make_rig: type[Rig]) -> None:
     app = make_app(make_function(pool_ids=(1,)), pools=[Pool(0, "gpu"), CLOUD], limits=BACKOFF)
-    rig = make_rig(app, Puppet)
+    rig = make_rig(app, Scripted)
     rig.at(0, RequestArrived(0, 0))
     assert rig.order(0, lambda p: p.orders.dispatch_to_pool([p.task(0)], CLOUD)) == wires(
         Dispatch(0, 0, [0], 1, 1, None, None)
@@ -86,7 +86,7 @@ def test_a_pool_that_throttles_is_left_alone_until_its_timer(make_rig: type[Rig]
     assert not rig.view.is_pool_available(1)
     rig.at(51, TimerFired(("unblock_pool", 1)))
     assert rig.view.is_pool_available(1)
-    assert rig.puppet.heard[-2:] == [("ended", 0), ("pool open", 1)]
+    assert rig.scripted.hooks_called[-2:] == [("ended", 0), ("pool available", 1)]
 
 
 def test_refusals_are_no_attempts_but_they_are_bounded(make_rig: type[Rig]) -> None:
@@ -98,7 +98,8 @@ def test_refusals_are_no_attempts_but_they_are_bounded(make_rig: type[Rig]) -> N
     assert rig.at(1, BatchRefused(0, Refusal.BUSY)) == wires(SetTimer(("unblock", 0), 1))
     assert rig.at(1, TimerFired(("unblock", 0))) == wires(Dispatch(1, 0, [0], 1, 0, 0, 0))
     assert rig.at(2, BatchRefused(1, Refusal.GONE)) == wires(
-        SetTimer(("unblock", 0), 2), Settle(0, Outcome.FAILED, "refused too often, at last: gone")
+        SetTimer(("unblock", 0), 2),
+        Settle(0, Outcome.FAILED, "refused too often, last reason: gone"),
     )
 
 
@@ -141,13 +142,13 @@ def test_nothing_is_repeated_after_its_deadline(make_rig: type[Rig]) -> None:
 
 def test_in_a_broken_batch_each_task_is_judged_by_itself(make_rig: type[Rig]) -> None:
     """One of the two has its deadline behind it and fails; the other is returned."""
-    rig = make_rig(make_app(), Puppet, nodes=1)
+    rig = make_rig(make_app(), Scripted, nodes=1)
     rig.at(0, RequestArrived(0, 0, deadline_ns=5))
     rig.at(0, RequestArrived(1, 0))
     rig.order(0, lambda p: p.send(0, 0, 256))
-    rig.puppet.heard.clear()
+    rig.scripted.hooks_called.clear()
     assert rig.at(9, BatchFailed(0, "crash")) == wires(Settle(0, Outcome.FAILED, "f0: crash"))
-    assert rig.puppet.heard == [("returned", 256), ("ended", 0), ("capacity", 0)]
+    assert rig.scripted.hooks_called == [("returned", 256), ("ended", 0), ("capacity", 0)]
 
 
 @pytest.mark.parametrize(
@@ -163,10 +164,10 @@ def test_a_batch_that_has_ended_ends_once(make_rig: type[Rig], again: Event) -> 
     assert (rig.view.events_ignored, rig.view.now_ns) == (1, 11)
 
 
-def test_of_competing_copies_the_first_wins_and_the_other_is_called_back(
+def test_of_competing_copies_the_first_wins_and_the_other_is_cancelled(
     make_rig: type[Rig],
 ) -> None:
-    rig = make_rig(make_app(), Puppet, nodes=2)
+    rig = make_rig(make_app(), Scripted, nodes=2)
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: (p.send(0, 0), p.send(1, 0)))
     assert rig.at(10, BatchFinished(1)) == wires(CancelBatch(0, 0, 0), Settle(0, Outcome.MET))
@@ -175,14 +176,14 @@ def test_of_competing_copies_the_first_wins_and_the_other_is_called_back(
 
 
 def test_the_first_copy_sent_may_win_as_well(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(), Puppet, nodes=2)
+    rig = make_rig(make_app(), Scripted, nodes=2)
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: (p.send(0, 0), p.send(1, 0)))
     assert rig.at(10, BatchFinished(0)) == wires(CancelBatch(1, 0, 1), Settle(0, Outcome.MET))
 
 
 def test_a_losing_copy_in_a_batch_that_others_want_goes_on(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(), Puppet, nodes=2)
+    rig = make_rig(make_app(), Scripted, nodes=2)
     rig.at(0, RequestArrived(0, 0))
     rig.at(0, RequestArrived(1, 0))
     rig.order(0, lambda p: (p.send(0, 0, 256), p.send(1, 0)))
@@ -191,21 +192,21 @@ def test_a_losing_copy_in_a_batch_that_others_want_goes_on(make_rig: type[Rig]) 
 
 
 def test_while_one_copy_is_out_the_end_of_another_settles_nothing(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(limits=Limits(attempts_max=2)), Puppet, nodes=2)
+    rig = make_rig(make_app(limits=Limits(attempts_max=2)), Scripted, nodes=2)
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: (p.send(0, 0), p.send(1, 0)))
     assert rig.at(9, BatchFailed(0, "crash")) == []
     assert rig.at(10, BatchFailed(1, "crash")) == wires(Settle(0, Outcome.FAILED, "f0: crash"))
 
 
-def test_all_copies_of_a_cancelled_request_are_called_back(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(), Puppet, nodes=2)
+def test_all_copies_of_a_cancelled_request_are_cancelled(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(), Scripted, nodes=2)
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: (p.send(0, 0), p.send(1, 0)))
     assert rig.at(1, RequestCancelled(0))[1:] == wires(CancelBatch(0, 0, 0), CancelBatch(1, 0, 1))
 
 
-def test_an_attempt_without_an_answer_is_given_up_by_timer(make_rig: type[Rig]) -> None:
+def test_an_attempt_without_a_result_times_out(make_rig: type[Rig]) -> None:
     """The answer comes after all: it is ignored, and the repeat goes on."""
     limits = Limits(timeout_factor=2.0, timeout_floor_ns=0, backoff_ns=50)
     app = make_app(make_function(start_ns=90), limits=limits)
@@ -223,14 +224,14 @@ def test_an_attempt_without_an_answer_is_given_up_by_timer(make_rig: type[Rig]) 
     assert rig.at(300, BatchFinished(1)) == wires(CancelTimer(("lost", 1)), Settle(0, Outcome.MET))
 
 
-def test_a_batch_is_given_up_after_a_multiple_of_its_time_on_a_full_node(
+def test_a_batch_times_out_after_a_multiple_of_its_time_on_a_full_node(
     make_rig: type[Rig],
 ) -> None:
     """Both slots are taken to be in use: 15 ns are expected, and twice that are granted."""
     function = make_function(exec_ns=(10,), slowdown=(1.0, 1.5))
     pools = [Pool(0, "gpu", slots=2)]
     limits = Limits(timeout_factor=2.0, timeout_floor_ns=0)
-    rig = make_rig(make_app(function, pools=pools, limits=limits), Puppet, nodes=1)
+    rig = make_rig(make_app(function, pools=pools, limits=limits), Scripted, nodes=1)
     rig.at(0, RequestArrived(0, 0))
     assert rig.order(5, lambda p: p.send(0, 0))[-1:] == wires(SetTimer(("lost", 0), 35))
 

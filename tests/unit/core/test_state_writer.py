@@ -9,40 +9,40 @@ from headgate.core.states import TaskState
 from headgate.core.view import View
 
 from .rig import Rig
-from .toys import Puppet, make_app, make_function
+from .toys import Scripted, make_app, make_function
 
 
 def test_ids_are_drawn_in_steps_and_known_to_have_been_drawn() -> None:
     app = make_app()
-    ledger = StateWriter(View(app), ids_start=1, ids_step=3)
+    state = StateWriter(View(app), ids_start=1, ids_step=3)
     variant, pool = app.variants[0], app.pools[0]
-    batches = [ledger.send([], [], 0, variant, None, None, pool) for _ in range(3)]
+    batches = [state.send([], [], 0, variant, None, None, pool) for _ in range(3)]
     assert [batch.id for batch in batches] == [1, 4, 7]
-    assert [i for i in range(-3, 12) if ledger.was_batch(i)] == [1, 4, 7]
+    assert [i for i in range(-3, 12) if state.has_issued_batch(i)] == [1, 4, 7]
 
 
 def _residents(ids_step: int) -> InstanceWriter:
     """Books in which one instance has been started."""
     view = View(make_app())
-    residents = InstanceWriter(view, StateWriter(view, 0, ids_step), 0, ids_step)
-    residents.start_instance(view.app.variants[0], view.app.pools[0], None)
-    return residents
+    instances = InstanceWriter(view, StateWriter(view, 0, ids_step), 0, ids_step)
+    instances.start_instance(view.app.variants[0], view.app.pools[0], None)
+    return instances
 
 
 def test_without_peers_only_our_own_starts_were_instances() -> None:
-    residents = _residents(ids_step=1)
-    assert [i for i in range(-1, 3) if residents.was_instance(i)] == [0]
+    instances = _residents(ids_step=1)
+    assert [i for i in range(-1, 3) if instances.has_issued_instance(i)] == [0]
 
 
 def test_with_peers_theirs_may_be_any_but_ours_are_known() -> None:
     """Of two, we draw the even ids: 2 and 4 are still to come, odd ones may be out there."""
-    residents = _residents(ids_step=2)
-    assert [i for i in range(-2, 6) if residents.was_instance(i)] == [0, 1, 3, 5]
+    instances = _residents(ids_step=2)
+    assert [i for i in range(-2, 6) if instances.has_issued_instance(i)] == [0, 1, 3, 5]
 
 
 def test_a_node_with_slots_left_stays_where_it_is_in_line(make_rig: type[Rig]) -> None:
     app = make_app(make_function(concurrency=9), pools=[Pool(0, "gpu", slots=3)])
-    rig = make_rig(app, Puppet, nodes=2)
+    rig = make_rig(app, Scripted, nodes=2)
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: p.send(0, 0))
     assert list(rig.view.free_nodes) == [0, 1]
@@ -55,7 +55,7 @@ def test_a_node_with_slots_left_stays_where_it_is_in_line(make_rig: type[Rig]) -
 
 def test_the_least_loaded_of_the_free_nodes_is_first(make_rig: type[Rig]) -> None:
     app = make_app(make_function(concurrency=9), pools=[Pool(0, "gpu", slots=4)])
-    rig = make_rig(app, Puppet, nodes=2)
+    rig = make_rig(app, Scripted, nodes=2)
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: p.send(0, 0))
     first = rig.view.first_free(0)
@@ -66,11 +66,13 @@ def test_a_task_is_found_in_every_batch_it_is_out_in(make_rig: type[Rig]) -> Non
     """Whichever of two copies ends, the other is found."""
     for ended, left in ((0, 1), (1, 0)):
         rig = make_rig(
-            make_app(stages=[Stage(make_function()), Stage(make_function())]), Puppet, nodes=2
+            make_app(stages=[Stage(make_function()), Stage(make_function())]),
+            Scripted,
+            nodes=2,
         )
         rig.at(0, RequestArrived(0, 0))
         rig.order(0, lambda p: (p.send(0, 0), p.send(1, 0)))
         rig.at(1, BatchFinished(ended))
         assert list(rig.view.batches) == [left]
-        assert rig.puppet.task(0).state == TaskState.DONE
-        assert rig.puppet.task(0).copies_out == 1
+        assert rig.scripted.task(0).state == TaskState.DONE
+        assert rig.scripted.task(0).copies_in_flight == 1

@@ -23,7 +23,7 @@ def test_buckets_hold_what_arrived_in_them(
     counts = ArrivalCounts(bucket_ns, window_ns=length * bucket_ns)
     times_ns = [start_ns + sum(gaps_ns[1 : i + 1]) for i in range(len(gaps_ns))]
     for at_ns in times_ns:
-        counts.see(at_ns)
+        counts.observe(at_ns)
     now_ns = times_ns[-1] + after_ns
     whole = (now_ns - start_ns) // bucket_ns
     expected = [0.0] * whole
@@ -36,7 +36,7 @@ def test_buckets_hold_what_arrived_in_them(
 def test_nothing_is_known_before_a_bucket_is_over() -> None:
     counts = ArrivalCounts(bucket_ns=10, window_ns=100)
     assert counts.buckets(5) == []
-    counts.see(7, amount=2.5)
+    counts.observe(7, amount=2.5)
     assert counts.buckets(16) == []
     assert counts.buckets(17) == [2.5]
 

@@ -60,8 +60,6 @@ def test_whole_nodes_are_not_rounded_up() -> None:
     assert nodes_for(3 * 0.1, 0.1) == 3
 
 
-# --- tiers --------------------------------------------------------------------------------------
-
 SMALL = Pool(0, "small", Tier.DEDICATED, slots=9, is_elastic=True, usd_per_hour=HOUR_S * 2.0)
 LARGE = replace(SMALL, id=1, name="large", usd_per_hour=HOUR_S * 3.0)
 CHEAP = Pool(2, "cheap", Tier.SERVERLESS, faas=FaasPlatform(1 << 30, usd_per_request=0.1))
@@ -82,31 +80,31 @@ def tiers_of(app: App) -> Targets:
     return Targets(app, Thresholds(app))
 
 
-def test_lots_and_outlets_are_cheapest_first() -> None:
+def test_node_and_faas_options_are_cheapest_first() -> None:
     """The larger instance costs half as much again, but answers twice as many."""
     app = declared((SMALL, LARGE, DEAR, CHEAP), (20, 10, 10, 10), latency_ns=40)
     app = replace(app, pools=(SMALL, LARGE, replace(DEAR, id=2), replace(CHEAP, id=3)))
-    tiers = tiers_of(app)
-    assert [lot.pool.name for lot in tiers.lots[0]] == ["large", "small"]
-    assert [lot.threshold for lot in tiers.lots[0]] == [4, 2]
-    assert [outlet.pool.name for outlet in tiers.outlets[0]] == ["cheap", "dear"]
-    assert tiers.spill_usd(0) == pytest.approx(0.1)
+    targets = tiers_of(app)
+    assert [option.pool.name for option in targets.node_options[0]] == ["large", "small"]
+    assert [option.threshold for option in targets.node_options[0]] == [4, 2]
+    assert [target.pool.name for target in targets.faas_options[0]] == ["cheap", "dear"]
+    assert targets.spill_usd(0) == pytest.approx(0.1)
 
 
 def test_what_is_late_even_alone_comes_last() -> None:
     app = declared((SMALL, LARGE, CHEAP), (20, 10, 10), latency_ns=15)
-    lots = tiers_of(app).lots[0]
-    assert [(lot.pool.name, lot.threshold) for lot in lots] == [("large", 1), ("small", 0)]
+    options = tiers_of(app).node_options[0]
+    assert [(option.pool.name, option.threshold) for option in options] == [
+        ("large", 1),
+        ("small", 0),
+    ]
 
 
 def test_without_a_platform_one_at_a_time_is_better_than_none() -> None:
     app = declared((SMALL,), (20,), latency_ns=15)
-    (lot,) = tiers_of(app).lots[0]
-    assert lot.threshold == 1
+    (option,) = tiers_of(app).node_options[0]
+    assert option.threshold == 1
     assert tiers_of(app).spill_usd(0) == inf
-
-
-# --- who goes first -----------------------------------------------------------------------------
 
 
 def test_what_is_not_there_yet_goes_first_then_the_idlest_then_the_youngest() -> None:

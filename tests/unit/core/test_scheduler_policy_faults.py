@@ -30,7 +30,7 @@ OFFER, FORGOTTEN = ("offer_again", 0), ("forgotten", 0)
 
 
 class Slips(Fifo):
-    """Raises where it is told to: `(hook, id of the task or node it is about)`."""
+    """Raises at a given hook: `(hook, id of the task or node it is about)`."""
 
     def __init__(self, context: Context, config: PolicyConfig) -> None:
         super().__init__(context, config)

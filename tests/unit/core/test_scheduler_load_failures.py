@@ -25,7 +25,7 @@ from headgate.core.policy import Plan, Target
 from headgate.core.states import Failure, Outcome, Rejection
 
 from .rig import Rig, wires
-from .toys import CLOUD, Fifo, Puppet, make_app, make_function
+from .toys import CLOUD, Fifo, Scripted, make_app, make_function
 
 LIMITS = Limits(backoff_ns=1, start_backoff_ns=100, start_backoff_max_ns=350)
 PROBE = TimerFired(("probe", 0))
@@ -53,7 +53,7 @@ def test_a_start_that_fails_is_not_ordered_again_and_fails_who_waits_for_it(
     assert rig.at(11, TimerFired(("unblock", 0))) == []
 
 
-def test_the_batch_may_come_back_after_the_news_that_its_instance_is_gone(
+def test_the_batch_may_end_after_its_instance_is_gone(
     make_rig: type[Rig],
 ) -> None:
     rig = make_rig(make_app(limits=LIMITS), nodes=2)
@@ -64,7 +64,7 @@ def test_the_batch_may_come_back_after_the_news_that_its_instance_is_gone(
     )
 
 
-def test_new_requests_are_refused_at_once_and_told_when_to_come_back(make_rig: type[Rig]) -> None:
+def test_new_requests_are_rejected_at_once_with_a_retry_delay(make_rig: type[Rig]) -> None:
     rig = broken_rig(make_rig)
     rig.at(10, InstanceStopped(0, "broken"))
     assert rig.at(30, RequestArrived(1, 0)) == wires(
@@ -102,7 +102,7 @@ def test_a_probe_that_goes_well_ends_it(make_rig: type[Rig]) -> None:
 def test_a_start_that_was_under_way_elsewhere_is_waited_for_and_may_end_it(
     make_rig: type[Rig],
 ) -> None:
-    """Two were started before the first failed: what waits, waits for the second."""
+    """Two starts are under way when the first fails: the task waits for the second."""
     rig = make_rig(make_app(limits=LIMITS), nodes=2)
     rig.at(0, RequestArrived(0, 0))
     rig.at(0, RequestArrived(1, 0))
@@ -146,7 +146,7 @@ def test_a_probe_evicts_others_only_where_there_is_no_room(make_rig: type[Rig]) 
     """Node 0 is full, node 1 is not: though it failed on node 1 last, room comes after that."""
     big, other = make_function(0, memory_bytes=60), make_function(1, memory_bytes=60)
     pools = [Pool(0, "gpu", memory_bytes=100)]
-    rig = make_rig(make_app(big, other, pools=pools, limits=LIMITS), Puppet, nodes=3)
+    rig = make_rig(make_app(big, other, pools=pools, limits=LIMITS), Scripted, nodes=3)
     app = rig.view.app
     rig.order(0, lambda p: p.orders.start(app.variants[1], p.view.nodes[0]))
     rig.at(1, InstanceStarted(0, 0))
@@ -167,14 +167,14 @@ def test_a_probe_whose_node_dies_under_it_has_failed(make_rig: type[Rig]) -> Non
 
 
 def test_a_start_that_dies_with_its_node_is_no_failure_of_the_function(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(limits=LIMITS), Puppet, nodes=1)
+    rig = make_rig(make_app(limits=LIMITS), Scripted, nodes=1)
     rig.order(0, lambda p: p.orders.start(p.view.app.variants[0], p.view.nodes[0]))
     rig.at(1, NodeLost(0))
     assert rig.view.load_failures == {}
 
 
 def test_a_start_that_was_called_off_is_no_failure(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(limits=LIMITS), Puppet, nodes=1)
+    rig = make_rig(make_app(limits=LIMITS), Scripted, nodes=1)
     rig.order(0, lambda p: p.orders.start(p.view.app.variants[0], p.view.nodes[0]))
     rig.order(1, lambda p: p.orders.stop(p.view.instances[0]))
     rig.at(2, InstanceStopped(0, "stopped"))
@@ -184,15 +184,12 @@ def test_a_start_that_was_called_off_is_no_failure(make_rig: type[Rig]) -> None:
 def test_a_probe_that_is_called_off_is_repeated_after_the_same_back_off(
     make_rig: type[Rig],
 ) -> None:
-    rig = make_rig(make_app(limits=LIMITS), Puppet, nodes=1)
+    rig = make_rig(make_app(limits=LIMITS), Scripted, nodes=1)
     rig.at(0, LoadFailed(0, 0, "broken"))
     rig.at(100, PROBE)
     actions = rig.order(110, lambda p: p.orders.stop(p.view.instances[0]))
     assert actions[-1:] == wires(SetTimer(("probe", 0), 210))
     assert rig.view.load_failures[0].failures == 1
-
-
-# --- what a node says by itself ----------------------------------------------------------------
 
 
 def test_a_node_may_say_so_before_anybody_asks(make_rig: type[Rig]) -> None:
@@ -245,8 +242,8 @@ def test_it_is_over_when_it_is_up_wherever_it_can_be(make_rig: type[Rig]) -> Non
 @pytest.mark.parametrize(
     ("event", "match"),
     [
-        (LoadFailed(0, 7, "x"), "there is no node 7"),
-        (LoadFailed(7, 0, "x"), "no variant 7"),
+        (LoadFailed(0, 7, "x"), "unknown node 7"),
+        (LoadFailed(7, 0, "x"), "unknown variant 7"),
     ],
 )
 def test_what_cannot_be_said(make_rig: type[Rig], event: LoadFailed, match: str) -> None:
@@ -263,17 +260,14 @@ def test_what_crosses_a_loss_or_a_start_is_ignored(make_rig: type[Rig]) -> None:
     assert (rig.view.load_failures, rig.view.events_ignored) == ({}, 2)
 
 
-# --- orders, plans, pipelines, builds ----------------------------------------------------------
-
-
 def test_no_order_may_start_it(make_rig: type[Rig]) -> None:
-    rig = make_rig(make_app(make_function(0), make_function(1), limits=LIMITS), Puppet, nodes=2)
+    rig = make_rig(make_app(make_function(0), make_function(1), limits=LIMITS), Scripted, nodes=2)
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: p.send(0, 0))
     rig.at(1, InstanceStarted(0, 0))
     rig.at(1, LoadFailed(0, 1, "broken"))
     rig.at(2, RequestArrived(1, 0))
-    variant, match = rig.view.app.variants[0], "v0 cannot be loaded"
+    variant, match = rig.view.app.variants[0], "v0 failed to load"
     rig.forbids(lambda p: p.orders.start(variant, p.view.nodes[1]), match)
     rig.forbids(lambda p: p.orders.start_anywhere(variant, p.view.nodes[1].pool), match)
     rig.forbids(lambda p: p.send(1, 256), match)
@@ -343,10 +337,10 @@ def test_a_platform_counts_only_where_the_policy_uses_it(make_rig: type[Rig]) ->
 
 
 def test_other_functions_are_served_when_those_before_them_fail(make_rig: type[Rig]) -> None:
-    """What waits behind a task that can never run is offered the node again."""
+    """After a task that can never run is failed, the node is offered to the tasks behind it."""
 
     class Strict(Fifo):
-        """Nobody overtakes anybody."""
+        """Strict FIFO: no task overtakes another."""
 
         def _send(self) -> None:
             while self.queue:

@@ -26,20 +26,20 @@ def make_scheduler(policy: str) -> Scheduler:
     return Scheduler(app, find_policy(policy), rng=stream(7, "policy/0"))
 
 
-def held(thing: object, seen: set[int]) -> int:
+def held(thing: object, visited: set[int]) -> int:
     """How many things can be reached: what a policy's memory grows with."""
-    if id(thing) in seen or is_dataclass(thing) or callable(thing):
+    if id(thing) in visited or is_dataclass(thing) or callable(thing):
         return 0
     if isinstance(thing, int | float | str | None):
         return 1
-    seen.add(id(thing))
+    visited.add(id(thing))
     if isinstance(thing, dict):
-        return sum(held(key, seen) + held(value, seen) for key, value in thing.items())
+        return sum(held(key, visited) + held(value, visited) for key, value in thing.items())
     if isinstance(thing, list | tuple | set | deque):
-        return 1 + sum(held(item, seen) for item in thing)
+        return 1 + sum(held(item, visited) for item in thing)
     names = {n for cls in type(thing).__mro__ for n in getattr(cls, "__slots__", ())}
     names |= vars(thing).keys() if hasattr(thing, "__dict__") else set()
-    return 1 + sum(held(getattr(thing, name), seen) for name in names if hasattr(thing, name))
+    return 1 + sum(held(getattr(thing, name), visited) for name in names if hasattr(thing, name))
 
 
 @pytest.mark.parametrize("policy", policy_names())

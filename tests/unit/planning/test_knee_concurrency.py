@@ -1,4 +1,4 @@
-"""How many run at once on a node where company slows everybody down."""
+"""The concurrency at the throughput knee of a node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SLOWDOWNS = st.lists(st.floats(0.0, 1.2), min_size=1, max_size=8).map(
 )
 
 
-def test_company_that_costs_nothing_is_always_welcome() -> None:
+def test_without_interference_all_slots_are_used() -> None:
     assert knee_concurrency(Profile((10,)), slots=4, latency_ns=1) == 4
 
 
@@ -23,7 +23,7 @@ def test_where_two_take_twice_as_long_they_take_turns() -> None:
 
 
 def test_as_many_as_get_more_done_and_no_more() -> None:
-    """Beyond two everybody is slower in proportion: a third gets nothing done that two do not."""
+    """Beyond two, slowdown is proportional: a third adds no throughput."""
     assert knee_concurrency(Profile((10,), (1.0, 1.1, 1.65)), slots=3, latency_ns=NEVER_NS) == 2
 
 

@@ -14,7 +14,7 @@ from headgate.planning.latency_model import (
     Interpolation,
     LatencySample,
     Surface,
-    _non_negative,
+    _nnls,
     fit_surface,
 )
 
@@ -43,7 +43,7 @@ def test_each_form_is_found_again(form: str) -> None:
 
 
 def test_errors_are_those_of_points_it_was_not_shown() -> None:
-    """Ten per cent of noise cannot be told in advance, so the stated error cannot be smaller."""
+    """Ten per cent of noise cannot be predicted, so the stated error cannot be smaller."""
     noisy = sampled(Surface("shared", 4.0, (1.0, 3.0, 8.0)), noise=0.1)
     found = fit_surface(noisy)
     assert found.mean_error is not None and found.max_error is not None
@@ -64,9 +64,11 @@ def test_half_a_core_takes_twice_as_long() -> None:
 
 def test_it_is_exact_where_it_was_measured_and_bends_in_between() -> None:
     surface = Surface("shared", 1.0, (0.0, 10.0, 0.0))
-    told = Interpolation(surface, [LatencySample(1, 1, 1, 12.0), LatencySample(1, 4, 1, 48.0)])
-    assert told.time_ms(1, 1) == 12.0
-    assert told.time_ms(1, 2) == pytest.approx(24.0)  # both are a fifth above the surface
+    interpolation = Interpolation(
+        surface, [LatencySample(1, 1, 1, 12.0), LatencySample(1, 4, 1, 48.0)]
+    )
+    assert interpolation.time_ms(1, 1) == 12.0
+    assert interpolation.time_ms(1, 2) == pytest.approx(24.0)  # both are a fifth above the surface
 
 
 @settings(max_examples=40, deadline=None)
@@ -78,7 +80,7 @@ def test_it_is_exact_where_it_was_measured_and_bends_in_between() -> None:
         unique_by=lambda each: each[:2],
     )
 )
-def test_whatever_was_measured_more_company_never_helps(
+def test_more_concurrency_is_never_faster_whatever_was_measured(
     rows: list[tuple[float, float, float]],
 ) -> None:
     found = fit_surface([LatencySample(n, c, 1.0, time_ms) for n, c, time_ms in rows])
@@ -95,7 +97,7 @@ def test_non_negative_least_squares_is_optimal(seed: int, columns: int, rows: in
     """The conditions of Karush, Kuhn and Tucker: nothing can be improved by any small step."""
     rng = np.random.default_rng(seed)
     matrix, wanted = rng.normal(size=(rows, columns)), rng.normal(size=rows)
-    found = _non_negative(matrix, wanted)
+    found = _nnls(matrix, wanted)
     slope = matrix.T @ (matrix @ found - wanted)
     assert (found >= 0).all()
     assert (slope >= -1e-6).all()

@@ -38,7 +38,7 @@ from headgate.core.policy import Policy, PolicyKind
 from headgate.core.records import Batch, Node, Task
 from headgate.core.scheduler.scheduler import Scheduler
 from headgate.planning.latency_predictor import LatencyPredictor
-from headgate.planning.spillover import TEND, Spillover
+from headgate.planning.spillover import RESIZE_WARM_POOL, Spillover
 
 S = SECOND_NS
 NODE = Pool(0, "node")
@@ -46,7 +46,7 @@ TERMS = FaasPlatform(1 << 30, keep_alive_ns=600 * S)
 CLOUD = Pool(
     1, "cloud", Tier.SERVERLESS, nodes=0, faas=TERMS, breaker=BreakerConfig(failure_threshold=1)
 )
-KEY = (TEND, 0)
+KEY = (RESIZE_WARM_POOL, 0)
 
 
 class Waiting(Policy):
@@ -56,8 +56,8 @@ class Waiting(Policy):
 
     def on_task_ready(self, task: Task) -> None:
         self.rig.waiting.append(task)
-        self.rig.spilling.waits(task)
-        self.rig.predictor.waits(task)
+        self.rig.spilling.on_queued(task)
+        self.rig.predictor.on_queued(task)
 
     def on_task_returned(self, task: Task) -> None:
         pass
@@ -66,10 +66,10 @@ class Waiting(Policy):
         pass
 
     def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
-        self.rig.spilling.came_back(batch)
+        self.rig.spilling.on_call_ended(batch)
 
     def on_timer(self, name: str, number: int) -> None:
-        self.rig.spilling.tend(number)
+        self.rig.spilling.resize_warm_pool(number)
 
 
 class Rig:
@@ -95,7 +95,7 @@ class Rig:
         self.asked = 0
         if has_node:
             self.tell(0, NodeJoined(0, 0, "n0"))
-            self.predictor.node_joined(self.view.nodes[0])
+            self.predictor.on_node_joined(self.view.nodes[0])
 
     def tell(self, now_s: float, event: Event) -> None:
         self.scheduler.handle(int(now_s * S), event)
@@ -111,11 +111,11 @@ class Rig:
         sent = 0
         while self.waiting:
             task = self.waiting[0]
-            outlet = self.spilling.next_outlet(task)
-            if outlet is None:
+            target = self.spilling.spill_target(task)
+            if target is None:
                 return sent
-            self.orders.dispatch_to_pool([task], outlet.pool, outlet.variant)
-            self.predictor.left(self.waiting.pop(0))
+            self.orders.dispatch_to_pool([task], target.pool, target.variant)
+            self.predictor.on_dequeued(self.waiting.pop(0))
             sent += 1
         return sent
 
@@ -128,15 +128,12 @@ class Rig:
 
 
 def warm(count: int, **options: bool) -> Rig:
-    """So many instances are ready."""
+    """Mark this many instances as ready."""
     rig = Rig(**options)  # type: ignore[arg-type]
-    outlet = rig.spilling.outlets[0]
-    assert outlet is not None
-    outlet.warmth.keep(-10 * S, count)
+    target = rig.spilling.targets[0]
+    assert target is not None
+    target.warm_pool.set_desired(-10 * S, count)
     return rig
-
-
-# --- what goes ----------------------------------------------------------------------------------
 
 
 def test_what_the_node_can_do_in_time_stays() -> None:
@@ -199,22 +196,19 @@ def test_one_that_had_time_leaves_no_trace_once_it_is_gone() -> None:
     """It was due in an hour; those that come when nothing waits any more are not."""
     rig = warm(20)
     rig.ask(0, 1, due_s=3_600)
-    rig.predictor.left(rig.waiting.pop())
+    rig.predictor.on_dequeued(rig.waiting.pop())
     rig.ask(1, 20)
     assert rig.spill() == 12
 
 
 def test_what_is_too_large_for_the_platform_stays() -> None:
     rig = warm(20, has_node=False)
-    outlet = rig.spilling.outlets[0]
-    assert outlet is not None
-    profile = replace(outlet.variant.profile, exec_ns=(S,))
-    outlet.variant = replace(outlet.variant, profile=profile)
+    target = rig.spilling.targets[0]
+    assert target is not None
+    profile = replace(target.variant.profile, exec_ns=(S,))
+    target.variant = replace(target.variant, profile=profile)
     rig.ask(0, 1, items=2)
     assert (rig.can_take(), rig.spill()) == (False, 0)
-
-
-# --- what is let in -----------------------------------------------------------------------------
 
 
 def test_more_is_let_in_until_what_waits_takes_several_starts() -> None:
@@ -234,24 +228,21 @@ def test_where_more_are_ready_more_may_wait() -> None:
     assert not rig.can_take()
 
 
-# --- when it is closed --------------------------------------------------------------------------
-
-
 def test_nothing_goes_while_the_platform_is_closed() -> None:
     rig = warm(20, has_node=False)
     rig.ask(0, 3)
-    assert (rig.can_take(), rig.spilling.is_open(0), rig.spilling.closed_pools()) == (
+    assert (rig.can_take(), rig.spilling.is_available(0), rig.spilling.unavailable_pools()) == (
         True,
         True,
         [],
     )
-    outlet = rig.spilling.outlets[0]
-    assert outlet is not None
-    outlet.called(0)
+    target = rig.spilling.targets[0]
+    assert target is not None
+    target.on_call(0)
     rig.orders.dispatch_to_pool([rig.waiting.pop()], CLOUD)
     rig.tell(1, BatchFailed(0, "broken"))
-    assert (rig.can_take(), rig.spilling.is_open(0)) == (False, False)
-    assert rig.spilling.closed_pools() == [1]
+    assert (rig.can_take(), rig.spilling.is_available(0)) == (False, False)
+    assert rig.spilling.unavailable_pools() == [1]
     assert rig.spill() == 0
 
 
@@ -269,13 +260,10 @@ def test_where_a_call_ran_there_is_an_instance(end: Event, there: int) -> None:
     rig = Rig(has_node=False)
     rig.ask(0, 1)
     assert rig.spill() == 1
-    outlet = rig.spilling.outlets[0]
-    assert outlet is not None
+    target = rig.spilling.targets[0]
+    assert target is not None
     rig.tell(3, end)
-    assert (outlet.warmth.busy, outlet.warmth.there(3 * S)) == (0, there)
-
-
-# --- keeping them ready -------------------------------------------------------------------------
+    assert (target.warm_pool.busy, target.warm_pool.size(3 * S)) == (0, there)
 
 
 def tended(rig: Rig, until_s: int) -> list[int]:
@@ -288,7 +276,7 @@ def tended(rig: Rig, until_s: int) -> list[int]:
     return kept
 
 
-def test_after_a_burst_they_are_kept_for_a_while_and_let_go_in_steps() -> None:
+def test_after_a_burst_the_warm_pool_is_kept_for_a_while_and_scaled_in_by_steps() -> None:
     rig = Rig(has_node=False)
     rig.ask(0, 12)
     rig.spill()
@@ -308,5 +296,5 @@ def test_a_function_without_a_platform_spills_nothing() -> None:
     predictor = LatencyPredictor(scheduler.view, 0.9)
     spilling = Spillover(scheduler.view, scheduler.policy.orders, predictor, 0.2, 3_600 * S)
     assert not spilling.is_possible
-    assert not spilling.is_open(0)
-    assert spilling.closed_pools() == []
+    assert not spilling.is_available(0)
+    assert spilling.unavailable_pools() == []

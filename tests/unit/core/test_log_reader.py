@@ -25,7 +25,7 @@ from headgate.core.records import Task
 from headgate.core.scheduler.scheduler import Scheduler
 
 from .rig import Rig
-from .toys import Fifo, Puppet, make_app
+from .toys import Fifo, Scripted, make_app
 
 HEADER = LogHeader({"pools": ["gpu"]}, "fifo", {"depth": 3}, seed=7, index=1, peers=2)
 HEADER_LINE = (
@@ -197,8 +197,8 @@ def test_damage_is_said_with_file_and_line(tmp_path: Path, line: str, problem: s
         ("[]\n", "run.log:1: is not an event log"),
         ('{"policy":"fifo"}\n', "run.log:1: is not an event log"),
         (HEADER_LINE.replace('log":3', 'log":2'), r"headgate_log: 2: unknown version \(allowed: 3"),
-        (HEADER_LINE.replace('ment":0', 'ment":-1'), "segment: -1: is not a number of it"),
-        (HEADER_LINE.replace('seq":0', 'seq":true'), "first_seq: True: is not a number of it"),
+        (HEADER_LINE.replace('ment":0', 'ment":-1'), "segment: -1: must be an integer"),
+        (HEADER_LINE.replace('seq":0', 'seq":true'), "first_seq: True: must be an integer"),
         (HEADER_LINE.replace('"seed":7', '"seed":"7"'), r"seed: '7': is missing .*allowed: int"),
         (HEADER_LINE.replace('"policy":"fifo",', ""), "policy: is missing"),
         (HEADER_LINE[:-20], "run.log:1: is not JSON"),
@@ -226,7 +226,7 @@ def test_a_replay_gives_the_same_actions(entries: list[LogEntry]) -> None:
 
 def test_a_replay_ends_at_the_first_difference(entries: list[LogEntry]) -> None:
     """Another policy answers the arrival with nothing."""
-    result = replay(entries, Scheduler(make_app(), PolicyKind(Puppet)))
+    result = replay(entries, Scheduler(make_app(), PolicyKind(Scripted)))
     assert (result.events, result.actions) == (2, 0)
     assert result.first_difference is not None
     assert (result.first_difference.seq, result.first_difference.got) == (1, [])

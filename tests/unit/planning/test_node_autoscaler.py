@@ -41,7 +41,7 @@ def make_app(*pools: Pool, functions: int = 1, warm: int = 0) -> App:
     return App(made, tuple(Pipeline(f.id, f.name, (Stage(f),), slo) for f in made), pools)
 
 
-def renting(app: App) -> NodeAutoscaler:
+def make_autoscaler(app: App) -> NodeAutoscaler:
     return NodeAutoscaler(
         app, [choose_faas_target(app, f, 3_600 * S) for f in app.functions], 1_800 * S
     )
@@ -51,28 +51,28 @@ def load(
     app: App, seconds: int, rate_per_s: int, *, pipeline: int = 0, closed: tuple[int, ...] = ()
 ) -> list[int]:
     """How many are wanted of each function at the end."""
-    rents = renting(app)
+    autoscaler = make_autoscaler(app)
     for second in range(seconds):
         for number in range(rate_per_s):
-            rents.arrived(second * S + number * S // rate_per_s, app.pipelines[pipeline], 1)
-        targets = rents.targets((second + 1) * S, closed)
+            autoscaler.on_arrival(second * S + number * S // rate_per_s, app.pipelines[pipeline], 1)
+        targets = autoscaler.targets((second + 1) * S, closed)
     return [target.count for target in targets]
 
 
 def test_what_is_ours_is_not_rented() -> None:
-    rents = renting(make_app(OWN, CLOUD))
-    assert not rents.is_needed
-    assert rents.targets(S, ()) == ()
+    autoscaler = make_autoscaler(make_app(OWN, CLOUD))
+    assert not autoscaler.is_needed
+    assert autoscaler.targets(S, ()) == ()
 
 
 def test_it_begins_with_what_is_to_be_warm() -> None:
-    rents = renting(make_app(RENTED, CLOUD, warm=2))
-    assert rents.is_needed
-    assert rents.targets(0, ()) == (Target(0, 0, 2),)
+    autoscaler = make_autoscaler(make_app(RENTED, CLOUD, warm=2))
+    assert autoscaler.is_needed
+    assert autoscaler.targets(0, ()) == (Target(0, 0, 2),)
 
 
 def test_warm_everywhere_is_no_more_than_there_is() -> None:
-    assert renting(make_app(RENTED, CLOUD, warm=99)).targets(0, ()) == (Target(0, 0, 4),)
+    assert make_autoscaler(make_app(RENTED, CLOUD, warm=99)).targets(0, ()) == (Target(0, 0, 4),)
 
 
 def test_with_a_platform_nothing_is_rented_that_does_not_pay() -> None:
@@ -86,7 +86,7 @@ def test_without_a_platform_there_is_always_one() -> None:
 
 
 def test_without_a_platform_as_many_as_are_needed() -> None:
-    """A miss is dear: even a node that is little used is worth having."""
+    """A miss is expensive: even a node with little use is rented."""
     assert load(make_app(RENTED), 600, 22) == [3]
 
 
@@ -96,7 +96,7 @@ def test_a_platform_that_is_closed_is_none() -> None:
 
 
 def test_nodes_without_a_price_are_rented_all_the_same() -> None:
-    """Nobody says what they cost; what is asked for is served, and what is not needed goes."""
+    """Without a price, nodes follow the demand: they are rented when needed, else released."""
     free = replace(RENTED, usd_per_hour=0.0)
     assert load(make_app(free), 600, 22) == [3]
     assert load(make_app(free), 600, 0) == [1]
@@ -125,7 +125,7 @@ def test_a_node_that_runs_several_at_once_is_worth_more() -> None:
 
 
 def test_what_is_ours_is_used_first() -> None:
-    """Two of ours do twenty in a second: of thirty only ten are left, enough for one."""
+    """Two static nodes serve twenty per second: of thirty, ten are left, enough for one node."""
     ours = replace(OWN, id=2, nodes=2)
     rented, cloud = RENTED, CLOUD
     assert load(make_app(rented, cloud, ours), 600, 18) == [0]

@@ -28,8 +28,8 @@ def limit_of(rig: Rig, now_ns: int, request_id: int) -> int:
     return at_ns - now_ns
 
 
-def test_nothing_is_given_up_within_the_floor(make_rig: type[Rig]) -> None:
-    """The profile says 10 ns, and the way there and back takes longer than that."""
+def test_no_batch_times_out_within_the_floor(make_rig: type[Rig]) -> None:
+    """The profile says 10 ns, and the round trip takes longer than that."""
     assert Limits().timeout_floor_ns == 10**9
     rig = make_rig(make_app(limits=Limits(timeout_factor=2.0)), nodes=1)
     assert rig.at(5, RequestArrived(0, 0))[-1:] == wires(SetTimer(LOST, 5 + 10**9))
@@ -45,7 +45,7 @@ def test_what_batches_really_took_counts(make_rig: type[Rig]) -> None:
     assert limit_of(rig, 100, 1) == 120
 
 
-def test_what_comes_back_after_it_was_given_up_counts_too(make_rig: type[Rig]) -> None:
+def test_a_batch_that_finishes_after_its_timeout_is_observed(make_rig: type[Rig]) -> None:
     """Else everything of a function that has become slow would be given up for ever."""
     limits = Limits(timeout_factor=2.0, timeout_floor_ns=0, attempts_max=1)
     rig = make_rig(make_app(limits=limits), nodes=1)

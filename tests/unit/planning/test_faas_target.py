@@ -47,14 +47,11 @@ def found(app: App) -> FaasTarget | None:
     return choose_faas_target(app, app.functions[0], MEMORY_NS)
 
 
-def outlet(platform: FaasPlatform = TERMS, **options: float) -> FaasTarget:
+def target(platform: FaasPlatform = TERMS, **options: float) -> FaasTarget:
     """Calls of 100 ms."""
-    outlet = found(app_of((cloud(0, platform), 100), **options))  # type: ignore[arg-type]
-    assert outlet is not None
-    return outlet
-
-
-# --- which --------------------------------------------------------------------------------------
+    target = found(app_of((cloud(0, platform), 100), **options))  # type: ignore[arg-type]
+    assert target is not None
+    return target
 
 
 def test_a_function_that_runs_on_nodes_alone_has_none() -> None:
@@ -90,54 +87,48 @@ def test_none_where_none_is_in_time_and_there_are_nodes() -> None:
 
 
 def test_a_call_costs_its_length() -> None:
-    assert outlet().call_usd == pytest.approx(0.1)
-
-
-# --- how many -----------------------------------------------------------------------------------
+    assert target().call_usd == pytest.approx(0.1)
 
 
 def test_what_was_never_needed_is_not_kept() -> None:
-    assert outlet().wish(0) == 0
+    assert target().desired_warm(0) == 0
 
 
 def test_more_are_kept_than_were_ever_needed_of_late() -> None:
-    one = outlet()
-    one.needs(0, 8.0)
-    one.needs(S, 2.0)
-    assert 8 < one.wish(S) <= 12
+    one = target()
+    one.observe_demand(0, 8.0)
+    one.observe_demand(S, 2.0)
+    assert 8 < one.desired_warm(S) <= 12
 
 
 def test_a_burst_that_is_to_be_met_is_provided_for() -> None:
-    one = outlet(burst=3.0)
-    one.needs(0, 8.0)
-    assert one.wish(0) == 24
+    one = target(burst=3.0)
+    one.observe_demand(0, 8.0)
+    assert one.desired_warm(0) == 24
 
 
 def test_never_more_than_the_platform_runs() -> None:
-    one = outlet(replace(TERMS, concurrency_max=5))
-    one.needs(0, 8.0)
-    assert one.wish(0) == 5
+    one = target(replace(TERMS, concurrency_max=5))
+    one.observe_demand(0, 8.0)
+    assert one.desired_warm(0) == 5
 
 
 def test_a_burst_fades_and_is_forgotten_at_last() -> None:
-    one = outlet()
-    one.needs(0, 8.0)
-    wishes = [one.wish(hour * MEMORY_NS) for hour in range(8)]
-    assert wishes == sorted(wishes, reverse=True)
-    assert wishes[1] in (3, 4)  # 10 / e
-    assert wishes[-1] == 0
-
-
-# --- by which means -----------------------------------------------------------------------------
+    one = target()
+    one.observe_demand(0, 8.0)
+    targets = [one.desired_warm(hour * MEMORY_NS) for hour in range(8)]
+    assert targets == sorted(targets, reverse=True)
+    assert targets[1] in (3, 4)  # 10 / e
+    assert targets[-1] == 0
 
 
 def busy(platform: FaasPlatform, share: float) -> FaasTarget:
     """One instance, in use for this share of the last hours."""
-    one = outlet(platform)
+    one = target(platform)
     for second in range(0, 5 * 3_600, 10):
         for _ in range(int(share * 100)):
-            one.called(second * S)
-            one.warmth.returned(second * S, ran=True)
+            one.on_call(second * S)
+            one.warm_pool.on_return(second * S, ran=True)
     return one
 
 
@@ -145,11 +136,11 @@ PROVISIONED = replace(TERMS, provisioned_usd_per_gb_s=0.25, provisioned_run_usd_
 
 
 def test_provisioned_where_it_is_not_sold_is_never_cheaper() -> None:
-    assert not busy(TERMS, 1.0).is_provision_cheaper(1)
+    assert not busy(TERMS, 1.0).is_provisioned_cheaper(1)
 
 
 def test_nothing_is_not_provisioned() -> None:
-    assert not busy(PROVISIONED, 1.0).is_provision_cheaper(0)
+    assert not busy(PROVISIONED, 1.0).is_provisioned_cheaper(0)
 
 
 @pytest.mark.parametrize(("share", "is_cheaper"), [(0.0, False), (0.4, False), (0.6, True)])
@@ -157,19 +148,19 @@ def test_an_instance_is_provisioned_if_it_is_busy_often_enough(
     share: float, is_cheaper: bool
 ) -> None:
     """It costs a quarter while it waits, and runs at half the price: from one half on it pays."""
-    assert busy(PROVISIONED, share).is_provision_cheaper(1) == is_cheaper
+    assert busy(PROVISIONED, share).is_provisioned_cheaper(1) == is_cheaper
 
 
 def test_of_more_instances_each_is_busy_less() -> None:
-    assert not busy(PROVISIONED, 0.9).is_provision_cheaper(2)
+    assert not busy(PROVISIONED, 0.9).is_provisioned_cheaper(2)
 
 
 def test_where_calls_that_keep_one_awake_are_dear_it_is_provisioned_though_idle() -> None:
     """A call every 300 s, at 90 USD, is dearer than 0.25 USD a second."""
     dear = replace(PROVISIONED, usd_per_request=90.0)
-    assert outlet(dear).is_provision_cheaper(1)
-    assert not outlet(replace(dear, usd_per_request=60.0)).is_provision_cheaper(1)
+    assert target(dear).is_provisioned_cheaper(1)
+    assert not target(replace(dear, usd_per_request=60.0)).is_provisioned_cheaper(1)
 
 
 def test_where_none_stays_only_provisioned_ones_can_be_kept() -> None:
-    assert outlet(replace(PROVISIONED, keep_alive_ns=0)).is_provision_cheaper(1)
+    assert target(replace(PROVISIONED, keep_alive_ns=0)).is_provisioned_cheaper(1)
