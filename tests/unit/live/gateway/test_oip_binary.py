@@ -18,7 +18,7 @@ from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.oip import binary
 from headgate.live.gateway.oip import json as oip
-from headgate.live.gateway.oip.json import pack_strings, split, to_json
+from headgate.live.gateway.oip.json import pack_strings, split_strings, to_json
 
 LIMITS = GatewayConfig(elements_max=10_000)
 OIP = ReadText("oip", "m")
@@ -57,12 +57,12 @@ async def ask(rig: Rig, text: object, raw: bytes, length: object = None) -> Repl
 
 
 def test_raw_in_and_json_out() -> None:
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         reply = await ask(rig, {"inputs": [described()]}, FLOATS)
         assert reply.json["outputs"][0]["data"] == [1.0, 2.5]
         assert "inference-header-content-length" not in reply.headers
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_raw_in_and_json_out() -> None:
     ],
 )
 def test_raw_out(more: dict[str, object]) -> None:
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         reply = await ask(rig, {"inputs": [described()], **more}, FLOATS)
         assert reply.headers["content-type"] == "application/octet-stream"
         at = int(reply.headers["inference-header-content-length"])
@@ -82,7 +82,7 @@ def test_raw_out(more: dict[str, object]) -> None:
         assert "data" not in output
         assert reply.body[at:] == FLOATS
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -93,32 +93,32 @@ def test_raw_out(more: dict[str, object]) -> None:
         ({"inputs": [described(True)]}, FLOATS, None, "binary_data_size"),
         ({"inputs": [described("8")]}, FLOATS, None, "binary_data_size"),
         ({"inputs": [described(10**30)]}, FLOATS, None, "binary_data_size"),
-        ({"inputs": [described(4)]}, FLOATS[:4], None, "ask for 8"),
-        ({"inputs": [described(4)]}, FLOATS, None, "ask for 8"),
-        ({"inputs": [described()]}, FLOATS + b"x", None, "belong to none"),
+        ({"inputs": [described(4)]}, FLOATS[:4], None, "need 8"),
+        ({"inputs": [described(4)]}, FLOATS, None, "need 8"),
+        ({"inputs": [described()]}, FLOATS + b"x", None, "belong to no input"),
         ({"inputs": [described(data=[1, 2])]}, FLOATS, None, "both"),
         ({"inputs": [described()]}, FLOATS, 10**6, "length of the JSON"),
         ({"inputs": [described()]}, FLOATS, -1, "length of the JSON"),
         ({"inputs": [described()]}, FLOATS, "1e3", "length of the JSON"),
-        ({"inputs": [described()]}, FLOATS, 3, "not understood"),
-        ({"inputs": [described(datatype="BYTES")]}, FLOATS, None, "a length in it lies"),
+        ({"inputs": [described()]}, FLOATS, 3, "cannot be parsed"),
+        ({"inputs": [described(datatype="BYTES")]}, FLOATS, None, "a length does not fit"),
         ({"inputs": [described(datatype="BYTES")]}, b"\0" * 8 + b"", None, "expected"),
         ({"inputs": [described(4, datatype="BYTES")]}, b"\0" * 4, None, "is not 2 strings"),
     ],
 )
 def test_lies_about_sizes(text: object, raw: bytes, length: object, said: str) -> None:
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         reply = await ask(rig, text, raw, length)
         assert reply.status == 400
         assert said in reply.json["error"]
-        assert not rig.serving.calls
+        assert not rig.runtime.calls
 
-    run(story)
+    run(scenario)
 
 
 @given(st.lists(st.binary(max_size=20)))
 def test_bytes_elements_go_there_and_back(parts: list[bytes]) -> None:
-    assert [bytes(part) for part in split(memoryview(pack_strings(parts)))] == parts
+    assert [bytes(part) for part in split_strings(memoryview(pack_strings(parts)))] == parts
 
 
 @given(st.data())
@@ -210,6 +210,6 @@ def _check_whole(tensor: Tensor) -> None:
     count = int(np.prod(tensor.shape, dtype=object))
     assert isinstance(tensor.data, memoryview)
     if tensor.datatype == "BYTES":
-        assert len(split(tensor.data)) == count
+        assert len(split_strings(tensor.data)) == count
     else:
         assert len(tensor.data) == count * ITEM_BYTES[tensor.datatype]

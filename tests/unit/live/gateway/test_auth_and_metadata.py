@@ -75,12 +75,12 @@ def test_malformed_deadlines_are_refused(name: str, text: str) -> None:
     ],
 )
 def test_keys_name_tenants(headers: dict[bytes, bytes], client_id: int | None) -> None:
-    ring = ApiKeys(GatewayConfig(keys=KEYS))
+    keys = ApiKeys(GatewayConfig(keys=KEYS))
     if client_id is not None:
-        assert ring.tenant(headers).client_id == client_id
+        assert keys.tenant(headers).client_id == client_id
         return
     with pytest.raises(RequestError) as caught:
-        ring.tenant(headers)
+        keys.tenant(headers)
     assert caught.value.status == 401
 
 
@@ -106,24 +106,24 @@ def test_hashes_of_keys_are_compared_in_constant_time(
 def test_a_rate_is_a_bucket_of_tokens() -> None:
     """Two at once, ten per second: the third may come after a tenth of a second."""
     tenant = Tenant(TenantLimit(1, rate_per_s=10.0, burst=2))
-    tenant.enter(10 * MS)
-    tenant.enter(10 * MS)
+    tenant.admit(10 * MS)
+    tenant.admit(10 * MS)
     with pytest.raises(RequestError) as caught:
-        tenant.enter(30 * MS)
+        tenant.admit(30 * MS)
     assert caught.value.reason == "rate_limited"
     assert caught.value.retry_ns == pytest.approx(80 * MS)
-    tenant.enter(30 * MS + caught.value.retry_ns)
+    tenant.admit(30 * MS + caught.value.retry_ns)
     with pytest.raises(RequestError):
-        tenant.enter(30 * MS + caught.value.retry_ns)
-    assert tenant.open == 3
-    tenant.enter(HOUR_NS)  # a long silence earns no more than the burst
-    tenant.enter(HOUR_NS)
+        tenant.admit(30 * MS + caught.value.retry_ns)
+    assert tenant.in_flight == 3
+    tenant.admit(HOUR_NS)  # a long silence earns no more than the burst
+    tenant.admit(HOUR_NS)
     with pytest.raises(RequestError):
-        tenant.enter(HOUR_NS)
+        tenant.admit(HOUR_NS)
 
 
 def test_keys_over_http() -> None:
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         reply = await rig.infer(body())
         assert (reply.status, reply.json["reason"]) == (401, "unauthenticated")
         assert "Bearer" in reply.headers["www-authenticate"]
@@ -131,9 +131,9 @@ def test_keys_over_http() -> None:
             assert (await rig.ask(request("GET", path))).status == 200
         assert (await rig.ask(request("GET", "/v2/models/echo"))).status == 401
         assert (await rig.infer(body(), "X-API-Key: second")).status == 200
-        assert rig.serving.calls[0].client_id == 2
+        assert rig.runtime.calls[0].client_id == 2
 
-    run(story, replace(QUICK, keys=KEYS))
+    run(scenario, replace(QUICK, keys=KEYS))
 
 
 def test_every_path_needs_a_key_but_those_that_tell_of_the_server() -> None:
@@ -143,7 +143,7 @@ def test_every_path_needs_a_key_but_those_that_tell_of_the_server() -> None:
         *("/v2", "/v2/", "/metrics", "/openapi.json"),
     }
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         found = set()
         for parts, rule in rig.server.router._patterns:
             path = b"/".join(parts).decode()
@@ -153,44 +153,44 @@ def test_every_path_needs_a_key_but_those_that_tell_of_the_server() -> None:
             if reply.status != 401:
                 found.add(path)
         assert found == is_open
-        assert rig.serving.calls == []
+        assert rig.runtime.calls == []
 
-    run(story, replace(QUICK, keys=KEYS))
+    run(scenario, replace(QUICK, keys=KEYS))
 
 
 def test_a_tenant_may_have_so_many_in_service() -> None:
     """One at a time: the place is free again however the one before ended."""
 
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "never"
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "never"
         client = await rig.connect()
         asked = "X-Request-Timeout-Ms: 1000"
         client.send(request("POST", "/v2/models/echo/infer", ECHO, asked))
-        await rig.until(lambda: bool(rig.serving.calls))
+        await rig.until(lambda: bool(rig.runtime.calls))
         reply = await rig.infer(body())
         assert (reply.status, reply.json["reason"]) == (429, "concurrency_limited")
         assert "retry-after" in reply.headers
         assert (await client.reply()).status == 504
-        rig.serving.mode = "raise"
+        rig.runtime.mode = "raise"
         assert (await rig.infer(body())).status == 500
-        rig.serving.mode = "never"
+        rig.runtime.mode = "never"
         client.send(request("POST", "/v2/models/echo/infer", ECHO))
-        await rig.until(lambda: len(rig.serving.calls) == 2)
+        await rig.until(lambda: len(rig.runtime.calls) == 2)
         client.reset()
-        await rig.until(lambda: bool(rig.serving.cancelled))
-        rig.serving.mode = "overloaded"
+        await rig.until(lambda: bool(rig.runtime.cancelled))
+        rig.runtime.mode = "overloaded"
         assert (await rig.infer(body())).json["reason"] == "overloaded"
-        rig.serving.mode = "echo"
+        rig.runtime.mode = "echo"
         assert (await rig.infer(body())).status == 200
 
-    run(story, replace(QUICK, tenants=(TenantLimit(0, concurrency_max=1),)))
+    run(scenario, replace(QUICK, tenants=(TenantLimit(0, concurrency_max=1),)))
 
 
 ECHO = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2]}]}'
 
 
 def test_metadata() -> None:
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         for path in ("/v2", "/v2/"):
             about = (await rig.ask(request("GET", path))).json
             assert about["name"] == "headgate"
@@ -199,7 +199,7 @@ def test_metadata() -> None:
         assert about["inputs"][1] == {"name": "b", "datatype": "FP32", "shape": [-1, 3]}
         reply = await rig.ask(request("GET", "/v2/models/two/ready"))
         assert (reply.status, reply.json) == (200, {"name": "two", "ready": True})
-        rig.serving.problems["two"] = "cannot be loaded: OSError: no secret/weights"
+        rig.runtime.problems["two"] = "cannot be loaded: OSError: no secret/weights"
         reply = await rig.ask(request("GET", "/v2/models/two/versions/1/ready"))
         told = {"name": "two", "ready": False, "reason": "cannot be loaded: OSError"}
         assert (reply.status, reply.json) == (503, told)
@@ -207,14 +207,14 @@ def test_metadata() -> None:
         reply = await rig.ask(request("GET", "/metrics"))
         assert (reply.body, reply.headers["content-type"][:10]) == (b"up 1\n", "text/plain")
 
-    run(story)
+    run(scenario)
 
 
 def test_readiness_names_the_models_that_are_not_and_no_details() -> None:
     """These paths are open to anybody: what an exception says stays in the log."""
 
-    async def story(rig: Rig) -> None:
-        rig.serving.problems["two"] = "cannot be loaded: OSError: no secret/weights"
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.problems["two"] = "cannot be loaded: OSError: no secret/weights"
         for path in ("/readyz", "/v2/health/ready"):
             reply = await rig.ask(request("GET", path))
             assert reply.status == 503
@@ -225,31 +225,31 @@ def test_readiness_names_the_models_that_are_not_and_no_details() -> None:
                 "models": {"two": "cannot be loaded: OSError"},
             }
         assert (await rig.ask(request("GET", "/ping"))).status == 200
-        for name in rig.serving.models:
-            rig.serving.problems[name] = "has no worker to run on"
+        for name in rig.runtime.models:
+            rig.runtime.problems[name] = "has no worker to run on"
         assert (await rig.ask(request("GET", "/ping"))).status == 503
-        rig.serving.problems.clear()
+        rig.runtime.problems.clear()
         reply = await rig.ask(request("GET", "/readyz"))
         assert (reply.status, reply.json) == (200, {"ready": True, "live": True})
 
-    run(story)
+    run(scenario)
 
 
 def test_the_endpoint_of_a_model_says_more_where_errors_may_be_seen() -> None:
     """That one needs a key where there are any; `/readyz` never does."""
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         problem = "cannot be loaded: OSError: no secret/weights"
-        rig.serving.problems["two"] = problem
+        rig.runtime.problems["two"] = problem
         assert (await rig.ask(request("GET", "/v2/models/two/ready"))).json["reason"] == problem
         models = (await rig.ask(request("GET", "/readyz"))).json["models"]
         assert models == {"two": "cannot be loaded: OSError"}
 
-    run(story, replace(QUICK, expose_errors=True))
+    run(scenario, replace(QUICK, expose_errors=True))
 
 
 def test_the_document_names_every_path_that_is_served() -> None:
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         paths = (await rig.ask(request("GET", "/openapi.json"))).json["paths"]
         for path, item in paths.items():
             for method in {"get", "post"} & set(item):
@@ -258,5 +258,5 @@ def test_the_document_names_every_path_that_is_served() -> None:
                 assert str(reply.status) in item[method]["responses"], path
                 assert reply.status not in (404, 405)
 
-    run(story)
+    run(scenario)
     assert document([], has_keys=True)["security"]

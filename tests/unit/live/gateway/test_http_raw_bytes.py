@@ -6,7 +6,7 @@ import asyncio
 import re
 from dataclasses import replace
 
-from gateway_rig import QUICK, body, infer, request, rig, run_alone
+from gateway_rig import QUICK, body, infer, request, rig, run_on_loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,10 +62,10 @@ def test_any_bytes(streams: list[bytes]) -> None:
         assert not re.search(rb"HTTP/1.1 5(?!03)", heard), (data, heard)
         assert heard == b"" or heard.startswith(b"HTTP/1.1 ")
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with rig(CONFIG) as made:
             await asyncio.gather(*(client(made.port, data) for data in streams))
             await made.until(lambda: not made.server.connections)
-            assert made.server.budget.used == 0
+            assert made.server.context.budget.used == 0
 
-    run_alone(story())
+    run_on_loop(scenario())

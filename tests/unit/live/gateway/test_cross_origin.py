@@ -19,7 +19,7 @@ KEYED = replace(QUICK, keys=(ApiKey(sha256(b"key").hexdigest(), 1),))
 def test_no_answer_may_be_read_by_a_page() -> None:
     """Not one header says that a page of another site may."""
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         for asked in (
             infer(body(), *PAGE, FORM),
             infer(b"{", *PAGE, FORM),
@@ -31,7 +31,7 @@ def test_no_answer_may_be_read_by_a_page() -> None:
             reply = await rig.ask(asked)
             assert not [name for name in reply.headers if name.startswith("access-control-")]
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_no_answer_may_be_read_by_a_page() -> None:
 def test_a_page_that_asks_whether_it_may_send_a_key_may_not(path: str) -> None:
     """A browser asks first for a header such as `Authorization`, and sends nothing unless told."""
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         wanted = (
             "Access-Control-Request-Method: POST",
             "Access-Control-Request-Headers: x-api-key",
@@ -49,13 +49,13 @@ def test_a_page_that_asks_whether_it_may_send_a_key_may_not(path: str) -> None:
         assert reply.status == 405
         assert not [name for name in reply.headers if name.startswith("access-control-")]
 
-    run(story, KEYED)
+    run(scenario, KEYED)
 
 
 def test_what_a_page_sends_without_asking_runs_nothing_where_keys_are_needed() -> None:
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         assert (await rig.ask(infer(body(), *PAGE, FORM))).status == 401
         assert (await rig.ask(request("POST", "/invocations", b"1", *PAGE, FORM))).status == 401
-        assert rig.serving.calls == []
+        assert rig.runtime.calls == []
 
-    run(story, KEYED)
+    run(scenario, KEYED)
