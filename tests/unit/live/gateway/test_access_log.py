@@ -1,4 +1,4 @@
-"""The access log: one line per answer, whatever became of the request, and no secrets in it."""
+"""The access log: one line per response, whatever the outcome, and no secrets."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def lines(
     scenario: Callable[[Rig], Awaitable[None]],
     config: GatewayConfig = QUICK,
 ) -> list[dict[str, Any]]:
-    """Run a scenario against a server with an access log, and return what that said."""
+    """Run a scenario against a server with an access log, and return its lines."""
     caplog.set_level(logging.INFO, "headgate.access")
 
-    async def told() -> None:
+    async def main() -> None:
         async with rig(config) as made:
             made.server.context.access_log = AccessLog(MODELS, ["web", "batch"])
             await scenario(made)
 
-    run_on_loop(told())
+    run_on_loop(main())
     found = [record for record in caplog.records if record.name == "headgate.access"]
     return [{**r.__dict__["fields"], "request_id": r.__dict__["request_id"]} for r in found]
 
 
-def test_a_request_that_went_well(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_successful_request_is_logged_with_all_fields(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(made: Rig) -> None:
         await made.infer(body(), "X-Request-Id: abc")
 
@@ -62,7 +62,7 @@ def test_a_request_that_went_well(caplog: pytest.LogCaptureFixture) -> None:
     )
 
 
-def test_every_answer_has_its_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_every_response_has_a_line(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(made: Rig) -> None:
         await made.ask(request("GET", "/livez"))
         await made.ask(request("HEAD", "/nowhere?token=secret"))
@@ -86,7 +86,7 @@ def test_every_answer_has_its_line(caplog: pytest.LogCaptureFixture) -> None:
     ]
     assert [line["reason"] for line in found[4:]] == ["overloaded", "internal", "malformed"]
     assert "secret" not in caplog.text
-    assert found[0]["tenant"] is None  # it is open to everybody
+    assert found[0]["tenant"] is None  # the path is public
 
 
 def test_tenants_are_named_and_keys_are_not(caplog: pytest.LogCaptureFixture) -> None:
@@ -105,7 +105,7 @@ def test_tenants_are_named_and_keys_are_not(caplog: pytest.LogCaptureFixture) ->
     assert KEY not in text and "wheat" not in text and KEYED.keys[0].sha256 not in text
 
 
-def test_a_target_of_odd_bytes_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_target_with_control_characters_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(made: Rig) -> None:
         await made.ask(infer(body(), model="%0a" + "\xff" * 3_000))
 
@@ -113,7 +113,7 @@ def test_a_target_of_odd_bytes_is_one_line(caplog: pytest.LogCaptureFixture) -> 
     assert len(line["target"]) <= 1_000
 
 
-def test_nothing_is_said_where_it_is_off(caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_logged_without_an_access_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
 
     async def scenario() -> None:
@@ -124,7 +124,7 @@ def test_nothing_is_said_where_it_is_off(caplog: pytest.LogCaptureFixture) -> No
     assert caplog.messages == []
 
 
-def test_rpcs_have_their_lines_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_rpcs_are_logged_too(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "headgate.access")
     access = AccessLog(MODELS, ["web"])
 

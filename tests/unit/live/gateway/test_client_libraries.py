@@ -1,4 +1,4 @@
-"""The clients that people have, as they are: Triton's and SageMaker's."""
+"""Existing client libraries against the gateway: Triton's and SageMaker's (boto3)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_triton(is_binary: bool) -> None:
             array = np.array([[1.5, 2.5], [3.5, 4.5]], np.float32)
             given = http.InferInput("x", array.shape, "FP32")
             given.set_data_from_numpy(array, binary_data=is_binary)
-            wanted = http.InferRequestedOutput("x", binary_data=is_binary)
-            answer = client.infer("echo", [given], outputs=[wanted], request_id="7", priority=1)
+            requested = http.InferRequestedOutput("x", binary_data=is_binary)
+            answer = client.infer("echo", [given], outputs=[requested], request_id="7", priority=1)
             np.testing.assert_array_equal(answer.as_numpy("x"), array)
             assert answer.get_response()["id"] == "7"
             texts = np.array([["grüße".encode()]], np.object_)

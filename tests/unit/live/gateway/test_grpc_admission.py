@@ -1,4 +1,4 @@
-"""Before a message is read: keys, limits and memory; and what a sender can make others wait for."""
+"""Admission of RPCs: keys, limits and memory before a message is read, and slow senders."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ INFER = f"/{SERVICE}/ModelInfer"
 CHECK = "/grpc.health.v1.Health/Check"
 KEYS = tuple(ApiKey(sha256(f"key {n}".encode()).hexdigest(), n) for n in (1, 2))
 MEGABYTE = 1 << 20
-# Each of three tenants (the first has no key) can have one message on its way.
+# Each of three tenants (the first has no key) can have one message being read.
 SMALL = GatewayConfig(body_bytes_max=MEGABYTE, bodies_bytes_max=6 * MEGABYTE)
 KEYED = GatewayConfig(body_bytes_max=MEGABYTE, bodies_bytes_max=6 * MEGABYTE, keys=KEYS)
 
 
 class Sender:
-    """An RPC whose message comes when a test says so."""
+    """An RPC whose message is sent when a test says so."""
 
     def __init__(self, rig: Rig, path: str = INFER, key: str = "") -> None:
         metadata = (("x-api-key", key),) if key else ()
@@ -41,14 +41,14 @@ class Sender:
         self.call = stub(timeout=60, metadata=metadata)
 
     async def send(self, message: bytes) -> bytes:
-        """Send a message, and wait for the answer."""
+        """Send a message, and wait for the response."""
         await self.call.write(message)
         answer = await self.call
         assert isinstance(answer, bytes)
         return answer
 
     async def refused(self) -> tuple[StatusCode, str]:
-        """The status and the reason, which come although no message was sent."""
+        """The status and the reason of an RPC whose message was never sent."""
         with pytest.raises(AioRpcError) as error:
             await self.call
         trailers = dict(error.value.trailing_metadata())
@@ -62,7 +62,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 def reading(rig: Rig) -> int:
-    """How many have room for a message that has not come."""
+    """How many RPCs hold memory for a message that has not arrived."""
     return rig.context.budget.used // MEGABYTE
 
 
@@ -80,7 +80,7 @@ def test_without_a_key_nothing_is_read_and_nothing_is_held() -> None:
     run(scenario, KEYED)
 
 
-def test_limits_of_a_tenant_come_before_its_message() -> None:
+def test_limits_of_a_tenant_are_checked_before_its_message() -> None:
     async def scenario(rig: Rig) -> None:
         await rig.infer()
         assert await Sender(rig).refused() == (StatusCode.RESOURCE_EXHAUSTED, "rate_limited")
@@ -90,8 +90,8 @@ def test_limits_of_a_tenant_come_before_its_message() -> None:
     run(scenario, GatewayConfig(tenants=(TenantLimit(0, rate_per_s=0.001),)))
 
 
-def test_a_message_is_held_at_its_size_until_it_is_answered() -> None:
-    """While it comes, the largest is; afterwards what it is, and in the end nothing."""
+def test_a_message_is_held_until_its_response() -> None:
+    """Held: the largest size while a message arrives, then its own size, in the end nothing."""
 
     async def scenario(rig: Rig) -> None:
         rig.runtime.mode = "never"
@@ -112,7 +112,7 @@ def test_a_message_is_held_at_its_size_until_it_is_answered() -> None:
     run(scenario, SMALL)
 
 
-def test_what_ends_an_rpc_gives_back_what_it_held() -> None:
+def test_memory_is_released_however_an_rpc_ends() -> None:
     async def scenario(rig: Rig) -> None:
         rig.runtime.mode = "never"
         for cancel_at in (0, 1):
@@ -133,7 +133,7 @@ def test_what_ends_an_rpc_gives_back_what_it_held() -> None:
     run(scenario, SMALL)
 
 
-def test_a_call_that_has_expired_is_held_until_the_runtime_is_done_with_it() -> None:
+def test_an_expired_call_is_held_until_the_runtime_has_finished_it() -> None:
     async def scenario(rig: Rig) -> None:
         rig.runtime.mode = "never"
         request = rig.row()
@@ -148,7 +148,7 @@ def test_a_call_that_has_expired_is_held_until_the_runtime_is_done_with_it() -> 
     run(scenario, SMALL)
 
 
-def test_a_large_answer_is_held_until_it_is_sent() -> None:
+def test_a_large_response_is_held_until_it_is_sent() -> None:
     async def scenario(rig: Rig) -> None:
         rig.runtime.mode = "large"
         await rig.infer()
@@ -170,7 +170,7 @@ def test_a_large_answer_is_held_until_it_is_sent() -> None:
     run(scenario, SMALL)
 
 
-def test_one_tenants_senders_do_not_keep_anothers_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_senders_of_one_tenant_do_not_delay_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_admission, "SLOW_S", 60.0)
 
     async def scenario(rig: Rig) -> None:
@@ -186,8 +186,8 @@ def test_one_tenants_senders_do_not_keep_anothers_waiting(monkeypatch: pytest.Mo
     run(scenario, KEYED)
 
 
-def test_who_waits_for_room_gets_it_in_turn() -> None:
-    """One message at a time fits: the second is read when the first has come."""
+def test_waiting_rpcs_get_memory_in_order() -> None:
+    """One message fits at a time: the second is read when the first has arrived."""
 
     async def scenario(rig: Rig) -> None:
         first = Sender(rig)
@@ -203,7 +203,7 @@ def test_who_waits_for_room_gets_it_in_turn() -> None:
     run(scenario, GatewayConfig(body_bytes_max=MEGABYTE, bodies_bytes_max=2 * MEGABYTE))
 
 
-def test_who_waits_too_long_for_room_is_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_rpc_that_waits_too_long_for_memory_may_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_admission, "WAIT_S", 0.05)
 
     async def scenario(rig: Rig) -> None:
@@ -220,8 +220,8 @@ def test_who_waits_too_long_for_room_is_told_to_come_back(monkeypatch: pytest.Mo
     assert WAITING_MAX * LOOKAHEAD_BYTES == 64 * MEGABYTE
 
 
-def test_a_slow_sender_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When its time is up; or earlier, when others wait for its room."""
+def test_a_slow_sender_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the time limit, or earlier when other RPCs wait for memory."""
 
     async def scenario(rig: Rig) -> None:
         slow = (StatusCode.DEADLINE_EXCEEDED, "slow")
@@ -241,8 +241,8 @@ def test_a_slow_sender_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     run(crowded, GatewayConfig(body_bytes_max=MEGABYTE, bodies_bytes_max=2 * MEGABYTE))
 
 
-def test_probes_are_answered_whoever_else_is_slow() -> None:
-    """They have no key: their messages are small, are read one at a time, and nobody waits."""
+def test_probes_succeed_beside_slow_senders() -> None:
+    """Public methods: their small messages are read one at a time, and nobody waits."""
 
     async def scenario(rig: Rig) -> None:
         silent = [Sender(rig, CHECK) for _ in range(3)]
@@ -262,7 +262,7 @@ def test_probes_are_answered_whoever_else_is_slow() -> None:
     run(scenario, KEYED)
 
 
-def test_what_there_is_not_is_said_and_counted() -> None:
+def test_unknown_methods_are_refused_and_counted() -> None:
     async def scenario(rig: Rig) -> None:
         stub: Any = rig.channel.unary_unary(f"/{SERVICE}/ModelExplode")
         with pytest.raises(AioRpcError) as error:
@@ -275,8 +275,8 @@ def test_what_there_is_not_is_said_and_counted() -> None:
     run(scenario)
 
 
-def test_leaving() -> None:
-    """New RPCs are refused, probes are answered, and what is not done in time is told so."""
+def test_shutdown() -> None:
+    """New RPCs are refused, probes get responses, and unfinished RPCs get UNAVAILABLE."""
 
     async def scenario(rig: Rig) -> None:
         rig.runtime.mode = "never"
@@ -302,7 +302,7 @@ def test_leaving() -> None:
 
 
 @pytest.mark.parametrize("exposes", [False, True])
-def test_what_a_function_says_when_it_breaks_is_for_the_log(
+def test_the_text_of_a_functions_exception_is_only_logged(
     exposes: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(rig: Rig) -> None:
@@ -311,7 +311,7 @@ def test_what_a_function_says_when_it_breaks_is_for_the_log(
         assert (code, rig.trailers["x-request-id"]) == (StatusCode["INTERNAL"], "mine")
         assert text == ("division by zero" if exposes else "the function failed")
         rig.runtime.mode = "refuse"
-        assert (await rig.refused())[1] == "x must be positive"  # the client's own mistake
+        assert (await rig.refused())[1] == "x must be positive"  # the client's own error
 
     with caplog.at_level(logging.WARNING):
         run(scenario, GatewayConfig(expose_errors=exposes))
@@ -320,8 +320,8 @@ def test_what_a_function_says_when_it_breaks_is_for_the_log(
     assert getattr(record, "request_id", "") == "mine"
 
 
-def test_a_message_is_let_go_without_the_garbage_collector() -> None:
-    """However its RPC ends: what waits for the collector is held outside any budget."""
+def test_a_message_is_freed_without_the_garbage_collector() -> None:
+    """However the RPC ends: memory that waits for the collector is outside any budget."""
 
     async def scenario(rig: Rig) -> None:
         def request(model: str, **fields: Any) -> bytes:
@@ -359,7 +359,7 @@ def test_a_message_is_let_go_without_the_garbage_collector() -> None:
     run(scenario)
 
 
-def test_an_answer_may_be_too_large() -> None:
+def test_a_response_that_is_too_large_is_an_error() -> None:
     async def scenario(rig: Rig) -> None:
         rig.runtime.mode = "large"
         code, text = await rig.refused()

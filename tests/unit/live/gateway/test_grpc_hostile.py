@@ -1,4 +1,4 @@
-"""What is wrong with a message is the client's mistake, and costs no more than looking at it."""
+"""Malformed messages over gRPC are the client's error, and cost little to refuse."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def one_input(datatype: str, shape: tuple[int, ...], **contents: list[Any]) -> A
 
 
 def read(request: Any, limits: GatewayConfig = LIMITS) -> list[Tensor]:
-    """The inputs of a request, the way that a message goes."""
+    """The inputs of a request, decoded as the service does."""
     rest, raw_ones = split_message(request.SerializeToString(), limits)
     return tensors(MESSAGES["ModelInferRequest"].FromString(rest), raw_ones, limits)
 
 
 def answered(tensors_: list[Tensor], limits: GatewayConfig = LIMITS) -> Any:
-    """A response with these outputs, in types if that can be, read back."""
+    """A response with these outputs, typed where possible, parsed again."""
     message = encode_response(MESSAGES["ModelInferResponse"](), tensors_, limits, is_raw=False)
     return MESSAGES["ModelInferResponse"].FromString(message)
 
@@ -56,7 +56,7 @@ def raw(data: bytes, datatype: str = "FP32", copies: int = 1) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "expected_text"),
     [
         (both, "both typed and raw"),
         (lambda: raw(bytes(3)), "3 bytes"),
@@ -74,8 +74,8 @@ def raw(data: bytes, datatype: str = "FP32", copies: int = 1) -> Any:
         (lambda: one_input("FP31", (1,)), "unknown datatype"),
     ],
 )
-def test_bad_tensors_are_refused(make: Callable[[], Any], says: str) -> None:
-    with pytest.raises(RequestError, match=says) as refusal:
+def test_bad_tensors_are_refused(make: Callable[[], Any], expected_text: str) -> None:
+    with pytest.raises(RequestError, match=expected_text) as refusal:
         read(make())
     assert refusal.value.status == 400
 
@@ -97,9 +97,7 @@ def test_bad_tensors_are_refused(make: Callable[[], Any], says: str) -> None:
         ("BYTES", "bytes_contents", [b"", b"\xff"]),
     ],
 )
-def test_typed_contents_survive_the_way_there_and_back(
-    datatype: str, field: str, elements: list[Any]
-) -> None:
+def test_typed_contents_round_trip(datatype: str, field: str, elements: list[Any]) -> None:
     (tensor,) = read(one_input(datatype, (2,), **{field: elements}))
     assert isinstance(tensor.data, memoryview)
     if datatype != "BYTES":
@@ -108,7 +106,7 @@ def test_typed_contents_survive_the_way_there_and_back(
     assert list(getattr(response.outputs[0].contents, field)) == elements
 
 
-def test_an_answer_with_one_16_bit_float_is_raw_throughout() -> None:
+def test_a_response_with_a_16_bit_float_is_all_raw() -> None:
     both_kinds = [
         Tensor("a", "FP32", (1,), memoryview(bytes(4))),
         Tensor("b", "BF16", (1,), memoryview(b"ab")),
@@ -119,7 +117,7 @@ def test_an_answer_with_one_16_bit_float_is_raw_throughout() -> None:
 
 
 def test_a_million_empty_strings_are_refused() -> None:
-    """Each becomes an object of its own on the way to the function."""
+    """Each would become an object of its own for the function."""
     many = STRINGS_MAX + 1
     limits = GatewayConfig(typed_bytes_max=1 << 30, typed_elements_max=1 << 30)
     raw_ones = raw(bytes(4 * many), "BYTES")
@@ -147,7 +145,7 @@ def test_a_million_empty_inputs_are_never_parsed() -> None:
     assert split_message(b"\x2a\x00" * 4, LIMITS) == (b"\x2a\x00" * 4, [])
 
 
-def test_a_million_fields_of_any_kind_are_never_looked_at() -> None:
+def test_a_million_fields_are_never_parsed() -> None:
     """Each costs the one event loop as much as a small request."""
     with pytest.raises(RequestError, match=f"more than {FIELDS_MAX} fields"):
         split_message(b"\x78\x01" * 1_000_000, LIMITS)
@@ -160,15 +158,15 @@ def test_raw_contents_are_not_copied() -> None:
     assert b"".join((rest, b"\x3a\x04", view)) == message
 
 
-def test_elements_in_types_are_bounded_and_raw_ones_are_not() -> None:
-    """They are read one by one, while everybody waits: a few hundred thousand take milliseconds."""
+def test_typed_elements_are_limited_and_raw_ones_are_not() -> None:
+    """They are read one by one on the event loop: a few hundred thousand take milliseconds."""
     limits = GatewayConfig(typed_elements_max=10, typed_bytes_max=100)
-    for request, says in (
+    for request, expected_text in (
         (one_input("BOOL", (11,), bool_contents=[True] * 11), "10 typed elements"),
         (one_input("FP32", (40,), fp32_contents=[1.0] * 40), "100 bytes beside raw contents"),
     ):
         with pytest.raises(
-            RequestError, match=f"{says}; send tensors in raw_input_contents"
+            RequestError, match=f"{expected_text}; send tensors in raw_input_contents"
         ) as caught:
             read(request, limits)
         assert caught.value.status == 413
@@ -180,8 +178,8 @@ def test_elements_in_types_are_bounded_and_raw_ones_are_not() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_break_the_look_ahead(message: bytes) -> None:
-    """It ends, and what it lets pass the parser decides."""
+def test_arbitrary_bytes_do_not_break_the_field_scan(message: bytes) -> None:
+    """The scan ends, and the parser decides about the rest."""
     try:
         rest, raws = split_message(message, LIMITS)
     except RequestError as refused:
@@ -211,7 +209,7 @@ def test_a_mutated_request_is_served_or_refused(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("message", [b"\xff", b"\x0a\x05ab", b"\x0a\x02\xff\xfe", b"\x2a" * 50])
-def test_noise_is_an_invalid_argument(message: bytes) -> None:
+def test_random_bytes_are_an_invalid_argument(message: bytes) -> None:
     async def scenario(rig: Rig) -> None:
         code, _ = await rig.refused(message)
         assert code is StatusCode.INVALID_ARGUMENT
@@ -219,8 +217,8 @@ def test_noise_is_an_invalid_argument(message: bytes) -> None:
     run(scenario)
 
 
-def test_whatever_a_client_or_a_policy_says_fits_into_an_answer() -> None:
-    """Metadata is printable ASCII of bounded length; gRPC breaks the call over anything else."""
+def test_any_error_text_fits_the_trailers() -> None:
+    """Metadata is printable ASCII of bounded length; gRPC fails the call otherwise."""
 
     async def scenario(rig: Rig) -> None:
         code, text = await rig.refused(rig.row(model_version="2" * 500))

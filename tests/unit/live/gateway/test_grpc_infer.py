@@ -1,4 +1,4 @@
-"""Inference over gRPC: what goes in comes out, and everything else gets the right status."""
+"""Inference over gRPC: results, deadlines, and the status of every error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headgate.live.call import GatewayPhase
 from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit
 
 
-def test_an_answer_comes_the_way_it_was_asked_for() -> None:
+def test_a_response_is_typed_or_raw_like_its_request() -> None:
     """Typed in, typed out; raw in, raw out."""
 
     async def scenario(rig: Rig) -> None:
@@ -35,7 +35,7 @@ def test_an_answer_comes_the_way_it_was_asked_for() -> None:
     run(scenario)
 
 
-def test_only_the_outputs_that_are_asked_for_come() -> None:
+def test_only_requested_outputs_are_sent_over_grpc() -> None:
     async def scenario(rig: Rig) -> None:
         request = rig.messages["ModelInferRequest"](model_name="two")
         a = request.inputs.add(name="a", datatype="INT64", shape=(1,))
@@ -64,7 +64,7 @@ def test_only_the_outputs_that_are_asked_for_come() -> None:
         ("raise", StatusCode["INTERNAL"], "internal"),
     ],
 )
-def test_every_end_has_its_status(mode: str, code: StatusCode, reason: str) -> None:
+def test_every_outcome_has_its_status(mode: str, code: StatusCode, reason: str) -> None:
     async def scenario(rig: Rig) -> None:
         rig.runtime.mode = mode
         got, text = await rig.refused(timeout_s=None)
@@ -74,8 +74,8 @@ def test_every_end_has_its_status(mode: str, code: StatusCode, reason: str) -> N
     run(scenario)
 
 
-def test_who_is_turned_away_is_told_when_to_come_back() -> None:
-    """Also in the way that gRPC's own retries understand."""
+def test_rejections_have_a_retry_pushback() -> None:
+    """Also in the metadata that gRPC's own retries use."""
 
     async def scenario(rig: Rig) -> None:
         rig.runtime.mode = "overloaded"
@@ -90,7 +90,7 @@ def test_who_is_turned_away_is_told_when_to_come_back() -> None:
     run(scenario)
 
 
-def test_a_late_answer_is_an_answer_unless_the_client_gives_up() -> None:
+def test_a_late_result_is_sent_unless_the_deadline_is_hard() -> None:
     async def scenario(rig: Rig) -> None:
         rig.runtime.mode = "late"
         await rig.infer(timeout_s=None)
@@ -109,7 +109,7 @@ def test_a_late_answer_is_an_answer_unless_the_client_gives_up() -> None:
         (GatewayPhase.READY, "none", StatusCode.NOT_FOUND),
     ],
 )
-def test_what_cannot_be_asked(phase: GatewayPhase, model: str, code: StatusCode) -> None:
+def test_unknown_names_are_refused(phase: GatewayPhase, model: str, code: StatusCode) -> None:
     async def scenario(rig: Rig) -> None:
         rig.runtime.phase = phase
         request = rig.row()
@@ -121,7 +121,7 @@ def test_what_cannot_be_asked(phase: GatewayPhase, model: str, code: StatusCode)
     run(scenario)
 
 
-def test_the_deadline_of_the_rpc_goes_before_the_parameter() -> None:
+def test_the_rpc_deadline_takes_precedence_over_the_parameter() -> None:
     async def scenario(rig: Rig) -> None:
         request = rig.row()
         request.parameters["timeout"].int64_param = 20_000_000
@@ -145,8 +145,8 @@ def test_the_deadline_of_the_rpc_goes_before_the_parameter() -> None:
 
 
 @pytest.mark.parametrize("by_rpc", [True, False])
-def test_at_the_deadline_the_client_is_told_and_the_call_left_alone(by_rpc: bool) -> None:
-    """The runtime settles it as expired or late; a cancelled one would count as nobody's miss."""
+def test_at_the_deadline_the_rpc_fails_and_the_call_goes_on(by_rpc: bool) -> None:
+    """The runtime counts it as expired or late; a cancelled call would count as no miss."""
 
     async def scenario(rig: Rig) -> None:
         await rig.infer()  # so that none of the time goes into connecting
@@ -160,12 +160,12 @@ def test_at_the_deadline_the_client_is_told_and_the_call_left_alone(by_rpc: bool
         assert len(rig.runtime.calls) == 2
         assert not rig.runtime.cancelled
         rig.runtime.mode = "late"
-        rig.runtime.complete(rig.runtime.calls[1])  # nobody listens, and nothing breaks
+        rig.runtime.complete(rig.runtime.calls[1])  # after the response: must be harmless
 
     run(scenario)
 
 
-def test_an_rpc_that_is_cancelled_cancels_its_call() -> None:
+def test_cancelling_an_rpc_cancels_its_call() -> None:
     async def scenario(rig: Rig) -> None:
         rig.runtime.mode = "never"
         asking = asyncio.ensure_future(rig.infer(timeout_s=None))
@@ -179,7 +179,7 @@ def test_an_rpc_that_is_cancelled_cancels_its_call() -> None:
     run(scenario)
 
 
-def test_keys_and_limits_of_tenants_hold_here_too() -> None:
+def test_keys_and_tenant_limits_over_grpc() -> None:
     config = GatewayConfig(
         keys=(ApiKey(sha256(b"open").hexdigest(), 3),),
         tenants=(TenantLimit(3, concurrency_max=1),),
@@ -205,7 +205,7 @@ def test_keys_and_limits_of_tenants_hold_here_too() -> None:
     run(scenario, config)
 
 
-def test_the_trace_goes_along() -> None:
+def test_traces_over_grpc() -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
     async def scenario(rig: Rig) -> None:
@@ -216,7 +216,7 @@ def test_the_trace_goes_along() -> None:
     run(scenario)
 
 
-def test_a_message_that_is_too_large_is_not_taken_in() -> None:
+def test_a_message_that_is_too_large_is_not_read() -> None:
     async def scenario(rig: Rig) -> None:
         request = rig.row(raw_input_contents=[bytes(20_000)])
         assert (await rig.refused(request))[0] is StatusCode.RESOURCE_EXHAUSTED

@@ -1,4 +1,4 @@
-"""Health, metadata and reflection, and that real clients understand all of it."""
+"""Health, metadata and reflection over gRPC, with real clients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from headgate.live.gateway.grpc.messages import MESSAGES, Messages
 from headgate.live.gateway.grpc.server import GrpcServer
 
 
-def test_health_of_the_protocol() -> None:
+def test_health_methods_of_the_protocol() -> None:
     async def scenario(rig: Rig) -> None:
         async def is_ready() -> tuple[bool, bool, bool]:
             live = await rig.ask("ServerLive", rig.messages["ServerLiveRequest"]())
@@ -55,17 +55,17 @@ def test_health_of_the_protocol() -> None:
     ],
 )
 def test_why_a_model_is_not_ready_is_in_the_metadata(exposes: bool, reason: str) -> None:
-    """Of the server as a whole, only which models; that anybody may ask."""
+    """For the server as a whole, only the names of models: that method is public."""
 
     async def scenario(rig: Rig) -> None:
-        async def told(method: str, **fields: str) -> str:
+        async def reason_of(method: str, **fields: str) -> str:
             await rig.ask(method, rig.messages[f"{method}Request"](**fields))
             return str(rig.trailers.get("headgate-reason", ""))
 
-        assert await told("ModelReady", name="echo") == await told("ServerReady") == ""
+        assert await reason_of("ModelReady", name="echo") == await reason_of("ServerReady") == ""
         rig.runtime.problems["echo"] = "cannot be loaded: OSError: no secret/weights"
-        assert await told("ModelReady", name="echo") == reason
-        assert await told("ServerReady") == "not ready: echo"
+        assert await reason_of("ModelReady", name="echo") == reason
+        assert await reason_of("ServerReady") == "not ready: echo"
         health: Any = HealthStub(rig.channel)
         checked = await health.Check(HealthCheckRequest())
         assert checked.status == HealthCheckResponse.NOT_SERVING
@@ -89,7 +89,7 @@ def test_metadata() -> None:
 
 
 def test_standard_health() -> None:
-    """Asked once, and watched while the gateway leaves."""
+    """`Check` once, and `Watch` while the gateway shuts down."""
 
     async def scenario(rig: Rig) -> None:
         stub: Any = HealthStub(rig.channel)
@@ -107,7 +107,7 @@ def test_standard_health() -> None:
     run(scenario)
 
 
-def test_reflection_tells_of_every_service() -> None:
+def test_reflection_lists_every_service() -> None:
     async def scenario(rig: Rig) -> None:
         requests = [
             ServerReflectionRequest(list_services=""),
@@ -125,8 +125,8 @@ def test_reflection_tells_of_every_service() -> None:
     run(scenario)
 
 
-def test_a_port_that_somebody_keeps_can_be_used() -> None:
-    """The supervisor binds it first, to know the number and to have it still after a restart."""
+def test_a_reserved_port_can_be_used() -> None:
+    """The supervisor binds the port first, to know its number and to keep it over restarts."""
 
     async def scenario(_: Rig) -> None:
         server = GrpcServer(context_of(FakeRuntime()))
@@ -140,7 +140,7 @@ def test_a_port_that_somebody_keeps_can_be_used() -> None:
     run(scenario)
 
 
-def test_a_port_that_is_taken_is_said_to_be() -> None:
+def test_a_port_in_use_is_a_config_error() -> None:
     async def scenario(_: Rig) -> None:
         server = GrpcServer(context_of(FakeRuntime()))
         with socket.socket() as taken:
@@ -154,7 +154,7 @@ def test_a_port_that_is_taken_is_said_to_be() -> None:
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="a certificate has to be made")
-def test_a_certificate_makes_it_speak_tls(tmp_path: Path) -> None:
+def test_a_certificate_enables_tls(tmp_path: Path) -> None:
     subprocess.run(
         [
             *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
@@ -183,7 +183,7 @@ def test_a_certificate_makes_it_speak_tls(tmp_path: Path) -> None:
 
 
 def test_messages_are_those_of_the_protocol() -> None:
-    """Held against the messages of a client, field by field; both are loaded in this process."""
+    """Compared with the messages of a client library, field by field, in one process."""
     theirs = pytest.importorskip("tritonclient.grpc.service_pb2")
     messages = Messages()
     for name in MESSAGES:
@@ -199,7 +199,7 @@ def fields(message: Any) -> list[tuple[str, int, int, int]]:
     return [(f.name, f.number, f.type, f.label) for f in described.field]
 
 
-def test_tritons_client_is_served() -> None:
+def test_the_triton_client_over_grpc() -> None:
     triton = pytest.importorskip("tritonclient.grpc")
     aio = pytest.importorskip("tritonclient.grpc.aio")
 

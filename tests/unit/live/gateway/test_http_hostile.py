@@ -1,4 +1,4 @@
-"""Clients that take more than their share of memory or time, and what they get instead."""
+"""Clients that would take too much memory or time."""
 
 from __future__ import annotations
 
@@ -34,10 +34,7 @@ def deaf_client(port: int) -> Iterator[socket.socket]:
         yield client
 
 
-# --- memory --------------------------------------------------------------------------------------
-
-
-def test_bodies_are_counted_until_their_calls_are_answered() -> None:
+def test_bodies_are_held_until_their_calls_end() -> None:
     async def scenario(rig: Rig) -> None:
         rig.runtime.mode = "never"
         for _ in range(2):
@@ -57,22 +54,22 @@ def test_bodies_are_counted_until_their_calls_are_answered() -> None:
     run(scenario, MEMORY)
 
 
-@pytest.mark.parametrize("how", ["answered", "gone", "gone_waiting", "crowd", "expired"])
-def test_what_was_counted_is_given_back(how: str) -> None:
-    """Whichever way requests end: also those that were never begun."""
+@pytest.mark.parametrize("case", ["answered", "gone", "gone_waiting", "pipelined", "expired"])
+def test_bodies_are_released_however_requests_end(case: str) -> None:
+    """Also for requests that were never started."""
 
     async def scenario(rig: Rig) -> None:
         rig.runtime.mode = "never"
         client = await rig.connect()
-        timeout = ("X-Request-Timeout-Ms: 30",) if how == "expired" else ()
-        times = {"gone_waiting": 2, "crowd": 6}.get(how, 1)
+        timeout = ("X-Request-Timeout-Ms: 30",) if case == "expired" else ()
+        times = {"gone_waiting": 2, "pipelined": 6}.get(case, 1)
         client.send(infer(body(), *timeout) * times)
         await rig.until(lambda: bool(rig.runtime.calls))
         assert rig.server.context.budget.used >= len(ROW)
-        if how == "expired":  # the body is in use as long as the call is, and that is not over
+        if case == "expired":  # the body is in use until the call ends
             assert (await client.reply()).status == 504
             assert rig.server.context.budget.used == len(ROW)
-        if how.startswith("gone"):
+        if case.startswith("gone"):
             client.reset()
         else:
             rig.runtime.mode = "echo"
@@ -82,8 +79,8 @@ def test_what_was_counted_is_given_back(how: str) -> None:
     run(scenario, replace(QUICK, pipelined_max=2))
 
 
-def test_answers_that_nobody_reads_are_counted() -> None:
-    """They keep new bodies out, until their client is let go."""
+def test_unread_responses_are_held() -> None:
+    """They keep new bodies out, until their client is disconnected."""
 
     async def scenario(rig: Rig) -> None:
         with deaf_client(rig.port) as client:
@@ -102,8 +99,8 @@ def test_answers_that_nobody_reads_are_counted() -> None:
     run(scenario, replace(MEMORY, write_timeout_s=2.0, body_timeout_s=2.0))
 
 
-def test_an_answer_for_which_there_is_no_room_is_not_kept() -> None:
-    """Small requests, large answers: what is full by then is told only to whoever is next."""
+def test_a_response_without_memory_is_dropped() -> None:
+    """Small requests with large responses: the budget is full only when they are made."""
 
     async def scenario(rig: Rig) -> None:
         assert rig.server.context.budget.reserve(0, 950_000)
@@ -119,7 +116,7 @@ def test_an_answer_for_which_there_is_no_room_is_not_kept() -> None:
     run(scenario, MEMORY)
 
 
-def test_targets_of_clients_making_are_not_kept() -> None:
+def test_made_up_targets_do_not_grow_the_route_cache() -> None:
     async def scenario(rig: Rig) -> None:
         known = rig.server.router._cached
         client = await rig.connect()
@@ -137,10 +134,7 @@ def test_targets_of_clients_making_are_not_kept() -> None:
     run(scenario)
 
 
-# --- heads ---------------------------------------------------------------------------------------
-
-
-def test_a_head_is_not_charged_for_the_body_before_it() -> None:
+def test_headers_are_not_charged_for_the_previous_body() -> None:
     async def scenario(rig: Rig) -> None:
         client = await rig.connect()
         client.send(infer(ROW.ljust(40_000)) + b"GET /livez HT")
@@ -151,7 +145,7 @@ def test_a_head_is_not_charged_for_the_body_before_it() -> None:
     run(scenario)
 
 
-def test_a_head_in_pieces_may_be_as_large_as_one_in_a_piece() -> None:
+def test_headers_in_pieces_may_be_as_large_as_in_one() -> None:
     async def scenario(rig: Rig) -> None:
         data = request("GET", "/livez", b"", *(f"X-{n}: {'y' * 1000}" for n in range(15)))
         client = await rig.connect()
@@ -164,8 +158,8 @@ def test_a_head_in_pieces_may_be_as_large_as_one_in_a_piece() -> None:
 
 
 @pytest.mark.parametrize("endless", [b"0\r\nX: ", b"1;"])
-def test_what_never_ends_after_a_head_is_cut_off(endless: bytes) -> None:
-    """A trailer and a chunk's extension: the parser would wait for their end."""
+def test_endless_trailers_and_extensions_are_refused(endless: bytes) -> None:
+    """A trailer and a chunk extension: the parser would wait for their end."""
 
     async def scenario(rig: Rig) -> None:
         client = await rig.connect()
@@ -180,8 +174,8 @@ def test_what_never_ends_after_a_head_is_cut_off(endless: bytes) -> None:
     run(scenario)
 
 
-def test_a_head_that_comes_byte_by_byte_is_cut_off_in_time() -> None:
-    """All of it is valid, and the client never rests: the clock runs from the first byte."""
+def test_headers_that_arrive_byte_by_byte_time_out() -> None:
+    """All of it is valid and the client never pauses: the timeout counts from the first byte."""
 
     async def scenario(rig: Rig) -> None:
         client = await rig.connect()
@@ -202,7 +196,7 @@ def test_a_head_that_comes_byte_by_byte_is_cut_off_in_time() -> None:
     run(scenario, replace(QUICK, header_timeout_s=0.3))
 
 
-def test_space_around_values_is_no_part_of_them() -> None:
+def test_space_around_header_values_is_stripped() -> None:
     async def scenario(rig: Rig) -> None:
         lines = (
             "X-API-Key: \t key \t",
@@ -214,7 +208,7 @@ def test_space_around_values_is_no_part_of_them() -> None:
         assert call.deadline_ns - call.arrived_ns == 5_000_000_000
         reply = await rig.infer(body(), lines[0], "Content-Encoding: gzip")
         assert reply.status == 415
-        # The parser takes a space after `chunked` and no tab; it and we must see the same.
+        # llhttp accepts a space after `chunked` and no tab; its view and ours must agree.
         for space, status in ((" ", 200), ("\t", 400)):
             chunked = request("GET", "/livez", b"", f"Transfer-Encoding: chunked{space}")
             assert (await rig.ask(chunked + b"0\r\n\r\n")).status == status
@@ -223,11 +217,8 @@ def test_space_around_values_is_no_part_of_them() -> None:
     run(scenario, replace(QUICK, keys=keys))
 
 
-# --- ends ----------------------------------------------------------------------------------------
-
-
-def test_leaving_before_the_answers() -> None:
-    """Whoever has asked is told so, however far that was; whoever has not is just closed."""
+def test_clients_that_leave_before_their_responses() -> None:
+    """At shutdown a client that has sent a request gets 503; an idle one is just closed."""
 
     async def scenario(rig: Rig) -> None:
         rig.runtime.mode = "never"
@@ -257,7 +248,7 @@ def test_leaving_before_the_answers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("failure", "reason"),
     [
         ("f: lost", "worker_lost"),
         ("refused too often, at last: busy", "refused"),
@@ -266,18 +257,18 @@ def test_leaving_before_the_answers() -> None:
         ("", "failed"),
     ],
 )
-def test_failures_have_one_word_for_programs(said: str, reason: str) -> None:
+def test_failures_have_a_reason_code(failure: str, reason: str) -> None:
     call = Call(0, [], 1, print)
-    call.outcome, call.reason = Outcome.FAILED, said
+    call.outcome, call.reason = Outcome.FAILED, failure
     refused = error_of(call, GatewayConfig(), b"")
     assert refused is not None
     assert (refused.status, refused.reason) == (503, reason)
     assert "OSError" not in refused.message, "which is for the log"
-    told = error_of(call, GatewayConfig(expose_errors=True), b"")
-    assert told is not None and said in told.message
+    exposed = error_of(call, GatewayConfig(expose_errors=True), b"")
+    assert exposed is not None and failure in exposed.message
 
 
-def test_the_bound_lets_the_largest_body_and_its_answer_in() -> None:
+def test_the_budget_always_holds_the_largest_body_and_its_response() -> None:
     async def scenario(rig: Rig) -> None:
         assert (await rig.infer(ROW.ljust(300_000))).status == 200
 
@@ -285,8 +276,8 @@ def test_the_bound_lets_the_largest_body_and_its_answer_in() -> None:
 
 
 @pytest.mark.parametrize(("size", "status"), [(1, 400), (64, 200)])
-def test_chunks_must_carry_something(size: int, status: int) -> None:
-    """Each chunk costs more than its bytes: a million of one byte each would be a bomb."""
+def test_tiny_chunks_are_refused(size: int, status: int) -> None:
+    """Each chunk costs more than its bytes: a million chunks of one byte would be an attack."""
 
     async def scenario(rig: Rig) -> None:
         head = (

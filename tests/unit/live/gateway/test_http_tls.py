@@ -1,4 +1,4 @@
-"""Connections that are to be encrypted are counted and timed from when they are accepted."""
+"""TLS connections are counted and timed from the moment they are accepted."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ async def is_let_go(client: socket.socket) -> bool:
         return True
 
 
-def test_requests_are_answered(certificate: Path) -> None:
-    """Small ones, several at once, and one whose answer is written piece by piece."""
+def test_requests_over_tls(certificate: Path) -> None:
+    """Small requests, several at once, and one whose response is written in pieces."""
 
     async def scenario() -> None:
         async with encrypted(certificate, QUICK) as rig:
@@ -98,7 +98,7 @@ def test_requests_are_answered(certificate: Path) -> None:
     run_on_loop(scenario())
 
 
-def test_whoever_says_nothing_is_counted_and_let_go(certificate: Path) -> None:
+def test_silent_handshakes_are_counted_and_time_out(certificate: Path) -> None:
     async def scenario() -> None:
         config = replace(QUICK, connections_max=5, header_timeout_s=0.5)
         async with encrypted(certificate, config) as rig:
@@ -138,13 +138,13 @@ def test_handshakes_and_connections_are_counted_together(certificate: Path) -> N
 @pytest.mark.parametrize(
     "sent", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x00\x05hello"]
 )
-def test_what_is_no_handshake_ends_it(certificate: Path, sent: bytes) -> None:
+def test_a_malformed_handshake_closes_the_connection(certificate: Path, sent: bytes) -> None:
     async def scenario() -> None:
         async with encrypted(certificate, QUICK) as rig:
             with silent(rig.port) as client:
                 client.send(sent)
                 loop = asyncio.get_running_loop()
-                while True:  # an alert of TLS, perhaps, and then the end
+                while True:  # perhaps a TLS alert, then the end
                     try:
                         if not await asyncio.wait_for(loop.sock_recv(client, 100), 60):
                             break
@@ -155,7 +155,7 @@ def test_what_is_no_handshake_ends_it(certificate: Path, sent: bytes) -> None:
     run_on_loop(scenario())
 
 
-def test_a_client_that_goes_within_the_handshake_is_forgotten(certificate: Path) -> None:
+def test_a_disconnect_during_the_handshake_is_forgotten(certificate: Path) -> None:
     async def scenario() -> None:
         async with encrypted(certificate, QUICK) as rig:
             with silent(rig.port) as client:
@@ -166,7 +166,7 @@ def test_a_client_that_goes_within_the_handshake_is_forgotten(certificate: Path)
     run_on_loop(scenario())
 
 
-def test_closing_takes_handshakes_with_it(certificate: Path) -> None:
+def test_closing_cancels_handshakes(certificate: Path) -> None:
     async def scenario() -> None:
         async with encrypted(certificate, QUICK) as rig:
             with silent(rig.port) as client:
@@ -177,7 +177,7 @@ def test_closing_takes_handshakes_with_it(certificate: Path) -> None:
     run_on_loop(scenario())
 
 
-def test_over_tls_a_client_that_closes_its_side_is_gone(certificate: Path) -> None:
+def test_half_closing_over_tls_closes(certificate: Path) -> None:
     async def scenario() -> None:
         async with encrypted(certificate, QUICK) as rig:
             rig.runtime.mode = "never"
@@ -190,8 +190,8 @@ def test_over_tls_a_client_that_closes_its_side_is_gone(certificate: Path) -> No
     run_on_loop(scenario())
 
 
-def test_the_kernel_keeps_as_many_in_line_as_was_asked_for() -> None:
-    """Nobody accepts them; 500 are connected all the same."""
+def test_the_backlog_of_the_tls_listener() -> None:
+    """500 clients are connected although none is accepted."""
     allowed = int(Path("/proc/sys/net/core/somaxconn").read_text())
     if allowed < 600:
         pytest.skip("the kernel keeps no more than that in line")

@@ -1,4 +1,4 @@
-"""Inference over HTTP: what is understood, what is refused, and what the answers look like."""
+"""Inference over HTTP: requests, errors, and the form of responses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headgate.live.gateway.oip.json import STRINGS_MAX
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-def test_an_echo() -> None:
+def test_infer() -> None:
     async def scenario(rig: Rig) -> None:
         reply = await rig.infer(body(id="7"))
         assert reply.status == 200
@@ -47,7 +47,7 @@ def test_an_echo() -> None:
         ("BYTES", ["", "gr\u00fc\u00dfe \U0001f600"]),
     ],
 )
-def test_every_datatype_comes_back(datatype: str, data: list[object]) -> None:
+def test_every_datatype_round_trips(datatype: str, data: list[object]) -> None:
     async def scenario(rig: Rig) -> None:
         reply = await rig.infer(body(tensor(data, (1, 2), datatype)), model="free")
         assert reply.json["outputs"][0]["data"] == data
@@ -65,7 +65,7 @@ def test_nested_data_is_flattened_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected_text"),
     [
         (b"", "cannot be parsed"),
         (b"{", "cannot be parsed"),
@@ -110,16 +110,16 @@ def test_nested_data_is_flattened_in_order() -> None:
         (body(parameters={"binary_data_output": "yes"}), "true or false"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(given: object, said: str) -> None:
+def test_bad_requests_get_one_sentence(given: object, expected_text: str) -> None:
     async def scenario(rig: Rig) -> None:
         client = await rig.connect()
         client.send(infer(given) + request("GET", "/livez"))
         reply = await client.reply()
         assert reply.status == 400
-        assert said in reply.json["error"]
+        assert expected_text in reply.json["error"]
         assert "\n" not in reply.json["error"]
         assert reply.json["request_id"] == reply.headers["x-request-id"]
-        assert (await client.reply()).status == 200  # the connection lives
+        assert (await client.reply()).status == 200  # the connection stays open
         assert not rig.runtime.calls
 
     run(scenario)
@@ -129,7 +129,7 @@ def test_what_is_wrong_is_said_in_one_sentence(given: object, said: str) -> None
     ("datatype", "data"),
     [("UINT8", [256]), ("INT8", [-129]), ("INT64", [2**63]), ("FP16", [65536.0]), ("UINT64", [-1])],
 )
-def test_elements_must_fit_their_datatype(datatype: str, data: list[object]) -> None:
+def test_elements_out_of_range_are_refused(datatype: str, data: list[object]) -> None:
     async def scenario(rig: Rig) -> None:
         reply = await rig.infer(body(tensor(data, (1,), datatype)), model="free")
         assert (reply.status, "out of the range" in reply.json["error"]) == (400, True)
@@ -137,7 +137,7 @@ def test_elements_must_fit_their_datatype(datatype: str, data: list[object]) -> 
     run(scenario)
 
 
-def test_inputs_come_in_any_order_and_reach_the_model_in_its_own() -> None:
+def test_inputs_are_reordered_for_the_model() -> None:
     async def scenario(rig: Rig) -> None:
         a, b = tensor([1, 2], [2], "INT64", "a"), tensor([0.0] * 6, [2, 3], "FP32", "b")
         assert (await rig.infer(body(b, a), model="two")).status == 200
@@ -150,7 +150,7 @@ def test_inputs_come_in_any_order_and_reach_the_model_in_its_own() -> None:
     run(scenario)
 
 
-def test_only_the_outputs_asked_for_are_sent() -> None:
+def test_only_requested_outputs_are_sent() -> None:
     async def scenario(rig: Rig) -> None:
         a, b = tensor([1], [1], "INT64", "a"), tensor([0.0] * 3, [1, 3], "FP32", "b")
         reply = await rig.infer(body(a, b, outputs=[{"name": "b"}]), model="two")
@@ -159,7 +159,7 @@ def test_only_the_outputs_asked_for_are_sent() -> None:
     run(scenario)
 
 
-def test_too_many_items_are_too_large() -> None:
+def test_too_many_items_are_refused() -> None:
     async def scenario(rig: Rig) -> None:
         assert (await rig.infer(body(tensor([0.0] * 16, [8, 2])))).status == 200
         reply = await rig.infer(body(tensor([0.0] * 18, [9, 2])))
@@ -184,7 +184,7 @@ def test_too_many_items_are_too_large() -> None:
         ("raise", 500, "internal"),
     ],
 )
-def test_every_end_has_its_status(mode: str, status: int, reason: str) -> None:
+def test_every_outcome_has_its_status(mode: str, status: int, reason: str) -> None:
     async def scenario(rig: Rig) -> None:
         rig.runtime.mode = mode
         client = await rig.connect()
@@ -199,7 +199,7 @@ def test_every_end_has_its_status(mode: str, status: int, reason: str) -> None:
     run(scenario)
 
 
-def test_an_overloaded_server_says_when_to_come_back() -> None:
+def test_overload_has_a_retry_after() -> None:
     async def scenario(rig: Rig) -> None:
         rig.runtime.mode = "overloaded"
         for _ in range(20):
@@ -223,7 +223,7 @@ def test_overload_can_be_503() -> None:
     run(scenario, replace(QUICK, overload_status=503))
 
 
-def test_late_is_200_and_says_so() -> None:
+def test_a_late_response_is_200_with_an_outcome_header() -> None:
     async def scenario(rig: Rig) -> None:
         rig.runtime.mode = "late"
         reply = await rig.infer(body())
@@ -234,10 +234,10 @@ def test_late_is_200_and_says_so() -> None:
     run(scenario)
 
 
-def test_ids_and_traces_are_kept() -> None:
+def test_ids_and_traces_are_sent_back() -> None:
     async def scenario(rig: Rig) -> None:
         reply = await rig.infer(body(), "X-Request-Id: my id", f"traceparent: {TRACE}")
-        assert reply.headers["x-request-id"] != "my id"  # not fit to be repeated
+        assert reply.headers["x-request-id"] != "my id"  # has a space, so it is replaced
         assert reply.headers["traceparent"] == TRACE
         assert rig.runtime.calls[0].trace == TRACE.encode()
         reply = await rig.infer(body(), "X-Request-Id: id-1", "traceparent: nonsense")
@@ -258,7 +258,7 @@ def test_priorities() -> None:
     run(scenario)
 
 
-def test_output_that_json_cannot_have_is_not_acceptable() -> None:
+def test_output_without_a_json_form_is_406() -> None:
     async def scenario(rig: Rig) -> None:
         rig.runtime.mode = "bytes"
         reply = await rig.infer(body(tensor(["a"], (1, 1), "BYTES")), model="bytes")
@@ -317,7 +317,7 @@ def test_unknown_names() -> None:
     run(scenario)
 
 
-def test_what_nobody_declared_is_bounded_all_the_same() -> None:
+def test_models_without_declared_inputs_have_limits() -> None:
     async def scenario(rig: Rig) -> None:
         assert (await rig.infer(body(), model="free")).status == 400
         many = [tensor(name=str(number)) for number in range(3)]
@@ -361,11 +361,11 @@ def test_strings_of_all_inputs_are_counted_together() -> None:
     run(scenario)
 
 
-def test_a_defect_is_logged_once_with_the_request(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_internal_error_is_logged_with_the_request_id(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(rig: Rig) -> None:
         rig.runtime.mode = "raise"
         await rig.infer(body(), "X-Request-Id: abc")
-        await rig.infer(b"{", "X-Request-Id: bad")  # the client's mistake is not news
+        await rig.infer(b"{", "X-Request-Id: bad")  # errors of clients are not logged
 
     run(scenario)
     (record,) = caplog.records

@@ -67,7 +67,7 @@ def test_csv() -> None:
     run(scenario)
 
 
-def test_the_protocol_in_json_and_with_raw_tensors() -> None:
+def test_oip_bodies_in_json_and_binary() -> None:
     async def scenario(rig: Rig) -> None:
         assert (await invoke(rig, body(id="3"))).json["id"] == "3"
         described = {"name": "x", "shape": [1, 2], "datatype": "FP32"}
@@ -85,7 +85,7 @@ def test_the_protocol_in_json_and_with_raw_tensors() -> None:
     run(scenario)
 
 
-def test_anything_else_is_one_string_of_bytes() -> None:
+def test_other_media_types_are_one_opaque_string() -> None:
     async def scenario(rig: Rig) -> None:
         reply = await invoke(rig, b"\xff\xd8 picture", "image/jpeg", model="bytes")
         assert reply.body == b"\xff\xd8 picture"
@@ -117,7 +117,7 @@ def test_anything_else_is_one_string_of_bytes() -> None:
         (b"1,2", "image/jpeg", "echo"),
     ],
 )
-def test_bodies_that_do_not_fit(sent: object, kind: str, model: str) -> None:
+def test_malformed_bodies_are_refused(sent: object, kind: str, model: str) -> None:
     async def scenario(rig: Rig) -> None:
         reply = await invoke(rig, sent, kind, model=model)
         assert reply.status == 400
@@ -126,7 +126,7 @@ def test_bodies_that_do_not_fit(sent: object, kind: str, model: str) -> None:
     run(scenario)
 
 
-def test_custom_attributes_carry_what_headers_cannot() -> None:
+def test_custom_attributes_set_deadline_priority_and_trace() -> None:
     async def scenario(rig: Rig) -> None:
         attributes = f"timeout_ms=250;priority=1; traceparent={TRACE};other"
         line = f"X-Amzn-SageMaker-Custom-Attributes: {attributes}"
@@ -144,10 +144,10 @@ def test_custom_attributes_carry_what_headers_cannot() -> None:
 
 def test_the_only_model_needs_no_name() -> None:
     async def scenario(rig: Rig) -> None:
-        asked = request("POST", "/invocations", b"[[1,2]]", f"Content-Type: {JSON}")
-        assert (await rig.ask(asked)).status == 400
+        request_bytes = request("POST", "/invocations", b"[[1,2]]", f"Content-Type: {JSON}")
+        assert (await rig.ask(request_bytes)).status == 400
         rig.runtime.models = {"echo": rig.runtime.models["echo"]}
-        assert (await rig.ask(asked)).status == 200
+        assert (await rig.ask(request_bytes)).status == 200
 
     run(scenario)
 
@@ -163,7 +163,7 @@ def test_the_only_model_needs_no_name() -> None:
         ("lost", 503, "ServiceUnavailable"),
     ],
 )
-def test_errors_of_the_service(mode: str, status: int, kind: str) -> None:
+def test_errors_have_the_services_format(mode: str, status: int, kind: str) -> None:
     async def scenario(rig: Rig) -> None:
         rig.runtime.mode = mode
         reply = await call_endpoint(rig, body())
@@ -174,7 +174,7 @@ def test_errors_of_the_service(mode: str, status: int, kind: str) -> None:
     run(scenario)
 
 
-def test_errors_before_the_model() -> None:
+def test_early_errors_have_the_services_format() -> None:
     async def scenario(rig: Rig) -> None:
         for reply in (
             await call_endpoint(rig, body(), model="nobody"),

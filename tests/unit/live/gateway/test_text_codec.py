@@ -1,4 +1,4 @@
-"""Long texts: read and written in another process, which may be slow, die, or be busy."""
+"""The codec: long texts in another process, which may be slow, die, or be busy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from headgate.live.gateway.memory_budget import Budget, Hold
 from headgate.live.gateway.oip.json import PIECE, from_json
 
 LIMITS = GatewayConfig()
-# Everything is long here, so that small requests show it.
+# Low limits, so that small requests count as long.
 EVERYTHING = replace(QUICK, inline_bytes_max=0, inline_elements_max=0)
 NUMBER = ReadText("oip", "m")
 TEXT = b'{"inputs":[{"name":"x","shape":[2],"datatype":"INT8","data":[1,2]}]}'
@@ -48,9 +48,6 @@ def compact(content: object) -> bytes:
     return json.dumps(content, separators=(",", ":")).encode()
 
 
-# --- what comes back ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("datatype", "data"),
     [
@@ -62,10 +59,10 @@ def compact(content: object) -> bytes:
         ("BYTES", ["", "gr\u00fc\u00dfe \U0001f600"]),
     ],
 )
-def test_it_is_as_if_it_were_read_here(datatype: str, data: list[object]) -> None:
+def test_the_codec_process_reads_like_the_gateway(datatype: str, data: list[object]) -> None:
     async def scenario(rig: Rig) -> None:
-        asked = body(tensor(data, (1, 2), datatype), id="7")
-        reply = await rig.infer(asked, model="free")
+        request_bytes = body(tensor(data, (1, 2), datatype), id="7")
+        reply = await rig.infer(request_bytes, model="free")
         assert reply.json["outputs"][0]["data"] == data
         assert reply.json["id"] == "7"
         assert rig.server.context.codec.processes[0].starts == 1
@@ -78,16 +75,16 @@ def test_it_is_as_if_it_were_read_here(datatype: str, data: list[object]) -> Non
     run(scenario, EVERYTHING)
 
 
-def test_what_is_long_goes_elsewhere_without_being_told_to() -> None:
-    """Text of a request beyond 128 KiB, and text of an answer beyond 65,536 elements."""
+def test_long_texts_go_to_the_codec_process() -> None:
+    """Text of a request beyond 128 KiB, and of a response beyond 65,536 elements."""
     row = infer(body()).partition(b"\r\n\r\n")[2]
 
     def elements(count: int) -> bytes:
         described = {"name": "x", "shape": [1, count], "datatype": "UINT8"}
         sized = {**described, "parameters": {"binary_data_size": count}}
-        said = compact({"inputs": [sized]})
-        length = f"Inference-Header-Content-Length: {len(said)}"
-        return infer(said + bytes(count), length, model="free")
+        expected_text = compact({"inputs": [sized]})
+        length = f"Inference-Header-Content-Length: {len(expected_text)}"
+        return infer(expected_text + bytes(count), length, model="free")
 
     for short, long in (
         (infer(row.ljust(128 << 10)), infer(row.ljust((128 << 10) + 1))),
@@ -103,10 +100,10 @@ def test_what_is_long_goes_elsewhere_without_being_told_to() -> None:
         run(scenario)
 
 
-def test_binary_tensors_stay_here_and_only_their_text_goes() -> None:
+def test_only_the_text_of_binary_requests_goes_to_the_codec() -> None:
     async def scenario(rig: Rig) -> None:
-        wanted = [{"name": "x", "parameters": {"binary_data": True}}]
-        reply = await rig.ask(raw(1000, outputs=wanted))
+        requested = [{"name": "x", "parameters": {"binary_data": True}}]
+        reply = await rig.ask(raw(1000, outputs=requested))
         at = int(reply.headers["inference-header-content-length"])
         (output,) = json.loads(reply.body[:at])["outputs"]
         assert output["parameters"]["binary_data_size"] == len(reply.body) - at > 500
@@ -136,7 +133,7 @@ def test_rows_of_sagemaker(sent: object, kind: str, expected: object) -> None:
     run(scenario, EVERYTHING)
 
 
-def test_deadlines_count_while_a_text_is_read() -> None:
+def test_deadlines_expire_while_the_codec_reads() -> None:
     async def scenario(rig: Rig) -> None:
         rig.server.context.codec.processes[0].command = (sys.executable, "-c", NOTHING)
         client = await rig.connect()
@@ -149,7 +146,7 @@ def test_deadlines_count_while_a_text_is_read() -> None:
     run(scenario, EVERYTHING)
 
 
-def test_a_request_waits_for_its_text_with_the_deadline_it_came_with() -> None:
+def test_a_deadline_counts_from_the_arrival_of_the_request() -> None:
     async def scenario(rig: Rig) -> None:
         rig.runtime.mode = "never"
         client = await rig.connect()
@@ -164,10 +161,7 @@ def test_a_request_waits_for_its_text_with_the_deadline_it_came_with() -> None:
     run(scenario, EVERYTHING)
 
 
-# --- what goes wrong ------------------------------------------------------------------------------
-
-
-def test_one_that_dies_is_started_again_and_its_text_is_not_lost() -> None:
+def test_a_codec_process_that_dies_is_restarted() -> None:
     async def scenario(rig: Rig) -> None:
         assert (await rig.infer(body())).status == 200
         (lane, _) = rig.server.context.codec.processes
@@ -183,7 +177,7 @@ def test_one_that_dies_is_started_again_and_its_text_is_not_lost() -> None:
         assert (await rig.infer(body())).status == 200
         pid = lane.pid
         assert pid is not None
-        os.kill(pid, signal.SIGKILL)  # one that has nothing to do is not missed
+        os.kill(pid, signal.SIGKILL)  # an idle process is replaced when it is needed
         await rig.until(lambda: lane.pid is None)
         assert (await rig.infer(body())).status == 200
         assert not rig.server.context.budget.used
@@ -191,7 +185,7 @@ def test_one_that_dies_is_started_again_and_its_text_is_not_lost() -> None:
     run(scenario, EVERYTHING)
 
 
-def test_one_that_takes_too_long_is_killed() -> None:
+def test_a_codec_process_that_takes_too_long_is_killed() -> None:
     async def scenario(rig: Rig) -> None:
         (lane, _) = rig.server.context.codec.processes
         working = lane.command
@@ -205,13 +199,13 @@ def test_one_that_takes_too_long_is_killed() -> None:
         reply = await client.reply()
         assert (reply.status, reply.json["reason"]) == (503, "codec_timeout")
         assert lane.pid != pid
-        assert (await second.reply()).status in (200, 503)  # it has waited nearly as long
+        assert (await second.reply()).status in (200, 503)  # it has been queued nearly as long
         await rig.until(lambda: not lane._ending)
 
     run(scenario, replace(EVERYTHING, codec_timeout_s=1.0))
 
 
-def test_whoever_waits_too_long_is_told_so() -> None:
+def test_a_text_that_is_queued_too_long_fails() -> None:
     async def scenario(rig: Rig) -> None:
         (lane, _) = rig.server.context.codec.processes
         lane.command = (sys.executable, "-c", NOTHING)
@@ -227,8 +221,8 @@ def test_whoever_waits_too_long_is_told_so() -> None:
     run(scenario, replace(EVERYTHING, codec_timeout_s=1.0, codec_queue_max=2))
 
 
-def test_a_text_that_takes_too_much_memory_is_refused_and_the_next_one_is_not() -> None:
-    """A million lists of one string: as objects they are more than the process may have."""
+def test_a_text_that_takes_too_much_memory_fails_alone() -> None:
+    """A million lists of one string: as objects they exceed the memory limit of the process."""
 
     async def scenario(rig: Rig) -> None:
         text = b'{"inputs":[{"name":"x","shape":[1,1],"datatype":"BYTES","data":['
@@ -238,7 +232,7 @@ def test_a_text_that_takes_too_much_memory_is_refused_and_the_next_one_is_not() 
             client.send(infer(bomb, model="free"))
         for client in (first, second):
             reply = await client.reply()
-            # Not all of what it is made of can do without memory: it may also just end.
+            # Not every library survives a lack of memory: the process may also just end.
             assert (reply.status, reply.json["reason"]) in REFUSALS
         assert (await rig.infer(body())).status == 200
         assert not rig.server.context.budget.used
@@ -249,7 +243,7 @@ def test_a_text_that_takes_too_much_memory_is_refused_and_the_next_one_is_not() 
     run(scenario, limits)
 
 
-def test_an_answer_that_is_being_written_is_finished_while_leaving() -> None:
+def test_a_response_in_the_codec_is_finished_during_shutdown() -> None:
     async def scenario(rig: Rig) -> None:
         (lane, _) = rig.server.context.codec.processes
         rig.runtime.mode = "never"
@@ -270,7 +264,7 @@ def test_an_answer_that_is_being_written_is_finished_while_leaving() -> None:
     run(scenario, EVERYTHING)
 
 
-def test_closing_refuses_what_waits_and_leaves_no_process() -> None:
+def test_closing_the_codec_fails_its_queue_and_leaves_no_process() -> None:
     pids: list[int] = []
 
     async def scenario() -> None:
@@ -293,15 +287,15 @@ def test_closing_refuses_what_waits_and_leaves_no_process() -> None:
         os.kill(pids[0], 0)
 
 
-def test_the_process_ends_with_the_gateway() -> None:
-    """Nobody tells it: the socket's other end is closed."""
+def test_the_codec_process_ends_with_the_gateway() -> None:
+    """The only sign is that the other end of the socket is closed."""
 
     async def scenario(rig: Rig) -> None:
         await rig.infer(body())
         (lane, _) = rig.server.context.codec.processes
         process = lane._process
         assert process is not None and lane._socket is not None
-        os.kill(process.pid, signal.SIGTERM)  # is not heeded: it may be meant for everybody
+        os.kill(process.pid, signal.SIGTERM)  # is ignored: it may be meant for all processes
         assert (await rig.infer(body())).status == 200
         rig.server.context.loop.remove_reader(lane._socket)
         lane._socket.close()
@@ -312,11 +306,8 @@ def test_the_process_ends_with_the_gateway() -> None:
     run(scenario, EVERYTHING)
 
 
-# --- turns ----------------------------------------------------------------------------------------
-
-
-def test_tenants_take_turns() -> None:
-    """Five texts of one and one of another: the other's is second."""
+def test_the_codec_takes_tenants_round_robin() -> None:
+    """Five texts of one tenant and one of another: the other's is second."""
 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
@@ -346,7 +337,7 @@ def test_tenants_take_turns() -> None:
     run_on_loop(scenario())
 
 
-def test_very_long_texts_have_a_lane_of_their_own() -> None:
+def test_very_long_texts_have_a_process_of_their_own() -> None:
     async def scenario() -> None:
         codec = Codec(asyncio.get_running_loop(), LIMITS)
         budget = Budget(100_000_000, [0], 100)
@@ -364,11 +355,8 @@ def test_very_long_texts_have_a_lane_of_their_own() -> None:
     run_on_loop(scenario())
 
 
-# --- limits ---------------------------------------------------------------------------------------
-
-
-def test_answers_have_a_limit() -> None:
-    """In JSON and in bytes; no more of one is made than that."""
+def test_responses_have_a_size_limit() -> None:
+    """In JSON and in bytes; writing stops at the limit."""
 
     async def scenario(rig: Rig) -> None:
         rig.runtime.mode = "large"
@@ -381,7 +369,7 @@ def test_answers_have_a_limit() -> None:
         assert "binary_data_output" not in reply.json["error"]
         rig.runtime.mode = "echo"
         reply = await rig.infer(body(tensor([0.125] * 12_000, [1, 12_000])), model="free")
-        assert reply.json["reason"] == "answer_too_large"  # it could have been short enough
+        assert reply.json["reason"] == "answer_too_large"  # the bytes fit, the text did not
 
     run(scenario, replace(QUICK, response_bytes_max=60_000, inline_elements_max=1000))
 
@@ -398,13 +386,13 @@ def test_answers_have_a_limit() -> None:
         (ReadText("json", "m"), b"[[1]]", 400),
     ],
 )
-def test_what_is_refused_there(message: ReadText, text: bytes, status: int) -> None:
+def test_errors_in_the_codec_process(message: ReadText, text: bytes, status: int) -> None:
     reply, parts = run_job(message, [memoryview(text)], LIMITS)
     assert isinstance(reply, ErrorResult)
     assert (reply.status, parts) == (status, [])
 
 
-def test_a_defect_there_is_told_here(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_defect_in_the_codec_process_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     reply, _ = run_job(WriteText("oip", "m", "", [OutputText("x", "FP32", (1,))]), [], LIMITS)
     assert isinstance(reply, FailedResult)
     assert "Traceback" in reply.trace
@@ -412,8 +400,8 @@ def test_a_defect_there_is_told_here(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("form", ["oip", "rows", "predictions", "csv"])
 @pytest.mark.parametrize("shape", [(2 * PIECE + 3,), (PIECE, 3), (3, PIECE), (5, 7, 4000)])
-def test_long_answers_are_what_short_ones_would_be(form: str, shape: tuple[int, ...]) -> None:
-    """Those are made in pieces, these all at once."""
+def test_long_responses_equal_short_ones(form: str, shape: tuple[int, ...]) -> None:
+    """Long ones are written in pieces, short ones at once."""
     count = 1
     for size in shape:
         count *= size
@@ -433,7 +421,7 @@ def test_long_answers_are_what_short_ones_would_be(form: str, shape: tuple[int, 
     assert found == memoryview(bytes(data)).cast("B", shape).tolist()
 
 
-def test_several_outputs_row_by_row() -> None:
+def test_rows_of_several_outputs() -> None:
     rows = PIECE + 5
     outputs = [OutputText("a", "UINT8", (rows,)), OutputText("b", "UINT8", (rows, 2))]
     message = WriteText("rows", "m", "", outputs)
@@ -445,8 +433,8 @@ def test_several_outputs_row_by_row() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(-128, 127), min_size=1, max_size=6), st.integers(1, 3))
-def test_pieces_of_a_list_are_the_list(values: list[int], repeated: int) -> None:
-    """However long it is, and wherever it is cut."""
+def test_a_list_read_in_pieces_is_the_whole_list(values: list[int], repeated: int) -> None:
+    """However long it is, and wherever it is split."""
     many = values * (repeated * PIECE // 2 // len(values))
     text = compact(many)
     expected = bytes(value % 256 for value in many)
@@ -458,7 +446,7 @@ def test_pieces_of_a_list_are_the_list(values: list[int], repeated: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "expected_text"),
     [
         (lambda n: b"[" + b"1," * n + b'"2"]', "Expected `int`"),
         (lambda n: b"[" + b"1," * n + b"[2]]", "Expected `int`"),
@@ -468,7 +456,9 @@ def test_pieces_of_a_list_are_the_list(values: list[int], repeated: int) -> None
         (lambda n: b"[" + b"1," * (n - 2) + b"1]", "its shape needs"),
     ],
 )
-def test_long_lists_are_checked_to_their_end(make: Callable[[int], bytes], said: str) -> None:
+def test_long_lists_are_checked_to_the_end(
+    make: Callable[[int], bytes], expected_text: str
+) -> None:
     count = 2 * PIECE
-    with pytest.raises(RequestError, match=said):
+    with pytest.raises(RequestError, match=expected_text):
         from_json(make(count), "x", "INT8", (count + 1,), count + 1)
