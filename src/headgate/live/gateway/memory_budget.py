@@ -1,9 +1,8 @@
 """The memory budget: a bound on the memory that clients can make the server hold.
 
 Request bodies until their response, tensors decoded from text, and responses that clients have not
-read yet are reserved in one budget before they are held. Each tenant has a guaranteed share. What
-is not guaranteed to any tenant goes to whoever asks first, up to a maximum per tenant that leaves
-room for the others.
+read yet are reserved in one budget before they are held. Each tenant has a guaranteed share. The
+rest is first come, first served, up to a maximum per tenant that leaves room for the others.
 """
 
 from __future__ import annotations

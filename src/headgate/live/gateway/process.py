@@ -120,14 +120,15 @@ class GatewayProcess:
         if self._app_config.serve.access_log:
             server.context.access_log = AccessLog(self._models, self._tenants)
         self._runtime.start()
-        serving = asyncio.create_task(self._serve(server))
+        serve_task = asyncio.create_task(self._serve(server))
         signalled = asyncio.create_task(self._signals.get())
         orphaned = asyncio.create_task(self._orphaned.wait())
         shutdown: asyncio.Task[None] | None = None
         try:
-            ends: set[asyncio.Future[Any]] = {serving, signalled, orphaned, self._runtime.failure}
+            failure = self._runtime.failure
+            ends: set[asyncio.Future[Any]] = {serve_task, signalled, orphaned, failure}
             await asyncio.wait(ends, return_when=FIRST_COMPLETED)
-            for failed in (serving, self._runtime.failure):
+            for failed in (serve_task, failure):
                 if failed.done():
                     await self._finish(server, monotonic())
                     failed.result()  # raises: both end only by an exception
@@ -141,7 +142,7 @@ class GatewayProcess:
             elif shutdown is not None:
                 shutdown.result()
         finally:
-            for task in (serving, signalled, orphaned):
+            for task in (serve_task, signalled, orphaned):
                 task.cancel()
             server.close()
             await self._runtime.stop()

@@ -200,7 +200,7 @@ def test_a_codec_process_that_takes_too_long_is_killed() -> None:
         assert (reply.status, reply.json["reason"]) == (503, "codec_timeout")
         assert lane.pid != pid
         assert (await second.reply()).status in (200, 503)  # it has been queued nearly as long
-        await rig.until(lambda: not lane._ending)
+        await rig.until(lambda: not lane._killed)
 
     run(scenario, replace(EVERYTHING, codec_timeout_s=1.0))
 

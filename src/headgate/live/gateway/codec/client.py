@@ -123,7 +123,7 @@ class CodecProcess:
         self._last_tenant = -1  # whose job was taken last
         self._job: TextJob | None = None  # that is running
         self._process: subprocess.Popen[bytes] | None = None
-        self._ending: list[subprocess.Popen[bytes]] = []  # killed, perhaps not reaped yet
+        self._killed: list[subprocess.Popen[bytes]] = []  # killed, perhaps not reaped yet
         self._socket: socket.socket | None = None
         self._out: list[memoryview] = []
         self._reply = _Reply()
@@ -170,11 +170,9 @@ class CodecProcess:
             while waiting:
                 waiting.popleft().finish(draining())
         self._kill(draining())
-        for process in self._ending:
+        for process in self._killed:
             process.wait()
-        self._ending.clear()
-
-    # --- one job -------------------------------------------------------------------------------
+        self._killed.clear()
 
     def _start_next(self) -> None:
         if self._job is not None or self._is_closed:
@@ -219,8 +217,6 @@ class CodecProcess:
         message = f"processing the text took longer than {limit_s:g} s; use binary tensors"
         self._kill(RequestError(503, message, reason="codec_timeout"))
 
-    # --- the process ---------------------------------------------------------------------------
-
     def _start(self) -> None:
         if self._process is not None:
             return
@@ -250,15 +246,15 @@ class CodecProcess:
             self._socket = None
         if self._process is not None:
             self._process.kill()
-            self._ending.append(self._process)
+            self._killed.append(self._process)
             self._process = None
         self._out = []
         if self._job is not None:
             self._finish(error)
 
     def _reap(self) -> None:
-        if self._ending:
-            self._ending = [process for process in self._ending if process.poll() is None]
+        if self._killed:
+            self._killed = [process for process in self._killed if process.poll() is None]
 
     def _write(self) -> None:
         """Send as much of the job as the socket takes."""

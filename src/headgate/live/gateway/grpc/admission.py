@@ -56,7 +56,7 @@ WAIT_S: Final = 5.0  # for memory
 WAITING_MAX: Final = 1024
 RECHECK_S: Final = 0.01  # how often waiting RPCs look for memory that HTTP requests have released
 SLOW_S: Final = 1.0  # a message that takes longer is aborted if other RPCs wait for memory
-READING_PART: Final = 4  # one part in so many of the budget is for messages that are being read
+READING_PART: Final = 4  # a quarter of the budget is for messages that are being read
 TRIM_BYTES: Final = 1 << 20  # after a message of this size, freed memory goes back to the system
 PUBLIC_MAX: Final = 256  # concurrent RPCs of public methods
 PUBLIC_BYTES_MAX: Final = 4096  # of one of their messages
@@ -178,8 +178,6 @@ class RpcAdmission(grpc.GenericRpcHandler):
             elif rpc.reading_since_s is not None:
                 self._abort_reading(rpc, error)
 
-    # --- messages ------------------------------------------------------------------------------
-
     async def read(self, rpc: Rpc) -> bytes:
         """Read the message of an RPC with a key, and hold its size. Raises `RequestError`."""
         assert rpc.hold is not None
@@ -257,8 +255,6 @@ class RpcAdmission(grpc.GenericRpcHandler):
 
     def _on_trimmed(self, done: object) -> None:
         self._is_trimming = False
-
-    # --- memory --------------------------------------------------------------------------------
 
     async def _reserve(self, rpc: Rpc) -> None:
         """Reserve memory for the largest message, waiting if need be. Raises `RequestError`."""
@@ -339,8 +335,6 @@ class RpcAdmission(grpc.GenericRpcHandler):
                 if rpc.reading_since_s is not None and rpc.reading_since_s < slow_since_s:
                     problem = "the message took too long to arrive while others wait for memory"
                     self._abort_reading(rpc, RequestError(503, problem, reason="slow"))
-
-    # --- one RPC -------------------------------------------------------------------------------
 
     def _rpc(self, path: str, context: Context) -> Rpc:
         metadata = context.invocation_metadata() or ()

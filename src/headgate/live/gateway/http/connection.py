@@ -165,8 +165,6 @@ class HttpConnection(asyncio.Protocol):
             return True
         return self._transport.get_write_buffer_size() > 0
 
-    # --- called by asyncio ---------------------------------------------------------------------
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin. A connection beyond the limit gets a 503, or is aborted if there are many."""
         self._transport = cast("asyncio.Transport", transport)
@@ -237,8 +235,6 @@ class HttpConnection(asyncio.Protocol):
             return
         self._handle_queued()
         self._update_reading()
-
-    # --- called by the parser, by requests and by the server ------------------------------------
 
     def on_request(self, request: HttpRequest) -> None:
         """Queue a request; it is handled at once if none is before it."""
@@ -333,8 +329,6 @@ class HttpConnection(asyncio.Protocol):
                 part = "headers" if is_head else "body"
                 message = f"the {part} took too long to arrive"
                 self._fail(RequestError(408, message, closes=True))
-
-    # --- helpers -------------------------------------------------------------------------------
 
     def _is_reset(self) -> bool:
         """Whether the client has reset a connection from which nothing is read any more."""
@@ -515,8 +509,6 @@ class RequestParser:
         self._body_bytes = self._unparsed_left = 0
         self._body = b""
 
-    # --- called by llhttp ----------------------------------------------------------------------
-
     def on_message_begin(self) -> None:
         """The first byte of a request has arrived."""
         if self.state == ParserState.CLOSED:
@@ -627,8 +619,6 @@ class RequestParser:
             self._unparsed_left = int(request.headers.get(b"content-length", b"0"))
         if not self._unparsed_left:
             self._complete(request, closes=not self._llhttp.should_keep_alive())
-
-    # --- helpers -------------------------------------------------------------------------------
 
     def _keep(self, chunk: bytes) -> None:
         """Append a piece to the body.

@@ -152,8 +152,6 @@ class HttpRequest:
         self._timer: TimerHandle | None = None
         self._is_done = False
 
-    # --- before the body -----------------------------------------------------------------------
-
     def admit(self, body_bytes: int) -> None:
         """Reserve what the request needs, before its body is read.
 
@@ -191,8 +189,6 @@ class HttpRequest:
         self.body = b""
         if self._hold is not None:
             self._hold.release()
-
-    # --- a call --------------------------------------------------------------------------------
 
     def handle(self) -> None:
         """Run the handler, which responds now or later. Never raises."""
@@ -337,8 +333,6 @@ class HttpRequest:
         if context.access_log is not None:
             self._log_access(call, status, reason, size)
 
-    # --- other ends ----------------------------------------------------------------------------
-
     def cancel(self) -> None:
         """The client has disconnected: cancel the call and send nothing."""
         if not self._is_done:
@@ -391,8 +385,6 @@ class HttpRequest:
         if not self._is_done:
             self.response_format = ERRORS_ONLY
             self.respond_error(internal_error())
-
-    # --- writing the response ------------------------------------------------------------------
 
     def _write(self, call: Call, response: ResponseBody) -> None:
         """Encode the text of a response and send it; a long text is encoded by the codec."""

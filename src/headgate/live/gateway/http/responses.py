@@ -37,7 +37,7 @@ _REJECTIONS: Final[Mapping[str, str]] = {
     Rejection.LOAD_FAILED: "a function of this model cannot be loaded; loading is retried",
     Rejection.TOO_LARGE: "the request exceeds a function call's size limit; no worker can run it",
 }
-# Other rejections get the configured overload status: a matter of load alone.
+# Other rejections are a matter of load, and get the configured overload status.
 _REJECTION_STATUSES: Final[Mapping[str, int]] = {
     Rejection.INFEASIBLE: 422,
     Rejection.TOO_LARGE: 413,
