@@ -13,7 +13,7 @@ from typing import Final
 import uvloop
 
 from headgate.core.errors import ConfigError
-from headgate.live import deployment as assignment
+from headgate.live.deployment import read as read_deployment
 from headgate.live.gateway.process import GatewayProcess
 from headgate.live.model_registry import LoadsFailed
 from headgate.live.supervisor import BAD_CONFIGURATION, problems_line
@@ -52,7 +52,7 @@ def main() -> int:
     options = parser.parse_args()
     # gRPC's C core writes to stderr itself, and would block if nobody reads it.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    with logs.configured(assignment.read(options.run_dir).load().serve, "gateway"):
+    with logs.configured(read_deployment(options.run_dir).load().serve, "gateway"):
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 return runner.run(_run(options))

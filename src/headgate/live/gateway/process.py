@@ -26,8 +26,8 @@ import msgspec
 from headgate.config import AppConfig, ServeOptions
 from headgate.core.errors import ConfigError
 from headgate.functions.tensor import write_spec
-from headgate.live import deployment as assignments
 from headgate.live.call import Call, GatewayPhase, ServedModel, problems
+from headgate.live.deployment import read as read_deployment
 from headgate.live.gateway.access_log import AccessLog
 from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit
 from headgate.live.gateway.context import GatewayContext
@@ -71,11 +71,11 @@ class GatewayProcess:
         listens_when_ready: bool,
         loads_needed: LoadsNeeded,
     ) -> None:
-        assignment = assignments.read(run_dir)
-        app_config = assignment.load()
+        deployment = read_deployment(run_dir)
+        app_config = deployment.load()
         self._app_config = app_config
         self._run_dir = run_dir
-        self._base = Path(assignment.base)
+        self._base = Path(deployment.base)
         self._http_fd = http_fd
         self._listens_when_ready = listens_when_ready
         self._pipe_fd = pipe_fd
@@ -84,7 +84,7 @@ class GatewayProcess:
         self._tracer = make_tracer()
         self._runtime = Runtime(
             run_dir,
-            assignment,
+            deployment,
             arena_bytes=app_config.serve.shared_memory_bytes,
             log_path=log_path,
             is_log_required=not listens_when_ready,
