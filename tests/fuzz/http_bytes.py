@@ -17,7 +17,7 @@ from fuzzing import fuzz
 
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "live" / "gateway"))
 
-from fake_serving import FakeServing
+from fake_runtime import FakeRuntime
 
 from headgate.live.call import Call
 from headgate.live.gateway.config import GatewayConfig, TenantLimit
@@ -68,7 +68,7 @@ class Loop:
                 handle.act()
 
 
-class Runtime(FakeServing):
+class Runtime(FakeRuntime):
     """Answers when the script says so."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Runtime(FakeServing):
 
     def answer_next(self) -> None:
         if self.waiting:
-            self.answer(self.waiting.pop(0))
+            self.complete(self.waiting.pop(0))
 
 
 class Transport:
@@ -133,7 +133,7 @@ class Play:
         self.loop = Loop()
         self.runtime = Runtime()
         self.server = HttpServer(self.runtime, LIMITS, lambda accept: (b"up 1\n", "text/plain"))
-        self.server.loop = cast(asyncio.AbstractEventLoop, self.loop)
+        self.server.context.loop = cast(asyncio.AbstractEventLoop, self.loop)
         self.server._sweep()
         self.transport = Transport()
         self.connection = self.server.protocol()
@@ -252,8 +252,9 @@ def target(data: bytes) -> None:
             if play.transport.is_gone:
                 play.lose()
     play.end()
-    server = play.server
-    assert not server.connections and not server.budget.used and not server.keys.anyone.open
+    server, context = play.server, play.server.context
+    assert not server.connections and not context.budget.used
+    assert not context.keys.anonymous.in_flight
     check_written(bytes(play.transport.written))
 
 

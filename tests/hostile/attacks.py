@@ -1,4 +1,4 @@
-"""What hostile clients send, ready to be sent: bodies that are dear to read, and silence."""
+"""Requests of hostile clients: bodies that are expensive to read, and silent connections."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Attack:
     headers: dict[str, str] = field(default_factory=dict)
 
     def send(self, url: str, timeout_s: float = 60.0) -> int:
-        """Send it on a connection of its own; the status, or 0 where the server hangs up."""
+        """Send the request on a new connection. Returns the status, 0 if the server disconnects."""
         address = urlsplit(url)
         host, port = address.hostname or "", address.port
         connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
@@ -45,12 +45,12 @@ class Attack:
             if "Transfer-Encoding" not in self.headers:
                 connection.putheader("Content-Length", str(len(self.body)))
             connection.endheaders()
-            with suppress(ConnectionError):  # refused before it was read; the answer may be there
+            with suppress(ConnectionError):  # refused before it was read; there may be a response
                 connection.send(self.body)
-            answer = connection.getresponse()
-            while answer.read(MIB):
+            response = connection.getresponse()
+            while response.read(MIB):
                 pass
-            return answer.status
+            return response.status
         except (OSError, http.client.HTTPException):
             return 0
         finally:
@@ -58,14 +58,14 @@ class Attack:
 
 
 def long_json(size: int = 16 * MIB - 1024, model: str = "plain") -> Attack:
-    """Numbers and numbers, and in the end their shape is wrong."""
+    """A long list of numbers that does not fit its shape."""
     head = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":['
     tail = b"1]}]}"
     return Attack(model, head + b"1," * ((size - len(head) - len(tail)) // 2) + tail)
 
 
 def raw_halves(size: int = 63 * MIB, model: str = "halves") -> Attack:
-    """Half-precision numbers as bytes, whose answer is to be JSON."""
+    """Half-precision numbers as bytes, with a response in JSON."""
     count = size // 2
     tensor = {
         "name": "x",
@@ -79,7 +79,7 @@ def raw_halves(size: int = 63 * MIB, model: str = "halves") -> Attack:
 
 
 def deep_nesting(depth: int = 7 * MIB, model: str = "plain") -> Attack:
-    """Brackets in brackets."""
+    """Deeply nested lists."""
     head = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":'
     return Attack(model, head + b"[" * depth + b"]" * depth + b"}]}")
 
@@ -90,7 +90,7 @@ def tiny_chunks(count: int = 4 * MIB, model: str = "plain") -> Attack:
 
 
 def huge_header(size: int = 16 * MIB, model: str = "plain") -> Attack:
-    """A header that never seems to end."""
+    """A very long header."""
     return Attack(model, b"{}", {"X-Long": "x" * size})
 
 
@@ -127,17 +127,17 @@ def grpc_message(model: str, size: int) -> bytes:
 
 
 class SilentClients:
-    """Connections that are opened and never say a word."""
+    """Connections that are opened and send nothing."""
 
     def __init__(self, url: str, count: int) -> None:
         _allow_open_files(count + 512)
         address = urlsplit(url)
         self.opened_s = time.monotonic()
-        self._sockets: dict[int, socket.socket] = {}  # by file number: those not let go so far
+        self._sockets: dict[int, socket.socket] = {}  # by file descriptor; still open
         self._poll = select.poll()
         for number in range(count):
             if number % 50 == 0:
-                time.sleep(0.01)  # so that none of them waits for a place in the backlog
+                time.sleep(0.01)  # so that the backlog does not fill up
             client = socket.socket()
             client.setblocking(False)
             client.connect_ex((address.hostname or "", address.port or 0))
@@ -157,7 +157,7 @@ class SilentClients:
             client.close()
 
     def held(self) -> int:
-        """How many the server has not let go so far."""
+        """How many the server has not closed yet."""
         for number, _ in self._poll.poll(0):
             self._poll.unregister(number)
             self._sockets.pop(number).close()
@@ -165,7 +165,7 @@ class SilentClients:
 
 
 def connect_at_once(url: str, count: int, within_s: float) -> int:
-    """Open so many connections in one go; how many were there within so long."""
+    """Open `count` connections at once. Returns how many were established within the time."""
     _allow_open_files(count + 512)
     address = urlsplit(url)
     clients = {}
@@ -191,7 +191,7 @@ def connect_at_once(url: str, count: int, within_s: float) -> int:
 
 
 def every(gap_s: float, seconds: float) -> Iterator[int]:
-    """Count up, one number per gap, for so long."""
+    """Yield 0, 1, 2, ..., one number per `gap_s`, for `seconds`."""
     start_s = time.monotonic()
     number = 0
     while (due_s := number * gap_s) < seconds:

@@ -1,12 +1,12 @@
-"""An innocent client in a process of its own: small requests at a fixed pace, whatever happens.
+"""A well-behaved client in a process of its own: small requests at a fixed rate.
 
-The pace does not depend on the answers (open loop), and latency counts from the time at which a
+The rate does not depend on the responses (open loop), and latency counts from the time at which a
 request was due. `python bystander.py SETTINGS` sends until its standard input is closed, and then
 prints one JSON list per request: when it was due (the monotonic clock, which all processes of a
-machine share), its status (0: none), its latency in milliseconds, and what went wrong.
+machine share), its status (0: none), its latency in milliseconds, and an error.
 
-This file needs nothing but the standard library: an attack that wears the test's process out does
-not slow it, and it measures every version of the server in the same way.
+This file needs nothing but the standard library: an attack that keeps the test's process busy
+does not slow it, and it measures every version of the server in the same way.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HEAD_END = b"\r\n\r\n"
 
 
 class Sender:
-    """Keep-alive connections to one server, and what became of each request."""
+    """Keep-alive connections to one server, and the result of each request."""
 
     def __init__(self, settings: dict[str, object]) -> None:
         address = urlsplit(str(settings["url"]))
@@ -35,20 +35,20 @@ class Sender:
         self._rows: list[tuple[float, int, float, str]] = []
 
     async def run(self) -> None:
-        """Send until the standard input ends; then wait for the answers, and print them."""
-        over = asyncio.Event()
+        """Send until the standard input ends; then wait, and print the results."""
+        stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        loop.add_reader(sys.stdin, over.set)
+        loop.add_reader(sys.stdin, stop.set)
         tasks = set()
         due_s = time.monotonic()
         print("sending", flush=True)
-        while not over.is_set():
-            task = asyncio.create_task(self._ask(due_s))
+        while not stop.is_set():
+            task = asyncio.create_task(self._record(due_s))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
             due_s += self._gap_s
             try:
-                await asyncio.wait_for(over.wait(), max(0.0, due_s - time.monotonic()))
+                await asyncio.wait_for(stop.wait(), max(0.0, due_s - time.monotonic()))
             except TimeoutError:
                 continue
         loop.remove_reader(sys.stdin)
@@ -58,11 +58,11 @@ class Sender:
         for row in self._rows:
             print(json.dumps(row))
 
-    async def _ask(self, due_s: float) -> None:
+    async def _record(self, due_s: float) -> None:
         status, error = 0, ""
         try:
             async with asyncio.timeout(self._timeout_s):
-                status = await self._exchange()
+                status = await self._send()
         except TimeoutError:
             error = "timeout"
         except ConnectionRefusedError:
@@ -73,7 +73,7 @@ class Sender:
             error = "reset"
         self._rows.append((due_s, status, (time.monotonic() - due_s) * 1000, error))
 
-    async def _exchange(self) -> int:
+    async def _send(self) -> int:
         while self._idle:
             reader, writer = self._idle.pop()
             if not reader.at_eof() and not writer.is_closing():
@@ -120,7 +120,7 @@ def _read_head(head: bytes) -> tuple[int, int, bool]:
 
 def _unverified() -> ssl.SSLContext:
     context = ssl.create_default_context()
-    context.check_hostname = False  # certificates of tests are signed by nobody
+    context.check_hostname = False  # certificates of tests are self-signed
     context.verify_mode = ssl.CERT_NONE
     return context
 

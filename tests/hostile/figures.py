@@ -1,9 +1,9 @@
-"""What each attack costs, in full length: one line per figure, with the bound that it has to keep.
+"""Full-length attacks and what they cost: one line per figure, with its bound.
 
     python tests/hostile/figures.py [--case NAME] [--seconds S]
 
-It measures the `headgate` that Python finds: with PYTHONPATH=OTHER/src, another version. It talks
-to 127.0.0.1 only, and every process that it starts is ended with it.
+Measures the `headgate` that Python finds: with PYTHONPATH=OTHER/src, another version. Connects to
+127.0.0.1 only, and ends every process that it starts.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "live"))
 from attacks import BOMBS, Attack, SilentClients, connect_at_once, every, grpc_message
 from harness import (
     Bystander,
+    BystanderResults,
     PeakMemory,
-    Seen,
     kill_all,
     marked_processes,
     write_app,
@@ -46,19 +46,19 @@ KEY = "open sesame"
 PAUSE_S = 0.2  # between two attacks of one client
 GRPC_MESSAGES = 60
 GRPC_BYTES = 60_000_000
-# What clients can make the gateway hold is 512 MiB; beside it there are the program itself and
-# the copy that is being passed on.
+# The memory budget is 512 MiB; the process also holds the program itself and the copy of a message
+# that is being sent to a worker.
 MEMORY_MB_MAX = 1024
 MEMORY_WITHOUT_KEY_MB_MAX = 300
 SILENT = 2_000
 CONNECTIONS = 300
-LET_GO_S_MAX = 15.0
+CLOSED_S_MAX = 15.0
 LIMIT_S = 120.0  # that a case may take beyond the length of its attack
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One line."""
+    """One line of the output."""
 
     what: str
     value: str
@@ -80,17 +80,17 @@ pools: {local: {tier: dedicated, nodes: 1, cpus: 1}}
 """
     with Served(write_app(directory, app)) as served, Bystander(served.url, "healthy") as bystander:
         statuses = Counter(_ask(served, "broken", [1.0]) for _ in every(3.0, seconds))
-        seen = bystander.stop()
+        results = bystander.stop()
         lines = len(served.errors().splitlines())
     note = f"broken: {dict(statuses)}, {lines} lines on stderr"
-    yield _in_time("healthy function beside a broken one", seen, 0.99, note)
+    yield _in_time("healthy function beside a broken one", results, 0.99, note)
 
 
 def beside_parser_bombs(directory: Path, seconds: float) -> Figures:
-    """One client sends one after the other what is dear to read."""
+    """One client sends requests that are expensive to read, one after the other."""
     app = """
 functions:
-  innocent: {code: "misdeeds:Numbers", batch: 4, pools: [here]}
+  small: {code: "misdeeds:Numbers", batch: 4, pools: [here]}
   plain: {code: "misdeeds:Numbers", batch: 4, pools: [there]}
   halves: {code: "misdeeds:Halves", batch: 1, pools: [there]}
 pools:
@@ -103,20 +103,20 @@ serve: {hang: 5s}
         with Served(write_app(directory / name, app)) as served:
             before = served.gateways()
             with (
-                Bystander(served.url, "innocent") as bystander,
+                Bystander(served.url, "small") as bystander,
                 PeakMemory(served.gateways) as peak,
             ):
                 statuses = Counter(bomb.send(served.url) for _ in every(PAUSE_S, seconds))
-                seen = bystander.stop()
-            is_there = served.gateways() == before
-        p99_ms, most_ms = seen.percentile_ms(99), seen.percentile_ms(100)
-        fate = "" if is_there else ", gateway killed"
+                results = bystander.stop()
+            is_running = served.gateways() == before
+        p99_ms, most_ms = results.percentile_ms(99), results.percentile_ms(100)
+        suffix = "" if is_running else ", gateway killed"
         yield Figure(
             f"bystander beside {name}",
-            f"p99 {p99_ms:.0f} ms, max {most_ms:.0f} ms, {seen.share_in_time:.2%} in time "
-            f"({dict(statuses)}, gateway {peak.bytes_max / 1e6:.0f} MB{fate})",
+            f"p99 {p99_ms:.0f} ms, max {most_ms:.0f} ms, {results.share_in_time:.2%} in time "
+            f"({dict(statuses)}, gateway {peak.bytes_max / 1e6:.0f} MB{suffix})",
             "p99 < 50 ms",
-            p99_ms < 50 and is_there,
+            p99_ms < 50 and is_running,
         )
 
 
@@ -137,13 +137,13 @@ clients: {{ali: {{key: "sha256:{hashed}"}}}}
         with Served(write_app(directory / name, app), "--grpc-port", "0") as served:
             with PeakMemory(served.gateways) as peak:
                 codes = _flood(served.grpc_address, message, metadata, max(30.0, seconds))
-            is_there = bool(served.gateways())
+            is_running = bool(served.gateways())
         peak_mb = peak.bytes_max / 1e6
         yield Figure(
             f"gateway under {GRPC_MESSAGES} gRPC messages of 60 MB, {name} a key",
             f"{peak_mb:.0f} MB ({dict(codes)})",
             f"<= {most_mb} MB",
-            peak_mb <= most_mb and is_there,
+            peak_mb <= most_mb and is_running,
         )
 
 
@@ -168,7 +168,7 @@ def _flood(
 
 
 def beside_segfaults(directory: Path, seconds: float) -> Figures:
-    """One request in 4 s kills whoever runs it."""
+    """One request in 4 s kills its worker."""
     app = """
 functions: {both: {code: "misdeeds:Segfaults", batch: 4}}
 pools: {local: {tier: dedicated, nodes: 2, cpus: 1}}
@@ -177,13 +177,13 @@ pools: {local: {tier: dedicated, nodes: 2, cpus: 1}}
         bystander = Bystander(served.url, "both", deadline_ms=1000.0)
         with bystander, PeakMemory(served.workers) as workers:
             statuses = Counter(_ask(served, "both", [666.0]) for _ in every(4.0, seconds))
-            seen = bystander.stop()
-        deaths = len(workers.pids_seen) - 2
+            results = bystander.stop()
+        deaths = len(workers.pids_sampled) - 2
     yield Figure(
-        "innocents beside a segfault every 4 s",
-        f"{seen.share_in_time:.2%} answered ({dict(statuses)}, {deaths} workers died)",
+        "other requests beside a segfault every 4 s",
+        f"{results.share_in_time:.2%} answered ({dict(statuses)}, {deaths} workers died)",
         ">= 95 %",
-        seen.share_in_time >= 0.95,
+        results.share_in_time >= 0.95,
     )
 
 
@@ -200,17 +200,17 @@ pools: {local: {tier: dedicated, nodes: 1, cpus: 1}}
         ) as bystander,
     ):
         statuses = Counter(_ask(served, "both", [666.0]) for _ in every(0.5, seconds))
-        seen = bystander.stop()
+        results = bystander.stop()
     yield Figure(
-        "innocents beside 1 % that raise",
-        f"{seen.share_ok:.2%} answered (raising: {dict(statuses)})",
+        "other requests beside 1 % that raise",
+        f"{results.share_ok:.2%} answered (raising: {dict(statuses)})",
         "100 %",
-        seen.share_ok == 1.0,
+        results.share_ok == 1.0,
     )
 
 
 def silent_tls_clients(directory: Path, seconds: float) -> Figures:
-    """Clients that connect where TLS is spoken, and say nothing."""
+    """Clients that connect to a TLS port and send nothing."""
     app = f"""
 functions: {{plain: {{code: "misdeeds:Numbers", batch: 4}}}}
 serve: {{tls_certificate: cert.pem, tls_key: key.pem, connections: {CONNECTIONS}}}
@@ -219,22 +219,22 @@ serve: {{tls_certificate: cert.pem, tls_key: key.pem, connections: {CONNECTIONS}
     with Served(write_app(directory, app)) as served:
         (gateway,) = served.gateways()
         own = _sockets(gateway)
-        held_max, let_go_s = 0, float("inf")
+        held_max, closed_s = 0, float("inf")
         with Bystander(served.url, "plain") as bystander, SilentClients(served.url, SILENT) as many:
             served_s = _first_served(served.url, many.opened_s, max(90.0, seconds))
             while (elapsed_s := time.monotonic() - many.opened_s) < max(90.0, seconds):
                 held_max = max(held_max, _sockets(gateway) - own)
                 if not many.held():
-                    let_go_s = elapsed_s
+                    closed_s = elapsed_s
                     break
                 time.sleep(0.05)
-            seen = bystander.stop()
+            results = bystander.stop()
     yield Figure(
         f"{SILENT} silent TLS clients",
-        f"{held_max} held, let go after {let_go_s:.1f} s; who was there: {seen.share_in_time:.1%} "
+        f"{held_max} held, closed after {closed_s:.1f} s; bystander: {results.share_in_time:.1%} "
         f"in time; a new client served after {served_s():.1f} s",
-        f"<= {CONNECTIONS + 30} held, gone and a new one served within {LET_GO_S_MAX:.0f} s",
-        held_max <= CONNECTIONS + 30 and max(let_go_s, served_s()) <= LET_GO_S_MAX,
+        f"<= {CONNECTIONS + 30} held, gone and a new one served within {CLOSED_S_MAX:.0f} s",
+        held_max <= CONNECTIONS + 30 and max(closed_s, served_s()) <= CLOSED_S_MAX,
     )
 
 
@@ -242,19 +242,19 @@ def _sockets(pid: int) -> int:
     try:
         links = [str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()]
     except OSError:
-        return 0  # one was closed while they were looked at: there are more looks
+        return 0  # one was closed meanwhile; there are more samples
     return sum(link.startswith("socket:") for link in links)
 
 
 def _first_served(url: str, start_s: float, limit_s: float) -> Callable[[], float]:
-    """Try new connections, again and again, in a thread; when the first one was served."""
-    found = [float("inf")]
+    """Try new connections in a thread. Returns a function for when the first one was served."""
+    served_after_s = [float("inf")]
 
     def ask() -> None:
         body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}]}'
         while time.monotonic() - start_s < limit_s:
             if Attack("plain", body).send(url, timeout_s=2.0) == 200:
-                found[0] = time.monotonic() - start_s
+                served_after_s[0] = time.monotonic() - start_s
                 return
             time.sleep(0.1)
 
@@ -263,13 +263,13 @@ def _first_served(url: str, start_s: float, limit_s: float) -> Callable[[], floa
 
     def result() -> float:
         thread.join()
-        return found[0]
+        return served_after_s[0]
 
     return result
 
 
 def sigterm_under_load(directory: Path, seconds: float) -> Figures:
-    """Told to end while requests come: to the supervisor, and to all its processes at once."""
+    """SIGTERM under load: to the supervisor, and to all its processes at once."""
     app = """
 functions: {plain: {code: "misdeeds:Numbers", batch: 4, options: {takes_s: 0.002}}}
 pools: {local: {tier: dedicated, nodes: 1, cpus: 1}}
@@ -286,24 +286,24 @@ serve: {lame_duck: 1s, drain: 5s}
             everybody = marked_processes(served.mark)
             for pid in [served.process.pid] if name == "the supervisor" else everybody:
                 os.kill(pid, signal.SIGTERM)
-            told_s = time.monotonic()
+            signalled_s = time.monotonic()
             has_ended = until(lambda: served.process.poll() is not None)
-            took_s = time.monotonic() - told_s
-            seen = bystander.stop()
-        unanswered = seen.errors["timeout"]
-        after = seen.between(told_s, told_s + 1.0)
+            took_s = time.monotonic() - signalled_s
+            results = bystander.stop()
+        unanswered = results.errors["timeout"]
+        after = results.between(signalled_s, signalled_s + 1.0)
         yield Figure(
             f"SIGTERM to {name} under load",
-            f"{seen.resets} resets, {unanswered} unanswered, ended after {took_s:.1f} s with "
+            f"{results.resets} resets, {unanswered} unanswered, ended after {took_s:.1f} s with "
             f"status {served.process.returncode}; within the lame-duck time {after.share_ok:.0%} "
-            f"({dict(seen.statuses)} {dict(seen.errors)})",
+            f"({dict(results.statuses)} {dict(results.errors)})",
             "no reset, all answered, served on for 1 s",
-            has_ended and not seen.resets and not unanswered and after.share_ok > 0.95,
+            has_ended and not results.resets and not unanswered and after.share_ok > 0.95,
         )
 
 
 def connects_at_once(directory: Path, seconds: float) -> Figures:
-    """As many connections as a burst brings, in one go."""
+    """A burst of connections."""
     app = 'functions: {plain: {code: "misdeeds:Numbers"}}\n'
     with Served(write_app(directory, app)) as served:
         connected = min(connect_at_once(served.url, 500, 1.0) for _ in range(3))
@@ -313,7 +313,7 @@ def connects_at_once(directory: Path, seconds: float) -> Figures:
 
 
 def stderr_closed(directory: Path, seconds: float) -> Figures:
-    """Nobody reads what the server says when a function raises and a worker is killed."""
+    """Stderr is closed while a function raises and a worker is killed."""
     app = """
 functions: {plain: {code: "misdeeds:Raises", batch: 1}}
 pools: {local: {tier: dedicated, nodes: 1, cpus: 1}}
@@ -351,14 +351,14 @@ CASES: dict[str, Case] = {
 
 
 def _ask(served: Served, model: str, values: list[float]) -> int:
-    """Status of one request; 0 where there is no answer."""
+    """The status of one request; 0 without a response."""
     body = f'{{"inputs":[{{"name":"x","datatype":"FP32","shape":[1],"data":{values}}}]}}'
     return Attack(model, body.encode()).send(served.url, timeout_s=20.0)
 
 
-def _in_time(what: str, seen: Seen, least: float, note: str) -> Figure:
-    value = f"{seen.share_in_time:.2%} in time ({note})"
-    return Figure(what, value, f">= {least:.0%}", seen.share_in_time >= least)
+def _in_time(what: str, results: BystanderResults, least: float, note: str) -> Figure:
+    value = f"{results.share_in_time:.2%} in time ({note})"
+    return Figure(what, value, f">= {least:.0%}", results.share_in_time >= least)
 
 
 @contextmanager
@@ -375,28 +375,28 @@ def _within(limit_s: float) -> Iterator[None]:
 
 
 def _run(name: str, seconds: float) -> Iterator[Figure]:
-    """The figures of one case; a case that fails is one too."""
+    """The figures of one case; a failed case is a figure too."""
     limit_s = LIMIT_S + seconds * len(BOMBS)
     with tempfile.TemporaryDirectory(prefix="hostile-", ignore_cleanup_errors=True) as directory:
         try:
             with _within(limit_s):
                 yield from CASES[name](Path(directory), seconds)
-        except Exception as error:  # whatever it is, the other cases are still to come
+        except Exception as error:  # the other cases still run
             yield Figure(name, f"{type(error).__name__}: {error}", "a figure", False)
 
 
 def main() -> int:
-    """Measure, print, and return 1 if a bound is not kept."""
+    """Measure and print. Returns 1 if a bound is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--case", action="append", choices=[*CASES], help="default: all")
     parser.add_argument("--seconds", type=float, default=20.0, help="length of an attack")
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     os.environ["HEADGATE_FIGURES"] = own = uuid.uuid4().hex
     print(f"headgate {headgate.__version__} in {Path(headgate.__file__).parent}", flush=True)
     are_kept = True
     try:
-        for name in chosen.case or CASES:
-            for figure in _run(name, chosen.seconds):
+        for name in options.case or CASES:
+            for figure in _run(name, options.seconds):
                 are_kept &= figure.is_kept
                 mark = "ok " if figure.is_kept else "NOT"
                 print(f"{mark} {figure.what}: {figure.value} [{figure.bound}]", flush=True)

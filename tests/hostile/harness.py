@@ -1,4 +1,4 @@
-"""What attacks on a real server need: an innocent bystander, and a look at the processes."""
+"""Tools for attacks on a real server: a bystander client, and measurements of processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from headgate.functions import Model
 
 
 class Numbers(Model):
-    """Doubles; what a subclass does with one value is its own affair."""
+    """Doubles its input; subclasses misbehave on some values."""
 
     inputs = {"x": "FP32[-1]"}
     outputs = {"y": "FP32[-1]"}
@@ -40,33 +40,33 @@ class Numbers(Model):
     def predict(self, batch):
         time.sleep(self.takes_s)
         for value in batch["x"]:
-            self.meet(float(value))
+            self.check(float(value))
         return {"y": batch["x"] * 2}
 
-    def meet(self, value):
+    def check(self, value):
         pass
 
 
 class Unloadable(Numbers):
     def load(self):
-        time.sleep(0.2)  # it was reading them
-        raise RuntimeError("the weights are not there")
+        time.sleep(0.2)  # as if reading weights
+        raise RuntimeError("the weights are missing")
 
 
 class Segfaults(Numbers):
-    def meet(self, value):
+    def check(self, value):
         if value == 666:
             ctypes.string_at(0)
 
 
 class Raises(Numbers):
-    def meet(self, value):
+    def check(self, value):
         if value == 666:
             raise ArithmeticError("of all numbers, this one")
 
 
 class Halves(Model):
-    """FP16 in, FP16 out: four bytes of JSON for two of data, and more."""
+    """FP16 in, FP16 out: at least four bytes of JSON for two bytes of data."""
 
     inputs = {"x": "FP16[-1, -1]"}
     outputs = {"y": "FP16[-1, -1]"}
@@ -93,7 +93,7 @@ def write_app(directory: Path, app: str) -> Path:
 
 
 def write_certificate(directory: Path) -> None:
-    """Write `cert.pem` and `key.pem`, signed by nobody, for 127.0.0.1."""
+    """Write a self-signed `cert.pem` and its `key.pem` for 127.0.0.1."""
     directory.mkdir(parents=True, exist_ok=True)
     subprocess.run(
         [
@@ -107,79 +107,76 @@ def write_certificate(directory: Path) -> None:
     )
 
 
-# --- bystanders ---------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Row:
     """One request of a bystander."""
 
-    due_s: float  # of the monotonic clock
-    status: int  # 0: there was no answer
+    due_s: float  # on the monotonic clock
+    status: int  # 0: no response
     latency_ms: float  # from when it was due
-    error: str  # timeout, refused, reset, closed (before an answer), cut (within one); or none
+    error: str  # timeout, refused, reset, closed (before a response), cut (within one); or empty
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a bystander saw."""
+class BystanderResults:
+    """The results of a bystander's requests."""
 
     rows: tuple[Row, ...]
     deadline_ms: float
 
-    def between(self, start_s: float, end_s: float) -> Seen:
-        """The requests that were due in a part of the time."""
+    def between(self, start_s: float, end_s: float) -> BystanderResults:
+        """The requests that were due between two times."""
         rows = tuple(row for row in self.rows if start_s <= row.due_s < end_s)
-        return Seen(rows, self.deadline_ms)
+        return BystanderResults(rows, self.deadline_ms)
 
     @property
     def statuses(self) -> Counter[int]:
-        """How many answers had which status; 0 is no answer."""
+        """Responses by status; 0 is none."""
         return Counter(row.status for row in self.rows)
 
     @property
     def errors(self) -> Counter[str]:
-        """Why there was no answer, and how often."""
+        """Requests without a response, by error."""
         return Counter(row.error for row in self.rows if row.error)
 
     @property
     def share_ok(self) -> float:
-        """Part of the requests that were answered with 200."""
+        """The share of requests with status 200."""
         return self.statuses[200] / max(1, len(self.rows))
 
     @property
     def share_in_time(self) -> float:
-        """Part of the requests that were answered with 200 before their deadline."""
+        """The share of requests with status 200 before their deadline."""
         in_time = [r for r in self.rows if r.status == 200 and r.latency_ms <= self.deadline_ms]
         return len(in_time) / max(1, len(self.rows))
 
     @property
     def resets(self) -> int:
-        """Requests whose connection ended before their answer was complete."""
+        """Requests whose connection ended before their response was complete."""
         return sum(self.errors[name] for name in ("reset", "closed", "cut"))
 
     def percentile_ms(self, percent: float) -> float:
-        """Latency of all requests, whatever became of them (nearest rank)."""
+        """A percentile of the latency of all requests, failed ones included (nearest rank)."""
         latencies_ms = sorted(row.latency_ms for row in self.rows)
         if not latencies_ms:
             return math.nan
         return latencies_ms[max(0, math.ceil(len(latencies_ms) * percent / 100) - 1)]
 
     def __str__(self) -> str:
-        marks = ", ".join(f"p{p} {self.percentile_ms(p):.0f} ms" for p in (50, 99, 100))
+        percentiles = ", ".join(f"p{p} {self.percentile_ms(p):.0f} ms" for p in (50, 99, 100))
         return (
-            f"{len(self.rows)} requests, {self.share_in_time:.2%} in time, {marks}; "
+            f"{len(self.rows)} requests, {self.share_in_time:.2%} in time, {percentiles}; "
             f"{dict(self.statuses)} {dict(self.errors)}"
         )
 
 
 class Bystander:
-    """An innocent client in a process of its own, from entering the context to `stop`.
+    """A well-behaved client in a process of its own, from entering the context to `stop`.
 
     with Bystander(served.url, "plain") as bystander:
         attack()
-        seen = bystander.stop()
-    assert seen.share_in_time > 0.99
+        results = bystander.stop()
+    assert results.share_in_time > 0.99
     """
 
     def __init__(
@@ -226,18 +223,15 @@ class Bystander:
             self._process.kill()
             self._process.communicate()
 
-    def stop(self) -> Seen:
-        """Send no more, wait for the answers, and return what was seen."""
+    def stop(self) -> BystanderResults:
+        """Send no more, wait for the responses, and return the results."""
         output, _ = self._process.communicate(timeout=self._timeout_s + 60)
         rows = [Row(*json.loads(line)) for line in output.splitlines()]
-        return Seen(tuple(sorted(rows, key=lambda row: row.due_s)), self._deadline_ms)
-
-
-# --- processes ----------------------------------------------------------------------------------
+        return BystanderResults(tuple(sorted(rows, key=lambda row: row.due_s)), self._deadline_ms)
 
 
 def rss_bytes(pid: int) -> int:
-    """Memory that a process holds now; 0 if there is no such process."""
+    """Resident memory of a process; 0 if it does not exist."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
     except (OSError, IndexError):
@@ -245,7 +239,7 @@ def rss_bytes(pid: int) -> int:
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is such a process, and it is no zombie."""
+    """Whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (OSError, IndexError):
@@ -253,7 +247,7 @@ def is_running(pid: int) -> bool:
 
 
 def descendants(pid: int) -> list[int]:
-    """Process ids of a process and all that descend from it, as far as they are running."""
+    """Ids of a process and its descendants that are running."""
     found, to_visit = [], [pid]
     while to_visit:
         at = to_visit.pop()
@@ -268,23 +262,23 @@ def descendants(pid: int) -> list[int]:
 
 
 def marked_processes(mark: str) -> list[int]:
-    """Running processes that inherited a variable of the environment, whoever their parent is.
+    """Running processes that inherited an environment variable, whatever their parent is.
 
-    This finds what a server has left behind after its end: see `Served.mark`.
+    Finds processes that a server has left behind: see `Served.mark`.
     """
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             is_ours = mark.encode() in path.read_bytes()
         except OSError:
-            continue  # it has ended, or is somebody else's
+            continue  # it has ended, or belongs to another user
         if is_ours and is_running(int(path.parent.name)):
             found.append(int(path.parent.name))
     return found
 
 
 def kill_all(pids: Iterable[int]) -> None:
-    """End processes for good, as far as they are still there."""
+    """Kill processes that still exist."""
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
@@ -293,7 +287,7 @@ def kill_all(pids: Iterable[int]) -> None:
 
 
 def run_directories(pids: Iterable[int]) -> set[Path]:
-    """The directories with sockets that processes of a server were started with."""
+    """The run directories in the command lines of a server's processes."""
     found = set()
     for pid in pids:
         try:
@@ -306,7 +300,7 @@ def run_directories(pids: Iterable[int]) -> set[Path]:
 
 
 class PeakMemory:
-    """The most that processes held together, sampled in a thread; and which ones there were.
+    """The peak memory of a set of processes, sampled in a thread, and their ids.
 
     with PeakMemory(served.gateways) as peak:
         attack()
@@ -316,14 +310,14 @@ class PeakMemory:
     def __init__(self, pids: Callable[[], Iterable[int]], every_s: float = 0.01) -> None:
         self._pids = pids
         self._every_s = every_s
-        self._is_over = threading.Event()
+        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
         self.bytes_first = 0
         self.bytes_max = 0
-        self.pids_seen: set[int] = set()
+        self.pids_sampled: set[int] = set()
 
     def __enter__(self) -> Self:
-        self.bytes_first = self._look()
+        self.bytes_first = self._measure()
         self._thread.start()
         return self
 
@@ -333,19 +327,19 @@ class PeakMemory:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._is_over.set()
+        self._stop.set()
         self._thread.join()
 
     def _sample(self) -> None:
-        while not self._is_over.wait(self._every_s):
+        while not self._stop.wait(self._every_s):
             try:
-                self._look()
+                self._measure()
             except OSError:
-                continue  # a process ended while it was looked at
+                continue  # a process ended meanwhile
 
-    def _look(self) -> int:
+    def _measure(self) -> int:
         pids = list(self._pids())
-        self.pids_seen.update(pids)
+        self.pids_sampled.update(pids)
         held_bytes = sum(map(rss_bytes, pids))
         self.bytes_max = max(self.bytes_max, held_bytes)
         return held_bytes

@@ -1,7 +1,7 @@
-"""HTTP/2 spoken by hand: a client that does what no library would do.
+"""A hand-written HTTP/2 client that can do what no library would do.
 
-It opens streams, announces messages of any size, and sends of them what it likes, within the
-windows that the server grants. Headers are not compressed, and answers are kept as frames.
+It opens streams, announces messages of any size, and sends any part of them within the windows that
+the server grants. Headers are not compressed, and responses are kept as frames.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ FRAME_BYTES_MAX = 16_384
 
 
 class Http2Client:
-    """One connection. `granted` is how much of a stream the server was willing to take so far."""
+    """One connection."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=60)
-        self.frames: list[tuple[int, int, bytes]] = []  # kind, stream and payload of what came
-        self.is_greeted = False
+        self.frames: list[tuple[int, int, bytes]] = []  # kind, stream, payload
+        self.has_settings = False
         self._unread = b""
         self._window = self._stream_window = 65_535
         self._windows: dict[int, int] = {}
@@ -46,7 +46,7 @@ class Http2Client:
         self.socket.close()
 
     def open_stream(self, path: str, headers: dict[str, str] | None = None) -> int:
-        """Begin a request; its id."""
+        """Begin a request. Returns the id of its stream."""
         stream_id = self._next_id
         self._next_id += 2
         self._windows[stream_id] = self._stream_window
@@ -67,15 +67,15 @@ class Http2Client:
         return stream_id
 
     def announce(self, stream_id: int, message_bytes: int, *, is_compressed: bool = False) -> None:
-        """Say how long a message will be."""
+        """Send the length prefix of a message."""
         prefix = bytes((is_compressed,)) + struct.pack("!I", message_bytes)
         self.send(stream_id, prefix, limit_s=60)
 
     def send(self, stream_id: int, data: bytes, *, limit_s: float) -> int:
-        """Send as much as the server takes within so long, or until it has answered; how much."""
+        """Send what the server accepts within `limit_s`, or until it responds. Returns the size."""
         sent = 0
         end_s = time.monotonic() + limit_s
-        while sent < len(data) and time.monotonic() < end_s and not self.answer(stream_id):
+        while sent < len(data) and time.monotonic() < end_s and not self.response(stream_id):
             size = min(len(data) - sent, FRAME_BYTES_MAX, self._window, self._windows[stream_id])
             if size <= 0:
                 self.receive(0.1)
@@ -87,21 +87,21 @@ class Http2Client:
             self.receive(0.0)
         return sent
 
-    def answer(self, stream_id: int) -> bytes:
-        """What the server has said on a stream, headers and trailers as they came."""
+    def response(self, stream_id: int) -> bytes:
+        """What the server has sent on a stream, headers and trailers included."""
         return b"".join(
             payload for kind, at, payload in self.frames if at == stream_id and kind != RESET
         )
 
-    def wait_for_answer(self, stream_id: int, limit_s: float = 60.0) -> bytes:
-        """The same, once something was said."""
+    def wait_for_response(self, stream_id: int, limit_s: float = 60.0) -> bytes:
+        """The response, once there is one."""
         end_s = time.monotonic() + limit_s
-        while not self.answer(stream_id) and time.monotonic() < end_s:
+        while not self.response(stream_id) and time.monotonic() < end_s:
             self.receive(0.1)
-        return self.answer(stream_id)
+        return self.response(stream_id)
 
     def receive(self, wait_s: float) -> None:
-        """Read what has come, and heed it. Raises `ConnectionError` where that is the end."""
+        """Read and handle frames. Raises `ConnectionError` when the server has closed."""
         while select.select([self.socket], [], [], wait_s)[0]:
             data = self.socket.recv(65_536)
             if not data:
@@ -116,11 +116,11 @@ class Http2Client:
             stream_id = int.from_bytes(self._unread[5:9], "big") & 0x7FFF_FFFF
             payload = self._unread[9 : 9 + size]
             self._unread = self._unread[9 + size :]
-            self._heed(kind, flags, stream_id, payload)
+            self._handle_frame(kind, flags, stream_id, payload)
 
-    def _heed(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+    def _handle_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if kind == SETTINGS and not flags & ACK:
-            self.is_greeted = True
+            self.has_settings = True
             for name, value in struct.iter_unpack("!HI", payload):
                 if name == 4:  # the window of a stream
                     for id in self._windows:

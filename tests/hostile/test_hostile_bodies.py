@@ -1,6 +1,6 @@
-"""Bodies and answers that take long to read or write, beside a bystander who wants little.
+"""Bodies and responses that take long to read or write, beside a bystander.
 
-Run alone with -s, this prints what the bystander saw beside each of them.
+Run by itself with -s, this prints the bystander's results beside each of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from harness import Bystander, PeakMemory, Seen, descendants, is_running, rss_bytes, write_app
+from harness import (
+    Bystander,
+    BystanderResults,
+    PeakMemory,
+    descendants,
+    is_running,
+    rss_bytes,
+    write_app,
+)
 from served import Served, until
 
 MIB = 1 << 20
@@ -107,7 +115,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def send(url: str, bomb: Bomb) -> tuple[int, float]:
-    """Its status, and how long it took."""
+    """Send the attack. Returns its status and duration."""
     address = urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=120)
     try:
@@ -121,8 +129,8 @@ def send(url: str, bomb: Bomb) -> tuple[int, float]:
         connection.close()
 
 
-def beside(served: Served, bomb: Bomb, times: int) -> tuple[Seen, float]:
-    """What a bystander sees beside a bomb that is sent so often, and how long the longest took."""
+def beside(served: Served, bomb: Bomb, times: int) -> tuple[BystanderResults, float]:
+    """The results of a bystander beside `times` bombs, and how long the longest took."""
     with Bystander(
         served.url, "plain", sends_deadline=False, rate_per_s=100, timeout_s=60
     ) as bystander:
@@ -136,32 +144,32 @@ def beside(served: Served, bomb: Bomb, times: int) -> tuple[Seen, float]:
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bystander_does_not_wait_for_a_bomb(served: Served, name: str) -> None:
-    """It waited as long as the bomb took, for both were done by one event loop."""
+def test_a_bystander_does_not_wait_for_a_large_text(served: Served, name: str) -> None:
+    """Without the codec, the event loop would be busy for as long as the bomb takes."""
     (gateway,) = served.gateways()
     with PeakMemory(lambda: descendants(gateway)) as peak:
-        seen, took_s = beside(served, BOMBS[name](), times=2)
-    print(f"\n{name}: {took_s:.2f} s; {peak.bytes_max / MIB:.0f} MiB; bystander: {seen}")
-    assert seen.share_ok == 1.0, str(seen)
-    # Whoever has to wait for a bomb waits for half of it on average.
-    assert seen.percentile_ms(50) < 200 + 250 * took_s, str(seen)
+        results, took_s = beside(served, BOMBS[name](), times=2)
+    print(f"\n{name}: {took_s:.2f} s; {peak.bytes_max / MIB:.0f} MiB; bystander: {results}")
+    assert results.share_ok == 1.0, str(results)
+    # A request that has to wait for a bomb waits for half of it on average.
+    assert results.percentile_ms(50) < 200 + 250 * took_s, str(results)
     assert peak.bytes_max < 1700 * MIB  # the budget, twice the interpreter, and one long text
     assert served.gateways() == [gateway], served.errors()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*BOMBS, *MORE_BOMBS])
-def test_a_bystander_keeps_its_deadline_beside_a_bomb(served: Served, name: str) -> None:
+def test_a_bystander_meets_its_deadline_beside_a_large_text(served: Served, name: str) -> None:
     (gateway,) = served.gateways()
-    seen, took_s = beside(served, {**BOMBS, **MORE_BOMBS}[name](), times=10)
-    print(f"\n{name}: {took_s:.2f} s; bystander: {seen}")
-    assert seen.share_ok == 1.0, str(seen)
-    assert seen.percentile_ms(50) < 100
+    results, took_s = beside(served, {**BOMBS, **MORE_BOMBS}[name](), times=10)
+    print(f"\n{name}: {took_s:.2f} s; bystander: {results}")
+    assert results.share_ok == 1.0, str(results)
+    assert results.percentile_ms(50) < 100
     assert served.gateways() == [gateway], served.errors()
 
 
-def test_nothing_is_left_of_a_gateway_that_is_killed(tmp_path: Path) -> None:
-    """Its processes for long texts go with it, also from the middle of one."""
+def test_a_killed_gateway_leaves_no_process(tmp_path: Path) -> None:
+    """Its codec processes end with it, also in the middle of a text."""
     with Served(write_app(tmp_path, APP)) as served:
         (gateway,) = served.gateways()
         thread = threading.Thread(target=_try_to_send, args=(served.url, BOMBS[FIRST]()))
@@ -179,11 +187,8 @@ def _try_to_send(url: str, bomb: Bomb) -> None:
         send(url, bomb)
 
 
-# --- keys -----------------------------------------------------------------------------------------
-
-
 def announced(url: str, size: int, key: str, sent: int = 0) -> socket.socket:
-    """A connection on which a body was announced, and not sent, or not to its end."""
+    """A connection with a body that was announced and not sent to its end."""
     address = urlsplit(url)
     connection = socket.create_connection((address.hostname or "", address.port or 0))
     head = (
@@ -194,7 +199,7 @@ def announced(url: str, size: int, key: str, sent: int = 0) -> socket.socket:
     return connection
 
 
-def test_a_key_s_unfinished_bodies_leave_room_and_no_key_has_none(tmp_path: Path) -> None:
+def test_unfinished_bodies_of_one_key_leave_memory_for_others(tmp_path: Path) -> None:
     clients = ", ".join(f'{name}: {{key: "sha256:{key}"}}' for name, key in KEYS.items())
     app = APP.replace("serve: {", "serve: {memory: 256MiB, ") + f"clients: {{{clients}}}\n"
     good = raw(4 * MIB, parameters={"binary_data_output": True})
@@ -203,7 +208,7 @@ def test_a_key_s_unfinished_bodies_leave_room_and_no_key_has_none(tmp_path: Path
         (gateway,) = served.gateways()
         assert send(served.url, good)[0] == 200
         before = rss_bytes(gateway)
-        for _ in range(8):  # half a gigabyte of which nothing is kept: there is no such key
+        for _ in range(8):  # half a gigabyte, discarded: the key is unknown
             stack.enter_context(announced(served.url, 63 * MIB, "nobody", sent=62 * MIB))
         assert until(lambda: rss_bytes(gateway) - before < 64 * MIB)
         for _ in range(8):

@@ -33,8 +33,8 @@ pools: {{local: {{tier: dedicated, nodes: 1, cpus: 1}}}}
 serve: {{{serve}}}
 """
 BUDGET_MB = 96
-# Beside the budget: shared memory with the worker, what waits in its socket, one message that is
-# just being read, and what a C library keeps of what was freed.
+# Beside the budget: shared memory with the worker, what is queued in its socket, one message that
+# is being read, and freed memory that the C library keeps.
 BESIDE_MB = 150
 LARGE = 15 * MEGABYTE
 
@@ -48,7 +48,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def message(size: int) -> bytes:
-    """A request with one row of so many bytes."""
+    """A request with one row of `size` bytes."""
     request = MESSAGES["ModelInferRequest"](model_name="rows")
     request.inputs.add(name="x", datatype="FP32", shape=(1, size // 4))
     request.raw_input_contents.append(bytes(size // 4 * 4))
@@ -69,13 +69,13 @@ def ask(channel: grpc.Channel, key: str, size: int, timeout_s: float = 60.0) -> 
 
 
 def asking(channel: grpc.Channel, key: str, request: bytes, timeout_s: float = 60.0) -> Any:
-    """A call that is under way; its future has a status too, of which its type says nothing."""
+    """A call in progress; its future has a status, which its type does not declare."""
     stub: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(INFER)
     return stub.future(request, timeout=timeout_s, metadata=(("x-api-key", key),))
 
 
 def flood(served: Served, key: str, size: int, count: int) -> Counter[str]:
-    """So many messages at once, each on a connection of its own; how they were answered."""
+    """Send messages at once, each on a connection of its own. Returns the statuses."""
     channels = [channel_to(served) for _ in range(count)]
     try:
         large = message(size)
@@ -87,7 +87,7 @@ def flood(served: Served, key: str, size: int, count: int) -> Counter[str]:
 
 
 def test_large_messages_are_held_within_the_budget(keyed: Served) -> None:
-    """Those that do not fit wait at their clients; before, all were held, and that twice."""
+    """Messages that do not fit wait at their clients."""
     with PeakMemory(keyed.gateways) as peak:
         codes = flood(keyed, "ali", LARGE, 60)
     assert set(codes) <= {"OK", "UNAVAILABLE"} and codes["OK"] > 0, codes
@@ -95,7 +95,7 @@ def test_large_messages_are_held_within_the_budget(keyed: Served) -> None:
     assert grown_mb < BUDGET_MB + BESIDE_MB, f"{grown_mb:.0f} MB, {codes}"
 
 
-def test_who_has_no_key_makes_nothing_be_held(keyed: Served) -> None:
+def test_messages_without_a_key_are_not_held(keyed: Served) -> None:
     with PeakMemory(keyed.gateways) as peak:
         assert set(flood(keyed, "nobody", LARGE, 30)) == {"UNAUTHENTICATED"}
     grown_mb = (peak.bytes_max - peak.bytes_first) / MEGABYTE
@@ -103,26 +103,26 @@ def test_who_has_no_key_makes_nothing_be_held(keyed: Served) -> None:
 
 
 def test_a_message_that_is_too_large_is_refused_when_it_is_announced(keyed: Served) -> None:
-    """Not when all of it has come."""
+    """Before the whole message has arrived."""
     with Http2Client(keyed.grpc_address) as client:
         stream = client.open_stream(INFER, {"x-api-key": "ali"})
         client.announce(stream, 1 << 30)
-        assert b"larger than max" in client.wait_for_answer(stream)
+        assert b"larger than max" in client.wait_for_response(stream)
 
 
-def test_nothing_is_unpacked(keyed: Served) -> None:
+def test_compressed_messages_are_refused(keyed: Served) -> None:
     """A hundred megabytes of zeros in a hundred kilobytes."""
     bomb = gzip.compress(bytes(100 * MEGABYTE))
     with PeakMemory(keyed.gateways) as peak, Http2Client(keyed.grpc_address) as client:
         stream = client.open_stream(INFER, {"x-api-key": "ali", "grpc-encoding": "gzip"})
         client.announce(stream, len(bomb), is_compressed=True)
         client.send(stream, bomb, limit_s=5)
-        assert b"gzip" in client.wait_for_answer(stream)
+        assert b"gzip" in client.wait_for_response(stream)
     assert peak.bytes_max - peak.bytes_first < 60 * MEGABYTE
 
 
-def test_messages_that_never_come_hold_up_nobody_elses(keyed: Served) -> None:
-    """Each of one key's streams has announced as much as there may be, and sends no more."""
+def test_unfinished_messages_delay_nobody_else(keyed: Served) -> None:
+    """Each stream of one key has announced the largest message, and sends nothing more."""
     with Http2Client(keyed.grpc_address) as client, channel_to(keyed) as channel:
         for _ in range(30):
             stream = client.open_stream(INFER, {"x-api-key": "ali"})
@@ -131,7 +131,7 @@ def test_messages_that_never_come_hold_up_nobody_elses(keyed: Served) -> None:
 
 
 def test_an_unread_stream_is_granted_no_more_than_a_small_window(keyed: Served) -> None:
-    """What waits for room lies in the client's memory, not in the server's."""
+    """A message that waits for memory stays at the client."""
     with Http2Client(keyed.grpc_address) as client:
         first = [client.open_stream(INFER, {"x-api-key": "ali"}) for _ in range(8)]
         for stream in first:
@@ -140,8 +140,8 @@ def test_an_unread_stream_is_granted_no_more_than_a_small_window(keyed: Served) 
         assert sum(size > 100_000 for size in granted) <= 2, granted
 
 
-def test_connections_are_bounded(keyed: Served) -> None:
-    """Whether they say something or not; and there is room again when they are gone."""
+def test_connections_are_limited(keyed: Served) -> None:
+    """Silent or not; and new ones are accepted when they are closed."""
     clients = []
     try:
         for _ in range(100):
@@ -158,16 +158,16 @@ def test_connections_are_bounded(keyed: Served) -> None:
 def _is_served(client: Http2Client) -> bool:
     end_s = time.monotonic() + 2.0
     try:
-        while not client.is_greeted and time.monotonic() < end_s:
+        while not client.has_settings and time.monotonic() < end_s:
             client.receive(0.05)
     except OSError:
         return False
-    return client.is_greeted
+    return client.has_settings
 
 
 @pytest.mark.slow
-def test_connections_that_say_nothing_are_closed(keyed: Served) -> None:
-    """They take the places of others until then."""
+def test_silent_connections_are_closed(keyed: Served) -> None:
+    """They count against the limit until then."""
     host, _, port = keyed.grpc_address.rpartition(":")
     silent = [socket.create_connection((host, int(port))) for _ in range(40)]
     try:
@@ -178,7 +178,7 @@ def test_connections_that_say_nothing_are_closed(keyed: Served) -> None:
             each.close()
 
 
-def test_every_refusal_is_counted(keyed: Served) -> None:
+def test_every_error_is_counted(keyed: Served) -> None:
     text = keyed.get("/metrics")[1]
     for code, reason in (
         ("UNAUTHENTICATED", "unauthenticated"),

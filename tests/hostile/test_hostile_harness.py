@@ -1,4 +1,4 @@
-"""The pieces that attacks are made of do what they say."""
+"""The tools of the hostile tests."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 from harness import (
     Bystander,
+    BystanderResults,
     PeakMemory,
     Row,
-    Seen,
     descendants,
     is_running,
     kill_all,
@@ -26,16 +26,16 @@ from served import Served, until
 APP = 'functions: {plain: {code: "misdeeds:Numbers", batch: 4}}\nserve: {lame_duck: 0s}\n'
 
 
-def test_a_bystander_sees_what_its_server_does(tmp_path: Path) -> None:
-    """All answers while the server is there; refused or cut off when it is not."""
+def test_a_bystander_records_what_its_server_does(tmp_path: Path) -> None:
+    """Responses while the server runs; connections refused or cut when it does not."""
     with Served(write_app(tmp_path, APP)) as served:
         generous_ms = 30_000.0
         with Bystander(served.url, "plain", deadline_ms=generous_ms, timeout_s=60) as bystander:
             assert until(lambda: "plain" in served.get("/metrics")[1])
-            seen = bystander.stop()
-        assert seen.rows
-        assert seen.share_in_time == seen.share_ok == 1.0, str(seen)
-        assert not seen.resets
+            results = bystander.stop()
+        assert results.rows
+        assert results.share_in_time == results.share_ok == 1.0, str(results)
+        assert not results.resets
         with Bystander(served.url, "nobody") as bystander:
             assert set(bystander.stop().statuses) == {404}
         url = served.url
@@ -43,19 +43,19 @@ def test_a_bystander_sees_what_its_server_does(tmp_path: Path) -> None:
         assert set(bystander.stop().errors) == {"refused"}
 
 
-def test_what_was_seen_in_numbers() -> None:
+def test_summary_of_records() -> None:
     rows = [Row(float(i), 200, float(i), "") for i in range(1, 101)]
     rows += [Row(101.0, 0, 5.0, "reset"), Row(102.0, 503, 5.0, ""), Row(103.0, 0, 5.0, "timeout")]
-    seen = Seen(tuple(rows), deadline_ms=50.0)
-    assert seen.share_ok == 100 / 103
-    assert seen.share_in_time == 50 / 103
-    assert seen.resets == 1
-    assert seen.between(1.0, 101.0).percentile_ms(99) == 99.0
-    assert seen.between(1.0, 101.0).percentile_ms(100) == 100.0
+    results = BystanderResults(tuple(rows), deadline_ms=50.0)
+    assert results.share_ok == 100 / 103
+    assert results.share_in_time == 50 / 103
+    assert results.resets == 1
+    assert results.between(1.0, 101.0).percentile_ms(99) == 99.0
+    assert results.between(1.0, 101.0).percentile_ms(100) == 100.0
 
 
 def test_processes_of_a_server_are_found(tmp_path: Path) -> None:
-    """Also those whose parent is gone."""
+    """Also those whose parent has ended."""
     with Served(write_app(tmp_path, APP)) as served:
         family = descendants(served.process.pid)
         assert {*served.workers(), *served.gateways(), served.process.pid} == set(family)

@@ -1,4 +1,4 @@
-"""Output that cannot be written: whoever reads a server's stderr must not be able to end it."""
+"""Output that cannot be written must neither end nor delay a server."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ serve: {lame_duck: 0, drain: 2s, hang: 20s, access_log: true, log_level: debug}
 
 
 class Running:
-    """A server whose output goes wherever a test wants, on a port that the test has chosen."""
+    """A server with its output on any descriptor, on a port that the test chooses."""
 
     def __init__(self, directory: Path, stdout: int, stderr: int) -> None:
         (directory / "chatty.py").write_text(CODE)
@@ -57,7 +57,7 @@ class Running:
         self.process = subprocess.Popen(command, cwd=directory, stdout=stdout, stderr=stderr)
 
     def end(self) -> int:
-        """Tell it to end, and return how it did."""
+        """Stop the server. Returns its exit status."""
         self.process.send_signal(signal.SIGINT)
         try:
             return self.process.wait(LIMIT_S)
@@ -149,10 +149,8 @@ def outlet(kind: str) -> Iterator[int]:
         pytest.param("/dev/full", "both", marks=pytest.mark.slow),
     ],
 )
-def test_a_server_goes_on_whatever_became_of_its_output(
-    tmp_path: Path, kind: str, streams: str
-) -> None:
-    """A function prints and raises, a worker dies, a gateway dies: requests are answered."""
+def test_a_server_survives_the_loss_of_its_output(tmp_path: Path, kind: str, streams: str) -> None:
+    """A function prints and raises, a worker dies, a gateway dies: requests are served."""
     with outlet(kind) as fd:
         running = Running(tmp_path, fd if streams == "both" else subprocess.DEVNULL, fd)
         try:
@@ -169,7 +167,7 @@ def test_a_server_goes_on_whatever_became_of_its_output(
         assert status == 0
 
 
-def test_what_was_dropped_is_told_when_somebody_reads_again(tmp_path: Path) -> None:
+def test_dropped_lines_are_counted_when_output_works_again(tmp_path: Path) -> None:
     with outlet("a full pipe that nobody reads") as fd:
         running = Running(tmp_path, subprocess.DEVNULL, fd)
         try:

@@ -73,7 +73,7 @@ def ask(
     ],
 )
 @pytest.mark.parametrize("query", ["", SIGNED])
-def test_a_page_creates_and_runs_nothing(
+def test_a_web_page_can_create_and_run_nothing(
     platform: EmbeddedPlatform, tmp_path: Path, headers: dict[str, str], query: str
 ) -> None:
     mark = tmp_path / "ran"
@@ -103,8 +103,8 @@ def test_a_page_creates_and_runs_nothing(
     assert list(platform._platform.functions) == ["f"]
 
 
-def test_an_image_in_a_page(platform: EmbeddedPlatform) -> None:
-    """A browser names no origin then, but says that another site has asked for it."""
+def test_an_image_request_of_a_web_page(platform: EmbeddedPlatform) -> None:
+    """A browser then sends no `Origin`, but `Sec-Fetch-Site: cross-site`."""
     headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
     for path in ("/2015-03-31/functions", f"/2015-03-31/functions/f{SIGNED}"):
         assert ask(platform, "GET", path, b"", headers).status == 403

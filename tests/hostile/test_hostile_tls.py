@@ -1,4 +1,4 @@
-"""Clients that connect and say nothing, and very many that connect at once."""
+"""Silent TLS clients, and very many that connect at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PLAIN_APP = 'functions: {plain: {code: "misdeeds:Numbers", batch: 4}}\nserve: {l
 
 
 class Silent:
-    """So many connections on which nothing is said."""
+    """A number of silent connections."""
 
     def __init__(self, url: str, count: int) -> None:
         address = urlsplit(url)
@@ -39,8 +39,8 @@ class Silent:
             self._poll.register(client, select.POLLIN)
 
     def kept(self) -> int:
-        """How many of them the server has not closed."""
-        for number, _ in self._poll.poll(0):  # the server says nothing either, so this is the end
+        """How many the server has not closed."""
+        for number, _ in self._poll.poll(0):  # any event is the end
             self._poll.unregister(number)
             self._open.pop(number).close()
         return len(self._open)
@@ -61,7 +61,7 @@ def silent(url: str, count: int) -> Iterator[Silent]:
 
 
 def is_served(served: Served, directory: Path) -> bool:
-    """Whether somebody else gets an answer."""
+    """Whether another client gets a response."""
     address = urlsplit(served.url)
     context = ssl.create_default_context(cafile=str(directory / "cert.pem"))
     connection = http.client.HTTPSConnection(
@@ -76,7 +76,7 @@ def is_served(served: Served, directory: Path) -> bool:
 
 
 def test_silent_clients_are_counted(tmp_path: Path) -> None:
-    """They were not, before their handshakes: three times as many as allowed were kept."""
+    """Before their handshakes as well."""
     write_certificate(tmp_path)
     with Served(write_app(tmp_path, APP % 40)) as served, silent(served.url, 120) as clients:
         assert until(lambda: clients.kept() <= 40, limit_s=8.0), clients.kept()
@@ -86,7 +86,7 @@ def test_silent_clients_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_silent_clients_are_let_go(tmp_path: Path) -> None:
+def test_silent_clients_time_out(tmp_path: Path) -> None:
     write_certificate(tmp_path)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(8192, most), most))
@@ -99,8 +99,8 @@ def test_silent_clients_are_let_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
-def test_five_hundred_may_connect_at_once(tmp_path: Path, is_encrypted: bool) -> None:
-    """The gateway is stopped meanwhile, so that it is the kernel alone that keeps them in line."""
+def test_five_hundred_clients_connect_at_once(tmp_path: Path, is_encrypted: bool) -> None:
+    """The gateway is stopped (SIGSTOP) meanwhile, so the kernel's backlog alone holds them."""
     if int(Path("/proc/sys/net/core/somaxconn").read_text()) < 600:
         pytest.skip("the kernel keeps fewer in line")
     write_certificate(tmp_path)

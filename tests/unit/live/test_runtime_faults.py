@@ -110,25 +110,25 @@ class Rig:
         return [call.outcome for call in calls]
 
 
-def run(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(story())
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("hook", ["submitted", "settled"])
 def test_what_only_watches_cannot_break_anything(tmp_path: Path, hook: str) -> None:
     """Traces and metrics: the answer is given as if nothing had happened."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig(tmp_path, **{hook: boom})
         assert await rig.serve(20) == [Outcome.MET] * 20
         assert rig.faults == {"trace" if hook == "submitted" else "metrics": 20}
         await rig.runtime.stop()
 
-    run(story)
+    run(scenario)
 
 
 def test_a_front_end_that_breaks_does_not_stop_the_others(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig(tmp_path)
         seen: list[int | None] = []
 
@@ -151,24 +151,24 @@ def test_a_front_end_that_breaks_does_not_stop_the_others(tmp_path: Path) -> Non
         assert (refused.status, refused.reason) == (500, INTERNAL)
         await rig.runtime.stop()
 
-    run(story)
+    run(scenario)
 
 
 def test_a_batch_that_could_not_be_sent_is_sent_again(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig(tmp_path)
         rig.link.breaks = 3
         assert await rig.serve(6) == [Outcome.MET] * 6
         assert rig.faults == {"dispatch": 3}
         await rig.runtime.stop()
 
-    run(story)
+    run(scenario)
 
 
 def test_a_result_that_cannot_be_kept_fails_its_own_call_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig(tmp_path)
         kept = rig.runtime._findings.keep
 
@@ -184,24 +184,24 @@ def test_a_result_that_cannot_be_kept_fails_its_own_call_alone(
         assert rig.faults == {"result": 1}
         await rig.runtime.stop()
 
-    run(story)
+    run(scenario)
 
 
 def test_books_that_break_do_not_keep_a_batch_from_ending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig(tmp_path)
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
         monkeypatch.setattr(rig.runtime._accounts, "batch_ran", boom)
         assert await rig.serve(5) == [Outcome.MET] * 5
         await rig.runtime.stop()
 
-    run(story)
+    run(scenario)
 
 
 def test_a_gateway_that_cannot_go_on_answers_what_is_open(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig(tmp_path)
         calls = [rig.call() for _ in range(5)]
         rig.runtime.failed(RuntimeError("enough"))
@@ -216,7 +216,7 @@ def test_a_gateway_that_cannot_go_on_answers_what_is_open(tmp_path: Path) -> Non
             rig.runtime.failure.result()
         await rig.runtime.stop()
 
-    run(story)
+    run(scenario)
 
 
 # --- the connection to a worker ------------------------------------------------------------------
@@ -269,7 +269,7 @@ def make_link(
 
 
 def test_whoever_listens_to_a_worker_breaks_and_the_rest_is_heard() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         listener, transport, faults = BrokenListener(), Transport(), list[str]()
         link, _, theirs = make_link(listener, transport, faults)
         reports = [
@@ -287,11 +287,11 @@ def test_whoever_listens_to_a_worker_breaks_and_the_rest_is_heard() -> None:
         with pytest.raises(ValueError, match=r"released|closed"):
             theirs.view(Block(0, 1))  # its memory is given back all the same
 
-    run(story)
+    run(scenario)
 
 
 def test_a_batch_that_is_too_large_leaves_no_block_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         transport, faults = Transport(), list[str]()
         link, own, _ = make_link(BrokenListener(), transport, faults)
         monkeypatch.setattr(links, "MESSAGE_BYTES_MAX", 100_000)
@@ -303,11 +303,11 @@ def test_a_batch_that_is_too_large_leaves_no_block_behind(monkeypatch: pytest.Mo
         assert own.allocate(memoryview(bytes(60_000))) is not None  # all of it is free again
         link.connection_lost(None)
 
-    run(story)
+    run(scenario)
 
 
 def test_a_connection_that_cannot_be_written_to_ends() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         transport, faults = Transport(), list[str]()
         link, _, _ = make_link(BrokenListener(), transport, faults)
         transport.is_broken = True
@@ -316,4 +316,4 @@ def test_a_connection_that_cannot_be_written_to_ends() -> None:
         assert faults == ["worker_connection"]
         link.connection_lost(None)
 
-    run(story)
+    run(scenario)

@@ -1,1 +1,1 @@
-"""The gateway: front ends that turn requests into calls, and calls into answers."""
+"""The gateway: front ends that turn requests into calls, and results into responses."""

@@ -13,7 +13,7 @@ from typing import Final
 import uvloop
 
 from headgate.core.errors import ConfigError
-from headgate.live import deployment as assignment
+from headgate.live.deployment import read as read_deployment
 from headgate.live.gateway.process import GatewayProcess
 from headgate.live.model_registry import LoadsFailed
 from headgate.live.supervisor import BAD_CONFIGURATION, problems_line
@@ -25,36 +25,43 @@ _LOG: Final = logging.getLogger("headgate.live.gateway")
 
 
 def main() -> int:
-    """Serve until told otherwise. Returns the exit status."""
+    """Serve until shutdown. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="headgate.live.gateway", description=__doc__)
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--http-fd", type=int, required=True, help="a listening socket")
-    parser.add_argument("--heartbeat-fd", type=int, required=True, help="is told once all is ready")
-    parser.add_argument("--log", type=Path, help="the event log")
+    parser.add_argument(
+        "--http-fd", type=int, required=True, help="file descriptor of the socket to listen on"
+    )
+    parser.add_argument(
+        "--heartbeat-fd",
+        type=int,
+        required=True,
+        help="file descriptor of the pipe for readiness and heartbeats",
+    )
+    parser.add_argument("--log", type=Path, help="path of the event log")
     parser.add_argument(
         "--listens-when-ready",
         action="store_true",
-        help="until then others do, or nobody",
+        help="listen only when all models are ready; a predecessor may serve until then",
     )
     parser.add_argument(
         "--loads-needed",
         choices=("all", "one", "none"),
         default="none",
-        help="which functions must be loaded for it to begin",
+        help="functions that must load successfully before the gateway becomes ready",
     )
     options = parser.parse_args()
-    # gRPC's own core writes to stderr by itself, and would wait if nobody reads it.
+    # gRPC's C core writes to stderr itself, and would block if nobody reads it.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    with logs.configured(assignment.read(options.run_dir).load().serve, "gateway"):
+    with logs.configured(read_deployment(options.run_dir).load().serve, "gateway"):
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 return runner.run(_run(options))
-        except ConfigError as error:  # the supervisor says it, with what it does about it
+        except ConfigError as error:  # the supervisor reports it
             problems = error.problems if isinstance(error, LoadsFailed) else [str(error)]
             os.write(options.heartbeat_fd, problems_line(problems))
             return BAD_CONFIGURATION
         except Exception:
-            _LOG.critical("the gateway ends", exc_info=True)
+            _LOG.critical("the gateway ends after an internal error", exc_info=True)
             return BROKEN_EXIT
 
 

@@ -1,24 +1,21 @@
-"""The access log: one line for each request that was answered, on the logger `headgate.access`."""
+"""The access log: one line per response, on the logger `headgate.access`."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from typing import Final, NamedTuple, final
 
 from headgate.live.call import Call
 
-if TYPE_CHECKING:
-    from headgate.live.gateway.http.request import HttpRequest
-
-TARGET_BYTES_MAX: Final = 1_000  # of what is shown of it
+TARGET_BYTES_MAX: Final = 1_000  # logged of a request's target
 
 _LOG: Final = logging.getLogger("headgate.access")
 
 
 class AccessEntry(NamedTuple):
-    """What a request asks for, and since when."""
+    """What is known about a request when it arrives."""
 
     method: str
     target: str
@@ -27,55 +24,37 @@ class AccessEntry(NamedTuple):
 
 @final
 class AccessLog:
-    """Says how requests ended. Names of models and tenants are by their ids."""
+    """Logs responses. `models` and `tenants` are names, indexed by pipeline id and client id."""
 
     def __init__(self, models: Sequence[str], tenants: Sequence[str]) -> None:
         self._models = models
         self._tenants = tenants
 
-    def asked(self, method: bytes, target: bytes) -> AccessEntry:
-        """Keep the beginning of a request over HTTP. Its query may hold what is nobody's business.
+    def http_entry(self, method: bytes, target: bytes) -> AccessEntry:
+        """The entry of an HTTP request that arrives now, without its query, which may hold secrets.
 
-        >>> AccessLog([], []).asked(b"GET", b"/v2?key=secret").target
+        >>> AccessLog([], []).http_entry(b"GET", b"/v2?key=secret").target
         '/v2'
         """
         path = target.partition(b"?")[0][:TARGET_BYTES_MAX]
         return AccessEntry(method.decode("latin-1"), path.decode("latin-1"), monotonic_ns())
 
-    def answered_http(
-        self, exchange: HttpRequest, call: Call | None, status: int, reason: str, out_bytes: int
-    ) -> None:
-        """Say how a request over HTTP ended."""
-        route, tenant = exchange.route, exchange.tenant
-        # What is open to everybody is asked by nobody in particular.
-        is_known = tenant is not None and route is not None and not route.rule.is_open
-        self.answered(
-            exchange.asked or AccessEntry("-", "-", monotonic_ns()),  # none of it was understood
-            status,
-            reason,
-            request_id=exchange.request_id.decode("latin-1"),
-            client_id=tenant.client_id if tenant is not None and is_known else None,
-            call=call,
-            in_bytes=exchange.body_bytes,
-            out_bytes=out_bytes,
-        )
-
-    def answered(
+    def write(
         self,
-        asked: AccessEntry,
+        entry: AccessEntry,
         status: int | str,
         reason: str,
         *,
-        request_id: str,
+        request_id: bytes,
         client_id: int | None,
         call: Call | None,
         in_bytes: int,
         out_bytes: int,
     ) -> None:
-        """Say how a request ended, in whatever protocol."""
+        """Log one response, of any protocol. `client_id` is None for an anonymous client."""
         fields: dict[str, object] = {
-            "method": asked.method,
-            "target": asked.target,
+            "method": entry.method,
+            "target": entry.target,
             "status": status,
             "reason": reason or None,
             "tenant": None if client_id is None else self._tenants[client_id],
@@ -83,15 +62,16 @@ class AccessLog:
             "number": None if call is None else call.request_id,
             "in_bytes": in_bytes,
             "out_bytes": out_bytes,
-            "total_ms": _ms(monotonic_ns() - asked.began_ns),
+            "total_ms": _ms(monotonic_ns() - entry.began_ns),
             "queue_ms": None,
             "exec_ms": None,
         }
         if call is not None and call.began_ns:
             fields["queue_ms"] = _ms(call.began_ns - call.arrived_ns)
             fields["exec_ms"] = _ms(call.ended_ns - call.began_ns)
-        shown = {name: "-" if value is None else value for name, value in fields.items()}
-        _LOG.info(_TEXT, shown, extra={"fields": fields, "request_id": request_id})
+        texts = {name: "-" if value is None else value for name, value in fields.items()}
+        extra = {"fields": fields, "request_id": request_id.decode("latin-1")}
+        _LOG.info(_TEXT, texts, extra=extra)
 
 
 def _ms(duration_ns: int) -> float:

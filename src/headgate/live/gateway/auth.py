@@ -1,7 +1,7 @@
-"""Who asks, and how much they may: API keys, and a rate and a concurrency per tenant.
+"""Authentication and rate limits: API keys, and a rate and a concurrency limit per tenant.
 
-Only hashes of keys are kept. They are looked up by hash, which tells an attacker's clock nothing
-about the key, and compared in constant time all the same.
+Only SHA-256 hashes of keys are kept. A key is looked up by its hash, so the time of a lookup tells
+an attacker nothing about the key; the hashes are compared in constant time all the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headgate.live.gateway.errors import RequestError
 
 @final
 class Tenant:
-    """One client and what it uses of what it may: a token bucket, and calls in service."""
+    """One client's limits and what it uses of them: a token bucket, and requests in flight."""
 
     __slots__ = (
         "_burst",
@@ -28,44 +28,42 @@ class Tenant:
         "_rate",
         "_tokens",
         "client_id",
-        "open",
+        "in_flight",
     )
 
     def __init__(self, limit: TenantLimit) -> None:
         self.client_id = limit.client_id
-        self.open = 0
+        self.in_flight = 0
         self._concurrency_max = limit.concurrency_max
         self._rate = limit.rate_per_s / SECOND_NS
         self._burst = float(max(1, limit.burst))
         self._tokens = self._burst
         self._filled_ns = 0
 
-    def enter(self, now_ns: int) -> None:
-        """Begin a call; `leave` ends it. Raises `RequestError` (429) where the tenant is at a
-        limit.
-        """
-        if self._concurrency_max and self.open >= self._concurrency_max:
+    def admit(self, now_ns: int) -> None:
+        """Count a request; `finish` ends it. Raises `RequestError` (429) at a limit."""
+        if self._concurrency_max and self.in_flight >= self._concurrency_max:
             raise RequestError(
                 429,
-                f"{self.open} requests of this client are in service; it may have no more",
+                f"the client is at its concurrency limit: {self.in_flight} requests in flight",
                 reason="concurrency_limited",
-                retry_ns=SECOND_NS,  # who knows when one of its own ends
+                retry_ns=SECOND_NS,  # when a request in flight will end is not known
             )
         if self._rate:
-            self._take(now_ns)
-        self.open += 1
+            self._take_token(now_ns)
+        self.in_flight += 1
 
-    def leave(self) -> None:
-        """End a call."""
-        self.open -= 1
+    def finish(self) -> None:
+        """End a request."""
+        self.in_flight -= 1
 
-    def turn_away(self) -> None:
-        """End a call that was not even looked at: what it took of the rate is given back."""
-        self.open -= 1
+    def refund(self) -> None:
+        """End a request that was refused before its body was read; its token is given back."""
+        self.in_flight -= 1
         self._tokens = min(self._tokens + 1.0, self._burst)
 
-    def _take(self, now_ns: int) -> None:
-        # The first call finds the bucket full, however long it has been.
+    def _take_token(self, now_ns: int) -> None:
+        # The bucket is full at the first request, however long the tenant has existed.
         if self._filled_ns:
             self._tokens += (now_ns - self._filled_ns) * self._rate
             self._tokens = min(self._tokens, self._burst)
@@ -73,7 +71,7 @@ class Tenant:
         if self._tokens < 1.0:
             raise RequestError(
                 429,
-                "this client asks more often than it may",
+                "the client is over its rate limit",
                 reason="rate_limited",
                 retry_ns=ceil((1.0 - self._tokens) / self._rate),
             )
@@ -82,7 +80,7 @@ class Tenant:
 
 @final
 class ApiKeys:
-    """All keys and tenants. Where there are no keys, everybody is client 0."""
+    """All keys and tenants. Where no keys are configured, everybody is client 0."""
 
     def __init__(self, config: GatewayConfig) -> None:
         self._tenants: dict[int, Tenant] = {
@@ -94,29 +92,29 @@ class ApiKeys:
             key.sha256.lower(): (key.sha256.lower(), self._tenants[key.client_id])
             for key in config.keys
         }
-        self.anyone = self._tenants[0]
+        self.anonymous = self._tenants[0]
         self.client_ids = frozenset(self._tenants)
 
     def tenant(self, headers: Mapping[bytes, bytes]) -> Tenant:
-        """Whose request this is. Raises `RequestError` (401)."""
+        """The tenant that a request's key belongs to. Raises `RequestError` (401)."""
         if not self._keys:
-            return self.anyone
-        given = _given(headers)
-        if given:
-            digest = sha256(given).hexdigest()
-            known, tenant = self._keys.get(digest, ("", self.anyone))
+            return self.anonymous
+        key = _key_in(headers)
+        if key:
+            digest = sha256(key).hexdigest()
+            known, tenant = self._keys.get(digest, ("", self.anonymous))
             if hmac.compare_digest(known, digest):
                 return tenant
         raise RequestError(
             401,
-            "an API key is needed, as a bearer token or in X-API-Key"
-            if not given
-            else "the API key is not known",
+            "the API key is unknown"
+            if key
+            else "an API key is required, as a bearer token or in X-API-Key",
             reason="unauthenticated",
         )
 
 
-def _given(headers: Mapping[bytes, bytes]) -> bytes:
+def _key_in(headers: Mapping[bytes, bytes]) -> bytes:
     scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
     if scheme.lower() == b"bearer":
         return token.strip()

@@ -1,16 +1,16 @@
-"""What a gateway allows: every limit of its front ends, in one place."""
+"""Limits of the gateway's front ends, all in one place."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final, Literal
 
-BACKLOG: Final = 4_096  # connections that wait to be accepted; the kernel may allow fewer
+BACKLOG: Final = 4_096  # connections waiting to be accepted; the kernel may allow fewer
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key that a tenant may use, kept as its SHA-256 in hexadecimal digits."""
+    """An API key of a tenant, as its SHA-256 in hexadecimal digits."""
 
     sha256: str
     client_id: int
@@ -18,30 +18,30 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class TenantLimit:
-    """How much one tenant may ask for. 0 is no limit."""
+    """Limits of one tenant. 0 means no limit."""
 
     client_id: int
     rate_per_s: float = 0.0
-    burst: int = 1  # requests that may come at once
+    burst: int = 1  # requests that may arrive at once: the size of the token bucket
     concurrency_max: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
-    """Limits of the front ends. Reaching one is an answer the client gets, never a crash."""
+    """Limits of the front ends. A client that reaches one gets an error; the gateway goes on."""
 
     # Sizes
     body_bytes_max: int = 64 << 20
-    answer_bytes_max: int = 64 << 20
-    # Of all bodies that are not answered and all answers that are not read, together. Room for one
-    # of the largest of each there always is.
+    response_bytes_max: int = 64 << 20
+    # The memory budget: bodies of unanswered requests plus unread responses of all clients. The
+    # gateway raises it where it could not hold one body and one response of the largest size.
     bodies_bytes_max: int = 512 << 20
-    # Text up to here is read by the gateway itself: that takes up to 40 ns a byte (numbers of one
-    # digit, or of hundreds), and everybody waits for it. What is longer is read in another process.
+    # Longer texts are decoded in another process. Decoding costs up to 40 ns a byte (for numbers of
+    # one digit, or of hundreds), during which the event loop serves nobody else.
     inline_bytes_max: int = 128 << 10
-    inline_elements_max: int = 1 << 16  # of an answer in text: up to 90 ns each
+    inline_elements_max: int = 1 << 16  # likewise for encoding a response: up to 90 ns an element
     json_bytes_max: int = 16 << 20
-    # Of tensors in types over gRPC: their elements are read one by one, 50 ns each.
+    # Typed contents over gRPC, whose elements are read one by one, 50 ns each.
     typed_bytes_max: int = 1 << 20
     typed_elements_max: int = 1 << 18
     header_bytes_max: int = 16 << 10
@@ -51,25 +51,25 @@ class GatewayConfig:
     elements_max: int = 1 << 26
     # Connections
     connections_max: int = 4096
-    pipelined_max: int = 64  # requests that may wait behind another
-    write_high_water: int = 1 << 16  # unread bytes of a connection that are not counted
+    pipelined_max: int = 64  # requests queued on one connection behind the current one
+    write_high_water: int = 1 << 16  # unread bytes of a connection outside the memory budget
     # Times
     header_timeout_s: float = 10.0
     body_timeout_s: float = 60.0
-    body_bytes_per_s_min: float = 8192.0  # after the time for headers: who announces, must send
+    body_bytes_per_s_min: float = 8192.0  # slowest body, once `header_timeout_s` has passed
     idle_timeout_s: float = 75.0
-    write_timeout_s: float = 60.0  # a slow reader is let go after so long
-    linger_s: float = 2.0  # how long a refused sender may go on sending unheard
-    sweep_s: float = 0.25
-    timeout_max_s: float = 3600.0  # the longest deadline a client may ask for
-    # Texts that are read and written in another process
-    codec_timeout_s: float = 10.0  # for one, and to wait for one's turn
-    codec_queue_max: int = 64  # of one tenant
-    # Answers
+    write_timeout_s: float = 60.0  # a client that stops reading is disconnected after this time
+    linger_s: float = 2.0  # wait between the last response and closing on a client that still sends
+    sweep_s: float = 0.25  # period of the sweep that checks all timeouts
+    timeout_max_s: float = 3600.0  # the longest deadline that a client may ask for
+    # The codec: texts that are decoded and encoded in another process
+    codec_timeout_s: float = 10.0  # to process one text, and to wait in the queue
+    codec_queue_max: int = 64  # texts of one tenant
+    # Responses
     overload_status: Literal[429, 503] = 429
-    retry_after_s: float = 1.0  # while it is starting or leaving
+    retry_after_s: float = 1.0  # while the server is starting or shutting down
     server_name: str = "headgate"
-    expose_errors: bool = False  # clients get the text of a function's exception
-    # Who may ask; nobody is asked for a key where there are none.
+    expose_errors: bool = False  # clients see the text of a function's exception
+    # Authentication. Without keys, every client is anonymous.
     keys: tuple[ApiKey, ...] = ()
     tenants: tuple[TenantLimit, ...] = ()

@@ -1,13 +1,21 @@
-"""A refusal: a request that is not served, the status it gets, and one sentence that says why."""
+"""`RequestError`: a request that is not served, with its status and one sentence that says why.
+
+The errors that several modules raise are made here, so that clients read the same sentence
+whichever front end or stage of a request ran into the problem.
+"""
 
 from __future__ import annotations
+
+from typing import Final
+
+SHUTDOWN_MESSAGE: Final = "the server shut down before the request was completed"
 
 
 class RequestError(Exception):
     """Raised wherever a request turns out to be one that is not served.
 
-    `status` is HTTP's; front ends of other protocols map it. `reason` is a word for programs.
-    `closes` says that nothing sensible can follow on the same connection.
+    `status` is an HTTP status; front ends of other protocols map it. `reason` is a code for
+    programs. `closes` says that the connection cannot be used for another request.
     """
 
     def __init__(
@@ -26,8 +34,28 @@ class RequestError(Exception):
         self.status = status
         self.message = message
         self.reason = reason
-        self.retry_ns = retry_ns  # worth trying again after so long; 0: it is not, or who knows
-        self.predicted_ns = predicted_ns  # how long it would have taken
-        self.deadline_ns = deadline_ns  # how long it might have taken
-        self.allow = allow  # the methods that would do
+        self.retry_ns = retry_ns  # when to retry; 0: a retry would not help, or nobody can tell
+        self.predicted_ns = predicted_ns  # latency that was predicted for the request
+        self.deadline_ns = deadline_ns  # latency that the deadline allowed
+        self.allow = allow  # methods that the path has, for a 405
         self.closes = closes
+
+
+def memory_exhausted() -> RequestError:
+    """The memory budget has no room for the request."""
+    return RequestError(503, "the memory budget of the gateway is exhausted", reason="memory")
+
+
+def too_many_unread() -> RequestError:
+    """The memory budget has no room for a response that its client would read slowly."""
+    return RequestError(503, "too many responses have not been read by clients", reason="answers")
+
+
+def draining() -> RequestError:
+    """The server accepts no new requests."""
+    return RequestError(503, "the server is shutting down", reason="draining")
+
+
+def internal_error() -> RequestError:
+    """A defect of the gateway; the log has the traceback under the request's id."""
+    return RequestError(500, "internal error of the gateway", reason="internal")

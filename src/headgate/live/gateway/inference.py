@@ -1,7 +1,7 @@
-"""From tensors to a call: what every front end checks before the runtime sees a request.
+"""From tensors to a call: the checks that every front end makes before it submits a request.
 
-Free of any protocol: what is wrong is raised as `RequestError` with HTTP's status, and a front end
-that speaks something else maps it.
+Independent of protocols: errors are raised as `RequestError` with an HTTP status, which front ends
+of other protocols map.
 """
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ from collections.abc import Callable, Sequence
 
 from headgate.functions.tensor import Tensor, TensorSpec
 from headgate.live.call import Call, FrontEndApi, GatewayPhase, ServedModel
-from headgate.live.gateway.errors import RequestError
+from headgate.live.gateway.errors import RequestError, draining
 
 
-def find_model(serving: FrontEndApi, name: str, version: str = "") -> ServedModel:
-    """The model that a request names. Raises `RequestError` (404; 503 while it is starting)."""
-    model = serving.models.get(name)
+def find_model(api: FrontEndApi, name: str, version: str = "") -> ServedModel:
+    """The model of that name. Raises `RequestError` (404; 503 while the server is starting)."""
+    model = api.models.get(name)
     if model is None:
-        if serving.phase is GatewayPhase.STARTING:
+        if api.phase is GatewayPhase.STARTING:
             raise _starting()
-        raise RequestError(404, f"there is no model {name[:200]!r}", reason="unknown_model")
+        raise RequestError(404, f"the model {name[:200]!r} does not exist", reason="unknown_model")
     if version and version != "1":
         raise RequestError(
-            404, f"model {name!r} has no version {version[:40]!r}", reason="unknown_model"
+            404, f"the model {name!r} has no version {version[:40]!r}", reason="unknown_model"
         )
     return model
 
 
-def check_open(serving: FrontEndApi) -> None:
-    """See that new requests are taken. Raises `RequestError` (503)."""
-    phase = serving.phase
+def check_open(api: FrontEndApi) -> None:
+    """Raise `RequestError` (503) unless the server accepts new requests."""
+    phase = api.phase
     if phase is GatewayPhase.STARTING:
         raise _starting()
     if phase is GatewayPhase.DRAINING:
-        raise RequestError(503, "the server is leaving", reason="draining")
+        raise draining()
 
 
 def make_call(
@@ -46,13 +46,13 @@ def make_call(
     client_id: int = 0,
     priority: int = 0,
 ) -> Call:
-    """A call that the model can be asked, its inputs in the model's order.
+    """A call of the model, with inputs that fit it, in the model's order.
 
-    `timeout_ns` is what the client will wait; 0 leaves it to the objective. The bytes of each input
-    are taken to agree with its shape already. Raises `RequestError`.
+    `timeout_ns` is the client's; 0 leaves the deadline to the model's objective. The bytes of each
+    input must agree with its shape already. Raises `RequestError`.
     """
     if model.inputs:
-        inputs = _as_declared(model.inputs, inputs)
+        inputs = _fitted(model.inputs, inputs)
     else:
         _check_names(inputs)
     call = Call(
@@ -70,16 +70,16 @@ def make_call(
 
 
 def check_outputs(model: ServedModel, names: Sequence[str]) -> None:
-    """See that the model has the outputs that are asked for. Raises `RequestError`."""
+    """Raise `RequestError` (400) unless the model has the requested outputs, each only once."""
     if len(set(names)) != len(names):
-        raise RequestError(400, "an output is asked for twice")
+        raise RequestError(400, "an output is requested twice")
     if not model.outputs:
         return
     known = [spec.name for spec in model.outputs]
     for name in names:
         if name not in known:
             raise RequestError(
-                400, f"{model.name!r} has no output {name[:80]!r}; it has {', '.join(known)}"
+                400, f"{model.name!r} has no output {name[:80]!r}; its outputs: {', '.join(known)}"
             )
 
 
@@ -87,13 +87,13 @@ def _starting() -> RequestError:
     return RequestError(503, "the server is starting", reason="starting")
 
 
-def _as_declared(specs: tuple[TensorSpec, ...], inputs: list[Tensor]) -> list[Tensor]:
+def _fitted(specs: tuple[TensorSpec, ...], inputs: list[Tensor]) -> list[Tensor]:
     if len(specs) != len(inputs):
         inputs = _in_order(specs, inputs)
     for index, spec in enumerate(specs):
         tensor = inputs[index]
         if spec.name != tensor.name:
-            return _as_declared(specs, _in_order(specs, inputs))
+            return _fitted(specs, _in_order(specs, inputs))
         if spec.datatype != tensor.datatype:
             raise RequestError(
                 400, f"input {spec.name!r} is {tensor.datatype}; {spec.datatype} is expected"
@@ -112,24 +112,26 @@ def _in_order(specs: tuple[TensorSpec, ...], inputs: list[Tensor]) -> list[Tenso
     if len(inputs) > len(specs):
         known = [spec.name for spec in specs]
         name = next(name for name in by_name if name not in known)
-        raise RequestError(400, f"there is no input {name[:80]!r}; there is {', '.join(known)}")
+        raise RequestError(
+            400, f"the model has no input {name[:80]!r}; its inputs: {', '.join(known)}"
+        )
     return [by_name[spec.name] for spec in specs]
 
 
 def _check_names(inputs: list[Tensor]) -> None:
     if not inputs:
-        raise RequestError(400, "there are no inputs")
+        raise RequestError(400, "the request has no inputs")
     if len({tensor.name for tensor in inputs}) != len(inputs):
         raise RequestError(400, "an input is given twice")
 
 
 def _check_shape(spec: TensorSpec, shape: tuple[int, ...]) -> None:
-    is_right = len(shape) == len(spec.shape)
-    if is_right:
+    fits = len(shape) == len(spec.shape)
+    if fits:
         for expected, size in zip(spec.shape, shape, strict=True):
             if expected != size and expected != -1:
-                is_right = False
-    if not is_right:
+                fits = False
+    if not fits:
         raise RequestError(
             400,
             f"input {spec.name!r} has the shape {list(shape)}; {list(spec.shape)} is expected "
@@ -145,12 +147,12 @@ def _items(model: ServedModel, inputs: list[Tensor]) -> int:
                 400, f"input {tensor.name!r} needs a first dimension, which counts items"
             )
         if items and tensor.shape[0] != items:
-            raise RequestError(400, "the first dimensions of the inputs differ; they count items")
+            raise RequestError(400, "the inputs differ in their first dimension (items)")
         items = tensor.shape[0]
         if not items:
             raise RequestError(400, f"input {tensor.name!r} has no items")
     if items > model.items_max:
         raise RequestError(
-            413, f"{items} items in one request; {model.name!r} takes at most {model.items_max}"
+            413, f"the request has {items} items; {model.name!r} accepts at most {model.items_max}"
         )
     return items

@@ -1,8 +1,13 @@
 """SageMaker: what its containers must offer, and what its clients call.
 
-A container is asked `GET /ping` and `POST /invocations`. Clients (boto3) call
-`POST /endpoints/{name}/invocations` and expect that interface's errors. SageMaker strips headers
-it does not know, so deadline, priority and trace travel in its custom attributes.
+A container serves `GET /ping` and `POST /invocations`. Clients (boto3) call
+`POST /endpoints/{name}/invocations` and expect that service's errors. SageMaker strips headers that
+it does not know, so deadline, priority and trace context travel in its custom attributes.
+
+Bodies may be in the Open Inference Protocol (JSON, or Triton's binary form under its own media
+type). For models with one input there are rows as well: `{"instances": [...]}`, a bare JSON array,
+or CSV. A body of any other media type is one opaque string. A response has the format of its
+request.
 """
 
 from __future__ import annotations
@@ -19,12 +24,16 @@ from headgate.live.call import Call, GatewayPhase, ServedModel, problems
 from headgate.live.gateway.codec.text import OutputText, ParsedRequest, ReadText, WriteText
 from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.http.headers import traceparent
-from headgate.live.gateway.http.request import HttpRequest
-from headgate.live.gateway.http.responses import JSON, ResponseBody, error_json, json_lines
-from headgate.live.gateway.http.router import Rule
+from headgate.live.gateway.http.request import HttpRequest, Rule
+from headgate.live.gateway.http.responses import (
+    JSON_HEADER,
+    ResponseBody,
+    error_json,
+    json_headers,
+)
 from headgate.live.gateway.inference import check_open, find_model
 from headgate.live.gateway.oip import binary
-from headgate.live.gateway.oip.http import OipFormat, check_coding, read_then, submit
+from headgate.live.gateway.oip.http import OipFormat, check_encoding, read_then, submit
 from headgate.live.gateway.oip.json import (
     InferRequest,
     InputJson,
@@ -33,214 +42,119 @@ from headgate.live.gateway.oip.json import (
     pack_strings,
 )
 
-# Bodies that SageMaker's clients send, and the answers each kind of them expects.
-#
-# Beside the Open Inference Protocol (JSON, or Triton's binary form under its own media type)
-# there are rows for a model of one input: `{"instances": [...]}`, a bare JSON array, or CSV.
-# Anything else is one opaque string of bytes.
-
-
-TRITON: Final = "application/vnd.sagemaker-triton.binary+json"
-_TRITON_SIZE: Final = re.compile(rb";\s*json-header-size=(\d+)\s*$")
-_TEXTS: Final = {"application/json": "json", "text/csv": "csv"}
-
-
-@final
-class Parts(Struct, gc=False):
-    """A body in parts: the text that is to be read, and what follows it."""
-
-    text: memoryview
-    rest: memoryview
-    message: ReadText
-
-
-def is_text(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether all of a body is text, going by its media type."""
-    return _kind(headers.get(b"content-type", b"")) in _TEXTS
-
-
-def parts_of(media_type: bytes, body: memoryview, model: ServedModel) -> Parts | None:
-    """What is text in a body; None: it is one opaque string of bytes. Raises `RequestError`."""
-    kind = _kind(media_type)
-    if kind == TRITON:
-        size = _TRITON_SIZE.search(media_type)
-        if size is None:
-            raise RequestError(400, f"{TRITON} needs json-header-size=N")
-        at = binary.json_bytes(size[1], len(body))
-        return Parts(body[:at], body[at:], ReadText("oip", model.name))
-    if kind not in _TEXTS:
-        return None
-    spec = model.inputs[0] if len(model.inputs) == 1 else None
-    return Parts(body, body[:0], ReadText(_TEXTS[kind], model.name, spec))
-
-
-def opaque(body: memoryview, model: ServedModel) -> ParsedRequest:
-    """A body of which nothing is understood, as one string for the model."""
-    spec = model.inputs[0] if len(model.inputs) == 1 else TensorSpec("body", "BYTES", (1,))
-    described = InputJson(spec.name, (1,) * len(spec.shape), "BYTES")
-    return ParsedRequest("opaque", InferRequest([described]), [memoryview(pack_strings([body]))])
-
-
-@final
-class BodyFormat:
-    """How a body of one kind is answered."""
-
-    def __init__(self, model: ServedModel, read: ParsedRequest, media_type: bytes) -> None:
-        self._model = model
-        self._form = read.form
-        self._is_triton = _kind(media_type) == TRITON
-        self._oip = OipFormat(model.name, read.request)
-        self.names = self._oip.names
-
-    def answer(self, call: Call) -> ResponseBody:
-        """In the form in which was asked."""
-        if self._form == "opaque":
-            string = _only_string(call)
-            if string is not None:
-                return ResponseBody(b"", (), [string], _opaque_lines)
-        elif self._form != "oip":
-            outputs = [OutputText(t.name, t.datatype, t.shape) for t in call.outputs]
-            text = WriteText(self._form, self._model.name, "", outputs)
-            data = [memoryview_of(tensor) for tensor in call.outputs]
-            return ResponseBody(text, data, (), _csv_lines if self._form == "csv" else json_lines)
-        answer = self._oip.answer(call)
-        if self._is_triton:
-            answer.lines = _triton_lines
-        return answer
-
-
-def _kind(media_type: bytes) -> str:
-    return media_type.partition(b";")[0].strip().lower().decode("latin-1")
-
-
-def _only_string(call: Call) -> memoryview | None:
-    """The string that is all of an answer, if it is one."""
-    if len(call.outputs) != 1 or call.outputs[0].datatype != "BYTES":
-        return None
-    data = memoryview_of(call.outputs[0])
-    size = int.from_bytes(data[:4], "little")
-    return data[4:] if len(data) >= 4 and len(data) == 4 + size else None
-
-
-def _csv_lines(text_bytes: int) -> bytes:
-    return b"Content-Type: text/csv; charset=utf-8\r\n"
-
-
-def _opaque_lines(text_bytes: int) -> bytes:
-    return b"Content-Type: application/octet-stream\r\n"
-
-
-def _triton_lines(text_bytes: int) -> bytes:
-    return f"Content-Type: {TRITON};json-header-size={text_bytes}\r\n".encode()
-
-
 ATTRIBUTES: Final = b"x-amzn-sagemaker-custom-attributes"
 TARGET: Final = b"x-amzn-sagemaker-target-model"
 VARIANT: Final = b"x-Amzn-Invoked-Production-Variant: AllTraffic\r\n"
+TRITON: Final = "application/vnd.sagemaker-triton.binary+json"
+_TRITON_SIZE: Final = re.compile(rb";\s*json-header-size=(\d+)\s*$")
+_TEXT_FORMATS: Final = {"application/json": "json", "text/csv": "csv"}
 
 
 def sagemaker_rules() -> dict[str, Rule]:
-    """The paths of SageMaker."""
+    """The rules of SageMaker by path."""
     return {
-        "/ping": Rule(b"GET", ping, is_open=True),
+        "/ping": Rule(b"GET", ping, is_public=True),
         "/invocations": Rule(b"POST", invocations, is_text=is_text),
         "/endpoints/{name}/invocations": Rule(
-            b"POST", endpoint_invocations, is_text=is_text, form=SageMakerFormat(is_endpoint=True)
+            b"POST",
+            endpoint_invocations,
+            is_text=is_text,
+            error_format=SageMakerFormat(is_endpoint=True),
         ),
     }
 
 
 @final
 class SageMakerFormat:
-    """Answers in the form the body came in; errors as the client's interface has them."""
+    """Responses in the format of the body; errors of a container, or of the service."""
 
-    __slots__ = ("_is_endpoint", "body_form")
+    __slots__ = ("_is_endpoint", "body_format")
 
     def __init__(self, *, is_endpoint: bool) -> None:
         self._is_endpoint = is_endpoint
-        self.body_form: BodyFormat | None = None  # once the body is understood
+        self.body_format: BodyFormat | None = None  # set once the body has been parsed
 
-    def answer(self, call: Call) -> ResponseBody:
-        """Whatever the kind of body is answered with."""
-        assert self.body_form is not None
-        answer = self.body_form.answer(call)
-        lines = answer.lines
-        answer.lines = lambda text_bytes: lines(text_bytes) + VARIANT
-        return answer
+    def response(self, call: Call) -> ResponseBody:
+        """The outputs in the format of the request's body."""
+        assert self.body_format is not None
+        response = self.body_format.response(call)
+        headers = response.headers
+        response.headers = lambda text_bytes: headers(text_bytes) + VARIANT
+        return response
 
-    def refusal(self, refused: RequestError, request_id: bytes) -> tuple[int, bytes, bytes]:
+    def error(self, error: RequestError, request_id: bytes) -> tuple[int, bytes, bytes]:
         """A container's error, or the service's."""
         if not self._is_endpoint:
-            return refused.status, JSON, error_json(refused, request_id)
-        status, kind = _service_error(refused)
-        body: dict[str, object] = {"Message": refused.message}
+            return error.status, JSON_HEADER, error_json(error, request_id)
+        status, kind = _service_error(error)
+        body: dict[str, object] = {"Message": error.message}
         if kind == "ModelError":
-            body["OriginalStatusCode"] = refused.status
-            body["OriginalMessage"] = error_json(refused, request_id).decode()
+            body["OriginalStatusCode"] = error.status
+            body["OriginalMessage"] = error_json(error, request_id).decode()
             body["LogStreamArn"] = ""
-        return status, JSON + b"x-amzn-ErrorType: %b\r\n" % kind.encode(), encode(body)
+        return status, JSON_HEADER + b"x-amzn-ErrorType: %b\r\n" % kind.encode(), encode(body)
 
 
-def ping(exchange: HttpRequest) -> None:
+def ping(request: HttpRequest) -> None:
     """Whether the container is healthy.
 
-    SageMaker replaces one that is not, so it is as long as any of its models can be asked.
+    SageMaker replaces an unhealthy container, so it is healthy as long as any model is ready.
     """
-    serving = exchange.server.serving
-    is_healthy = serving.phase is GatewayPhase.READY and len(problems(serving)) < len(
-        serving.models
-    )
-    exchange.respond(200 if is_healthy else 503, b"", b"")
+    api = request.context.api
+    is_healthy = api.phase is GatewayPhase.READY and len(problems(api)) < len(api.models)
+    request.respond(200 if is_healthy else 503, b"", b"")
 
 
-def invocations(exchange: HttpRequest) -> None:
-    """Ask the model that is named in a header, or the only one. Raises `RequestError`."""
-    exchange.form = SageMakerFormat(is_endpoint=False)
-    models = exchange.server.serving.models
-    target = exchange.headers.get(TARGET, b"").decode("latin-1")
+def invocations(request: HttpRequest) -> None:
+    """Run the model that a header names, or the only model. Raises `RequestError`."""
+    request.response_format = SageMakerFormat(is_endpoint=False)
+    models = request.context.api.models
+    target = request.headers.get(TARGET, b"").decode("latin-1")
     if not target and len(models) == 1:
         target = next(iter(models))
     elif not target:
-        check_open(exchange.server.serving)
-        raise RequestError(400, "name a model in X-Amzn-SageMaker-Target-Model: there are several")
-    _invoke(exchange, target)
+        check_open(request.context.api)
+        message = "name a model in X-Amzn-SageMaker-Target-Model: the server has several"
+        raise RequestError(400, message)
+    _invoke(request, target)
 
 
-def endpoint_invocations(exchange: HttpRequest) -> None:
-    """Ask the model that is called like the endpoint. Raises `RequestError`."""
-    assert exchange.route is not None
-    exchange.form = SageMakerFormat(is_endpoint=True)
-    _invoke(exchange, exchange.route.name)
+def endpoint_invocations(request: HttpRequest) -> None:
+    """Run the model of the endpoint's name. Raises `RequestError`."""
+    assert request.route is not None
+    request.response_format = SageMakerFormat(is_endpoint=True)
+    _invoke(request, request.route.name)
 
 
-def _invoke(exchange: HttpRequest, name: str) -> None:
-    serving, form = exchange.server.serving, exchange.form
-    assert isinstance(form, SageMakerFormat)
-    arrived_ns = serving.now_ns()
-    check_open(serving)
-    model = find_model(serving, name)
-    check_coding(exchange.headers)
-    attributes = _heed_attributes(exchange) if ATTRIBUTES in exchange.headers else {}
-    media_type = exchange.headers.get(b"content-type", b"")
-    body = memoryview(exchange.body)
-    parts = parts_of(media_type, body, model)
+def _invoke(request: HttpRequest, name: str) -> None:
+    api, response_format = request.context.api, request.response_format
+    assert isinstance(response_format, SageMakerFormat)
+    arrived_ns = api.now_ns()
+    check_open(api)
+    model = find_model(api, name)
+    check_encoding(request.headers)
+    attributes = _apply_attributes(request) if ATTRIBUTES in request.headers else {}
+    media_type = request.headers.get(b"content-type", b"")
+    body = memoryview(request.body)
+    parts = split_body(media_type, body, model)
 
-    def go_on(read: ParsedRequest) -> None:
-        form.body_form = BodyFormat(model, read, media_type)
+    def on_read(parsed: ParsedRequest) -> None:
+        body_format = BodyFormat(model, parsed, media_type)
+        response_format.body_format = body_format
         if attributes:
-            read.request.parameters = attributes | (read.request.parameters or {})
+            parsed.request.parameters = attributes | (parsed.request.parameters or {})
         rest = body[:0] if parts is None else parts.rest
-        submit(exchange, model, arrived_ns, read, rest, form.body_form.names)
+        submit(request, model, arrived_ns, parsed, rest, body_format.names)
 
     if parts is None:
-        go_on(opaque(body, model))
+        on_read(opaque(body, model))
     else:
-        read_then(exchange, parts.message, parts.text, arrived_ns, go_on)
+        read_then(request, parts.message, parts.text, arrived_ns, on_read)
 
 
-def _heed_attributes(exchange: HttpRequest) -> Parameters:
-    """Put what custom attributes say where it is looked for; what is said there already stays."""
-    headers = dict(exchange.headers)
+def _apply_attributes(request: HttpRequest) -> Parameters:
+    """Turn custom attributes into headers, parameters and a trace; explicit ones go first."""
+    headers = dict(request.headers)
     parameters: Parameters = {}
     for attribute in headers[ATTRIBUTES].replace(b",", b";").split(b";"):
         key, _, value = attribute.strip().partition(b"=")
@@ -251,17 +165,107 @@ def _heed_attributes(exchange: HttpRequest) -> Parameters:
                 raise RequestError(400, "the custom attribute priority must be a whole number")
             parameters.setdefault("priority", int(value))
         elif key == b"traceparent":
-            exchange.trace = exchange.trace or traceparent(value)
-    exchange.headers = headers
+            request.trace = request.trace or traceparent(value)
+    request.headers = headers
     return parameters
 
 
-def _service_error(refused: RequestError) -> tuple[int, str]:
-    """How the service would report it."""
-    if refused.reason.startswith("function_") or refused.status in (422, 504):
+def _service_error(error: RequestError) -> tuple[int, str]:
+    """Status and kind of the error that the SageMaker service would report."""
+    if error.reason.startswith("function_") or error.status in (422, 504):
         return 424, "ModelError"
-    if refused.status == 429 or refused.reason == "starting":
+    if error.status == 429 or error.reason == "starting":
         return 429, "ModelNotReadyException"
-    if refused.status == 503:
+    if error.status == 503:
         return 503, "ServiceUnavailable"
-    return (500, "InternalFailure") if refused.status == 500 else (400, "ValidationError")
+    return (500, "InternalFailure") if error.status == 500 else (400, "ValidationError")
+
+
+@final
+class BodyParts(Struct, gc=False):
+    """A body in parts: text to read, how to read it, and the raw bytes after it."""
+
+    text: memoryview
+    rest: memoryview
+    message: ReadText
+
+
+def is_text(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether the whole body is text, by its media type."""
+    return _kind(headers.get(b"content-type", b"")) in _TEXT_FORMATS
+
+
+def split_body(media_type: bytes, body: memoryview, model: ServedModel) -> BodyParts | None:
+    """Split a body into text and raw bytes; None if it is opaque. Raises `RequestError`."""
+    kind = _kind(media_type)
+    if kind == TRITON:
+        size = _TRITON_SIZE.search(media_type)
+        if size is None:
+            raise RequestError(400, f"the media type {TRITON} requires json-header-size=N")
+        at = binary.json_bytes(size[1], len(body))
+        return BodyParts(body[:at], body[at:], ReadText("oip", model.name))
+    if kind not in _TEXT_FORMATS:
+        return None
+    spec = model.inputs[0] if len(model.inputs) == 1 else None
+    return BodyParts(body, body[:0], ReadText(_TEXT_FORMATS[kind], model.name, spec))
+
+
+def opaque(body: memoryview, model: ServedModel) -> ParsedRequest:
+    """A request with the whole body as one string."""
+    spec = model.inputs[0] if len(model.inputs) == 1 else TensorSpec("body", "BYTES", (1,))
+    described = InputJson(spec.name, (1,) * len(spec.shape), "BYTES")
+    return ParsedRequest("opaque", InferRequest([described]), [memoryview(pack_strings([body]))])
+
+
+@final
+class BodyFormat:
+    """The response format that corresponds to the format of a request's body."""
+
+    def __init__(self, model: ServedModel, parsed: ParsedRequest, media_type: bytes) -> None:
+        self._model = model
+        self._format = parsed.format
+        self._is_triton = _kind(media_type) == TRITON
+        self._oip = OipFormat(model.name, parsed.request)
+        self.names = self._oip.names
+
+    def response(self, call: Call) -> ResponseBody:
+        """The outputs in the format of the request's body."""
+        if self._format == "opaque":
+            string = _only_string(call)
+            if string is not None:
+                return ResponseBody(b"", (), [string], _opaque_headers)
+        elif self._format != "oip":
+            outputs = [OutputText(t.name, t.datatype, t.shape) for t in call.outputs]
+            text = WriteText(self._format, self._model.name, "", outputs)
+            data = [memoryview_of(tensor) for tensor in call.outputs]
+            headers = _csv_headers if self._format == "csv" else json_headers
+            return ResponseBody(text, data, (), headers)
+        response = self._oip.response(call)
+        if self._is_triton:
+            response.headers = _triton_headers
+        return response
+
+
+def _kind(media_type: bytes) -> str:
+    return media_type.partition(b";")[0].strip().lower().decode("latin-1")
+
+
+def _only_string(call: Call) -> memoryview | None:
+    """The only string of the only output; None if the outputs are anything else."""
+    if len(call.outputs) != 1 or call.outputs[0].datatype != "BYTES":
+        return None
+    data = memoryview_of(call.outputs[0])
+    size = int.from_bytes(data[:4], "little")
+    return data[4:] if len(data) >= 4 and len(data) == 4 + size else None
+
+
+def _csv_headers(text_bytes: int) -> bytes:
+    return b"Content-Type: text/csv; charset=utf-8\r\n"
+
+
+def _opaque_headers(text_bytes: int) -> bytes:
+    return b"Content-Type: application/octet-stream\r\n"
+
+
+def _triton_headers(text_bytes: int) -> bytes:
+    return f"Content-Type: {TRITON};json-header-size={text_bytes}\r\n".encode()

@@ -32,7 +32,7 @@ from headgate.live.deployment import NodeSpec
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.errors import RequestError as NotSendable
 from headgate.live.gateway.oip import json as oip
-from headgate.live.gateway.oip.json import memoryview_of, pack_strings, split
+from headgate.live.gateway.oip.json import memoryview_of, pack_strings, split_strings
 from headgate.live.ipc.messages import TaskInputs, TaskResult
 from headgate.live.pools.aws_client import classify_error, first_line, status_of
 from headgate.live.pools.remote_pool import (
@@ -97,7 +97,7 @@ def _rows(tensor: Tensor, at: int, count: int) -> memoryview:
     data = memoryview_of(tensor)
     if tensor.datatype == "BYTES":
         width = prod(tensor.shape[1:])
-        return memoryview(pack_strings(split(data)[at * width : (at + count) * width]))
+        return memoryview(pack_strings(split_strings(data)[at * width : (at + count) * width]))
     width = len(data) // tensor.shape[0]
     return data[at * width : (at + count) * width]
 

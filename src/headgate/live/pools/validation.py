@@ -13,7 +13,7 @@ from typing import Final
 from headgate.functions.tensor import ITEM_BYTES, Tensor
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.errors import RequestError
-from headgate.live.gateway.oip.json import count_of, is_whole, memoryview_of
+from headgate.live.gateway.oip.json import element_count, holds_strings, memoryview_of
 
 _LIMITS: Final = GatewayConfig()
 _ERROR_STATUSES: Final = frozenset(status.value for status in HTTPStatus if status.value >= 400)
@@ -27,12 +27,12 @@ def check_outputs(outputs: Sequence[Tensor]) -> None:
         if datatype not in ITEM_BYTES:
             raise ValueError(f"output {name!r} has an unknown datatype")
         try:
-            count = count_of(tensor.shape, name, _LIMITS.dims_max, _LIMITS.elements_max)
+            count = element_count(tensor.shape, name, _LIMITS.dims_max, _LIMITS.elements_max)
         except RequestError as problem:
             raise ValueError(problem.message) from None
         is_right = len(data) == count * ITEM_BYTES[datatype]
         if datatype == "BYTES":
-            is_right = is_whole(data, count)
+            is_right = holds_strings(data, count)
         if not is_right:
             raise ValueError(f"output {name!r}: {len(data)} bytes are not {count} {datatype}")
 

@@ -1,4 +1,4 @@
-"""A server on a loopback socket before a fake runtime, and a client that sends raw bytes."""
+"""A server on a loopback socket in front of a fake runtime, and a client that sends raw bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import uvloop
-from fake_serving import FakeServing
+from fake_runtime import FakeRuntime
 
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.http.server import HttpServer
@@ -23,7 +23,7 @@ QUICK = GatewayConfig(sweep_s=0.02, linger_s=0.1)
 
 @dataclass
 class Reply:
-    """A response, read."""
+    """A response."""
 
     status: int
     headers: dict[str, str]
@@ -32,9 +32,9 @@ class Reply:
     @property
     def json(self) -> dict[str, Any]:
         """The body as JSON."""
-        made = json.loads(self.body)
-        assert isinstance(made, dict)
-        return made
+        content = json.loads(self.body)
+        assert isinstance(content, dict)
+        return content
 
 
 @dataclass
@@ -57,13 +57,13 @@ class Client:
         return Reply(int(first.split(" ")[1]), headers, body)
 
     def reset(self) -> None:
-        """Go away at once, and have the server told so."""
+        """Reset the connection."""
         connection = self.writer.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
     async def is_closed(self) -> bool:
-        """Whether the server closes the connection, without another word."""
+        """Whether the server closes the connection without sending anything more."""
         return await asyncio.wait_for(self.reader.read(1), PATIENCE_S) == b""
 
 
@@ -71,7 +71,7 @@ class Client:
 class Rig:
     """Server, runtime and clients."""
 
-    serving: FakeServing
+    runtime: FakeRuntime
     server: HttpServer
     port: int
     clients: list[Client] = field(default_factory=list)
@@ -91,17 +91,17 @@ class Rig:
         return await self.ask(infer(body, *lines, model=model))
 
     def responses(self, code: str, reason: str | None = None) -> int:
-        """How many requests were answered so, for any reason or for one."""
+        """How many responses had this status, for any reason or for one."""
         return sum(
             count
-            for (_, status, why), count in self.server.responses.counted()
+            for (_, status, why), count in self.server.context.responses.counted()
             if status == code and reason in (None, why)
         )
 
-    async def until(self, is_so: Callable[[], bool]) -> None:
-        """Wait until something is so."""
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds."""
         async with asyncio.timeout(PATIENCE_S):
-            while not is_so():
+            while not condition():
                 await asyncio.sleep(0.005)
 
 
@@ -114,7 +114,7 @@ def request(method: str, path: str, body: bytes = b"", *lines: str) -> bytes:
 
 
 def infer(body: object, *lines: str, model: str = "echo") -> bytes:
-    """A request for inference; a body that is not bytes is made JSON."""
+    """An inference request; a body that is not bytes is encoded as JSON."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     return request("POST", f"/v2/models/{model}/infer", data, *lines)
 
@@ -132,7 +132,7 @@ def body(*inputs: dict[str, object], **more: object) -> dict[str, object]:
 
 
 def raw(size: int, *lines: str, model: str = "free", **more: object) -> bytes:
-    """A request whose body is so many bytes, nearly all of them one binary tensor."""
+    """A request with a body of `size` bytes, nearly all of them one binary tensor."""
 
     def text(elements: int) -> bytes:
         described = {"name": "x", "shape": [1, elements], "datatype": "UINT8"}
@@ -141,21 +141,21 @@ def raw(size: int, *lines: str, model: str = "free", **more: object) -> bytes:
 
     elements = size - len(text(size))
     elements += size - elements - len(text(elements))  # its number may be a digit shorter
-    said = text(elements)
-    length = f"Inference-Header-Content-Length: {len(said)}"
-    return infer(said + bytes(elements), length, *lines, model=model)
+    header = text(elements)
+    length = f"Inference-Header-Content-Length: {len(header)}"
+    return infer(header + bytes(elements), length, *lines, model=model)
 
 
 @asynccontextmanager
 async def rig(
-    config: GatewayConfig = QUICK, serving: FakeServing | None = None
+    config: GatewayConfig = QUICK, runtime: FakeRuntime | None = None
 ) -> AsyncIterator[Rig]:
-    """A server that runs, and is shut afterwards with all its connections."""
-    serving = serving or FakeServing()
-    server = HttpServer(serving, config, lambda accept: (b"up 1\n", "text/plain"))
+    """A running server, closed afterwards with all its connections."""
+    runtime = runtime or FakeRuntime()
+    server = HttpServer(runtime, config, lambda accept: (b"up 1\n", "text/plain"))
     listener = await server.listen(host="127.0.0.1", port=0)
     assert listener is not None
-    made = Rig(serving, server, listener.sockets[0].getsockname()[1])
+    made = Rig(runtime, server, listener.sockets[0].getsockname()[1])
     try:
         yield made
     finally:
@@ -166,16 +166,16 @@ async def rig(
         await asyncio.sleep(0)
 
 
-def run(story: Callable[[Rig], Awaitable[None]], config: GatewayConfig = QUICK) -> None:
-    """Run a story against a server of its own."""
+def run(scenario: Callable[[Rig], Awaitable[None]], config: GatewayConfig = QUICK) -> None:
+    """Run a scenario against a server of its own."""
 
-    async def told() -> None:
+    async def main() -> None:
         async with rig(config) as made:
-            await story(made)
+            await scenario(made)
 
-    run_alone(told())
+    run_on_loop(main())
 
 
-def run_alone(story: Coroutine[Any, Any, None]) -> None:
-    """Run on a loop of its own."""
-    uvloop.run(story)
+def run_on_loop(scenario: Coroutine[Any, Any, None]) -> None:
+    """Run on an event loop of its own."""
+    uvloop.run(scenario)

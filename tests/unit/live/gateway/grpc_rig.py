@@ -9,33 +9,33 @@ from typing import Any
 
 import grpc
 import uvloop
-from fake_serving import FakeServing
+from fake_runtime import FakeRuntime
 from grpc.aio import AioRpcError, Channel, UnaryUnaryMultiCallable, insecure_channel
 
 from headgate.live.gateway.access_log import AccessLog
 from headgate.live.gateway.config import GatewayConfig
+from headgate.live.gateway.context import GatewayContext
 from headgate.live.gateway.grpc.messages import SERVICE, Messages
 from headgate.live.gateway.grpc.server import GrpcServer
-from headgate.live.gateway.http.server import HttpServer
 
 DEFAULTS = GatewayConfig()
 Trailers = dict[str, str | bytes]
 
 
 class Rig:
-    """The fake runtime, the channel to the server before it, and messages."""
+    """The fake runtime, the server in front of it, a channel to the server, and messages."""
 
     def __init__(
         self,
-        serving: FakeServing,
+        runtime: FakeRuntime,
         channel: Channel,
         port: int,
-        http: HttpServer,
+        context: GatewayContext,
         server: GrpcServer,
     ) -> None:
-        self.http = http
+        self.context = context
         self.server = server
-        self.serving = serving
+        self.runtime = runtime
         self.channel = channel
         self.port = port
         self.messages = Messages()
@@ -63,60 +63,60 @@ class Rig:
         return self.messages[f"{method}Response"].FromString(answer)
 
     async def infer(self, **options: Any) -> Any:
-        """Ask `echo` for one row."""
+        """Run `echo` on one row."""
         return await self.ask("ModelInfer", self.row(), **options)
 
     async def refused(self, request: Any = None, **options: Any) -> tuple[grpc.StatusCode, str]:
-        """Ask for an inference and be turned down: the status and the sentence."""
+        """Send an inference that fails. Returns the status and the message."""
         try:
             await self.ask("ModelInfer", self.row() if request is None else request, **options)
         except AioRpcError as error:
             self.trailers = dict(error.trailing_metadata())
             return error.code(), error.details() or ""
-        raise AssertionError("it was served")
+        raise AssertionError("the RPC succeeded")
 
     def row(self, **fields: Any) -> Any:
-        """A request to echo (1, 2), in types."""
+        """A request to echo (1, 2), with typed contents."""
         request = self.messages["ModelInferRequest"](model_name="echo", **fields)
         tensor = request.inputs.add(name="x", datatype="FP32", shape=(1, 2))
         tensor.contents.fp32_contents.extend((1, 2))
         return request
 
     def responses(self, code: str, reason: str = "") -> int:
-        """How many RPCs were answered so."""
-        return dict(self.http.responses.counted()).get(("grpc", code, reason), 0)
+        """How many RPCs had this status and reason."""
+        return dict(self.context.responses.counted()).get(("grpc", code, reason), 0)
 
 
-def http_of(serving: FakeServing, config: GatewayConfig = DEFAULTS) -> HttpServer:
-    """What a gRPC front end shares with HTTP, which nobody listens for."""
-    return HttpServer(serving, config, lambda accept: (b"", ""))
+def context_of(runtime: FakeRuntime, config: GatewayConfig = DEFAULTS) -> GatewayContext:
+    """A context without an HTTP server."""
+    return GatewayContext(runtime, config, lambda accept: (b"", ""))
 
 
 @asynccontextmanager
 async def served(
-    config: GatewayConfig = DEFAULTS, access: AccessLog | None = None
+    config: GatewayConfig = DEFAULTS, access_log: AccessLog | None = None
 ) -> AsyncIterator[Rig]:
-    serving = FakeServing()
-    http = http_of(serving, config)
-    http.access = access
-    server = GrpcServer(http)
+    runtime = FakeRuntime()
+    context = context_of(runtime, config)
+    context.access_log = access_log
+    server = GrpcServer(context)
     port = await server.start("127.0.0.1", 0)
     try:
         async with insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield Rig(serving, channel, port, http, server)
+            yield Rig(runtime, channel, port, context, server)
     finally:
         await server.stop()
 
 
 def run(
-    story: Callable[[Rig], Awaitable[None]],
+    scenario: Callable[[Rig], Awaitable[None]],
     config: GatewayConfig = DEFAULTS,
-    access: AccessLog | None = None,
+    access_log: AccessLog | None = None,
 ) -> None:
-    """Have a story told on the loop that gateways use."""
+    """Run a scenario on the event loop that gateways use."""
 
-    async def told() -> None:
-        async with served(config, access) as rig, asyncio.timeout(60):
-            await story(rig)
+    async def main() -> None:
+        async with served(config, access_log) as rig, asyncio.timeout(60):
+            await scenario(rig)
 
-    uvloop.run(told())
+    uvloop.run(main())

@@ -1,4 +1,4 @@
-"""What is wrong with a message is the client's mistake, and costs no more than looking at it."""
+"""Malformed messages over gRPC are the client's error, and cost little to refuse."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.grpc.messages import Messages
 from headgate.live.gateway.grpc.rpc import trailers_of
-from headgate.live.gateway.grpc.tensors import FIELDS_MAX, encoded, take_apart, tensors
+from headgate.live.gateway.grpc.tensors import FIELDS_MAX, encode_response, split_message, tensors
 from headgate.live.gateway.oip.json import STRINGS_MAX
 
 MESSAGES = Messages()
@@ -32,14 +32,14 @@ def one_input(datatype: str, shape: tuple[int, ...], **contents: list[Any]) -> A
 
 
 def read(request: Any, limits: GatewayConfig = LIMITS) -> list[Tensor]:
-    """The inputs of a request, the way that a message goes."""
-    rest, raw_ones = take_apart(request.SerializeToString(), limits)
+    """The inputs of a request, decoded as the service does."""
+    rest, raw_ones = split_message(request.SerializeToString(), limits)
     return tensors(MESSAGES["ModelInferRequest"].FromString(rest), raw_ones, limits)
 
 
 def answered(tensors_: list[Tensor], limits: GatewayConfig = LIMITS) -> Any:
-    """A response with these outputs, in types if that can be, read back."""
-    message = encoded(MESSAGES["ModelInferResponse"](), tensors_, limits, is_raw=False)
+    """A response with these outputs, typed where possible, parsed again."""
+    message = encode_response(MESSAGES["ModelInferResponse"](), tensors_, limits, is_raw=False)
     return MESSAGES["ModelInferResponse"].FromString(message)
 
 
@@ -56,26 +56,26 @@ def raw(data: bytes, datatype: str = "FP32", copies: int = 1) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "expected_text"),
     [
-        (both, "typed contents"),
+        (both, "both typed and raw"),
         (lambda: raw(bytes(3)), "3 bytes"),
         (lambda: raw(bytes(4), copies=2), "1 inputs and 2 raw"),
         (lambda: raw(b"\xff\xff\xff\xffa", "BYTES"), "length"),
-        (lambda: one_input("FP16", (1,), fp32_contents=[1.0]), "raw contents only"),
-        (lambda: one_input("FP32", (1,), fp64_contents=[1.0]), "is in fp32_contents"),
+        (lambda: one_input("FP16", (1,), fp32_contents=[1.0]), "only be sent as raw contents"),
+        (lambda: one_input("FP32", (1,), fp64_contents=[1.0]), "belongs in fp32_contents"),
         (lambda: one_input("INT8", (1,), int_contents=[128]), "range of INT8"),
         (lambda: one_input("UINT16", (1,), uint_contents=[1 << 16]), "range of UINT16"),
-        (lambda: one_input("FP32", (2,), fp32_contents=[1.0]), "asks for 2"),
-        (lambda: one_input("FP32", (1,)), "asks for 1"),
+        (lambda: one_input("FP32", (2,), fp32_contents=[1.0]), "needs 2"),
+        (lambda: one_input("FP32", (1,)), "needs 1"),
         (lambda: one_input("FP32", (-1,)), "negative"),
         (lambda: one_input("FP32", (1 << 40, 1 << 40)), "more than 100"),
         (lambda: one_input("FP32", (1, 1, 1, 1)), "dimensions"),
         (lambda: one_input("FP31", (1,)), "unknown datatype"),
     ],
 )
-def test_bad_tensors_are_refused(make: Callable[[], Any], says: str) -> None:
-    with pytest.raises(RequestError, match=says) as refusal:
+def test_bad_tensors_are_refused(make: Callable[[], Any], expected_text: str) -> None:
+    with pytest.raises(RequestError, match=expected_text) as refusal:
         read(make())
     assert refusal.value.status == 400
 
@@ -97,9 +97,7 @@ def test_bad_tensors_are_refused(make: Callable[[], Any], says: str) -> None:
         ("BYTES", "bytes_contents", [b"", b"\xff"]),
     ],
 )
-def test_typed_contents_survive_the_way_there_and_back(
-    datatype: str, field: str, elements: list[Any]
-) -> None:
+def test_typed_contents_round_trip(datatype: str, field: str, elements: list[Any]) -> None:
     (tensor,) = read(one_input(datatype, (2,), **{field: elements}))
     assert isinstance(tensor.data, memoryview)
     if datatype != "BYTES":
@@ -108,7 +106,7 @@ def test_typed_contents_survive_the_way_there_and_back(
     assert list(getattr(response.outputs[0].contents, field)) == elements
 
 
-def test_an_answer_with_one_16_bit_float_is_raw_throughout() -> None:
+def test_a_response_with_a_16_bit_float_is_all_raw() -> None:
     both_kinds = [
         Tensor("a", "FP32", (1,), memoryview(bytes(4))),
         Tensor("b", "BF16", (1,), memoryview(b"ab")),
@@ -119,7 +117,7 @@ def test_an_answer_with_one_16_bit_float_is_raw_throughout() -> None:
 
 
 def test_a_million_empty_strings_are_refused() -> None:
-    """Each becomes an object of its own on the way to the function."""
+    """Each would become an object of its own for the function."""
     many = STRINGS_MAX + 1
     limits = GatewayConfig(typed_bytes_max=1 << 30, typed_elements_max=1 << 30)
     raw_ones = raw(bytes(4 * many), "BYTES")
@@ -143,32 +141,32 @@ def test_strings_of_all_inputs_are_counted_together() -> None:
 def test_a_million_empty_inputs_are_never_parsed() -> None:
     """Two bytes each on the wire; parsed they would take a hundred times that."""
     with pytest.raises(RequestError, match="more than 4"):
-        take_apart(b"\x2a\x00" * 1_000_000, LIMITS)
-    assert take_apart(b"\x2a\x00" * 4, LIMITS) == (b"\x2a\x00" * 4, [])
+        split_message(b"\x2a\x00" * 1_000_000, LIMITS)
+    assert split_message(b"\x2a\x00" * 4, LIMITS) == (b"\x2a\x00" * 4, [])
 
 
-def test_a_million_fields_of_any_kind_are_never_looked_at() -> None:
+def test_a_million_fields_are_never_parsed() -> None:
     """Each costs the one event loop as much as a small request."""
     with pytest.raises(RequestError, match=f"more than {FIELDS_MAX} fields"):
-        take_apart(b"\x78\x01" * 1_000_000, LIMITS)
+        split_message(b"\x78\x01" * 1_000_000, LIMITS)
 
 
 def test_raw_contents_are_not_copied() -> None:
     message = raw(bytes(4)).SerializeToString()
-    rest, (view,) = take_apart(message, LIMITS)
+    rest, (view,) = split_message(message, LIMITS)
     assert view.obj is message
     assert b"".join((rest, b"\x3a\x04", view)) == message
 
 
-def test_elements_in_types_are_bounded_and_raw_ones_are_not() -> None:
-    """They are read one by one, while everybody waits: a few hundred thousand take milliseconds."""
+def test_typed_elements_are_limited_and_raw_ones_are_not() -> None:
+    """They are read one by one on the event loop: a few hundred thousand take milliseconds."""
     limits = GatewayConfig(typed_elements_max=10, typed_bytes_max=100)
-    for request, says in (
-        (one_input("BOOL", (11,), bool_contents=[True] * 11), "10 elements in types"),
+    for request, expected_text in (
+        (one_input("BOOL", (11,), bool_contents=[True] * 11), "10 typed elements"),
         (one_input("FP32", (40,), fp32_contents=[1.0] * 40), "100 bytes beside raw contents"),
     ):
         with pytest.raises(
-            RequestError, match=f"{says}; send tensors in raw_input_contents"
+            RequestError, match=f"{expected_text}; send tensors in raw_input_contents"
         ) as caught:
             read(request, limits)
         assert caught.value.status == 413
@@ -180,10 +178,10 @@ def test_elements_in_types_are_bounded_and_raw_ones_are_not() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_break_the_look_ahead(message: bytes) -> None:
-    """It ends, and what it lets pass the parser decides."""
+def test_arbitrary_bytes_do_not_break_the_field_scan(message: bytes) -> None:
+    """The scan ends, and the parser decides about the rest."""
     try:
-        rest, raws = take_apart(message, LIMITS)
+        rest, raws = split_message(message, LIMITS)
     except RequestError as refused:
         assert refused.status == 400
     else:
@@ -201,7 +199,7 @@ def test_a_mutated_request_is_served_or_refused(data: st.DataObject) -> None:
         assert type(error).__name__ == "DecodeError"
         return
     try:
-        rest, raws = take_apart(bytes(message), LIMITS)
+        rest, raws = split_message(bytes(message), LIMITS)
         again = MESSAGES["ModelInferRequest"].FromString(rest)
         assert [bytes(view) for view in raws] == list(request.raw_input_contents)
         assert again.inputs == request.inputs
@@ -211,30 +209,30 @@ def test_a_mutated_request_is_served_or_refused(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("message", [b"\xff", b"\x0a\x05ab", b"\x0a\x02\xff\xfe", b"\x2a" * 50])
-def test_noise_is_an_invalid_argument(message: bytes) -> None:
-    async def story(rig: Rig) -> None:
+def test_random_bytes_are_an_invalid_argument(message: bytes) -> None:
+    async def scenario(rig: Rig) -> None:
         code, _ = await rig.refused(message)
         assert code is StatusCode.INVALID_ARGUMENT
 
-    run(story)
+    run(scenario)
 
 
-def test_whatever_a_client_or_a_policy_says_fits_into_an_answer() -> None:
-    """Metadata is printable ASCII of bounded length; gRPC breaks the call over anything else."""
+def test_any_error_text_fits_the_trailers() -> None:
+    """Metadata is printable ASCII of bounded length; gRPC fails the call otherwise."""
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         code, text = await rig.refused(rig.row(model_version="2" * 500))
         assert code is StatusCode.NOT_FOUND and len(text) < 200
-        rig.serving.mode = "never"
+        rig.runtime.mode = "never"
         asking = asyncio.ensure_future(rig.refused())
-        while not rig.serving.calls:
+        while not rig.runtime.calls:
             await asyncio.sleep(0.01)
-        (call,) = rig.serving.calls
+        (call,) = rig.runtime.calls
         call.outcome, call.error, call.status = Outcome.FAILED, "é\n" * 100_000, 500
         call.on_answer(call)
         code, text = await asking
         assert code is StatusCode["INTERNAL"] and text.startswith("é\n")
 
-    run(story, GatewayConfig(expose_errors=True))
+    run(scenario, GatewayConfig(expose_errors=True))
     trailers = trailers_of(RequestError(429, "", reason="zu spät\n\x00"))
     assert trailers == (("headgate-reason", "zu sp?t??"),)

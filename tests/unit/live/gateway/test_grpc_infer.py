@@ -1,4 +1,4 @@
-"""Inference over gRPC: what goes in comes out, and everything else gets the right status."""
+"""Inference over gRPC: results, deadlines, and the status of every error."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from headgate.live.call import GatewayPhase
 from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit
 
 
-def test_an_answer_comes_the_way_it_was_asked_for() -> None:
+def test_a_response_is_typed_or_raw_like_its_request() -> None:
     """Typed in, typed out; raw in, raw out."""
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         typed = await rig.ask("ModelInfer", rig.row(id="7"))
         assert (typed.model_name, typed.model_version, typed.id) == ("echo", "1", "7")
         (output,) = typed.outputs
@@ -32,11 +32,11 @@ def test_an_answer_comes_the_way_it_was_asked_for() -> None:
         assert list(raw.raw_output_contents) == [b"\0\0\x80?\0\0\0@"]
         assert not raw.outputs[0].HasField("contents")
 
-    run(story)
+    run(scenario)
 
 
-def test_only_the_outputs_that_are_asked_for_come() -> None:
-    async def story(rig: Rig) -> None:
+def test_only_requested_outputs_are_sent_over_grpc() -> None:
+    async def scenario(rig: Rig) -> None:
         request = rig.messages["ModelInferRequest"](model_name="two")
         a = request.inputs.add(name="a", datatype="INT64", shape=(1,))
         a.contents.int64_contents.append(-5)
@@ -49,7 +49,7 @@ def test_only_the_outputs_that_are_asked_for_come() -> None:
         code, text = await rig.refused(request)
         assert code is StatusCode.INVALID_ARGUMENT and "'c'" in text
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -64,41 +64,41 @@ def test_only_the_outputs_that_are_asked_for_come() -> None:
         ("raise", StatusCode["INTERNAL"], "internal"),
     ],
 )
-def test_every_end_has_its_status(mode: str, code: StatusCode, reason: str) -> None:
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = mode
+def test_every_outcome_has_its_status(mode: str, code: StatusCode, reason: str) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = mode
         got, text = await rig.refused(timeout_s=None)
         assert got is code and text
         assert rig.trailers["headgate-reason"] == reason
 
-    run(story)
+    run(scenario)
 
 
-def test_who_is_turned_away_is_told_when_to_come_back() -> None:
-    """Also in the way that gRPC's own retries understand."""
+def test_rejections_have_a_retry_pushback() -> None:
+    """Also in the metadata that gRPC's own retries use."""
 
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "overloaded"
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "overloaded"
         await rig.refused()
         assert 1200 <= int(rig.trailers["retry-after-ms"]) <= 1500
         assert rig.trailers["grpc-retry-pushback-ms"] == rig.trailers["retry-after-ms"]
         assert rig.trailers["headgate-predicted-ms"] == "300.000"
-        rig.serving.mode = "infeasible"
+        rig.runtime.mode = "infeasible"
         await rig.refused()
         assert "retry-after-ms" not in rig.trailers, "more time will not help it"
 
-    run(story)
+    run(scenario)
 
 
-def test_a_late_answer_is_an_answer_unless_the_client_gives_up() -> None:
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "late"
+def test_a_late_result_is_sent_unless_the_deadline_is_hard() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "late"
         await rig.infer(timeout_s=None)
         assert rig.trailers == {"headgate-outcome": "late"}
         code, _ = await rig.refused(timeout_s=60)
         assert code is StatusCode.DEADLINE_EXCEEDED
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -109,20 +109,20 @@ def test_a_late_answer_is_an_answer_unless_the_client_gives_up() -> None:
         (GatewayPhase.READY, "none", StatusCode.NOT_FOUND),
     ],
 )
-def test_what_cannot_be_asked(phase: GatewayPhase, model: str, code: StatusCode) -> None:
-    async def story(rig: Rig) -> None:
-        rig.serving.phase = phase
+def test_unknown_names_are_refused(phase: GatewayPhase, model: str, code: StatusCode) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.phase = phase
         request = rig.row()
         request.model_name = model
         got, _ = await rig.refused(request)
         assert got is code
         assert ("retry-after-ms" in rig.trailers) == (code is StatusCode.UNAVAILABLE)
 
-    run(story)
+    run(scenario)
 
 
-def test_the_deadline_of_the_rpc_goes_before_the_parameter() -> None:
-    async def story(rig: Rig) -> None:
+def test_the_rpc_deadline_takes_precedence_over_the_parameter() -> None:
+    async def scenario(rig: Rig) -> None:
         request = rig.row()
         request.parameters["timeout"].int64_param = 20_000_000
         request.parameters["priority"].uint64_param = 1
@@ -130,7 +130,7 @@ def test_the_deadline_of_the_rpc_goes_before_the_parameter() -> None:
         await rig.ask("ModelInfer", request, timeout_s=30)
         await rig.infer(timeout_s=None, metadata=(("x-request-timeout-ms", "70000"),))
         await rig.infer(timeout_s=None)
-        by_parameter, by_rpc, by_metadata, by_objective = rig.serving.calls
+        by_parameter, by_rpc, by_metadata, by_objective = rig.runtime.calls
         assert by_parameter.is_hard and by_parameter.priority < 0
         assert by_parameter.deadline_ns - by_parameter.arrived_ns == 20_000 * MILLISECOND_NS
         left_ms = (by_rpc.deadline_ns - by_rpc.arrived_ns) / MILLISECOND_NS
@@ -141,84 +141,84 @@ def test_the_deadline_of_the_rpc_goes_before_the_parameter() -> None:
         code, _ = await rig.refused(request, timeout_s=None)
         assert code is StatusCode.INVALID_ARGUMENT
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize("by_rpc", [True, False])
-def test_at_the_deadline_the_client_is_told_and_the_call_left_alone(by_rpc: bool) -> None:
-    """The runtime settles it as expired or late; a cancelled one would count as nobody's miss."""
+def test_at_the_deadline_the_rpc_fails_and_the_call_goes_on(by_rpc: bool) -> None:
+    """The runtime counts it as expired or late; a cancelled call would count as no miss."""
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         await rig.infer()  # so that none of the time goes into connecting
-        rig.serving.mode = "never"
+        rig.runtime.mode = "never"
         request = rig.row()
         if not by_rpc:
             request.parameters["timeout"].int64_param = 500_000
         code, _ = await rig.refused(request, timeout_s=0.5 if by_rpc else None)
         assert code is StatusCode.DEADLINE_EXCEEDED
         await asyncio.sleep(0.05)
-        assert len(rig.serving.calls) == 2
-        assert not rig.serving.cancelled
-        rig.serving.mode = "late"
-        rig.serving.answer(rig.serving.calls[1])  # nobody listens, and nothing breaks
+        assert len(rig.runtime.calls) == 2
+        assert not rig.runtime.cancelled
+        rig.runtime.mode = "late"
+        rig.runtime.complete(rig.runtime.calls[1])  # after the response: must be harmless
 
-    run(story)
+    run(scenario)
 
 
-def test_an_rpc_that_is_cancelled_cancels_its_call() -> None:
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "never"
+def test_cancelling_an_rpc_cancels_its_call() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "never"
         asking = asyncio.ensure_future(rig.infer(timeout_s=None))
-        while not rig.serving.calls:
+        while not rig.runtime.calls:
             await asyncio.sleep(0.01)
         asking.cancel()
-        while not rig.serving.cancelled:
+        while not rig.runtime.cancelled:
             await asyncio.sleep(0.01)
-        assert rig.serving.cancelled == rig.serving.calls
+        assert rig.runtime.cancelled == rig.runtime.calls
 
-    run(story)
+    run(scenario)
 
 
-def test_keys_and_limits_of_tenants_hold_here_too() -> None:
+def test_keys_and_tenant_limits_over_grpc() -> None:
     config = GatewayConfig(
         keys=(ApiKey(sha256(b"open").hexdigest(), 3),),
         tenants=(TenantLimit(3, concurrency_max=1),),
     )
     key = (("x-api-key", "open"),)
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         assert (await rig.refused())[0] is StatusCode.UNAUTHENTICATED
         code, _ = await rig.refused(metadata=(("authorization", "Bearer shut"),))
         assert code is StatusCode.UNAUTHENTICATED
         await rig.infer(metadata=key)
         await rig.infer(metadata=(("authorization", "Bearer open"),))
-        assert {call.client_id for call in rig.serving.calls} == {3}
-        rig.serving.mode = "never"
+        assert {call.client_id for call in rig.runtime.calls} == {3}
+        rig.runtime.mode = "never"
         first = asyncio.ensure_future(rig.infer(timeout_s=None, metadata=key))
-        while len(rig.serving.calls) < 3:
+        while len(rig.runtime.calls) < 3:
             await asyncio.sleep(0.01)
         code, _ = await rig.refused(metadata=key)
         assert code is StatusCode.RESOURCE_EXHAUSTED
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
 
-    run(story, config)
+    run(scenario, config)
 
 
-def test_the_trace_goes_along() -> None:
+def test_traces_over_grpc() -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         await rig.infer(metadata=(("traceparent", trace),))
         await rig.infer(metadata=(("traceparent", "nonsense"),))
-        assert [call.trace for call in rig.serving.calls] == [trace.encode(), None]
+        assert [call.trace for call in rig.runtime.calls] == [trace.encode(), None]
 
-    run(story)
+    run(scenario)
 
 
-def test_a_message_that_is_too_large_is_not_taken_in() -> None:
-    async def story(rig: Rig) -> None:
+def test_a_message_that_is_too_large_is_not_read() -> None:
+    async def scenario(rig: Rig) -> None:
         request = rig.row(raw_input_contents=[bytes(20_000)])
         assert (await rig.refused(request))[0] is StatusCode.RESOURCE_EXHAUSTED
 
-    run(story, GatewayConfig(body_bytes_max=10_000))
+    run(scenario, GatewayConfig(body_bytes_max=10_000))

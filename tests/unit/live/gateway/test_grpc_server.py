@@ -1,4 +1,4 @@
-"""Health, metadata and reflection, and that real clients understand all of it."""
+"""Health, metadata and reflection over gRPC, with real clients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from fake_serving import FakeServing
+from fake_runtime import FakeRuntime
 from google.protobuf.descriptor_pb2 import DescriptorProto
 from grpc import StatusCode
 from grpc.aio import AioRpcError, secure_channel
@@ -20,7 +20,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
-from grpc_rig import Rig, http_of, run
+from grpc_rig import Rig, context_of, run
 
 from headgate.core.errors import ConfigError
 from headgate.live.call import GatewayPhase
@@ -29,8 +29,8 @@ from headgate.live.gateway.grpc.messages import MESSAGES, Messages
 from headgate.live.gateway.grpc.server import GrpcServer
 
 
-def test_health_of_the_protocol() -> None:
-    async def story(rig: Rig) -> None:
+def test_health_methods_of_the_protocol() -> None:
+    async def scenario(rig: Rig) -> None:
         async def is_ready() -> tuple[bool, bool, bool]:
             live = await rig.ask("ServerLive", rig.messages["ServerLiveRequest"]())
             ready = await rig.ask("ServerReady", rig.messages["ServerReadyRequest"]())
@@ -38,13 +38,13 @@ def test_health_of_the_protocol() -> None:
             return live.live, ready.ready, model.ready
 
         assert await is_ready() == (True, True, True)
-        rig.serving.problems["echo"] = "cannot be loaded: OSError: no secret/weights"
+        rig.runtime.problems["echo"] = "cannot be loaded: OSError: no secret/weights"
         assert await is_ready() == (True, False, False)
-        rig.serving.problems.clear()
-        rig.serving.phase = GatewayPhase.LEAVING
+        rig.runtime.problems.clear()
+        rig.runtime.phase = GatewayPhase.LEAVING
         assert await is_ready() == (True, False, False)
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -55,26 +55,26 @@ def test_health_of_the_protocol() -> None:
     ],
 )
 def test_why_a_model_is_not_ready_is_in_the_metadata(exposes: bool, reason: str) -> None:
-    """Of the server as a whole, only which models; that anybody may ask."""
+    """For the server as a whole, only the names of models: that method is public."""
 
-    async def story(rig: Rig) -> None:
-        async def told(method: str, **fields: str) -> str:
+    async def scenario(rig: Rig) -> None:
+        async def reason_of(method: str, **fields: str) -> str:
             await rig.ask(method, rig.messages[f"{method}Request"](**fields))
             return str(rig.trailers.get("headgate-reason", ""))
 
-        assert await told("ModelReady", name="echo") == await told("ServerReady") == ""
-        rig.serving.problems["echo"] = "cannot be loaded: OSError: no secret/weights"
-        assert await told("ModelReady", name="echo") == reason
-        assert await told("ServerReady") == "not ready: echo"
+        assert await reason_of("ModelReady", name="echo") == await reason_of("ServerReady") == ""
+        rig.runtime.problems["echo"] = "cannot be loaded: OSError: no secret/weights"
+        assert await reason_of("ModelReady", name="echo") == reason
+        assert await reason_of("ServerReady") == "not ready: echo"
         health: Any = HealthStub(rig.channel)
         checked = await health.Check(HealthCheckRequest())
         assert checked.status == HealthCheckResponse.NOT_SERVING
 
-    run(story, GatewayConfig(expose_errors=exposes))
+    run(scenario, GatewayConfig(expose_errors=exposes))
 
 
 def test_metadata() -> None:
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         server = await rig.ask("ServerMetadata", rig.messages["ServerMetadataRequest"]())
         assert server.name == "headgate" and "schedule_policy" in server.extensions
         model = await rig.ask("ModelMetadata", rig.messages["ModelMetadataRequest"](name="two"))
@@ -85,13 +85,13 @@ def test_metadata() -> None:
             await rig.ask("ModelMetadata", rig.messages["ModelMetadataRequest"](name="none"))
         assert error.value.code() is StatusCode.NOT_FOUND
 
-    run(story)
+    run(scenario)
 
 
 def test_standard_health() -> None:
-    """Asked once, and watched while the gateway leaves."""
+    """`Check` once, and `Watch` while the gateway shuts down."""
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         stub: Any = HealthStub(rig.channel)
         serving, not_serving = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
         assert (await stub.Check(HealthCheckRequest())).status == serving
@@ -100,15 +100,15 @@ def test_standard_health() -> None:
         assert error.value.code() is StatusCode.NOT_FOUND
         watch = stub.Watch(HealthCheckRequest(service="inference.GRPCInferenceService"))
         assert (await watch.read()).status == serving
-        rig.serving.phase = GatewayPhase.LEAVING
+        rig.runtime.phase = GatewayPhase.LEAVING
         assert (await watch.read()).status == not_serving
         watch.cancel()
 
-    run(story)
+    run(scenario)
 
 
-def test_reflection_tells_of_every_service() -> None:
-    async def story(rig: Rig) -> None:
+def test_reflection_lists_every_service() -> None:
+    async def scenario(rig: Rig) -> None:
         requests = [
             ServerReflectionRequest(list_services=""),
             ServerReflectionRequest(file_containing_symbol="inference.GRPCInferenceService"),
@@ -122,14 +122,14 @@ def test_reflection_tells_of_every_service() -> None:
         assert b"ModelInferRequest" in ours.file_descriptor_response.file_descriptor_proto[0]
         assert b"HealthCheck" in health.file_descriptor_response.file_descriptor_proto[0]
 
-    run(story)
+    run(scenario)
 
 
-def test_a_port_that_somebody_keeps_can_be_used() -> None:
-    """The supervisor binds it first, to know the number and to have it still after a restart."""
+def test_a_reserved_port_can_be_used() -> None:
+    """The supervisor binds the port first, to know its number and to keep it over restarts."""
 
-    async def story(_: Rig) -> None:
-        server = GrpcServer(http_of(FakeServing()))
+    async def scenario(_: Rig) -> None:
+        server = GrpcServer(context_of(FakeRuntime()))
         with socket.socket() as kept:
             kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             kept.bind(("127.0.0.1", 0))
@@ -137,12 +137,12 @@ def test_a_port_that_somebody_keeps_can_be_used() -> None:
             assert await server.start("127.0.0.1", port) == port
             await server.stop()
 
-    run(story)
+    run(scenario)
 
 
-def test_a_port_that_is_taken_is_said_to_be() -> None:
-    async def story(_: Rig) -> None:
-        server = GrpcServer(http_of(FakeServing()))
+def test_a_port_in_use_is_a_config_error() -> None:
+    async def scenario(_: Rig) -> None:
+        server = GrpcServer(context_of(FakeRuntime()))
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
@@ -150,11 +150,11 @@ def test_a_port_that_is_taken_is_said_to_be() -> None:
                 await server.start("127.0.0.1", taken.getsockname()[1])
         await server.stop()
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="a certificate has to be made")
-def test_a_certificate_makes_it_speak_tls(tmp_path: Path) -> None:
+def test_a_certificate_enables_tls(tmp_path: Path) -> None:
     subprocess.run(
         [
             *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
@@ -166,24 +166,24 @@ def test_a_certificate_makes_it_speak_tls(tmp_path: Path) -> None:
     )
     certificate = tmp_path / "certificate.pem"
 
-    async def story(plain: Rig) -> None:
-        server = GrpcServer(http_of(plain.serving))
+    async def scenario(plain: Rig) -> None:
+        server = GrpcServer(context_of(plain.runtime))
         port = await server.start("127.0.0.1", 0, certificate, tmp_path / "key.pem")
         trusting = grpc.ssl_channel_credentials(certificate.read_bytes())
         async with secure_channel(f"127.0.0.1:{port}", trusting) as channel:
-            rig = Rig(plain.serving, channel, port, plain.http, server)
+            rig = Rig(plain.runtime, channel, port, plain.context, server)
             assert (await rig.infer()).outputs[0].name == "x"
         await server.stop()
-        unreadable = GrpcServer(http_of(plain.serving))
+        unreadable = GrpcServer(context_of(plain.runtime))
         with pytest.raises(ConfigError, match="No such file"):
             await unreadable.start("127.0.0.1", 0, tmp_path / "none.pem")
         await unreadable.stop()
 
-    run(story)
+    run(scenario)
 
 
 def test_messages_are_those_of_the_protocol() -> None:
-    """Held against the messages of a client, field by field; both are loaded in this process."""
+    """Compared with the messages of a client library, field by field, in one process."""
     theirs = pytest.importorskip("tritonclient.grpc.service_pb2")
     messages = Messages()
     for name in MESSAGES:
@@ -199,11 +199,11 @@ def fields(message: Any) -> list[tuple[str, int, int, int]]:
     return [(f.name, f.number, f.type, f.label) for f in described.field]
 
 
-def test_tritons_client_is_served() -> None:
+def test_the_triton_client_over_grpc() -> None:
     triton = pytest.importorskip("tritonclient.grpc")
     aio = pytest.importorskip("tritonclient.grpc.aio")
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         client = aio.InferenceServerClient(f"127.0.0.1:{rig.port}")
         assert await client.is_server_live() and await client.is_server_ready()
         assert await client.is_model_ready("echo")
@@ -220,9 +220,9 @@ def test_tritons_client_is_served() -> None:
                 model, [given], request_id="r", priority=1, timeout=60_000_000, client_timeout=None
             )
             assert (answer.as_numpy("x") == array).all() and answer.get_response().id == "r"
-            call = rig.serving.calls[-1]
+            call = rig.runtime.calls[-1]
             assert call.priority < 0 and call.deadline_ns - call.arrived_ns == 60_000_000_000
         await client.close()
         await asyncio.sleep(0)
 
-    run(story)
+    run(scenario)

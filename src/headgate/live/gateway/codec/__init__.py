@@ -1,1 +1,1 @@
-"""Long texts are parsed and written in a process of their own, so that nobody else waits."""
+"""Reads and writes long texts in other processes, so that the event loop stays responsive."""

@@ -1,11 +1,10 @@
-"""The gateway's end of the codec: long texts are read and written in processes beside it.
+"""The gateway's end of the codec, which reads and writes long texts in other processes.
 
-There are two lanes, for texts that are long and for those that are very long, so that nobody waits
-for the latter but those who send them. Each is one process, which is started when it is first
-needed, does one job at a time, and is killed and started again when a job takes too long. Those who
-wait are served tenant by tenant, in turn.
+There are two processes, one for long texts and one for very long ones, so that the latter delay
+only each other. A process is started when it is first needed, does one job at a time, and is killed
+and restarted when a job takes too long. Queued jobs are taken tenant by tenant, round robin.
 
-All of it runs on the event loop. Nothing larger than a socket's buffer is copied in one go.
+All of this runs on the event loop. Nothing larger than a socket's buffer is copied in one step.
 """
 
 from __future__ import annotations
@@ -28,32 +27,32 @@ from headgate.live.gateway.codec.process import (
     REPLIES,
     AnyReply,
     CodecJob,
+    ErrorResult,
     FailedResult,
     ReadResult,
-    RefusedResult,
     packed,
 )
 from headgate.live.gateway.codec.text import ParsedRequest, ReadText, WriteText
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.errors import RequestError
+from headgate.live.gateway.errors import RequestError, draining, internal_error, memory_exhausted
 from headgate.live.gateway.memory_budget import Hold
 from headgate.live.ipc.shared_memory import room_for
 
 _LOG: Final = logging.getLogger(__name__)
-_LARGE_BYTES: Final = 1 << 20  # from here on, a job is one for the second lane
-_HEADER_BYTES_MAX: Final = 1 << 24  # of a reply; a longer one is nonsense
+_LARGE_BYTES: Final = 1 << 20  # a job with more is for the second process
+_HEADER_BYTES_MAX: Final = 1 << 24  # of a reply; a longer one is malformed
 _READ_BYTES: Final = 1 << 18  # at a time
-_PARTS_AT_ONCE: Final = 64  # that one call of the kernel is given
+_PARTS_AT_ONCE: Final = 64  # that one system call sends
 
 Part = bytes | bytearray | memoryview
-Result = ParsedRequest | memoryview | RequestError  # a text that was read or written, or neither
+Result = ParsedRequest | memoryview | RequestError  # what was read or written, or why not
 
 
 @final
 class TextJob:
-    """One text, and who wants it. `cancel` says that nobody does any more."""
+    """One text to read or write, and the callback that gets the result."""
 
-    __slots__ = ("hold", "lane", "message", "on_done", "parts", "since_s", "tenant")
+    __slots__ = ("hold", "message", "on_done", "parts", "process", "since_s", "tenant")
 
     def __init__(
         self,
@@ -65,21 +64,21 @@ class TextJob:
     ) -> None:
         self.message = message
         self.parts = parts
-        self.hold = hold  # what the job takes of the budget
+        self.hold = hold  # of the memory budget, for the text and its result
         self.tenant = tenant
         self.on_done: Callable[[Result], None] | None = on_done
         self.since_s = 0.0
-        self.lane: CodecProcess | None = None
+        self.process: CodecProcess | None = None
 
     def cancel(self) -> None:
-        """Forget about it. What it holds is given back when nothing of it is left here."""
+        """Drop the result. The hold is released when the job no longer uses its memory."""
         self.on_done = None
-        if self.lane is not None:
-            self.lane.forget(self)
+        if self.process is not None:
+            self.process.cancel(self)
 
     def finish(self, result: Result) -> None:
-        """Hand the result over, or give back what nobody wants."""
-        self.lane = None
+        """Pass the result to the callback; release the hold if the job was cancelled."""
+        self.process = None
         self.parts = ()
         on_done, self.on_done = self.on_done, None
         if on_done is None:
@@ -90,41 +89,41 @@ class TextJob:
 
 @final
 class Codec:
-    """Both lanes."""
+    """Both processes."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, config: GatewayConfig) -> None:
-        self.lanes = (CodecProcess(loop, config), CodecProcess(loop, config))
+        self.processes = (CodecProcess(loop, config), CodecProcess(loop, config))
 
     def submit(self, job: TextJob) -> None:
-        """Have a job done. Raises `RequestError` (503) where too many wait."""
+        """Queue a job. Raises `RequestError` (503) where the queue is full."""
         size = sum(len(part) for part in job.parts)
-        self.lanes[size > _LARGE_BYTES].submit(job)
+        self.processes[size > _LARGE_BYTES].submit(job)
 
     def sweep(self, now_s: float) -> None:
-        """Turn away those that have waited for too long."""
-        for lane in self.lanes:
-            lane.sweep(now_s)
+        """Fail jobs that have been queued for too long."""
+        for process in self.processes:
+            process.sweep(now_s)
 
     def close(self) -> None:
-        """End the processes; jobs that are open are refused."""
-        for lane in self.lanes:
-            lane.close()
+        """Kill the processes; unfinished jobs fail."""
+        for process in self.processes:
+            process.close()
 
 
 @final
 class CodecProcess:
-    """One process, and those who wait for it."""
+    """One process and its queue."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, config: GatewayConfig) -> None:
         self.command = (sys.executable, "-m", "headgate.live.gateway.codec.process")
         self.starts = 0
         self._loop = loop
         self._limits = config
-        self._waiting: dict[int, deque[TextJob]] = {}  # by tenant; whose turn it is comes first
-        self._last_tenant = -1  # who had the turn before
-        self._job: TextJob | None = None  # that is being done
+        self._waiting: dict[int, deque[TextJob]] = {}  # by tenant; the next tenant first
+        self._last_tenant = -1  # whose job was taken last
+        self._job: TextJob | None = None  # that is running
         self._process: subprocess.Popen[bytes] | None = None
-        self._ending: list[subprocess.Popen[bytes]] = []  # killed, and perhaps not gone
+        self._killed: list[subprocess.Popen[bytes]] = []  # killed, perhaps not reaped yet
         self._socket: socket.socket | None = None
         self._out: list[memoryview] = []
         self._reply = _Reply()
@@ -133,49 +132,49 @@ class CodecProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, if there is one."""
+        """The process id, if the process is running."""
         return None if self._process is None else self._process.pid
 
     def submit(self, job: TextJob) -> None:
-        """Have a job done in its turn. Raises `RequestError` (503) where too many wait."""
+        """Queue a job. Raises `RequestError` (503) where its tenant's queue is full."""
         if self._is_closed:
-            raise _leaving()
+            raise draining()
         waiting = self._waiting.setdefault(job.tenant, deque())
         if len(waiting) >= self._limits.codec_queue_max:
-            raise RequestError(503, "too many long texts are waiting", reason="codec_busy")
-        job.lane = self
+            raise RequestError(
+                503, "too many long texts of this client are queued", reason="codec_busy"
+            )
+        job.process = self
         job.since_s = self._loop.time()
         waiting.append(job)
-        self._next()
+        self._start_next()
 
-    def forget(self, job: TextJob) -> None:
-        """Nobody wants it any more: it need not wait, but one that has begun goes on."""
+    def cancel(self, job: TextJob) -> None:
+        """Take a job out of the queue; a job that is running goes on."""
         if job is not self._job:
             self._waiting[job.tenant].remove(job)
-            job.finish(_busy())
+            job.finish(_codec_busy())
 
     def sweep(self, now_s: float) -> None:
-        """Turn away those that have waited for too long."""
+        """Fail jobs that have been queued for too long."""
         oldest_s = now_s - self._limits.codec_timeout_s
         for waiting in list(self._waiting.values()):
             while waiting and waiting[0].since_s < oldest_s:
-                waiting.popleft().finish(_busy())
+                waiting.popleft().finish(_codec_busy())
         self._reap()
 
     def close(self) -> None:
-        """End the process; jobs that are open are refused."""
+        """Kill the process; unfinished jobs fail."""
         self._is_closed = True
         for waiting in list(self._waiting.values()):
             while waiting:
-                waiting.popleft().finish(_leaving())
-        self._end(_leaving())
-        for process in self._ending:
+                waiting.popleft().finish(draining())
+        self._kill(draining())
+        for process in self._killed:
             process.wait()
-        self._ending.clear()
+        self._killed.clear()
 
-    # --- one job -------------------------------------------------------------------------------
-
-    def _next(self) -> None:
+    def _start_next(self) -> None:
         if self._job is not None or self._is_closed:
             return
         tenants = [tenant for tenant, jobs in self._waiting.items() if jobs]
@@ -190,18 +189,18 @@ class CodecProcess:
         if jobs:
             self._waiting[tenant] = jobs  # behind all others
         self._job = job
-        self._timer = self._loop.call_later(self._limits.codec_timeout_s, self._overdue)
+        self._timer = self._loop.call_later(self._limits.codec_timeout_s, self._on_timeout)
         try:
             self._start()
         except OSError as error:
-            _LOG.error("the process that reads and writes long texts cannot be started: %s", error)
-            self._end(_lost())
+            _LOG.error("the codec process cannot be started: %s", error)
+            self._kill(_codec_lost())
             return
         header = packed(CodecJob(job.message, [len(part) for part in job.parts]))
         self._out = [memoryview(header), *(memoryview(part) for part in job.parts)]
         self._write()
 
-    def _done(self, result: Result) -> None:
+    def _finish(self, result: Result) -> None:
         job, self._job = self._job, None
         self._reply = _Reply()
         if self._timer is not None:
@@ -209,16 +208,14 @@ class CodecProcess:
             self._timer = None
         assert job is not None
         job.finish(result)
-        self._loop.call_soon(self._next)
+        self._loop.call_soon(self._start_next)
 
-    def _overdue(self) -> None:
+    def _on_timeout(self) -> None:
         self._timer = None
         limit_s = self._limits.codec_timeout_s
-        _LOG.warning("a text took longer than %g s to read or write, and is given up", limit_s)
-        message = f"its text took longer than {limit_s:g} s; use binary tensors"
-        self._end(RequestError(503, message, reason="codec_timeout"))
-
-    # --- the process ---------------------------------------------------------------------------
+        _LOG.warning("a text took longer than %g s: the codec process is killed", limit_s)
+        message = f"processing the text took longer than {limit_s:g} s; use binary tensors"
+        self._kill(RequestError(503, message, reason="codec_timeout"))
 
     def _start(self) -> None:
         if self._process is not None:
@@ -240,8 +237,8 @@ class CodecProcess:
         self._socket = ours
         self._loop.add_reader(ours, self._read)
 
-    def _end(self, refused: RequestError) -> None:
-        """End the process and refuse its job."""
+    def _kill(self, error: RequestError) -> None:
+        """Kill the process and fail its job."""
         if self._socket is not None:
             self._loop.remove_reader(self._socket)
             self._loop.remove_writer(self._socket)
@@ -249,25 +246,25 @@ class CodecProcess:
             self._socket = None
         if self._process is not None:
             self._process.kill()
-            self._ending.append(self._process)
+            self._killed.append(self._process)
             self._process = None
         self._out = []
         if self._job is not None:
-            self._done(refused)
+            self._finish(error)
 
     def _reap(self) -> None:
-        if self._ending:
-            self._ending = [process for process in self._ending if process.poll() is None]
+        if self._killed:
+            self._killed = [process for process in self._killed if process.poll() is None]
 
     def _write(self) -> None:
-        """Send some of the job."""
+        """Send as much of the job as the socket takes."""
         assert self._socket is not None
         try:
             sent = self._socket.sendmsg(self._out[:_PARTS_AT_ONCE])
         except BlockingIOError:
             sent = 0
         except OSError:
-            self._broken()
+            self._on_exit()
             return
         out = self._out
         while out and sent >= len(out[0]):
@@ -279,128 +276,123 @@ class CodecProcess:
             self._loop.remove_writer(self._socket)
 
     def _read(self) -> None:
-        """Take some of the reply."""
+        """Receive a piece of the reply."""
         assert self._socket is not None
         try:
-            got = self._socket.recv_into(self._reply.room()[:_READ_BYTES])
+            count = self._socket.recv_into(self._reply.buffer()[:_READ_BYTES])
         except BlockingIOError:
             return
         except OSError:
-            got = 0
-        if not got or self._job is None:
-            self._broken()
+            count = 0
+        if not count or self._job is None:
+            self._on_exit()
             return
         try:
-            is_whole = self._reply.took(got, self._job)
+            is_whole = self._reply.on_bytes(count, self._job)
         except ValueError as error:  # also msgspec's
-            _LOG.error("the process that reads and writes long texts makes no sense: %s", error)
-            self._broken()
+            _LOG.error("the codec process sent a malformed reply: %s", error)
+            self._on_exit()
             return
         if is_whole:
             result = self._reply.result()
             if isinstance(result, RequestError) and result.reason == NO_MEMORY:
-                self._end(result)  # it ends after that
+                self._kill(result)  # the process exits after this error
             else:
-                self._done(result)
+                self._finish(result)
 
-    def _broken(self) -> None:
-        """The process has ended by itself."""
+    def _on_exit(self) -> None:
+        """The process has ended or cannot be understood."""
         if self._job is not None:
-            _LOG.warning("the process that reads and writes long texts has ended within a job")
-        self._end(_lost())
+            _LOG.warning("the codec process ended during a job")
+        self._kill(_codec_lost())
 
 
 @final
 class _Reply:
-    """What has come of a reply. Its parts are read into memory that the budget has room for."""
+    """A reply being received. Its parts are read into memory that the budget has reserved."""
 
     def __init__(self) -> None:
         self._header: AnyReply | None = None
-        self._room = memoryview(bytearray(LENGTH_BYTES))
-        self._at = 0  # of what is being read
+        self._buffer = memoryview(bytearray(LENGTH_BYTES))  # what is being read
+        self._at = 0  # position in it
         self._has_length = False
-        self._parts: list[memoryview] = []  # that are whole
-        self._wanted: list[int] = []  # sizes of those that are to come
-        self._left = 0  # bytes that are thrown away
+        self._parts: list[memoryview] = []  # received
+        self._part_sizes: list[int] = []  # sizes of the parts to come
+        self._discarded_left = 0  # bytes still to be received and discarded
         self._is_kept = True
 
-    def room(self) -> memoryview:
-        """Where the next bytes go."""
-        return self._room[self._at :]
+    def buffer(self) -> memoryview:
+        """Where to put the next bytes."""
+        return self._buffer[self._at :]
 
-    def took(self, size: int, job: TextJob) -> bool:
-        """So many bytes have come; whether that was the last of them."""
+    def on_bytes(self, size: int, job: TextJob) -> bool:
+        """Bytes have been received. Returns whether the reply is complete."""
         if not self._is_kept:
-            self._left -= size
-            self._room = self._room[: self._left]
-            return not self._left
+            self._discarded_left -= size
+            self._buffer = self._buffer[: self._discarded_left]
+            return not self._discarded_left
         self._at += size
-        if self._at < len(self._room):
+        if self._at < len(self._buffer):
             return False
         if not self._has_length:
             self._has_length = True
-            length = int.from_bytes(self._room, "little")
+            length = int.from_bytes(self._buffer, "little")
             if length > _HEADER_BYTES_MAX:
                 raise ValueError(f"a header of {length} bytes")
-            self._renew(length)
+            self._new_buffer(length)
             return False
         if self._header is None:
-            self._begin_parts(REPLIES.decode(self._room), job)
+            self._begin_parts(REPLIES.decode(self._buffer), job)
         else:
-            self._parts.append(self._room.toreadonly())
+            self._parts.append(self._buffer.toreadonly())
         return self._next_part()
 
     def result(self) -> Result:
-        """What it amounts to."""
+        """The result of the job."""
         header = self._header
-        if isinstance(header, RefusedResult):
+        if isinstance(header, ErrorResult):
             return RequestError(header.status, header.message, reason=header.reason)
         if isinstance(header, FailedResult):
-            _LOG.error("a long text broke the gateway:\n%s", header.trace)
-            return RequestError(500, "the gateway made a mistake", reason="internal")
+            _LOG.error("internal error in the codec process:\n%s", header.trace)
+            return internal_error()
         if not self._is_kept:
-            return RequestError(503, "there is no memory for it just now", reason="memory")
+            return memory_exhausted()
         if isinstance(header, ReadResult):
             parts = iter(self._parts)
             data = [None if size < 0 else next(parts) for size in header.sizes]
-            return ParsedRequest(header.form, header.request, data)
+            return ParsedRequest(header.format, header.request, data)
         return self._parts[0]
 
     def _begin_parts(self, header: AnyReply, job: TextJob) -> None:
         self._header = header
-        self._wanted = [size for size in header.sizes if size >= 0]
-        whole = sum(self._wanted)
-        # One that nobody waits for is read all the same: the next one's reply is behind it.
-        self._is_kept = job.on_done is not None and job.hold.grow(whole)
+        self._part_sizes = [size for size in header.sizes if size >= 0]
+        total = sum(self._part_sizes)
+        # The reply of a cancelled job is received all the same: the next job's reply is behind it.
+        self._is_kept = job.on_done is not None and job.hold.grow(total)
         if not self._is_kept:
-            self._wanted = []
-            self._left = whole
-            self._renew(min(whole, _READ_BYTES))
+            self._part_sizes = []
+            self._discarded_left = total
+            self._new_buffer(min(total, _READ_BYTES))
 
     def _next_part(self) -> bool:
         if not self._is_kept:
-            return not self._left
-        while self._wanted:
-            self._renew(self._wanted.pop(0))
-            if len(self._room):
+            return not self._discarded_left
+        while self._part_sizes:
+            self._new_buffer(self._part_sizes.pop(0))
+            if len(self._buffer):
                 return False
-            self._parts.append(self._room)  # an empty one
+            self._parts.append(self._buffer)  # an empty part
         return True
 
-    def _renew(self, size: int) -> None:
-        self._room = room_for(size)
+    def _new_buffer(self, size: int) -> None:
+        self._buffer = room_for(size)
         self._at = 0
 
 
-def _leaving() -> RequestError:
-    return RequestError(503, "the server is leaving", reason="draining")
+def _codec_busy() -> RequestError:
+    return RequestError(503, "the text was queued for too long", reason="codec_busy")
 
 
-def _busy() -> RequestError:
-    return RequestError(503, "its text has waited for too long to be read", reason="codec_busy")
-
-
-def _lost() -> RequestError:
-    return RequestError(
-        503, "the process that read or wrote its text was lost", reason="codec_lost"
-    )
+def _codec_lost() -> RequestError:
+    message = "the process that was reading or writing the text ended"
+    return RequestError(503, message, reason="codec_lost")

@@ -1,10 +1,11 @@
-"""`python -m headgate.live.gateway.codec.process`: the process that reads and writes long texts.
+"""`python -m headgate.live.gateway.codec.process`: reads and writes the long texts of a gateway.
 
-Reading some megabytes of JSON takes a second in which an interpreter does nothing else, whichever
-thread does it. So a gateway has it done here, where nobody waits but the request whose text it is.
+Reading some megabytes of JSON takes a second, during which an interpreter does nothing else,
+whichever thread reads. In a process of its own it delays only the request that the text belongs to.
 
-One job at a time comes through a socket and is answered: a header in MessagePack behind its length,
-then the raw bytes whose sizes the header has. The process ends when the gateway's end is closed.
+Jobs come through a socket, one at a time, and each gets a reply. Both are a header in MessagePack
+behind its length, then the raw parts whose sizes the header gives. The process ends when the
+gateway closes its end of the socket.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.oip.json import InferRequest
 
 LENGTH_BYTES: Final = 4
-NICENESS: Final = 5  # workers go first
-# Of what a client can have it take, over what the interpreter has: text as Python objects.
+NICENESS: Final = 5  # workers have precedence
+# Memory of a text as Python objects, as a multiple of the largest text.
 MEMORY_FACTOR: Final = 6
-HEADER_BYTES_MAX: Final = 128 << 10  # of what a text says beside elements
+HEADER_BYTES_MAX: Final = 128 << 10  # of a request without its elements
 NO_MEMORY: Final = "text_too_large"
 _SET_PARENT_DEATH_SIGNAL: Final = 1  # of prctl
 TRACE_CHARACTERS_MAX: Final = 10_000
 
 
 @final
-class CodecJob(Struct, array_like=True, tag="asked"):
-    """A job. `sizes` are those of the raw parts that follow."""
+class CodecJob(Struct, array_like=True, tag="job"):
+    """A job. `sizes` are the sizes of the raw parts that follow."""
 
     message: ReadText | WriteText
     sizes: list[int]
@@ -50,23 +51,23 @@ class CodecJob(Struct, array_like=True, tag="asked"):
 
 @final
 class ReadResult(Struct, array_like=True, tag="read"):
-    """What a text says; the elements of its inputs follow. A size of -1: there are none."""
+    """A request that was read; elements of its inputs follow. Size -1: not in the text."""
 
-    form: str
+    format: str
     request: InferRequest
     sizes: list[int]
 
 
 @final
 class WriteResult(Struct, array_like=True, tag="written"):
-    """A text that follows."""
+    """The text of a response, which follows."""
 
     sizes: list[int]
 
 
 @final
-class RefusedResult(Struct, array_like=True, tag="refused"):
-    """Why there is nothing: as `RequestError` has it."""
+class ErrorResult(Struct, array_like=True, tag="error"):
+    """The fields of the `RequestError` that the job raised."""
 
     status: int
     message: str
@@ -82,7 +83,7 @@ class FailedResult(Struct, array_like=True, tag="broken"):
     sizes: list[int] = []
 
 
-AnyReply = ReadResult | WriteResult | RefusedResult | FailedResult
+AnyReply = ReadResult | WriteResult | ErrorResult | FailedResult
 
 ENCODER: Final = Encoder()
 REPLIES: Final[Decoder[AnyReply]] = Decoder(AnyReply)
@@ -90,75 +91,77 @@ _JOBS: Final[Decoder[CodecJob]] = Decoder(CodecJob)
 
 
 def packed(header: CodecJob | AnyReply) -> bytes:
-    """A header as it is sent."""
+    """A header behind its length."""
     data = ENCODER.encode(header)
     return len(data).to_bytes(LENGTH_BYTES, "little") + data
 
 
-def answer(
+def run_job(
     message: ReadText | WriteText, parts: Sequence[memoryview], limits: GatewayConfig
 ) -> tuple[AnyReply, list[bytes | memoryview]]:
-    """Do a job: the reply, and the raw parts that follow it. Never raises."""
+    """Do a job. Returns the reply and the raw parts that follow it. Never raises."""
     try:
         if isinstance(message, WriteText):
             text = write_text(message, parts, limits)
             return WriteResult([len(text)]), [text]
-        read = read_text(message, parts[0], limits)
-        if len(ENCODER.encode(read.request)) > HEADER_BYTES_MAX:  # the gateway has to read it
-            raise RequestError(413, "names, ids and parameters are too long", reason="too_large")
-        sizes = [-1 if data is None else len(data) for data in read.data]
-        found: list[bytes | memoryview] = [data for data in read.data if data is not None]
-        return ReadResult(read.form, read.request, sizes), found
-    except RequestError as refused:
-        return RefusedResult(refused.status, refused.message, refused.reason), []
+        parsed = read_text(message, parts[0], limits)
+        if len(ENCODER.encode(parsed.request)) > HEADER_BYTES_MAX:
+            raise RequestError(
+                413, "the names and parameters of the request are too long", reason="too_large"
+            )
+        sizes = [-1 if data is None else len(data) for data in parsed.data]
+        raw: list[bytes | memoryview] = [data for data in parsed.data if data is not None]
+        return ReadResult(parsed.format, parsed.request, sizes), raw
+    except RequestError as error:
+        return ErrorResult(error.status, error.message, error.reason), []
     except MemoryError:
-        problem = "its text takes more memory than there is for that; use binary tensors"
+        problem = "the text takes too much memory to process; use binary tensors"
         status = 413 if isinstance(message, ReadText) else 500
-        return RefusedResult(status, problem, NO_MEMORY), []
+        return ErrorResult(status, problem, NO_MEMORY), []
     except Exception:
         return FailedResult(traceback.format_exc()[-TRACE_CHARACTERS_MAX:]), []
 
 
 def serve(connection: socket.socket, limits: GatewayConfig) -> None:
-    """Do jobs until there are no more."""
-    while (head := _received(connection, LENGTH_BYTES)) is not None:
-        header = _received(connection, int.from_bytes(head, "little"))
+    """Do jobs until the gateway closes the socket."""
+    while (head := _receive(connection, LENGTH_BYTES)) is not None:
+        header = _receive(connection, int.from_bytes(head, "little"))
         if header is None:
             return
         job = _JOBS.decode(header)
         parts: list[memoryview] = []
         for size in job.sizes:
-            part = _received(connection, size)
+            part = _receive(connection, size)
             if part is None:
                 return
             parts.append(memoryview(part).toreadonly())
-        reply, raw = answer(job.message, parts, limits)
+        reply, raw = run_job(job.message, parts, limits)
         del parts
         connection.sendall(packed(reply))
         for each in raw:
             connection.sendall(each)
-        if isinstance(reply, RefusedResult) and reply.reason == NO_MEMORY:
-            return  # what is left of it would be missing for the next one
+        if isinstance(reply, ErrorResult) and reply.reason == NO_MEMORY:
+            return  # memory that it fragmented would be missing for the next job
 
 
-def _received(connection: socket.socket, size: int) -> bytearray | None:
-    """So many bytes; None if the other end is closed before."""
+def _receive(connection: socket.socket, size: int) -> bytearray | None:
+    """Read exactly `size` bytes; None if the socket is closed before."""
     data = bytearray(size)
     view = memoryview(data)
     while view:
-        got = connection.recv_into(view)
-        if not got:
+        count = connection.recv_into(view)
+        if not count:
             return None
-        view = view[got:]
+        view = view[count:]
     return data
 
 
 def _bound_memory(limits: GatewayConfig) -> None:
-    """Let no text take everything: then it is refused, and the process lives."""
+    """Limit the memory of this process, so that a large text gets an error and kills nothing."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     now_kib = next(line.split()[1] for line in status.splitlines() if line.startswith("VmData:"))
-    most = limits.json_bytes_max + limits.answer_bytes_max
-    bound = (int(now_kib) << 10) + MEMORY_FACTOR * most + (64 << 20)
+    text_bytes = limits.json_bytes_max + limits.response_bytes_max
+    bound = (int(now_kib) << 10) + MEMORY_FACTOR * text_bytes + (64 << 20)
     resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
 
 
@@ -170,11 +173,11 @@ def main() -> int:
     parser.add_argument("--fd", type=int, required=True, help="a connected socket")
     parser.add_argument("--limits", required=True, help="a GatewayConfig as JSON")
     options = parser.parse_args()
-    # A signal to every process at once is for the gateway to heed: it still has answers to give.
+    # A signal to all processes at once is for the gateway, which still has requests to complete.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
-    # The end of the socket would be noticed only after the job at hand.
+    # Without this, the death of the gateway would be noticed only after the current job.
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     limits = msgspec.json.decode(options.limits, type=GatewayConfig)
     _bound_memory(limits)

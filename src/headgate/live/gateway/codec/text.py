@@ -1,7 +1,7 @@
-"""Text between clients and tensors: what is read of a request, and what is written of an answer.
+"""Reading the text of requests into tensors, and writing the text of responses.
 
-Everything here is a function of its arguments alone, so that it can be done in the gateway itself,
-where the text is short, or in another process, where it is not (see `codec`).
+All functions here are pure, so that they can run in the gateway itself, for short texts, or in
+another process, for long ones (see `codec.client`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from headgate.live.gateway.oip.json import (
     InferResponse,
     InputJson,
     OutputJson,
-    check_answer,
+    check_response_size,
     check_strings,
-    count_of,
+    element_count,
     elements_in,
     from_json,
     memoryview_of,
@@ -42,64 +42,61 @@ _ENCODER: Final = Encoder()
 
 @final
 class ReadText(Struct, array_like=True, tag="read"):
-    """Text of a client that is to be read."""
+    """How to read the text of a request."""
 
-    form: str  # oip; or SageMaker's json and csv
+    format: str  # oip; or SageMaker's json and csv
     model: str
-    spec: TensorSpec | None = None  # the only input of the model, if it has one: rows are for it
+    spec: TensorSpec | None = None  # of a model's only input, to which rows belong
 
 
 @final
 class ParsedRequest(Struct, gc=False):
-    """What a text says."""
+    """A request that has been read."""
 
-    form: str  # which its answer is to have: oip, predictions, rows or csv
+    format: str  # of the response: oip, predictions, rows, csv or opaque
     request: InferRequest  # without the elements of its inputs
-    data: list[memoryview | None]  # those, as raw bytes; None: they are not in the text
+    data: list[memoryview | None]  # those, as raw bytes; None: not in the text
 
 
 @final
 class OutputText(Struct, array_like=True):
-    """One output of an answer."""
+    """One output of a response."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
-    raw_bytes: int = -1  # so many follow the text; -1: they are in the text
+    raw_bytes: int = -1  # raw bytes that follow the text; -1: the elements are in the text
 
 
 @final
 class WriteText(Struct, array_like=True, tag="write"):
-    """Text of an answer that is to be written."""
+    """How to write the text of a response."""
 
-    form: str
+    format: str
     model: str
     id: str
     outputs: list[OutputText]
 
 
 @final
-class _Envelope(Struct, gc=False):
+class _Instances(Struct, gc=False):
     instances: Raw | UnsetType = UNSET
-
-
-# --- reading ------------------------------------------------------------------------------------
 
 
 def read_text(
     message: ReadText, text: bytes | bytearray | memoryview, limits: GatewayConfig
 ) -> ParsedRequest:
-    """What a text says. Raises `RequestError`."""
-    if message.form == "oip":
+    """Read the text of a request. Raises `RequestError`."""
+    if message.format == "oip":
         return _oip(oip.decode(text, limits), limits)
-    if message.form == "csv":
+    if message.format == "csv":
         return _rows(_csv(text), message, limits, "csv")
-    if message.form == "json":
+    if message.format == "json":
         if bytes(text[:64]).lstrip()[:1] == b"[":
             return _rows(bytes(text), message, limits, "rows")
-        envelope = _decode(text, _Envelope, "the body is")
-        if envelope.instances is not UNSET:
-            rows = bytes(memoryview(envelope.instances))
+        body = _decode(text, _Instances, "the body")
+        if body.instances is not UNSET:
+            rows = bytes(memoryview(body.instances))
             return _rows(rows, message, limits, "predictions")
     return _oip(oip.decode(text, limits), limits)
 
@@ -119,34 +116,34 @@ def _oip(request: InferRequest, limits: GatewayConfig) -> ParsedRequest:
     return ParsedRequest("oip", request, data)
 
 
-def _rows(text: bytes, message: ReadText, limits: GatewayConfig, form: str) -> ParsedRequest:
-    """Rows, as JSON, for the only input that the model has."""
+def _rows(text: bytes, message: ReadText, limits: GatewayConfig, format: str) -> ParsedRequest:
+    """Read rows in JSON as the only input of the model."""
     spec = message.spec
     if spec is None:
-        raise RequestError(400, f"rows are for models of one input; {message.model!r} has other")
+        raise RequestError(400, f"rows need a model with one input, unlike {message.model!r}")
     if spec.datatype == "BYTES":
-        given = _shape(_decode(text, object, "the rows are"), limits.dims_max)
+        given = _shape(_decode(text, object, "the body"), limits.dims_max)
     else:
-        _decode(text, Raw, "the rows are")  # is it JSON at all?
+        _decode(text, Raw, "the body")  # raises unless it is JSON
         given = shape_of_numbers(text, limits.dims_max)
-    shape = _fitted(given, spec)
-    count = count_of(shape, spec.name, limits.dims_max, limits.elements_max)
+    shape = _with_missing_dimension(given, spec)
+    count = element_count(shape, spec.name, limits.dims_max, limits.elements_max)
     data = from_json(text, spec.name, spec.datatype, given, count)
     described = InputJson(spec.name, shape, spec.datatype)  # type: ignore[arg-type]
-    return ParsedRequest(form, InferRequest([described]), [data])
+    return ParsedRequest(format, InferRequest([described]), [data])
 
 
 def _decode(text: bytes | bytearray | memoryview, kind: type[_T], what: str) -> _T:
     try:
         return msgspec.json.decode(text, type=kind)
     except RecursionError:
-        raise RequestError(400, f"{what} too deeply nested") from None
+        raise RequestError(400, f"{what} is too deeply nested") from None
     except ValueError as problem:
-        raise RequestError(400, f"{what} not understood: {problem}") from None
+        raise RequestError(400, f"{what} cannot be parsed: {problem}") from None
 
 
 def _shape(level: object, dims_max: int) -> tuple[int, ...]:
-    """The shape that nested lists have, going by their first elements."""
+    """The shape of nested lists, taken from the first list of each level."""
     shape = []
     while isinstance(level, list):
         shape.append(len(level))
@@ -158,21 +155,21 @@ def _shape(level: object, dims_max: int) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _fitted(shape: tuple[int, ...], spec: TensorSpec) -> tuple[int, ...]:
-    """Where one dimension is missing: rows of one number each, or one row alone."""
+def _with_missing_dimension(shape: tuple[int, ...], spec: TensorSpec) -> tuple[int, ...]:
+    """Add a missing dimension: rows of one number each, or a single row."""
     if len(shape) + 1 != len(spec.shape):
         return shape
     return (*shape, 1) if spec.shape[-1] == 1 else (1, *shape)
 
 
 def _csv(text: bytes | bytearray | memoryview) -> bytes:
-    """Rows of numbers as JSON, which is then checked as such."""
+    """Turn rows of numbers in CSV into JSON, which is then checked as such."""
     body = bytes(text)
     if b"[" in body or b"]" in body:
-        raise RequestError(400, "CSV must have numbers and commas alone")
+        raise RequestError(400, "CSV must consist of numbers and commas")
     rows: list[bytes] = []
     at = 0
-    while at < len(body):  # some at a time: a line as an object takes far more than its text
+    while at < len(body):  # in pieces: a line as an object takes far more memory than its text
         end = body.find(b"\n", at + PIECE) + 1 or len(body)
         lines = [line.strip() for line in body[at:end].split(b"\n")]
         rows.append(b"],[".join(line for line in lines if line))
@@ -180,13 +177,10 @@ def _csv(text: bytes | bytearray | memoryview) -> bytes:
     return b"[[%b]]" % b"],[".join(row for row in rows if row)
 
 
-# --- writing ------------------------------------------------------------------------------------
-
-
 def write_text(message: WriteText, data: Sequence[memoryview], limits: GatewayConfig) -> bytes:
-    """An answer as text, `data` being the elements of the outputs that are in it, in their order.
+    """Write the text of a response; `data` are the elements of the outputs in the text, in order.
 
-    Raises `RequestError` where the text cannot have them, or would be too large.
+    Raises `RequestError` where the elements have no form in text, or the text is too large.
     """
     parts = iter(data)
     tensors = [
@@ -194,16 +188,16 @@ def write_text(message: WriteText, data: Sequence[memoryview], limits: GatewayCo
         for each in message.outputs
         if each.raw_bytes < 0
     ]
-    text_max = limits.answer_bytes_max
-    if message.form == "oip":
+    text_max = limits.response_bytes_max
+    if message.format == "oip":
         text = _write_oip(message, tensors, text_max)
-    elif message.form == "csv":
+    elif message.format == "csv":
         text = _write_csv(tensors, text_max)
     else:
         text = _write_rows(tensors, text_max)
-        if message.form == "predictions":
+        if message.format == "predictions":
             text = b'{"predictions":%b}' % text
-    check_answer(len(text), text_max)
+    check_response_size(len(text), text_max)
     return text
 
 
@@ -215,52 +209,54 @@ def _write_oip(message: WriteText, tensors: list[Tensor], text_max: int) -> byte
             size = {"binary_data_size": each.raw_bytes}
             outputs.append(OutputJson(each.name, each.datatype, each.shape, size))
             continue
-        made = oip.output(next(parts), text_max)
-        if isinstance(made.data, Raw):
-            text_max -= len(memoryview(made.data))
-        outputs.append(made)
+        output = oip.output(next(parts), text_max)
+        if isinstance(output.data, Raw):
+            text_max -= len(memoryview(output.data))
+        outputs.append(output)
     return oip.encode(InferResponse(message.model, outputs, oip.VERSION, message.id))
 
 
 def _write_rows(tensors: list[Tensor], text_max: int) -> bytes:
-    """The only output, row by row; of several, each row's by name."""
+    """Rows of the only output; of several outputs, objects with each row's elements by name."""
     if sum(map(_elements, tensors)) <= PIECE or any(
         not tensor.shape or tensor.datatype == "BYTES" for tensor in tensors
     ):
-        return _ENCODER.encode(_predictions(tensors, [_whole(tensor) for tensor in tensors]))
+        return _ENCODER.encode(
+            _predictions(tensors, [_nested_elements(tensor) for tensor in tensors])
+        )
     pieces: list[bytes] = []
     size = 0
-    for first, last in _groups(tensors):
+    for first, last in _row_ranges(tensors):
         rows = [nested(rows_of(tensor, first, last), tensor.shape) for tensor in tensors]
         pieces.append(_ENCODER.encode(_predictions(tensors, rows))[1:-1])
         size += len(pieces[-1]) + 1
-        check_answer(size, text_max)
+        check_response_size(size, text_max)
     return b"[%b]" % b",".join(pieces)
 
 
-def _predictions(tensors: list[Tensor], columns: Sequence[object]) -> object:
+def _predictions(tensors: list[Tensor], outputs: Sequence[object]) -> object:
     if len(tensors) == 1:
-        return columns[0]
+        return outputs[0]
     names = [tensor.name for tensor in tensors]
-    lists = [column for column in columns if isinstance(column, list)]
-    if len(lists) < len(columns):  # one without rows is among them
-        return dict(zip(names, columns, strict=True))
+    lists = [output for output in outputs if isinstance(output, list)]
+    if len(lists) < len(outputs):  # one of them is a scalar, which has no rows
+        return dict(zip(names, outputs, strict=True))
     return [dict(zip(names, row, strict=True)) for row in zip(*lists, strict=False)]
 
 
 def _write_csv(tensors: list[Tensor], text_max: int) -> bytes:
     if len(tensors) != 1:
-        raise RequestError(406, "CSV is for one output; ask in JSON")
+        raise RequestError(406, "CSV can hold only one output; send the request in JSON")
     (tensor,) = tensors
     width = prod(tensor.shape[1:])
     if _elements(tensor) <= PIECE or tensor.datatype == "BYTES" or not tensor.shape:
         return _csv_lines(list(to_json(tensor)), width)
     pieces: list[bytes] = []
     size = 0
-    for first, last in _groups(tensors):
+    for first, last in _row_ranges(tensors):
         pieces.append(_csv_lines(rows_of(tensor, first, last), width))
         size += len(pieces[-1])
-        check_answer(size, text_max)
+        check_response_size(size, text_max)
     return b"".join(pieces)
 
 
@@ -271,15 +267,15 @@ def _csv_lines(values: list[object], width: int) -> bytes:
     return "\n".join((*texts, "")).encode()
 
 
-def _groups(tensors: list[Tensor]) -> list[tuple[int, int]]:
-    """Rows that are written at a time, from one to another."""
+def _row_ranges(tensors: list[Tensor]) -> list[tuple[int, int]]:
+    """Ranges of rows that are written at a time."""
     rows = min(tensor.shape[0] for tensor in tensors)
     widest = max(prod(tensor.shape[1:]) for tensor in tensors)
     step = max(1, PIECE // max(1, widest * len(tensors)))
     return [(first, min(first + step, rows)) for first in range(0, rows, step)]
 
 
-def _whole(tensor: Tensor) -> object:
+def _nested_elements(tensor: Tensor) -> object:
     level: list[object] = list(to_json(tensor))
     return nested(level, tensor.shape) if tensor.shape else level[0]
 

@@ -1,15 +1,16 @@
-"""What stands before every RPC: who asks, whether there is room, and how long a message may take.
+"""Admission of RPCs: authentication, memory for messages, and how long a message may take.
 
-All of that is decided before the message of an RPC is read, which is why every method is served as
-one with a stream of requests: gRPC reads the message of any other before it calls anybody. Until
-then gRPC has read no more of an RPC than `LOOKAHEAD_BYTES`.
+All of this is decided before the message of an RPC is read. That is why every method is registered
+as one with a stream of requests: gRPC reads the message of a unary method before it calls any code
+of ours. Until the message is read, gRPC has received at most `LOOKAHEAD_BYTES` of it.
 
-How large a message is, nobody knows before it has come. So room for the largest is taken while a
-message is read, and what it did not need is given back. The usual message is there already, and has
-that room for less than a millisecond. While others wait for room, a sender that is slow is let go.
+The size of a message is unknown until it has arrived. So memory for the largest message is reserved
+while one is read, and what it did not need is released. The usual message has arrived already, and
+holds that reservation for less than a millisecond. While RPCs wait for memory, slow senders are
+aborted.
 
-Methods that need no key have no budget. Their messages are small and are read one at a time; those
-that say nothing are not read at all.
+Public methods, which need no key, are not part of the memory budget. Their messages are small and
+are read one at a time; messages that carry nothing are not read at all.
 """
 
 from __future__ import annotations
@@ -30,33 +31,35 @@ from grpc.aio import BaseError, ServicerContext
 from headgate.live.call import Call
 from headgate.live.gateway.access_log import AccessEntry
 from headgate.live.gateway.auth import Tenant
-from headgate.live.gateway.errors import RequestError
-from headgate.live.gateway.grpc.rpc import detail_of, status_of, trailers_of
-from headgate.live.gateway.http.request import no_memory
+from headgate.live.gateway.context import GatewayContext
+from headgate.live.gateway.errors import (
+    RequestError,
+    internal_error,
+    memory_exhausted,
+    too_many_unread,
+)
+from headgate.live.gateway.grpc.rpc import PendingCall, details_of, status_of, trailers_of
 from headgate.live.gateway.memory_budget import Hold
-from headgate.live.gateway.oip.json import check_answer
+from headgate.live.gateway.oip.json import check_response_size
 from headgate.live.telemetry.metrics import GRPC
 
 if TYPE_CHECKING:
-    from headgate.live.gateway.grpc.rpc import Pending
-    from headgate.live.gateway.http.server import HttpServer
-
-    Handler = grpc.RpcMethodHandler[bytes, bytes]  # which only the type checker's can be
+    Handler = grpc.RpcMethodHandler[bytes, bytes]  # generic only to the type checker
 
 Context = ServicerContext[bytes, bytes]
 Method = Callable[["Rpc"], Awaitable[bytes]]
 StreamMethod = Callable[["Rpc"], AsyncIterator[bytes]]
-Turn = asyncio.Future[RequestError | None]  # whose result says why there is no room after all
+Turn = asyncio.Future[RequestError | None]  # resolved when memory is reserved, or with an error
 
-LOOKAHEAD_BYTES: Final = 64 << 10  # of a message, before anybody asks for it
-WAIT_S: Final = 5.0  # for room
+LOOKAHEAD_BYTES: Final = 64 << 10  # that gRPC reads of a message before we ask for it
+WAIT_S: Final = 5.0  # for memory
 WAITING_MAX: Final = 1024
-LOOK_S: Final = 0.01  # how often those who wait look for room that others have given back
-SLOW_S: Final = 1.0  # a message takes longer: its sender is let go if others wait for its room
-READING_PART: Final = 4  # of the budget: one part is for messages on their way
-TRIM_BYTES: Final = 1 << 20  # a message of this size leaves a hole that is worth closing
-PUBLIC_MAX: Final = 256  # RPCs without a key
-PUBLIC_BYTES_MAX: Final = 4096  # of their messages
+RECHECK_S: Final = 0.01  # how often waiting RPCs look for memory that HTTP requests have released
+SLOW_S: Final = 1.0  # a message that takes longer is aborted if other RPCs wait for memory
+READING_PART: Final = 4  # a quarter of the budget is for messages that are being read
+TRIM_BYTES: Final = 1 << 20  # after a message of this size, freed memory goes back to the system
+PUBLIC_MAX: Final = 256  # concurrent RPCs of public methods
+PUBLIC_BYTES_MAX: Final = 4096  # of one of their messages
 PUBLIC_READ_S: Final = 1.0
 PUBLIC_WAIT_S: Final = 0.1
 
@@ -65,10 +68,10 @@ _LOG: Final = logging.getLogger(__name__)
 
 @final
 class Rpc:
-    """One RPC: who sent it, and what is held for it."""
+    """One RPC: its client, and what is reserved for it."""
 
     __slots__ = (
-        "asked",
+        "access_entry",
         "call",
         "client_id",
         "context",
@@ -85,123 +88,120 @@ class Rpc:
     def __init__(
         self, path: str, context: Context, headers: dict[bytes, bytes], request_id: bytes
     ) -> None:
-        self.asked = AccessEntry("gRPC", path, monotonic_ns())
+        self.access_entry = AccessEntry("gRPC", path, monotonic_ns())
         self.in_bytes = 0
-        self.call: Call | None = None  # what it has led to
+        self.call: Call | None = None  # that the RPC led to
         self.context = context
         self.headers = headers
         self.request_id = request_id
-        self.is_public = False  # it needs no key, and is given nothing of the budget
-        self.tenant: Tenant  # of one that has a key
-        self.client_id: int | None = None  # None: nobody in particular
+        self.is_public = False  # its method needs no key, and has no part in the memory budget
+        self.tenant: Tenant  # unless public
+        self.client_id: int | None = None  # None: anonymous
         self.hold: Hold | None = None
-        self.pending: Pending | None = None  # what it waits for
-        self.reading_since_s: float | None = None  # it waits for its message
+        self.pending: PendingCall | None = None  # the call that it waits for
+        self.reading_since_s: float | None = None  # while its message is being read
 
 
 @final
 class RpcAdmission(grpc.GenericRpcHandler):
-    """Finds the method of an RPC, and sees to it that it is answered once and counted."""
+    """Dispatches RPCs to methods. Every RPC gets one response, and is counted once."""
 
-    def __init__(self, http: HttpServer) -> None:
-        """`http` has the tenants, the budget and the counters: they are the same for both."""
-        self._http = http
-        self._config = http.config
+    def __init__(self, context: GatewayContext) -> None:
+        self._context = context
+        self._config = context.config
         self._loop = asyncio.get_running_loop()
         self._methods: dict[str, Handler] = {}
-        self._unknown: Handler = grpc.stream_unary_rpc_method_handler(self._refuse_unknown)
-        self._message_bytes = message_bytes_max(http)
+        self._unknown: Handler = grpc.stream_unary_rpc_method_handler(self._respond_unknown)
+        self._message_bytes = message_bytes_max(context)
         self._rpcs: set[Rpc] = set()
         self._public = 0
         self._public_reader = asyncio.Lock()
-        self._readers: dict[Rpc, None] = {}  # the one that began first comes first
-        self._reading: dict[int, int] = {}  # messages on their way, by tenant
-        self._reading_max = max(1, http.budget.total // READING_PART // self._message_bytes)
-        self._waiting: dict[int, deque[tuple[Rpc, Turn]]] = {}  # for room, by tenant
+        self._readers: dict[Rpc, None] = {}  # in the order in which they began
+        self._reading: dict[int, int] = {}  # messages being read, by tenant
+        self._reading_max = max(1, context.budget.total // READING_PART // self._message_bytes)
+        self._waiting: dict[int, deque[tuple[Rpc, Turn]]] = {}  # for memory, by tenant
         self._timer: asyncio.TimerHandle | None = None
         self._aborts: set[asyncio.Task[None]] = set()
         self._is_trimming = False
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler:
-        """Who handles it: for gRPC to ask."""
+        """The handler of an RPC: called by gRPC."""
         return self._methods.get(handler_call_details.method, self._unknown)
 
-    def add(self, path: str, method: Method, *, is_public: bool = False) -> None:
-        """Serve a method that has one answer."""
+    def add_method(self, path: str, method: Method, *, is_public: bool = False) -> None:
+        """Register a method with one response."""
 
         async def handle(messages: object, context: Context) -> bytes:
-            return await self._answer(self._rpc(path, context), method, is_public)
+            return await self._respond(self._rpc(path, context), method, is_public)
 
         self._methods[path] = grpc.stream_unary_rpc_method_handler(handle)
 
     def add_stream(self, path: str, method: StreamMethod) -> None:
-        """Serve a method that needs no key and has many answers."""
+        """Register a public method with a stream of responses."""
 
         async def handle(messages: object, context: Context) -> AsyncIterator[bytes]:
             rpc = self._rpc(path, context)
-            refused: RequestError | None = None
+            error: RequestError | None = None
             out_bytes = 0
             try:
-                self._enter(rpc, is_public=True)
-                async for answer in method(rpc):
-                    out_bytes += len(answer)
-                    yield answer
-            except RequestError as error:
-                refused = _bare(error)
-            except BaseError:  # it was cut, and told so; or gRPC has ended it
+                self._admit(rpc, is_public=True)
+                async for response in method(rpc):
+                    out_bytes += len(response)
+                    yield response
+            except RequestError as problem:
+                error = _without_history(problem)
+            except BaseError:  # aborted by us, with a status; or ended by gRPC
                 raise
             except asyncio.CancelledError:
                 self._count(rpc, StatusCode.CANCELLED, "client_gone")
                 raise
             except Exception:
-                refused = _mistake(rpc)
+                error = _logged_error(rpc)
             finally:
-                self._leave(rpc)
-            if refused is not None:
-                await self._refuse(rpc, refused)
+                self._finish(rpc)
+            if error is not None:
+                await self._respond_error(rpc, error)
             self._count(rpc, StatusCode.OK, "", out_bytes)
 
         self._methods[path] = grpc.stream_stream_rpc_method_handler(handle)
 
-    def abandon_all(self, message: str) -> None:
-        """Answer every RPC that is open with UNAVAILABLE (`draining`)."""
+    def abort_all(self, message: str) -> None:
+        """Respond to every open RPC with UNAVAILABLE (`draining`)."""
         for queue in self._waiting.values():
             for _, turn in queue:
                 if not turn.done():
                     turn.set_result(RequestError(503, message, reason="draining"))
         for rpc in list(self._rpcs):
-            refused = RequestError(503, message, reason="draining")
+            error = RequestError(503, message, reason="draining")
             if rpc.pending is not None:
-                rpc.pending.give_up(refused)
+                rpc.pending.abort(error)
             elif rpc.reading_since_s is not None:
-                self._cut(rpc, refused)
-
-    # --- messages ------------------------------------------------------------------------------
+                self._abort_reading(rpc, error)
 
     async def read(self, rpc: Rpc) -> bytes:
-        """The message of an RPC that has a key. Its size is held. Raises `RequestError`."""
+        """Read the message of an RPC with a key, and hold its size. Raises `RequestError`."""
         assert rpc.hold is not None
-        await self._make_room(rpc)
+        await self._reserve(rpc)
         try:
             message = await self._read(rpc, self._config.body_timeout_s)
         finally:
-            self._has_read(rpc)
+            self._end_reading(rpc)
         if message is None:
-            # gRPC has told the client already if the message was too large.
-            problem = f"no message has come, or one of more than {self._message_bytes} bytes"
+            # If the message was too large, gRPC has sent the client an error already.
+            problem = f"the RPC has no message, or one larger than {self._message_bytes} bytes"
             raise RequestError(400, problem, reason="no_message")
         rpc.hold.resize(LOOKAHEAD_BYTES + len(message))
         if len(message) > TRIM_BYTES and not self._is_trimming:
             self._is_trimming = True
-            self._loop.run_in_executor(None, _trim).add_done_callback(self._trimmed)
+            self._loop.run_in_executor(None, _trim).add_done_callback(self._on_trimmed)
         if self._waiting:
-            self._serve_waiting()
+            self._admit_waiting()
         return message
 
     async def read_public(self, rpc: Rpc) -> bytes | None:
-        """The next message of an RPC without a key. Raises `RequestError`.
+        """Read the next message of a public RPC. Raises `RequestError`.
 
-        None: there is no more, or others take too long with theirs. Nobody waits for them.
+        None: there is no more, or the message of another public RPC takes too long.
         """
         try:
             async with asyncio.timeout(PUBLIC_WAIT_S):
@@ -220,7 +220,7 @@ class RpcAdmission(grpc.GenericRpcHandler):
     async def _read(self, rpc: Rpc, limit_s: float) -> bytes | None:
         rpc.reading_since_s = self._loop.time()
         self._readers[rpc] = None
-        timer = self._loop.call_later(limit_s, self._cut_slow, rpc)
+        timer = self._loop.call_later(limit_s, self._on_read_timeout, rpc)
         try:
             message: object = await rpc.context.read()  # `EOF` where there is none
         finally:
@@ -232,64 +232,61 @@ class RpcAdmission(grpc.GenericRpcHandler):
         rpc.in_bytes += len(message)
         return message
 
-    def _cut_slow(self, rpc: Rpc) -> None:
-        self._cut(rpc, RequestError(408, "the message took too long to come", reason="slow"))
+    def _on_read_timeout(self, rpc: Rpc) -> None:
+        error = RequestError(408, "the message took too long to arrive", reason="slow")
+        self._abort_reading(rpc, error)
 
-    def _cut(self, rpc: Rpc, refused: RequestError) -> None:
-        """Refuse an RPC whose message is being read.
+    def _abort_reading(self, rpc: Rpc, error: RequestError) -> None:
+        """Respond with `error` to an RPC whose message is being read.
 
-        The reading is not cancelled: a message that comes just then would never be let go. It ends
-        by itself when the RPC has.
+        The read is not cancelled: a message that arrives at that moment would never be freed. The
+        read ends by itself when the RPC has ended.
         """
         if rpc.reading_since_s is None:
             return
         rpc.reading_since_s = None
-        task = self._loop.create_task(self._abort(rpc, refused))
+        task = self._loop.create_task(self._abort(rpc, error))
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
 
-    async def _abort(self, rpc: Rpc, refused: RequestError) -> None:
-        with suppress(BaseError):  # that is how it ends; or the client has gone
-            await self._refuse(rpc, refused)
+    async def _abort(self, rpc: Rpc, error: RequestError) -> None:
+        with suppress(BaseError):  # which `abort` always raises
+            await self._respond_error(rpc, error)
 
-    def _trimmed(self, done: object) -> None:
+    def _on_trimmed(self, done: object) -> None:
         self._is_trimming = False
 
-    # --- room ----------------------------------------------------------------------------------
-
-    async def _make_room(self, rpc: Rpc) -> None:
-        """Take what the largest message needs, and wait for that if need be. Raises
-        `RequestError`.
-        """
+    async def _reserve(self, rpc: Rpc) -> None:
+        """Reserve memory for the largest message, waiting if need be. Raises `RequestError`."""
         assert rpc.hold is not None
-        if not self._waiting and self._may_read(rpc):
+        if not self._waiting and self._try_reserve(rpc):
             return
         if sum(map(len, self._waiting.values())) >= WAITING_MAX:
-            raise no_memory()
+            raise memory_exhausted()
         turn: Turn = self._loop.create_future()
-        place = (rpc, turn)
+        entry = (rpc, turn)
         queue = self._waiting.setdefault(rpc.tenant.client_id, deque())
-        queue.append(place)
-        self._serve_waiting()
+        queue.append(entry)
+        self._admit_waiting()
         try:
             async with asyncio.timeout(WAIT_S):
-                refused = await turn
-            if refused is not None:
-                raise refused
+                failure = await turn
+            if failure is not None:
+                raise failure
         except BaseException as error:
             if turn.done() and not turn.cancelled() and turn.result() is None:
-                self._has_read(rpc)  # its turn came when it was too late
+                self._end_reading(rpc)  # memory was reserved when it was too late
             if isinstance(error, TimeoutError):
-                raise no_memory() from None
+                raise memory_exhausted() from None
             raise
         finally:
-            if place in queue:
-                queue.remove(place)
+            if entry in queue:
+                queue.remove(entry)
                 if not queue:
                     self._waiting.pop(rpc.tenant.client_id, None)
 
-    def _may_read(self, rpc: Rpc) -> bool:
-        """Take room for a message, if there is any: a tenant can always have one on its way."""
+    def _try_reserve(self, rpc: Rpc) -> bool:
+        """Reserve memory for a message if there is room. A tenant may always read one message."""
         client_id = rpc.tenant.client_id
         own = self._reading.get(client_id, 0)
         is_crowded = sum(self._reading.values()) >= self._reading_max
@@ -299,47 +296,45 @@ class RpcAdmission(grpc.GenericRpcHandler):
         self._reading[client_id] = own + 1
         return True
 
-    def _has_read(self, rpc: Rpc) -> None:
+    def _end_reading(self, rpc: Rpc) -> None:
         client_id = rpc.tenant.client_id
         self._reading[client_id] -= 1
         if not self._reading[client_id]:
             del self._reading[client_id]
 
-    def _serve_waiting(self) -> None:
-        """Let in whoever there is room for, tenant after tenant, and look again in a moment."""
-        is_room = True
-        while is_room:
-            is_room = False
+    def _admit_waiting(self) -> None:
+        """Admit waiting RPCs that fit, tenant after tenant, and check again in a moment."""
+        has_progress = True
+        while has_progress:
+            has_progress = False
             for client_id, queue in list(self._waiting.items()):
                 rpc, turn = queue[0]
-                if not turn.done() and not self._may_read(rpc):
+                if not turn.done() and not self._try_reserve(rpc):
                     continue
                 queue.popleft()
                 if not queue:
                     del self._waiting[client_id]
                 if not turn.done():
                     turn.set_result(None)
-                is_room = True
-        self._let_slow_go()
+                has_progress = True
+        self._abort_slow_senders()
         if self._waiting and self._timer is None:
-            self._timer = self._loop.call_later(LOOK_S, self._look)
+            self._timer = self._loop.call_later(RECHECK_S, self._recheck)
 
-    def _look(self) -> None:
+    def _recheck(self) -> None:
         self._timer = None
-        self._serve_waiting()
+        self._admit_waiting()
 
-    def _let_slow_go(self) -> None:
-        """For each tenant that waits, refuse a slow sender: one of its own, if it has any."""
-        late_s = self._loop.time() - SLOW_S
+    def _abort_slow_senders(self) -> None:
+        """Abort one slow sender for each waiting tenant: its own, if it has any."""
+        slow_since_s = self._loop.time() - SLOW_S
         for client_id in self._waiting:
             holding = [rpc for rpc in self._readers if rpc.hold is not None]
             own = [rpc for rpc in holding if rpc.tenant.client_id == client_id]
             for rpc in (own or holding)[:1]:
-                if rpc.reading_since_s is not None and rpc.reading_since_s < late_s:
-                    problem = "the message took too long to come, and others wait for its room"
-                    self._cut(rpc, RequestError(503, problem, reason="slow"))
-
-    # --- one RPC -------------------------------------------------------------------------------
+                if rpc.reading_since_s is not None and rpc.reading_since_s < slow_since_s:
+                    problem = "the message took too long to arrive while others wait for memory"
+                    self._abort_reading(rpc, RequestError(503, problem, reason="slow"))
 
     def _rpc(self, path: str, context: Context) -> Rpc:
         metadata = context.invocation_metadata() or ()
@@ -347,41 +342,41 @@ class RpcAdmission(grpc.GenericRpcHandler):
             name.encode(): value if isinstance(value, bytes) else value.encode()
             for name, value in metadata
         }
-        return Rpc(path, context, headers, self._http.request_id(headers.get(b"x-request-id")))
+        return Rpc(path, context, headers, self._context.request_id(headers.get(b"x-request-id")))
 
-    def _enter(self, rpc: Rpc, *, is_public: bool) -> None:
-        """Let an RPC in. Raises `RequestError`, and then nothing is held."""
-        http = self._http
+    def _admit(self, rpc: Rpc, *, is_public: bool) -> None:
+        """Authenticate and count an RPC. Raises `RequestError`, and then nothing is held."""
+        context = self._context
         if is_public:
             if self._public >= PUBLIC_MAX:
-                raise _too_many()
+                raise _too_many_rpcs()
             rpc.is_public = True
             self._public += 1
         else:
-            rpc.tenant = http.keys.tenant(rpc.headers)
+            rpc.tenant = context.keys.tenant(rpc.headers)
             rpc.client_id = rpc.tenant.client_id
             if len(self._rpcs) - self._public >= self._config.connections_max:
-                raise _too_many()
-            hold = Hold(http.budget, rpc.tenant.client_id)
+                raise _too_many_rpcs()
+            hold = Hold(context.budget, rpc.tenant.client_id)
             if not hold.grow(LOOKAHEAD_BYTES):
-                raise no_memory()
+                raise memory_exhausted()
             rpc.hold = hold
         self._rpcs.add(rpc)
 
-    def _leave(self, rpc: Rpc) -> None:
+    def _finish(self, rpc: Rpc) -> None:
         if rpc in self._rpcs:
             self._rpcs.discard(rpc)
             self._public -= rpc.is_public
 
-    async def _answer(self, rpc: Rpc, method: Method, is_public: bool) -> bytes:
-        refused: RequestError | None = None
+    async def _respond(self, rpc: Rpc, method: Method, is_public: bool) -> bytes:
+        error: RequestError | None = None
         try:
-            self._enter(rpc, is_public=is_public)
-            answer = await method(rpc)
-            self._hold_answer(rpc, len(answer))
-        except RequestError as error:
-            refused = _bare(error)
-        except BaseError:  # it was cut, and told so; or gRPC has ended it
+            self._admit(rpc, is_public=is_public)
+            response = await method(rpc)
+            self._hold_response(rpc, len(response))
+        except RequestError as problem:
+            error = _without_history(problem)
+        except BaseError:  # aborted by us, with a status; or ended by gRPC
             self._release(rpc)
             raise
         except asyncio.CancelledError:
@@ -389,23 +384,23 @@ class RpcAdmission(grpc.GenericRpcHandler):
             self._count(rpc, StatusCode.CANCELLED, "client_gone")
             raise
         except Exception:
-            refused = _mistake(rpc)
+            error = _logged_error(rpc)
         finally:
-            self._leave(rpc)
-        if refused is not None:
+            self._finish(rpc)
+        if error is not None:
             self._release(rpc)
-            await self._refuse(rpc, refused)
-        self._count(rpc, StatusCode.OK, "", len(answer))
-        return answer
+            await self._respond_error(rpc, error)
+        self._count(rpc, StatusCode.OK, "", len(response))
+        return response
 
-    def _hold_answer(self, rpc: Rpc, size: int) -> None:
-        """Hold an answer, and nothing else, until it has been sent. Raises `RequestError`."""
-        check_answer(size, self._config.answer_bytes_max, is_text=False)
+    def _hold_response(self, rpc: Rpc, size: int) -> None:
+        """Hold a response, and nothing else, until it has been sent. Raises `RequestError`."""
+        check_response_size(size, self._config.response_bytes_max, is_text=False)
         if size <= self._config.write_high_water:
-            self._release(rpc)  # it waits in gRPC's own buffers
+            self._release(rpc)  # it fits gRPC's own buffers
             return
         if rpc.hold is None or not rpc.hold.resize(size):
-            raise RequestError(503, "too many answers are not read yet", reason="answers")
+            raise too_many_unread()
         task = asyncio.current_task()
         assert task is not None
         task.add_done_callback(lambda _: self._release(rpc))
@@ -414,74 +409,77 @@ class RpcAdmission(grpc.GenericRpcHandler):
         if rpc.hold is not None and rpc.hold.size:
             rpc.hold.release()
             if self._waiting:
-                self._serve_waiting()
+                self._admit_waiting()
 
-    async def _refuse(self, rpc: Rpc, refused: RequestError) -> NoReturn:
-        if refused.retry_ns or refused.status == 503:
-            refused.retry_ns = self._http.retry_ns(refused.retry_ns)
-        status = status_of(refused)
-        self._count(rpc, status, refused.reason or _REASONS.get(status, ""))
-        trailers = (*trailers_of(refused), ("x-request-id", rpc.request_id.decode("latin-1")))
-        await rpc.context.abort(status, detail_of(refused), trailers)
+    async def _respond_error(self, rpc: Rpc, error: RequestError) -> NoReturn:
+        if error.retry_ns or error.status == 503:
+            error.retry_ns = self._context.retry_ns(error.retry_ns)
+        status = status_of(error)
+        self._count(rpc, status, error.reason or _DEFAULT_REASONS.get(status, ""))
+        trailers = (*trailers_of(error), ("x-request-id", rpc.request_id.decode("latin-1")))
+        await rpc.context.abort(status, details_of(error), trailers)
 
     def _count(self, rpc: Rpc, status: StatusCode, reason: str, out_bytes: int = 0) -> None:
-        """Count an answer, and tell the access log of it."""
-        call, rpc.call = rpc.call, None  # whose inputs nobody needs any more
-        self._http.responses.count(GRPC, status.name, reason)
-        if self._http.access is not None:
-            self._http.access.answered(
-                rpc.asked,
+        """Count a response, and write it to the access log."""
+        call, rpc.call = rpc.call, None  # frees its inputs
+        self._context.responses.count(GRPC, status.name, reason)
+        if self._context.access_log is not None:
+            self._context.access_log.write(
+                rpc.access_entry,
                 status.name,
                 reason,
-                request_id=rpc.request_id.decode("latin-1"),
+                request_id=rpc.request_id,
                 client_id=rpc.client_id,
                 call=call,
                 in_bytes=rpc.in_bytes,
                 out_bytes=out_bytes,
             )
 
-    async def _refuse_unknown(self, messages: object, context: Context) -> bytes:
-        rpc = self._rpc("-", context)  # what it asks for may be anything
+    async def _respond_unknown(self, messages: object, context: Context) -> bytes:
+        rpc = self._rpc("-", context)  # the path may be anything, and is not logged
         self._count(rpc, StatusCode.UNIMPLEMENTED, "unknown_method")
-        await context.abort(StatusCode.UNIMPLEMENTED, "there is no such method")
+        await context.abort(StatusCode.UNIMPLEMENTED, "the method does not exist")
 
 
 def _trim() -> None:
-    """Give memory back to the system that has been freed.
+    """Return freed memory to the system.
 
-    gRPC reads a message into many small blocks, and the C library keeps what is freed of them: the
-    process would hold twice what it has taken of the budget. It takes some ten milliseconds, in
-    which nobody waits: the blocks are in an area of the heap that gRPC's own thread uses.
+    gRPC reads a message into many small blocks, and the C library keeps freed ones: the process
+    would hold twice what it has reserved in the budget. Trimming takes some ten milliseconds, which
+    delay nobody: the blocks are in an arena of the heap that gRPC's own thread uses.
     """
     with suppress(AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def message_bytes_max(http: HttpServer) -> int:
-    """The largest message: no larger than what each tenant can have of the budget."""
-    return max(1, min(http.config.body_bytes_max, http.budget.share - LOOKAHEAD_BYTES))
+def message_bytes_max(context: GatewayContext) -> int:
+    """The size of the largest message, which each tenant's share of the budget can hold."""
+    return max(1, min(context.config.body_bytes_max, context.budget.share - LOOKAHEAD_BYTES))
 
 
-def _bare(refused: RequestError) -> RequestError:
-    """A refusal without its history, in which are the message and whatever was made of it.
+def _without_history(error: RequestError) -> RequestError:
+    """An error without traceback and causes, whose frames hold the message and its tensors.
 
-    gRPC keeps the exception that ends an RPC, in a cycle that waits for the garbage collector; what
-    that one was raised after is kept with it.
+    gRPC keeps the exception that ends an RPC in a cycle that waits for the garbage collector, and
+    all that the exception refers to.
     """
-    refused.__traceback__ = refused.__context__ = refused.__cause__ = None
-    return refused
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    return error
 
 
-def _mistake(rpc: Rpc) -> RequestError:
-    """What is said of the defect that is just being handled: to the client, little."""
-    shown = rpc.request_id.decode("latin-1")
-    _LOG.exception("an RPC broke the gateway", extra={"request_id": shown})
-    return RequestError(500, "the gateway made a mistake", reason="internal")
+def _logged_error(rpc: Rpc) -> RequestError:
+    """Log the exception that is being handled. Returns the error for the client."""
+    extra = {"request_id": rpc.request_id.decode("latin-1")}
+    _LOG.exception("internal error while handling an RPC", extra=extra)
+    return internal_error()
 
 
-def _too_many() -> RequestError:
+def _too_many_rpcs() -> RequestError:
     return RequestError(503, "too many RPCs are open", reason="too_many_rpcs")
 
 
-# Refusals that give no reason have one all the same.
-_REASONS: Final = {StatusCode.INVALID_ARGUMENT: "invalid", StatusCode.NOT_FOUND: "unknown_model"}
+# Reasons for the metrics where the error has none.
+_DEFAULT_REASONS: Final = {
+    StatusCode.INVALID_ARGUMENT: "invalid",
+    StatusCode.NOT_FOUND: "unknown_model",
+}

@@ -1,8 +1,8 @@
-"""The messages of the Open Inference Protocol's gRPC service, described rather than generated.
+"""The messages of the Open Inference Protocol's gRPC service, built at run time.
 
-`MESSAGES` is the whole of it, written as in a `.proto` file. Names and numbers are the protocol's.
-The classes live in a pool of their own: a client library in the same process has its own messages
-of the same names, and one pool cannot have both.
+`MESSAGES` describes them as a `.proto` file would. Names and numbers are the protocol's. The
+classes live in a descriptor pool of their own: a client library in the same process has messages of
+the same names, and one pool cannot hold both.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ MESSAGES: Final[Mapping[str, str]] = {
 
 @final
 class Messages:
-    """The classes, by name, and the pool that knows them and the service."""
+    """The message classes by name, and the pool with their descriptors and the service's."""
 
     def __init__(self) -> None:
         self.pool = DescriptorPool()
@@ -113,22 +113,22 @@ class Messages:
             for name in MESSAGES
         }
 
-    # The classes are made at run time, so a type checker cannot know their fields.
+    # `Any`: the classes are made at run time, so a type checker cannot know their fields.
     def __getitem__(self, name: str) -> Any:
         return self._classes[name]
 
 
 def describe() -> FileDescriptorProto:
-    """The file that a compiler would have made of all this."""
+    """The file descriptor that a compiler would generate."""
     file = FileDescriptorProto(
         name="headgate/open_inference.proto", package=PACKAGE, syntax="proto3"
     )
-    made: dict[str, DescriptorProto] = {}
-    for name, fields in MESSAGES.items():  # a message comes before those within it
+    messages: dict[str, DescriptorProto] = {}
+    for name, fields in MESSAGES.items():  # a message precedes those nested in it
         outer, _, own = name.rpartition(".")
-        message = made[outer].nested_type.add() if outer else file.message_type.add()
+        message = messages[outer].nested_type.add() if outer else file.message_type.add()
         message.name = own
-        made[name] = message
+        messages[name] = message
         for rule, kind, field, number in _parsed(fields):
             _add_field(message, name, rule, kind, field, number)
     service = file.service.add(name=SERVICE.removeprefix(f"{PACKAGE}."))

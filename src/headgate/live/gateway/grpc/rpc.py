@@ -1,4 +1,4 @@
-"""Refusals as gRPC has them: a status, one sentence, and trailing metadata for programs."""
+"""What one RPC needs: errors as gRPC status and trailers, and a future for its call."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import Final, final
 from grpc import StatusCode
 
 from headgate.live.call import Call, FrontEndApi
-from headgate.live.gateway.errors import RequestError
-from headgate.live.gateway.http.responses import expired
+from headgate.live.gateway.errors import RequestError, internal_error
+from headgate.live.gateway.http.responses import deadline_exceeded
 from headgate.live.gateway.memory_budget import Hold
 
-DETAIL_CHARACTERS_MAX: Final = 1000  # peers take some 8 KiB of metadata in all
+DETAILS_CHARACTERS_MAX: Final = 1000  # peers accept some 8 KiB of metadata in all
 
-# By HTTP's status. What is too large is never worth a retry, so it is not "exhausted".
+_LOG: Final = logging.getLogger(__name__)
+
+# By HTTP status. A request that is too large is not worth a retry: not RESOURCE_EXHAUSTED.
 _CODES: Final[Mapping[int, StatusCode]] = {
     400: StatusCode.INVALID_ARGUMENT,
     401: StatusCode.UNAUTHENTICATED,
@@ -34,125 +36,117 @@ _CODES: Final[Mapping[int, StatusCode]] = {
 }
 
 
-def status_of(refused: RequestError) -> StatusCode:
-    """The status that says the same."""
-    return _CODES.get(refused.status) or _CODES[400 if refused.status < 500 else 500]
+def status_of(error: RequestError) -> StatusCode:
+    """The gRPC status for an error."""
+    return _CODES.get(error.status) or _CODES[400 if error.status < 500 else 500]
 
 
-def detail_of(refused: RequestError) -> str:
-    """The sentence, of bounded length: a function may have said anything."""
-    return refused.message[:DETAIL_CHARACTERS_MAX]
+def details_of(error: RequestError) -> str:
+    """The message of an error, of bounded length: it may be the text of a function's exception."""
+    return error.message[:DETAILS_CHARACTERS_MAX]
 
 
-def trailers_of(refused: RequestError) -> tuple[tuple[str, str], ...]:
-    """What the HTTP front end says in headers and JSON.
+def trailers_of(error: RequestError) -> tuple[tuple[str, str], ...]:
+    """Trailing metadata with what the HTTP front end sends in headers and JSON.
 
     >>> trailers_of(RequestError(429, "busy", reason="overloaded", retry_ns=1_500_000))[:2]
     (('headgate-reason', 'overloaded'), ('retry-after-ms', '2'))
     """
-    made = []
-    if refused.reason:
-        made.append(("headgate-reason", printable(refused.reason)))
-    if refused.retry_ns:
-        retry_ms = str(ceil(refused.retry_ns / 1_000_000))
-        # The second is what gRPC's own retries listen to.
-        made += [("retry-after-ms", retry_ms), ("grpc-retry-pushback-ms", retry_ms)]
+    trailers = []
+    if error.reason:
+        trailers.append(("headgate-reason", printable(error.reason)))
+    if error.retry_ns:
+        retry_ms = str(ceil(error.retry_ns / 1_000_000))
+        # gRPC's own retries use the second one.
+        trailers += [("retry-after-ms", retry_ms), ("grpc-retry-pushback-ms", retry_ms)]
     for name, duration_ns in (
-        ("headgate-predicted-ms", refused.predicted_ns),
-        ("headgate-deadline-ms", refused.deadline_ns),
+        ("headgate-predicted-ms", error.predicted_ns),
+        ("headgate-deadline-ms", error.deadline_ns),
     ):
         if duration_ns:
-            made.append((name, f"{duration_ns * 1e-6:.3f}"))
-    return tuple(made)
+            trailers.append((name, f"{duration_ns * 1e-6:.3f}"))
+    return tuple(trailers)
 
 
 def printable(text: str) -> str:
-    """Metadata is printable ASCII, and gRPC breaks the call over anything else."""
+    """Text as metadata can have it: gRPC fails the call over anything but printable ASCII."""
     return "".join(c if " " <= c <= "~" else "?" for c in text[:200]).strip()
 
 
-# A call that an RPC waits for.
-
-
-_LOG: Final = logging.getLogger(__name__)
-
-
 @final
-class Pending:
-    """Turns the callback of a call into something to wait for."""
+class PendingCall:
+    """Turns the callback of a call into something to await."""
 
     def __init__(self, respond: Callable[[Call], bytes]) -> None:
-        self.is_expired = False  # answered at its deadline; the runtime may have the call still
-        self._is_over = False  # the runtime is done with the call
-        self._left: Hold | None = None  # what is held for the call until then
+        self.is_expired = False  # failed at its deadline; the runtime may still run the call
+        self._has_ended = False  # the runtime has finished the call
+        self._hold: Hold | None = None  # to be released then
         self._respond = respond
-        self._withdraw: Callable[[], None] | None = None
-        # A refusal is a result here: an exception that nobody fetches would be complained about.
-        self._answer: asyncio.Future[bytes | RequestError] = (
+        self._cancel: Callable[[], None] | None = None
+        # Errors are results here: asyncio warns about exceptions that are never retrieved.
+        self._response: asyncio.Future[bytes | RequestError] = (
             asyncio.get_running_loop().create_future()
         )
 
-    def answered(self, call: Call) -> None:
-        """For the runtime to call.
+    def on_result(self, call: Call) -> None:
+        """Called by the runtime when the call has ended.
 
-        The response is made at once, for the outputs may lie in memory that is lent until then.
+        The response is made at once: the outputs may lie in shared memory that is reused later.
         """
-        self._is_over = True
-        if self._answer.done():
-            if self._left is not None:
-                self._left.release()
+        self._has_ended = True
+        if self._response.done():
+            if self._hold is not None:
+                self._hold.release()
             return
         try:
-            self._answer.set_result(self._respond(call))
-        except RequestError as refused:
-            self._answer.set_result(refused)
+            self._response.set_result(self._respond(call))
+        except RequestError as error:
+            self._response.set_result(error)
         except Exception:
-            _LOG.exception("an answer broke the gateway")
-            self._answer.set_result(
-                RequestError(500, "the gateway made a mistake", reason="internal")
-            )
+            _LOG.exception("internal error while responding to an RPC")
+            self._response.set_result(internal_error())
 
-    async def wait(self, serving: FrontEndApi, call: Call) -> bytes:
-        """The response. Raises `RequestError`, also at the deadline of a call that gives up then.
+    async def wait(self, api: FrontEndApi, call: Call) -> bytes:
+        """The response. Raises `RequestError`, also at the deadline of a call with a hard deadline.
 
-        When the RPC is cancelled, so is the call; but not at its deadline, where its end is that it
-        was late and not that it was unwanted: the runtime finds that out by itself.
+        When the client cancels the RPC, the call is cancelled. An RPC that is cancelled at its
+        deadline is different: its call is late rather than unwanted, and the runtime expires it.
         """
         timer = None
-        self._withdraw = lambda: serving.cancel(call)
+        self._cancel = lambda: api.cancel(call)
         if call.is_hard:
-            left_s = (call.deadline_ns - serving.now_ns()) * 1e-9
+            left_s = (call.deadline_ns - api.now_ns()) * 1e-9
             timer = asyncio.get_running_loop().call_later(left_s, self._expire, call)
         try:
-            answer = await self._answer
+            response = await self._response
         except asyncio.CancelledError:
-            is_late = call.is_hard and serving.now_ns() >= call.deadline_ns
-            if self._answer.cancelled() and not is_late:
-                serving.cancel(call)
+            is_late = call.is_hard and api.now_ns() >= call.deadline_ns
+            if self._response.cancelled() and not is_late:
+                api.cancel(call)
             raise
         finally:
-            self._withdraw = None
+            self._cancel = None
             if timer is not None:
                 timer.cancel()
-        if isinstance(answer, RequestError):
-            raise answer
-        return answer
+        if isinstance(response, RequestError):
+            raise response
+        return response
 
-    def leave(self, hold: Hold) -> None:
-        """Hold this until the runtime is done with the call, which nobody waits for any more."""
-        if self._is_over:
+    def keep_hold(self, hold: Hold) -> None:
+        """Release `hold` when the runtime has finished the call, which nobody waits for."""
+        if self._has_ended:
             hold.release()
         else:
-            self._left = hold
+            self._hold = hold
 
-    def give_up(self, refused: RequestError) -> None:
-        """Answer now, for the call will not be."""
-        if not self._answer.done():
-            if self._withdraw is not None:
-                self._withdraw()
-            self._answer.set_result(refused)
+    def abort(self, error: RequestError) -> None:
+        """Cancel the call and respond with `error`."""
+        if not self._response.done():
+            if self._cancel is not None:
+                self._cancel()
+            self._response.set_result(error)
 
     def _expire(self, call: Call) -> None:
-        if not self._answer.done():
+        if not self._response.done():
             self.is_expired = True
-            self._answer.set_result(expired(call))
+            self._response.set_result(deadline_exceeded(call))

@@ -1,4 +1,4 @@
-"""The gRPC front end as a whole: its services, its limits, its life."""
+"""The gRPC front end: the server with its options, and its services."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from grpc_reflection.v1alpha.reflection import ReflectionServicer
 
 from headgate.core.errors import ConfigError
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.errors import RequestError
+from headgate.live.gateway.context import GatewayContext
+from headgate.live.gateway.errors import SHUTDOWN_MESSAGE, RequestError
 from headgate.live.gateway.grpc.admission import (
     LOOKAHEAD_BYTES,
     Rpc,
@@ -25,73 +26,72 @@ from headgate.live.gateway.grpc.admission import (
 )
 from headgate.live.gateway.grpc.messages import SERVICE, Messages
 from headgate.live.gateway.grpc.service import HEALTH, Health, InferenceService
-from headgate.live.gateway.http.server import HttpServer
 
-STREAMS_MAX: Final = 256  # RPCs of one connection at a time; a client has others wait
-_PING_MS_MIN: Final = 5_000  # clients that ping more often than this are let go
-_KEEPALIVE_MS: Final = 20_000  # so often a connection that is silent is asked whether it lives
-# A client that does not read its answer cannot be cut off from here but with its connection, and
-# its tenant is short of what it holds. Connections end well after so long: clients make new ones.
+STREAMS_MAX: Final = 256  # concurrent RPCs of one connection; clients queue more
+_PING_MS_MIN: Final = 5_000  # clients that ping more often are disconnected
+_KEEPALIVE_MS: Final = 20_000  # a silent connection is pinged after this time
+# Maximum age of a connection. A client that does not read its response holds part of its tenant's
+# memory budget, and can only be cut off by ending its connection. Clients reconnect by themselves.
 _AGE_MS: Final = 300_000
-_PENDING_MAX: Final = 256  # RPCs that have come and were not looked at
+_PENDING_MAX: Final = 256  # RPCs that have arrived and are not handled yet
 
 
 @final
 class GrpcServer:
-    """Listens on the running event loop, next to the HTTP front end and for the same runtime.
+    """Listens on the running event loop, next to the HTTP server and for the same runtime.
 
-    gRPC opens its own socket. Whoever wants the port kept, or chosen, beforehand binds one with
-    `SO_REUSEPORT` and does not listen on it.
+    gRPC opens its own socket. To reserve or choose the port beforehand, bind a socket with
+    `SO_REUSEPORT` and do not listen on it.
     """
 
-    def __init__(self, http: HttpServer) -> None:
-        """Tenants, budget, ids and counters are the HTTP server's, however clients ask."""
+    def __init__(self, context: GatewayContext) -> None:
+        """`context` is the HTTP server's: tenants have one budget whichever protocol they use."""
         messages = Messages()
-        self._guard = RpcAdmission(http)
-        self._server = server(options=_options(http.config, message_bytes_max(http)))
-        InferenceService(http, self._guard, messages)
-        self._health = Health(http.serving, self._guard)
-        _Reflection(self._guard, messages)
-        self._server.add_generic_rpc_handlers((self._guard,))
+        self._admission = RpcAdmission(context)
+        self._server = server(options=_options(context.config, message_bytes_max(context)))
+        InferenceService(context, self._admission, messages)
+        self._health = Health(context.api, self._admission)
+        _Reflection(self._admission, messages)
+        self._server.add_generic_rpc_handlers((self._admission,))
 
     async def start(
         self, host: str, port: int, certificate: Path | None = None, key: Path | None = None
     ) -> int:
-        """Listen; the port, which is chosen where it is 0. Raises `ConfigError` if it is taken.
+        """Listen. Returns the port, which gRPC chooses for 0. Raises `ConfigError` if it is taken.
 
-        With a certificate (PEM; its key in the same file unless given), only over TLS.
+        With a certificate (PEM; its key in the same file unless given), TLS is required.
         """
-        shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             if certificate is None:
-                bound = self._server.add_insecure_port(shown)
+                bound = self._server.add_insecure_port(address)
             else:
                 pair = ((key or certificate).read_bytes(), certificate.read_bytes())
-                bound = self._server.add_secure_port(shown, ssl_server_credentials([pair]))
+                bound = self._server.add_secure_port(address, ssl_server_credentials([pair]))
         except (OSError, RuntimeError) as error:
-            problem = f"gRPC cannot listen there: {error}"
-            raise ConfigError(problem, key="serve.grpc_port", value=shown) from None
+            problem = f"gRPC cannot listen on this address: {error}"
+            raise ConfigError(problem, key="serve.grpc_port", value=address) from None
         await self._server.start()
         return bound
 
-    def abandon_all(self, message: str = "the server has ended before it was done") -> None:
-        """Answer every RPC that is open with UNAVAILABLE (`draining`)."""
-        self._guard.abandon_all(message)
+    def abort_all(self, message: str = SHUTDOWN_MESSAGE) -> None:
+        """Respond to every open RPC with UNAVAILABLE (`draining`)."""
+        self._admission.abort_all(message)
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Take no more RPCs; those in progress have so long to end, and are then cut off."""
-        self._health.is_over = True
+        """Accept no more RPCs; those in progress are cancelled after `grace_s`."""
+        self._health.is_closed = True
         await self._server.stop(grace_s)
 
 
 def _options(config: GatewayConfig, message_bytes: int) -> list[tuple[str, int]]:
     return [
-        # Messages. The first is looked at when a message begins, not when it is there.
+        # Messages. The first limit is checked when a message begins, not when it has arrived.
         ("grpc.max_receive_message_length", message_bytes),
-        ("grpc.max_send_message_length", config.answer_bytes_max),
-        ("grpc.compression_enabled_algorithms_bitset", 1),  # none: as over HTTP
+        ("grpc.max_send_message_length", config.response_bytes_max),
+        ("grpc.compression_enabled_algorithms_bitset", 1),  # no compression, as over HTTP
         ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
-        ("grpc.http2.bdp_probe", 0),  # it would make of the above whatever the network can carry
+        ("grpc.http2.bdp_probe", 0),  # it would raise the lookahead to what the network carries
         ("grpc.max_metadata_size", config.header_bytes_max),
         ("grpc.absolute_max_metadata_size", config.header_bytes_max),
         # Connections.
@@ -116,20 +116,20 @@ def _options(config: GatewayConfig, message_bytes: int) -> list[tuple[str, int]]
 
 @final
 class _Reflection:
-    """Lets tools ask what there is, out of the pool that knows our messages."""
+    """Server reflection: tools list the services and their messages."""
 
-    def __init__(self, guard: RpcAdmission, messages: Messages) -> None:
+    def __init__(self, admission: RpcAdmission, messages: Messages) -> None:
         for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
             messages.pool.AddSerializedFile(file.serialized_pb)
-        self._guard = guard
+        self._admission = admission
         self._servicer = ReflectionServicer((SERVICE, HEALTH, REFLECTION), messages.pool)
-        guard.add_stream(f"/{REFLECTION}/ServerReflectionInfo", self._reflect)
+        admission.add_stream(f"/{REFLECTION}/ServerReflectionInfo", self._reflect)
 
     async def _reflect(self, rpc: Rpc) -> AsyncIterator[bytes]:
-        while (message := await self._guard.read_public(rpc)) is not None:
+        while (message := await self._admission.read_public(rpc)) is not None:
             try:
                 request = reflection_pb2.ServerReflectionRequest.FromString(message)
             except DecodeError:
                 raise RequestError(400, "the message is not a ServerReflectionRequest") from None
-            for answer in self._servicer.ServerReflectionInfo(iter((request,)), rpc.context):
-                yield answer.SerializeToString()
+            for response in self._servicer.ServerReflectionInfo(iter((request,)), rpc.context):
+                yield response.SerializeToString()

@@ -1,4 +1,4 @@
-"""The inference service over gRPC: messages in, calls to the runtime, messages out."""
+"""The services over gRPC: the Open Inference Protocol's, and the standard `grpc.health.v1`."""
 
 from __future__ import annotations
 
@@ -14,57 +14,54 @@ from headgate import __version__
 from headgate.core.states import Outcome
 from headgate.functions.tensor import Tensor, TensorSpec
 from headgate.live.call import Call, FrontEndApi, model_problem, server_problem
-from headgate.live.gateway.errors import RequestError
+from headgate.live.gateway.context import GatewayContext
+from headgate.live.gateway.errors import RequestError, memory_exhausted
 from headgate.live.gateway.grpc.admission import LOOKAHEAD_BYTES, Rpc, RpcAdmission
 from headgate.live.gateway.grpc.messages import SERVICE, Messages
-from headgate.live.gateway.grpc.rpc import Pending, printable
-from headgate.live.gateway.grpc.tensors import encoded, take_apart, tensors
+from headgate.live.gateway.grpc.rpc import PendingCall, printable
+from headgate.live.gateway.grpc.tensors import encode_response, split_message, tensors
 from headgate.live.gateway.http.headers import priority_of, timeout_ns, traceparent
-from headgate.live.gateway.http.request import no_memory
 from headgate.live.gateway.http.responses import error_of
-from headgate.live.gateway.http.server import HttpServer
 from headgate.live.gateway.inference import check_open, check_outputs, find_model, make_call
-from headgate.live.gateway.oip.json import VERSION, check_answer, memoryview_of
-
-# The standard `grpc.health.v1`: what balancers and probes ask.
-
+from headgate.live.gateway.oip.json import VERSION, check_response_size, memoryview_of
 
 HEALTH: Final = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-WATCH_S: Final = 0.2  # how often a change is looked for
+WATCH_S: Final = 0.2  # how often `Watch` checks for a change
+EXTENSIONS: Final = ("parameters", "schedule_policy")
 
 
 @final
 class Health:
-    """Serving while the gateway says that it is ready, as a whole and for the one service."""
+    """The health service, for load balancers and probes: SERVING while the gateway is ready."""
 
-    def __init__(self, serving: FrontEndApi, guard: RpcAdmission) -> None:
-        self.is_over = False  # no more changes will come
-        self._serving = serving
-        self._guard = guard
-        guard.add(f"/{HEALTH}/Check", self._check, is_public=True)
-        guard.add_stream(f"/{HEALTH}/Watch", self._watch)
+    def __init__(self, api: FrontEndApi, admission: RpcAdmission) -> None:
+        self.is_closed = False  # ends every `Watch`
+        self._api = api
+        self._admission = admission
+        admission.add_method(f"/{HEALTH}/Check", self._check, is_public=True)
+        admission.add_stream(f"/{HEALTH}/Watch", self._watch)
 
     async def _check(self, rpc: Rpc) -> bytes:
         status = self._status(await self._service(rpc))
         if status == HealthCheckResponse.SERVICE_UNKNOWN:
-            raise RequestError(404, "there is no such service", reason="unknown_path")
-        tell_reason(rpc, server_problem(self._serving))
+            raise RequestError(404, "the service does not exist", reason="unknown_path")
+        set_reason(rpc, server_problem(self._api))
         return HealthCheckResponse(status=status).SerializeToString()
 
     async def _watch(self, rpc: Rpc) -> AsyncIterator[bytes]:
-        """How it is, now and whenever that changes."""
+        """The status, now and whenever it changes."""
         service = await self._service(rpc)
-        told: int | None = None
-        while not self.is_over:
+        sent: int | None = None
+        while not self.is_closed:
             status = self._status(service)
-            if status != told:
-                told = status
+            if status != sent:
+                sent = status
                 yield HealthCheckResponse(status=status).SerializeToString()
             await asyncio.sleep(WATCH_S)
 
     async def _service(self, rpc: Rpc) -> str:
         try:
-            message = await self._guard.read_public(rpc) or b""
+            message = await self._admission.read_public(rpc) or b""
             return HealthCheckRequest.FromString(message).service
         except DecodeError:
             raise RequestError(400, "the message is not a HealthCheckRequest") from None
@@ -72,44 +69,43 @@ class Health:
     def _status(self, service: str) -> int:
         if service not in ("", SERVICE):
             return HealthCheckResponse.SERVICE_UNKNOWN
-        if server_problem(self._serving):
+        if server_problem(self._api):
             return HealthCheckResponse.NOT_SERVING
         return HealthCheckResponse.SERVING
 
 
-def tell_reason(rpc: Rpc, problem: str) -> None:
-    """Say why something is not ready, in metadata: the messages have no field for it."""
+def set_reason(rpc: Rpc, problem: str) -> None:
+    """Send why something is not ready as trailing metadata: the messages have no field for it."""
     if problem:
         rpc.context.set_trailing_metadata((("headgate-reason", printable(problem)),))
 
 
-EXTENSIONS: Final = ("parameters", "schedule_policy")
-
-
 @final
 class InferenceService:
-    """The six methods. Messages are parsed here, so that a broken one is the client's mistake."""
+    """The six methods. Messages are parsed here, so that a malformed one is the client's error."""
 
-    def __init__(self, http: HttpServer, guard: RpcAdmission, messages: Messages) -> None:
-        self._serving = http.serving
-        self._config = http.config
-        self._guard = guard
+    def __init__(
+        self, context: GatewayContext, admission: RpcAdmission, messages: Messages
+    ) -> None:
+        self._api = context.api
+        self._config = context.config
+        self._admission = admission
         self._messages = messages
-        guard.add(f"/{SERVICE}/ServerLive", self._server_live, is_public=True)
-        guard.add(f"/{SERVICE}/ServerReady", self._server_ready, is_public=True)
-        guard.add(f"/{SERVICE}/ServerMetadata", self._server_metadata, is_public=True)
-        guard.add(f"/{SERVICE}/ModelReady", self._model_ready)
-        guard.add(f"/{SERVICE}/ModelMetadata", self._model_metadata)
-        guard.add(f"/{SERVICE}/ModelInfer", self._model_infer)
+        admission.add_method(f"/{SERVICE}/ServerLive", self._server_live, is_public=True)
+        admission.add_method(f"/{SERVICE}/ServerReady", self._server_ready, is_public=True)
+        admission.add_method(f"/{SERVICE}/ServerMetadata", self._server_metadata, is_public=True)
+        admission.add_method(f"/{SERVICE}/ModelReady", self._model_ready)
+        admission.add_method(f"/{SERVICE}/ModelMetadata", self._model_metadata)
+        admission.add_method(f"/{SERVICE}/ModelInfer", self._model_infer)
 
-    # The messages of the first three say nothing, and are not read.
+    # The messages of the first three are empty, and are not read.
 
     async def _server_live(self, rpc: Rpc) -> bytes:
         return self._encoded("ServerLiveResponse", live=True)
 
     async def _server_ready(self, rpc: Rpc) -> bytes:
-        problem = server_problem(self._serving)
-        tell_reason(rpc, problem)
+        problem = server_problem(self._api)
+        set_reason(rpc, problem)
         return self._encoded("ServerReadyResponse", ready=not problem)
 
     async def _server_metadata(self, rpc: Rpc) -> bytes:
@@ -122,15 +118,15 @@ class InferenceService:
 
     async def _model_ready(self, rpc: Rpc) -> bytes:
         request = self._parsed("ModelReadyRequest", await self._read_small(rpc))
-        model = find_model(self._serving, request.name, request.version)
+        model = find_model(self._api, request.name, request.version)
         in_full = self._config.expose_errors
-        problem = model_problem(self._serving, model, in_full=in_full)
-        tell_reason(rpc, problem)
+        problem = model_problem(self._api, model, in_full=in_full)
+        set_reason(rpc, problem)
         return self._encoded("ModelReadyResponse", ready=not problem)
 
     async def _model_metadata(self, rpc: Rpc) -> bytes:
         request = self._parsed("ModelMetadataRequest", await self._read_small(rpc))
-        model = find_model(self._serving, request.name, request.version)
+        model = find_model(self._api, request.name, request.version)
         return self._encoded(
             "ModelMetadataResponse",
             name=model.name,
@@ -141,62 +137,63 @@ class InferenceService:
         )
 
     async def _model_infer(self, rpc: Rpc) -> bytes:
-        serving, tenant = self._serving, rpc.tenant
-        check_open(serving)
-        tenant.enter(serving.now_ns())
+        api, tenant = self._api, rpc.tenant
+        check_open(api)
+        tenant.admit(api.now_ns())
         try:
-            call, pending = self._call(rpc, await self._guard.read(rpc))
+            call, pending = self._call(rpc, await self._admission.read(rpc))
             rpc.pending = pending
-            serving.submit(call)
-            response = await pending.wait(serving, call)
+            api.submit(call)
+            response = await pending.wait(api, call)
         except RequestError:
             if rpc.pending is not None and rpc.pending.is_expired and rpc.hold is not None:
-                rpc.pending.leave(rpc.hold)  # the runtime has the inputs still
+                rpc.pending.keep_hold(rpc.hold)  # the runtime still uses the inputs
                 rpc.hold = None
             raise
         finally:
             rpc.pending = None
-            tenant.leave()
+            tenant.finish()
         if call.outcome == Outcome.LATE:
             rpc.context.set_trailing_metadata((("headgate-outcome", "late"),))
         return response
 
-    def _call(self, rpc: Rpc, message: bytes) -> tuple[Call, Pending]:
-        """What a message asks for. Its inputs are held. Raises `RequestError`."""
-        serving, headers = self._serving, rpc.headers
-        check_open(serving)  # that may have changed while the message came
-        rest, raw = take_apart(message, self._config)
+    def _call(self, rpc: Rpc, message: bytes) -> tuple[Call, PendingCall]:
+        """The call that a message asks for, with its inputs held. Raises `RequestError`."""
+        api, headers = self._api, rpc.headers
+        check_open(api)  # the server may have begun to drain while the message arrived
+        rest, raw = split_message(message, self._config)
         request = self._parsed("ModelInferRequest", rest)
-        model = find_model(serving, request.model_name, request.model_version)
-        names = [wanted.name for wanted in request.outputs]
+        model = find_model(api, request.model_name, request.model_version)
+        names = [output.name for output in request.outputs]
         check_outputs(model, names)
         parameters = _parameters(request.parameters)
-        answer = self._messages["ModelInferResponse"](
+        response = self._messages["ModelInferResponse"](
             model_name=request.model_name, model_version=VERSION, id=request.id
         )
         request_id, is_raw = rpc.request_id, bool(raw)
 
-        # Which keeps neither the RPC nor the message: the RPC knows the call, and the call this.
+        # This closure must not refer to the RPC or its message: the RPC refers to the call, and the
+        # call to the closure.
         def respond(call: Call) -> bytes:
-            refused = error_of(call, self._config, request_id)
-            if refused is not None:
-                raise refused
-            chosen = _chosen(call.outputs, names)
-            size = sum(memoryview_of(output).nbytes for output in chosen)
-            check_answer(size, self._config.answer_bytes_max, is_text=False)
-            return encoded(answer, chosen, self._config, is_raw=is_raw)
+            error = error_of(call, self._config, request_id)
+            if error is not None:
+                raise error
+            outputs = _requested(call.outputs, names)
+            size = sum(memoryview_of(output).nbytes for output in outputs)
+            check_response_size(size, self._config.response_bytes_max, is_text=False)
+            return encode_response(response, outputs, self._config, is_raw=is_raw)
 
-        pending = Pending(respond)
+        pending = PendingCall(respond)
         inputs = tensors(request, raw, self._config)
         assert rpc.hold is not None
         held = len(message) if raw else sum(memoryview_of(tensor).nbytes for tensor in inputs)
         if not rpc.hold.resize(LOOKAHEAD_BYTES + held):
-            raise no_memory()
+            raise memory_exhausted()
         call = make_call(
             model,
             inputs,
-            pending.answered,
-            now_ns=serving.now_ns(),
+            pending.on_result,
+            now_ns=api.now_ns(),
             timeout_ns=self._timeout_ns(rpc, parameters.get("timeout")),
             client_id=rpc.tenant.client_id,
             priority=priority_of(headers, parameters.get("priority")),
@@ -207,7 +204,7 @@ class InferenceService:
         return call, pending
 
     def _timeout_ns(self, rpc: Rpc, parameter: object) -> int:
-        """The deadline of the RPC goes before whatever else the client says."""
+        """The client's timeout; the RPC's deadline takes precedence over headers and parameters."""
         max_ns = int(self._config.timeout_max_s * 1e9)
         left_s = cast("float | None", rpc.context.time_remaining())
         if left_s is None:
@@ -215,7 +212,7 @@ class InferenceService:
         return min(max(1, int(left_s * 1e9)), max_ns)
 
     async def _read_small(self, rpc: Rpc) -> bytes:
-        message = await self._guard.read(rpc)
+        message = await self._admission.read(rpc)
         if len(message) > self._config.header_bytes_max:
             problem = f"the message is larger than {self._config.header_bytes_max} bytes"
             raise RequestError(413, problem, reason="too_large")
@@ -238,14 +235,14 @@ def _parameters(given: Mapping[str, Any]) -> dict[str, object]:
     }
 
 
-def _chosen(outputs: list[Tensor], names: list[str]) -> list[Tensor]:
-    """Those that were asked for, in that order; all of them if none were."""
+def _requested(outputs: list[Tensor], names: list[str]) -> list[Tensor]:
+    """The requested outputs in the order of `names`; all of them if there are no names."""
     if not names:
         return outputs
     by_name = {tensor.name: tensor for tensor in outputs}
     for name in names:
         if name not in by_name:
-            raise RequestError(400, f"there was no output {name[:80]!r}")
+            raise RequestError(400, f"the model returned no output {name[:80]!r}")
     return [by_name[name] for name in names]
 
 

@@ -14,14 +14,14 @@ from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.oip.json import (
     check_bytes,
     check_strings,
-    count_of,
+    element_count,
     memoryview_of,
     pack_strings,
-    split,
+    split_strings,
 )
 
-# By datatype: the field its elements are in, and what `array` calls them. The
-# 16-bit floats have none: they go raw.
+# By datatype: the field of its elements, and their type code of `array`. The 16-bit floats have no
+# field: they can only be sent raw.
 _CONTENTS: Final[Mapping[str, tuple[str, str]]] = {
     "BOOL": ("bool_contents", "B"),
     "INT8": ("int_contents", "b"),
@@ -37,18 +37,18 @@ _CONTENTS: Final[Mapping[str, tuple[str, str]]] = {
     "BYTES": ("bytes_contents", ""),
 }
 _INPUTS, _OUTPUTS, _RAW_INPUTS = 5, 6, 7  # numbers of the fields of a request
-_RAW_OUTPUT: Final = bytes((6 << 3 | 2,))  # what each of them begins with in a response
+_RAW_OUTPUT: Final = bytes((6 << 3 | 2,))  # tag of that field in a response
 FIELDS_MAX: Final = 4096  # of a request, parameters among them
 
-assert sys.byteorder == "little", "elements are little-endian, as `array` has them here"
+assert sys.byteorder == "little", "`array` must be little-endian, as elements are"
 
 
-def take_apart(message: bytes, limits: GatewayConfig) -> tuple[bytes, list[memoryview]]:
-    """A request without its raw contents, for the parser; and those, which stay where they are.
+def split_message(message: bytes, limits: GatewayConfig) -> tuple[bytes, list[memoryview]]:
+    """Split a request into a message without raw contents, for the parser, and views of those.
 
-    The parser would copy them twice. What it is left with is small: an empty input takes two bytes
-    on the wire and some hundred in memory, and elements in types are read one by one. Raises
-    `RequestError` for more than that, before anything is parsed.
+    The parser would copy raw contents twice. The rest must be small: an empty input takes two bytes
+    on the wire and some hundred in memory, and typed elements are read one by one. Raises
+    `RequestError` beyond the limits, before anything is parsed.
     """
     counts = {_INPUTS: 0, _OUTPUTS: 0, _RAW_INPUTS: 0}
     raw: list[memoryview] = []
@@ -59,40 +59,42 @@ def take_apart(message: bytes, limits: GatewayConfig) -> tuple[bytes, list[memor
         if number in counts:
             counts[number] += 1
             if counts[number] > limits.inputs_max:
-                raise RequestError(400, f"more than {limits.inputs_max} inputs or outputs")
+                raise RequestError(
+                    400, f"the request has more than {limits.inputs_max} inputs or outputs"
+                )
         if fields > FIELDS_MAX:
-            raise RequestError(400, f"more than {FIELDS_MAX} fields")
+            raise RequestError(400, f"the message has more than {FIELDS_MAX} fields")
         if number == _RAW_INPUTS and data and end <= len(message):
             raw.append(view[data:end])
             kept.append(view[kept_to:start])
             kept_to = end
     rest = b"".join((*kept, view[kept_to:])) if raw else message
     if len(rest) > limits.typed_bytes_max:
-        raise _too_much_typed(f"more than {limits.typed_bytes_max} bytes beside raw contents")
+        raise _typed_too_large(f"{limits.typed_bytes_max} bytes beside raw contents")
     return rest, raw
 
 
 def tensors(request: Any, raw: Sequence[memoryview], limits: GatewayConfig) -> list[Tensor]:
-    """The inputs of a request. Raises `RequestError` (400, 413) for whatever is wrong with them."""
+    """The inputs of a request. Raises `RequestError` (400, 413)."""
     given = request.inputs
     counts = [_count(each, limits) for each in given]
-    # Of all inputs together: they are walked one by one, while everybody else waits.
+    # The limit is for all inputs together: strings are walked one by one on the event loop.
     check_strings(
         sum(count for each, count in zip(given, counts, strict=True) if each.datatype == "BYTES")
     )
     if not raw:
         if sum(counts) > limits.typed_elements_max:
-            raise _too_much_typed(f"more than {limits.typed_elements_max} elements in types")
+            raise _typed_too_large(f"{limits.typed_elements_max} typed elements")
         return [_typed(each, count) for each, count in zip(given, counts, strict=True)]
     if len(raw) != len(given):
-        raise RequestError(400, f"there are {len(given)} inputs and {len(raw)} raw contents")
+        raise RequestError(400, f"the request has {len(given)} inputs and {len(raw)} raw contents")
     return [_raw(each, data, count) for each, data, count in zip(given, raw, counts, strict=True)]
 
 
-def encoded(
+def encode_response(
     response: Any, outputs: Sequence[Tensor], limits: GatewayConfig, *, is_raw: bool
 ) -> bytes:
-    """A response with its outputs: in types only if all of them can be, and soon enough."""
+    """Serialize a response with its outputs: typed only if all can be, and are small enough."""
     views = [memoryview_of(tensor) for tensor in outputs]
     is_raw = (
         is_raw
@@ -100,17 +102,19 @@ def encoded(
         or sum(prod(tensor.shape) for tensor in outputs) > limits.typed_elements_max
     )
     for tensor, data in zip(outputs, views, strict=True):
-        made = response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        output = response.outputs.add(
+            name=tensor.name, datatype=tensor.datatype, shape=tensor.shape
+        )
         if not is_raw:
             field, code = _CONTENTS[tensor.datatype]
-            elements = _elements(code, data) if code else map(bytes, split(data))
-            getattr(made.contents, field).extend(elements)
+            elements = _elements(code, data) if code else map(bytes, split_strings(data))
+            getattr(output.contents, field).extend(elements)
     head: bytes = response.SerializeToString()
     if not is_raw:
         return head
     parts: list[bytes | memoryview] = [head]
     for data in views:  # the serializer would copy them twice
-        parts += (_RAW_OUTPUT, _as_varint(data.nbytes), data)
+        parts += (_RAW_OUTPUT, _encode_varint(data.nbytes), data)
     return b"".join(parts)
 
 
@@ -119,13 +123,13 @@ def _count(given: Any, limits: GatewayConfig) -> int:
     if given.datatype not in ITEM_BYTES:
         raise RequestError(400, f"{name[:80]!r} has the unknown datatype {given.datatype[:40]!r}")
     if "shared_memory_region" in given.parameters:
-        raise RequestError(400, f"{name[:80]!r}: shared memory is not offered")
-    return count_of(given.shape, name[:80], limits.dims_max, limits.elements_max)
+        raise RequestError(400, f"{name[:80]!r}: shared memory is not supported")
+    return element_count(given.shape, name[:80], limits.dims_max, limits.elements_max)
 
 
 def _raw(given: Any, data: memoryview, count: int) -> Tensor:
     if given.contents.ListFields():
-        raise RequestError(400, f"{given.name[:80]!r} has typed contents, beside raw ones")
+        raise RequestError(400, f"{given.name[:80]!r} has both typed and raw contents")
     check_bytes(data, given.name[:80], given.datatype, count)
     return Tensor(given.name, given.datatype, tuple(given.shape), data)
 
@@ -134,16 +138,14 @@ def _typed(given: Any, count: int) -> Tensor:
     name = given.name[:80]
     datatype = given.datatype
     if datatype not in _CONTENTS:
-        raise RequestError(400, f"{name!r}: {datatype} can be sent as raw contents only")
+        raise RequestError(400, f"{name!r}: {datatype} can only be sent as raw contents")
     field, code = _CONTENTS[datatype]
     for used, _ in given.contents.ListFields():
         if used.name != field:
-            raise RequestError(400, f"{name!r} has {used.name}; {datatype} is in {field}")
+            raise RequestError(400, f"{name!r} has {used.name}; {datatype} belongs in {field}")
     elements = getattr(given.contents, field)
     if len(elements) != count:
-        raise RequestError(
-            400, f"{name!r} has {len(elements)} elements; its shape asks for {count}"
-        )
+        raise RequestError(400, f"{name!r} has {len(elements)} elements; its shape needs {count}")
     try:
         data = array(code, elements).tobytes() if code else pack_strings(elements)
     except OverflowError:
@@ -157,15 +159,16 @@ def _elements(code: str, data: memoryview) -> array[float]:
     return elements
 
 
-def _too_much_typed(problem: str) -> RequestError:
-    return RequestError(413, f"{problem}; send tensors in raw_input_contents", reason="too_large")
+def _typed_too_large(limit: str) -> RequestError:
+    message = f"the request has more than {limit}; send tensors in raw_input_contents"
+    return RequestError(413, message, reason="too_large")
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int, int, int]]:
-    """The fields of a message, from the outside: number, where it starts, its bytes, where it ends.
+    """The fields of a message: number, start, start of the payload, end.
 
-    Of a field that is no string of bytes, these start at 0. It ends where the message is broken; a
-    field may claim to end beyond it.
+    Only length-delimited fields have a payload; for others its start is 0. Iteration ends where the
+    message is malformed; a field may claim to end beyond the message.
 
     >>> list(_fields(bytes.fromhex("0a0161" "2a00" "1005")))
     [(1, 0, 2, 3), (5, 3, 5, 5), (2, 5, 0, 7)]
@@ -185,26 +188,26 @@ def _fields(message: bytes) -> Iterator[tuple[int, int, int, int]]:
         elif wire_type in (1, 5):
             at += 8 if wire_type == 1 else 4
         else:
-            return  # groups are not of this protocol, and the rest is not of any
+            return  # groups, which this protocol does not use, or an unknown wire type
         yield tag >> 3, start, data, at
 
 
-def _as_varint(value: int) -> bytes:
-    r"""A number as messages have it.
+def _encode_varint(value: int) -> bytes:
+    r"""The varint encoding of a number.
 
-    >>> _as_varint(300)
+    >>> _encode_varint(300)
     b'\xac\x02'
     """
-    made = bytearray()
+    encoded = bytearray()
     while value > 0x7F:
-        made.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    made.append(value)
-    return bytes(made)
+    encoded.append(value)
+    return bytes(encoded)
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """A number and where it ends; past the end of the message where it does not."""
+    """Decode a varint: the number and its end; the end of the message where it has none."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(message):

@@ -1,11 +1,41 @@
-"""A connection: exchanges in their order, answers out, and how long all that may take.
+"""One HTTP/1.1 connection: bytes in, requests handled in order, responses out, all within limits.
 
-Requests that come before the answer to the one before them wait, and are begun one after the
-other, so that answers cannot change places. After a request that could not be understood the
-connection is closed, but only once the client has had time to read why: closing on a sender at
-once would take the answer away from it.
+Two classes make one state machine. `RequestParser` reads: llhttp (through `httptools`) calls its
+`on_...` methods, and it builds requests. `HttpConnection` is the asyncio protocol: it queues those
+requests, runs one at a time, writes responses and enforces timeouts. Each knows the other.
 
-Time is kept by one sweep of the server over all connections, with marks as coarse as the sweep.
+**States.** The parser's `state` is one of
+
+    IDLE    between requests;      a first byte      -> HEAD
+    HEAD    reading headers;       the headers end   -> BODY
+    BODY    reading a body;        the body ends     -> IDLE, or CLOSED after the last request
+    CLOSED  nothing more is read:  whatever arrives is discarded.
+
+The last request is one with `Connection: close`, one that could not be parsed, or the one before
+the client closed its side. The writing half has no named states. `_current` is the request whose
+response is due, `_queue` holds those behind it, `_unwritten` the parts of a large response that the
+transport has not taken yet; `_is_closing` says to close once those are written.
+
+**Limits.** llhttp rejects what smuggles requests past proxies: contradicting lengths, folded
+headers, odd chunks. It sets no bounds, so this module bounds everything before it is kept: the
+target, the number and bytes of headers, trailers, the body, the size of chunks (each chunk costs
+more than the bytes that it carries), and what llhttp buffers itself (`_bound_unfinished`). A body's
+memory is reserved in the budget before it is read. A request that is refused before its body has
+arrived (an unknown path, no key, a limit of its tenant, no memory) has its body read and discarded,
+and the connection goes on. After an error that leaves the position in the stream unknown
+(`RequestError.closes`) the connection ends.
+
+**Pipelining.** Requests that arrive before the previous response wait in `_queue` and are started
+one after the other, so that responses cannot change places. Reading pauses while `pipelined_max`
+requests are queued and while the client does not read its responses.
+
+**Timeouts.** One sweep of the server over all connections checks every timeout against marks as
+coarse as the sweep, because a timer per request would cost more. Time spent waiting for us (a
+paused connection, a `100 Continue` that is due) does not count against the client.
+
+**Closing.** Closing a socket that still receives data resets the connection, which can destroy the
+response that says what was wrong. So after an error in the middle of a request only our side is
+shut (`_lingers`), input is discarded, and the sweep closes the socket after `linger_s`.
 """
 
 from __future__ import annotations
@@ -14,59 +44,384 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, cast, final
-
-from headgate.live.gateway.errors import RequestError
-from headgate.live.gateway.http.request import HttpRequest
-from headgate.live.gateway.http.responses import CONTINUE
-from headgate.live.gateway.memory_budget import Hold
-
-if TYPE_CHECKING:
-    from headgate.live.gateway.http.server import HttpServer
-
-
-from typing import TYPE_CHECKING
+from typing import Final, cast, final
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from headgate.live.gateway.auth import Tenant
-from headgate.live.gateway.http.request import no_memory
-from headgate.live.gateway.http.router import Route
-from headgate.live.gateway.oip.json import too_much_text
+from headgate.live.gateway.context import GatewayContext
+from headgate.live.gateway.errors import RequestError, memory_exhausted
+from headgate.live.gateway.http.request import HttpRequest, Route
+from headgate.live.gateway.http.responses import CONTINUE
+from headgate.live.gateway.http.router import Router
+from headgate.live.gateway.memory_budget import Hold
+from headgate.live.gateway.oip.json import text_too_long
 from headgate.live.ipc.shared_memory import room_for
 
-if TYPE_CHECKING:
-    from headgate.live.gateway.http.server import HttpServer
-
-
-# Incoming: from the bytes of a connection to exchanges, within limits.
-#
-# llhttp (through `httptools`) reads the bytes and is strict about what smuggles requests past
-# proxies: lengths that contradict each other, folded headers, odd chunks. What it leaves open is
-# closed here: how much there may be of everything, before it is kept.
-#
-# A request that is refused before its body has come (an unknown path, no key, a limit of its
-# tenant, no memory) has its body read and thrown away. One after which nothing can be understood
-# is the last: `RequestError` with `closes`.
-
-
+REFUSED_MAX: Final = 64  # connections beyond the limit that get a 503, at a time
+_PIECE_BYTES: Final = 1 << 20  # of a response that are written at a time
+_TCP_CLOSE: Final = 7  # Linux's state of a connection that was reset
 _LARGE_BYTES: Final = 1 << 20  # of a body
-_CHUNK_BYTES_MIN: Final = 64  # on average, once there are more chunks than
+_CHUNK_BYTES_MIN: Final = 64  # on average, after the first `_CHUNKS_FREE` chunks of a body
 _CHUNKS_FREE: Final = 1024
 
 
 class ParserState:
     """What is being read. Small integers rather than an `Enum`: they are on the hot path."""
 
-    NOTHING: Final = 0  # between requests
+    IDLE: Final = 0
     HEAD: Final = 1
     BODY: Final = 2
-    NO_MORE: Final = 3  # the last request has come: whatever follows is thrown away
+    CLOSED: Final = 3
+
+
+@final
+class OpenConnections:
+    """The connections of one server, counted against its limit, TLS handshakes included."""
+
+    def __init__(self, connections_max: int) -> None:
+        self.connections: set[HttpConnection] = set()
+        self.handshakes: set[asyncio.Task[None]] = set()
+        self._connections_max = connections_max
+
+    def excess(self) -> int:
+        """How many connections there are beyond the limit; negative: how many may be added."""
+        return len(self.connections) + len(self.handshakes) - self._connections_max
+
+    def add(self, connection: HttpConnection) -> bool:
+        """Count a connection. Returns whether it is within the limit."""
+        is_within_limit = self.excess() < 0
+        self.connections.add(connection)
+        return is_within_limit
+
+    def discard(self, connection: HttpConnection) -> None:
+        """Stop counting a connection."""
+        self.connections.discard(connection)
+
+
+@final
+class HttpConnection(asyncio.Protocol):
+    """The writing half of a connection, and its asyncio protocol."""
+
+    __slots__ = (
+        "_context",
+        "_current",
+        "_is_closing",
+        "_is_encrypted",
+        "_is_half_closed",
+        "_is_handling",
+        "_is_read_paused",
+        "_is_write_paused",
+        "_limits",
+        "_lingers",
+        "_open",
+        "_parser",
+        "_queue",
+        "_since_s",
+        "_transport",
+        "_unread_holds",
+        "_unwritable_since_s",
+        "_unwritten",
+        "owes_continue",
+    )
+
+    def __init__(
+        self,
+        context: GatewayContext,
+        router: Router,
+        connections: OpenConnections,
+        *,
+        is_encrypted: bool = False,
+    ) -> None:
+        self.owes_continue = False  # the client waits for `100 Continue` before it sends its body
+        self._context = context
+        self._limits = context.config
+        self._open = connections
+        self._transport: asyncio.Transport
+        self._parser = RequestParser(self, context, router)
+        self._current: HttpRequest | None = None  # whose response is due
+        self._queue: deque[HttpRequest] = deque()
+        self._is_handling = False  # guards `_handle_queued` against recursion
+        self._lingers = False  # the client may still be sending: close only our side at first
+        self._is_read_paused = False
+        self._since_s = context.clock_s  # when the last response was written
+        self._unwritable_since_s: float | None = None  # when the client stopped reading
+        self._is_write_paused = False  # the transport's buffer is full
+        self._unwritten: deque[bytes | memoryview] = deque()  # the rest of large responses
+        self._unread_holds: list[Hold] = []  # of responses since the client stopped reading
+        self._is_closing = False  # close once everything is written
+        self._is_encrypted = is_encrypted
+        self._is_half_closed = False  # the client sends no more, and may still read
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being read or handled."""
+        return self._current is None and self._parser.state == ParserState.IDLE
+
+    @property
+    def is_responding(self) -> bool:
+        """Whether a response is due, or was written and has not left the process yet."""
+        if self._current is not None or self._unwritten:
+            return True
+        return self._transport.get_write_buffer_size() > 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin. A connection beyond the limit gets a 503, or is aborted if there are many."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=self._limits.write_high_water)
+        if self._is_encrypted:  # it was counted when it was accepted
+            self._open.connections.add(self)
+        elif self._open.excess() >= REFUSED_MAX:
+            self._transport.abort()
+        elif not self._open.add(self):
+            self._fail(RequestError(503, "too many connections", reason="connections", closes=True))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the requests of a client that has disconnected."""
+        self._parser.state = ParserState.CLOSED
+        self._parser.discard()
+        self._cancel_queued()
+        self._unwritten.clear()
+        self._release_unread()
+        current, self._current = self._current, None
+        if current is not None:
+            current.cancel()
+        self._open.discard(self)
+
+    def eof_received(self) -> bool:
+        """The client has closed its side. It may still read, so whole requests get responses.
+
+        A request that is incomplete is discarded. TLS has no half-closed connections. The transport
+        closes itself unless this returns True.
+        """
+        self._parser.state = ParserState.CLOSED
+        self._parser.discard()
+        last = self._queue[-1] if self._queue else self._current
+        if last is None or self._is_encrypted:
+            return False
+        last.closes = True
+        self._is_half_closed = True
+        return True
+
+    def data_received(self, data: bytes) -> None:
+        """Parse bytes from the client."""
+        if self._parser.state == ParserState.CLOSED:
+            return
+        try:
+            self._parser.feed(data)
+        except RequestError as error:
+            self._fail(error)
+        else:
+            if self.owes_continue and self._current is None:
+                self._send_continue()
+
+    def pause_writing(self) -> None:
+        """The client reads too slowly: stop reading from it, and let the sweep time it."""
+        self._is_write_paused = True
+        if self._unwritable_since_s is None:
+            self._unwritable_since_s = self._context.clock_s
+        self._update_reading()
+
+    def resume_writing(self) -> None:
+        """The transport's buffer has drained: write more, and go on with the queue."""
+        self._is_write_paused = False
+        self._flush()
+        if self._is_write_paused:
+            return
+        self._unwritable_since_s = None
+        self._release_unread()
+        if self._is_closing:
+            self._finish()
+            return
+        self._handle_queued()
+        self._update_reading()
+
+    def on_request(self, request: HttpRequest) -> None:
+        """Queue a request; it is handled at once if none is before it."""
+        queue = self._queue
+        if len(queue) >= self._limits.pipelined_max:
+            # One read brought more than the limit. HTTP lets a server close after any response.
+            queue[-1].closes = True
+            self._parser.state = ParserState.CLOSED
+            request.cancel()
+            return
+        queue.append(request)
+        self._handle_queued()
+        if queue:
+            self._update_reading()
+
+    def send(
+        self,
+        head: bytes,
+        body: Sequence[bytes | memoryview],
+        request: HttpRequest,
+        hold: Hold | None,
+    ) -> None:
+        """Write the response of the current request, and go on to the next request.
+
+        `hold` is the budget's share of a large response, released once the client has read it.
+        """
+        if request is not self._current or self._transport.is_closing():
+            if hold is not None:
+                hold.release()  # the client has disconnected
+            if request is self._current:
+                self._current = None
+            return
+        self._current = None
+        self._since_s = self._context.clock_s
+        self._transport.write(head)
+        if body:
+            self._unwritten.extend(body)
+            self._flush()
+        if hold is not None:
+            if self._unwritable_since_s is None:
+                hold.release()
+            else:
+                self._unread_holds.append(hold)
+        if request.closes:
+            self._finish()
+        elif self._queue:
+            self._handle_queued()
+            self._update_reading()
+        elif self.owes_continue:
+            self._send_continue()
+
+    def close(self) -> None:
+        """Close once all responses have been written."""
+        if self._unwritten:
+            self._is_closing = True
+        else:
+            self._transport.close()
+
+    def abort(self, error: RequestError) -> None:
+        """Respond to the current request with `error`, and close.
+
+        On an idle connection a request may be on its way. Its client sees the end of the stream
+        rather than a reset, which could also destroy the response before it.
+        """
+        if self.is_idle:
+            self._lingers = True
+            self._since_s = self._context.clock_s
+            self._finish()
+        elif self._current is None:
+            self._fail(error)
+        else:
+            self._current.abort(error)
+
+    def sweep(self, now_s: float) -> None:
+        """Enforce the timeouts."""
+        limits, state = self._limits, self._parser.state
+        if self._is_half_closed and self._is_reset():
+            self._transport.abort()
+        elif self._unwritable_since_s is not None:
+            if now_s - self._unwritable_since_s > limits.write_timeout_s:
+                self._transport.abort()
+        elif state == ParserState.CLOSED:
+            if self._current is None and now_s - self._since_s > limits.linger_s:
+                self._transport.abort()
+        elif state == ParserState.IDLE:
+            if self._current is None and now_s - self._since_s > limits.idle_timeout_s:
+                self._transport.close()
+        elif not self._is_read_paused and not self.owes_continue:
+            is_head = state == ParserState.HEAD
+            timeout_s = limits.header_timeout_s if is_head else self._parser.body_timeout_s()
+            if now_s - self._parser.since_s > timeout_s:
+                part = "headers" if is_head else "body"
+                message = f"the {part} took too long to arrive"
+                self._fail(RequestError(408, message, closes=True))
+
+    def _is_reset(self) -> bool:
+        """Whether the client has reset a connection from which nothing is read any more."""
+        try:
+            connection = self._transport.get_extra_info("socket")
+            state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+            return bool(state == _TCP_CLOSE)
+        except OSError:
+            return True
+
+    def _handle_queued(self) -> None:
+        """Handle queued requests, as long as each gets its response at once."""
+        if self._is_handling:
+            return
+        self._is_handling = True
+        queue = self._queue
+        try:
+            while queue and self._current is None and self._unwritable_since_s is None:
+                self._current = request = queue.popleft()
+                request.handle()
+        finally:
+            self._is_handling = False
+
+    def _fail(self, error: RequestError) -> None:
+        """Queue a last request that responds with `error`; nothing is read after it."""
+        if self._parser.state != ParserState.CLOSED:
+            self._lingers = True
+            self.owes_continue = False
+            self._queue.append(self._parser.last_request(error))
+            self._handle_queued()
+
+    def _flush(self) -> None:
+        """Write more of large responses, a piece at a time: encrypting all at once takes long."""
+        unwritten = self._unwritten
+        if self._transport.is_closing():
+            unwritten.clear()
+        while unwritten and not self._is_write_paused:
+            part = unwritten[0]
+            if len(part) > _PIECE_BYTES:
+                part = memoryview(part)
+                unwritten[0] = part[_PIECE_BYTES:]
+                part = part[:_PIECE_BYTES]
+            else:
+                unwritten.popleft()
+            self._transport.write(part)
+
+    def _finish(self) -> None:
+        """Close after the last response, once all of it is written."""
+        self._cancel_queued()
+        self._parser.state = ParserState.CLOSED
+        self._is_closing = bool(self._unwritten)
+        if self._is_closing:
+            return
+        if self._lingers and self._transport.can_write_eof():
+            self._transport.write_eof()  # the sweep closes the socket later
+        else:
+            self._transport.close()
+
+    def _cancel_queued(self) -> None:
+        while self._queue:
+            self._queue.pop().cancel()
+
+    def _release_unread(self) -> None:
+        while self._unread_holds:
+            self._unread_holds.pop().release()
+
+    def _update_reading(self) -> None:
+        """Pause reading while the client's write buffer is full or the queue is.
+
+        Hysteresis: reading resumes only when the queue is empty, because one read may bring
+        `pipelined_max` requests again.
+        """
+        queued_max = 1 if self._is_read_paused else self._limits.pipelined_max
+        pauses = self._unwritable_since_s is not None or len(self._queue) >= queued_max
+        if pauses == self._is_read_paused or self._transport.is_closing():
+            return
+        self._is_read_paused = pauses
+        if pauses:
+            self._transport.pause_reading()
+        else:
+            self._parser.since_s = self._context.clock_s  # the pause does not count
+            self._transport.resume_reading()
+
+    def _send_continue(self) -> None:
+        self.owes_continue = False
+        if self._parser.state == ParserState.BODY:
+            self._parser.since_s = self._context.clock_s  # the wait for it does not count
+            self._transport.write(CONTINUE)
 
 
 @final
 class RequestParser:
-    """The reading half of a connection. The parser calls the methods that begin with `on_`."""
+    """The reading half of a connection. llhttp calls the methods that begin with `on_`."""
 
     __slots__ = (
         "_announced_bytes",
@@ -74,186 +429,203 @@ class RequestParser:
         "_body_bytes",
         "_chunks",
         "_connection",
-        "_exchange",
+        "_context",
         "_head_bytes",
         "_headers",
         "_limits",
-        "_parser",
-        "_plain_left",
-        "_server",
+        "_llhttp",
+        "_request",
+        "_router",
         "_target",
-        "_unended_bytes",
-        "reading",
+        "_unfinished_bytes",
+        "_unparsed_left",
         "since_s",
+        "state",
     )
 
-    def __init__(self, connection: HttpConnection, server: HttpServer) -> None:
-        self.reading: int = ParserState.NOTHING
-        self.since_s = server.clock_s  # when what is being read began
+    def __init__(self, connection: HttpConnection, context: GatewayContext, router: Router) -> None:
+        self.state: int = ParserState.IDLE
+        self.since_s = context.clock_s  # when the head or body that is being read began
         self._connection = connection
-        self._server = server
-        self._limits = server.config
-        self._parser = HttpRequestParser(self)
+        self._context = context
+        self._router = router
+        self._limits = context.config
+        self._llhttp = HttpRequestParser(self)
         self._target = b""
         self._headers: dict[bytes, bytes] = {}
         self._head_bytes = 0
-        self._exchange: HttpRequest | None = None  # whose body is being read
+        self._request: HttpRequest | None = None  # whose body is being read
         self._announced_bytes = 0  # of the body
         self._body: bytes | bytearray | memoryview = b""
-        self._body_bytes = 0  # that have come
-        self._chunks = 0  # that these came in
-        self._plain_left = 0  # bytes of a body that the parser does not see
-        self._unended_bytes = 0  # read since anything came of it; -1: something has just begun
+        self._body_bytes = 0  # received
+        self._chunks = 0  # of the body
+        self._unparsed_left = 0  # bytes of a body that llhttp does not see
+        # Bytes read since llhttp last called back; -1: it did in this piece, at an unknown point.
+        self._unfinished_bytes = 0
 
     def feed(self, data: bytes) -> None:
-        """Read on: whole requests go to the connection. Raises `RequestError`, after which it
-        ends.
+        """Parse bytes; whole requests go to the connection.
+
+        Raises `RequestError`, after which the connection must end.
         """
         while data:
-            if self._plain_left:
-                data = self._read_plain(data)
+            if self._unparsed_left:
+                data = self._read_unparsed(data)
             try:
-                self._parser.feed_data(data)
+                self._llhttp.feed_data(data)
                 break
             except HttpParserUpgrade as upgrade:
-                data = data[upgrade.args[0] :]  # there is no upgrade: it goes on as it was
+                data = data[upgrade.args[0] :]  # upgrades are ignored: HTTP goes on
             except HttpParserError as problem:
-                raise _refused(problem) from None
-        if self.reading == ParserState.HEAD or self.reading == ParserState.BODY:
-            self._count_unended(len(data))
+                raise _error_of(problem) from None
+        if self.state == ParserState.HEAD or self.state == ParserState.BODY:
+            self._bound_unfinished(len(data))
 
-    def body_seconds_max(self) -> float:
-        """How long the body may take, which depends on how much of it has come.
+    def body_timeout_s(self) -> float:
+        """How long the body may take, given how much of it has arrived.
 
-        Whoever has announced a body has memory put aside for it, and must send it.
+        Memory is reserved for an announced body, so its client must send it at some minimum rate.
         """
         limits = self._limits
         earned_s = self._body_bytes / limits.body_bytes_per_s_min
         return min(limits.body_timeout_s, limits.header_timeout_s + earned_s)
 
-    def last(self, refused: RequestError) -> HttpRequest:
-        """The exchange to end with: the one that was coming in, or one for what was none."""
-        self.reading = ParserState.NO_MORE
-        exchange, self._exchange = self._exchange, None
-        self.let_go()
-        if exchange is None:
-            exchange = HttpRequest(self._connection, self._server, None, None, {}, False)
-        exchange.turn_down(refused)
-        exchange.closes = True
-        return exchange
+    def last_request(self, error: RequestError) -> HttpRequest:
+        """Stop reading. Returns the request that was being read, or an empty one, with `error`."""
+        self.state = ParserState.CLOSED
+        request, self._request = self._request, None
+        self.discard()
+        if request is None:
+            request = HttpRequest(self._connection, self._context, None, None, {}, False)
+        request.reject_body(error)
+        request.closes = True
+        return request
 
-    def let_go(self) -> None:
-        """Keep nothing of what is unfinished."""
-        if self._exchange is not None:
-            self._exchange.abandon()
-            self._exchange = None
-        self._body_bytes = self._plain_left = 0
+    def discard(self) -> None:
+        """Cancel the request that is being read."""
+        if self._request is not None:
+            self._request.cancel()
+            self._request = None
+        self._body_bytes = self._unparsed_left = 0
         self._body = b""
 
     def on_message_begin(self) -> None:
-        """Mark the time."""
-        if self.reading == ParserState.NO_MORE:
-            raise RequestError(400, "a request after the last", closes=True)
-        self.reading = ParserState.HEAD
-        self.since_s = self._server.clock_s
+        """The first byte of a request has arrived."""
+        if self.state == ParserState.CLOSED:
+            raise RequestError(400, "a request follows the last of the connection", closes=True)
+        self.state = ParserState.HEAD
+        self.since_s = self._context.clock_s
         self._head_bytes = 0
         self._chunks = 0
-        self._unended_bytes = -1
+        self._unfinished_bytes = -1
 
     def on_url(self, url: bytes) -> None:
-        """Keep the target, which may come in pieces."""
+        """A piece of the target has arrived."""
         self._target += url
         if len(self._target) > self._limits.header_bytes_max:
-            raise RequestError(414, "the target is too long", closes=True)
+            raise RequestError(414, "the request target is too long", closes=True)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header. Those that are repeated are one list, as HTTP has it."""
+        """A header has arrived. Repeated headers are joined to one list, as HTTP defines them."""
         headers = self._headers
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > self._limits.header_bytes_max:
-            raise _too_many_headers()
-        if self.reading == ParserState.BODY:
-            return  # a trailer, which could overrule what has been looked at
-        name, value = name.lower(), value.strip()  # the parser leaves the space that follows
+            raise _headers_too_large()
+        if self.state == ParserState.BODY:
+            return  # a trailer: keeping it could override a header that was checked already
+        name, value = name.lower(), value.strip()  # llhttp keeps the space after a value
         if name in headers:
             if name in (b"content-length", b"transfer-encoding", b"host", b"authorization"):
                 raise RequestError(400, f"{name.decode()} is given twice", closes=True)
             value = b"%b, %b" % (headers[name], value)
         headers[name] = value
         if len(headers) > self._limits.headers_max:
-            raise _too_many_headers()
+            raise _headers_too_large()
 
     def on_headers_complete(self) -> None:
-        """Decide whether the body is wanted."""
-        parser, server = self._parser, self._server
+        """All headers have arrived: find the route and the tenant, and reserve memory."""
+        llhttp, context = self._llhttp, self._context
         headers, target = self._headers, self._target
         self._headers, self._target = {}, b""
-        self.reading = ParserState.BODY
-        self.since_s = server.clock_s
-        method = parser.get_method()
-        refused: RequestError | None = None
+        self.state = ParserState.BODY
+        self.since_s = context.clock_s
+        method = llhttp.get_method()
+        error: RequestError | None = None
         route: Route | None = None
         tenant: Tenant | None = None
-        if b"host" not in headers and parser.get_http_version() == "1.1":
-            raise RequestError(400, "there is no Host", closes=True)
+        if b"host" not in headers and llhttp.get_http_version() == "1.1":
+            raise RequestError(400, "the Host header is missing", closes=True)
         try:
-            route = server.router.find(method, target)
-            is_open = route.rule.is_open
-            tenant = server.keys.anyone if is_open else server.keys.tenant(headers)
-        except RequestError as error:
-            refused = error.with_traceback(None)  # which knows this frame, and that knows it
-        exchange = HttpRequest(self._connection, server, route, tenant, headers, method == b"HEAD")
-        if server.access is not None:
-            exchange.asked = server.access.asked(method, target)
-        self._exchange = exchange
+            route = self._router.find(method, target)
+            is_public = route.rule.is_public
+            tenant = context.keys.anonymous if is_public else context.keys.tenant(headers)
+        except RequestError as problem:
+            error = problem.with_traceback(None)  # a traceback and its frame would be a cycle
+        request = HttpRequest(self._connection, context, route, tenant, headers, method == b"HEAD")
+        if context.access_log is not None:
+            request.access_entry = context.access_log.http_entry(method, target)
+        self._request = request
         size = 0
         if b"content-length" in headers or b"transfer-encoding" in headers:
             size = self._announced(headers)
         self._announced_bytes = size
-        if refused is None:
+        if error is None:
             try:
-                exchange.admit(size)
-            except RequestError as error:
-                refused = error.with_traceback(None)
-        exchange.refused = refused
+                request.admit(size)
+            except RequestError as problem:
+                error = problem.with_traceback(None)
+        request.error = error
         if b"expect" in headers:
-            self._expect(headers[b"expect"], refused)
+            self._expect(headers[b"expect"], error)
 
     def on_chunk_header(self) -> None:
-        """Bound what chunks cost: each takes longer than the bytes that it carries."""
+        """A chunk begins. Bounds their number: a tiny chunk costs more than its bytes."""
         before, self._chunks = self._chunks, self._chunks + 1
         if before > _CHUNKS_FREE and self._body_bytes < before * _CHUNK_BYTES_MIN:
             raise RequestError(
                 400,
-                f"the chunks of the body are too small: {_CHUNK_BYTES_MIN} bytes each, on average",
+                "the chunks of the body are too small: "
+                f"they must have {_CHUNK_BYTES_MIN} bytes on average",
                 reason="malformed",
                 closes=True,
             )
 
     def on_body(self, chunk: bytes) -> None:
-        """Keep a piece of the body, if somebody wants it and there is room."""
-        exchange = self._exchange
+        """A piece of the body has arrived. It is kept if the request wants it and has room."""
+        request = self._request
         self._head_bytes = 0  # from here on it counts trailers
-        self._unended_bytes = -1
+        self._unfinished_bytes = -1
         self._body_bytes += len(chunk)
         if self._body_bytes > self._limits.body_bytes_max:
-            raise self._too_large()
-        if exchange is None or not exchange.wants_body:
+            raise self._body_too_large()
+        if request is None or not request.keeps_body:
             return
-        if self._body_bytes > exchange.body_bytes_max:
-            self._turn_down(exchange, too_much_text(self._limits))
+        if self._body_bytes > request.body_bytes_max:
+            self._reject_body(request, text_too_long(self._limits))
             return
-        if self._body_bytes > self._announced_bytes and not exchange.hold_more(len(chunk)):
-            self._turn_down(exchange, no_memory())
+        if self._body_bytes > self._announced_bytes and not request.reserve_more(len(chunk)):
+            self._reject_body(request, memory_exhausted())
             return
         self._keep(chunk)
 
-    def _keep(self, chunk: bytes) -> None:
-        """Put a piece of the body behind those that were before it.
+    def on_message_complete(self) -> None:
+        """The request has ended, unless its body bypasses llhttp."""
+        request = self._request
+        assert request is not None
+        if self._llhttp.should_upgrade():
+            if b"transfer-encoding" in request.headers:
+                message = "a request with an upgrade must not have a chunked body"
+                raise RequestError(400, message, closes=True)
+            self._unparsed_left = int(request.headers.get(b"content-length", b"0"))
+        if not self._unparsed_left:
+            self._complete(request, closes=not self._llhttp.should_keep_alive())
 
-        They are one buffer rather than a list: a million tiny chunks would cost far more than what
-        they carry. Where it is known to become large it is made at once, for to move one that grows
-        takes longer than anything else here.
+    def _keep(self, chunk: bytes) -> None:
+        """Append a piece to the body.
+
+        The body is one buffer rather than a list, because a million tiny chunks would cost far more
+        than their bytes. A body that is known to be large gets its whole buffer at once: moving a
+        growing one would take longer than anything else here.
         """
         if not self._body:
             if not len(chunk) < self._announced_bytes >= _LARGE_BYTES:
@@ -267,76 +639,68 @@ class RequestParser:
             self._body = bytearray(self._body)
         self._body += chunk
 
-    def on_message_complete(self) -> None:
-        """Hand the request over, unless its body comes past the parser."""
-        exchange = self._exchange
-        assert exchange is not None
-        if self._parser.should_upgrade():
-            if b"transfer-encoding" in exchange.headers:
-                raise RequestError(400, "no upgrade is offered for chunks", closes=True)
-            self._plain_left = int(exchange.headers.get(b"content-length", b"0"))
-        if not self._plain_left:
-            self._complete(exchange, closes=not self._parser.should_keep_alive())
-
-    def _turn_down(self, exchange: HttpRequest, refused: RequestError) -> None:
-        exchange.turn_down(refused)
+    def _reject_body(self, request: HttpRequest, error: RequestError) -> None:
+        request.reject_body(error)
         self._body = b""
 
-    def _complete(self, exchange: HttpRequest, *, closes: bool) -> None:
-        exchange.body = self._body
-        exchange.body_bytes = self._body_bytes
-        exchange.closes = closes
-        self.reading = ParserState.NO_MORE if closes else ParserState.NOTHING
+    def _complete(self, request: HttpRequest, *, closes: bool) -> None:
+        request.body = self._body
+        request.body_bytes = self._body_bytes
+        request.closes = closes
+        self.state = ParserState.CLOSED if closes else ParserState.IDLE
         if self._body_bytes:
             self._body_bytes = 0
             self._body = b""
-        self._exchange = None
-        self._connection.arrived(exchange)
+        self._request = None
+        self._connection.on_request(request)
 
-    def _count_unended(self, size: int) -> None:
-        """Bound what the parser keeps to itself: a header, trailer or extension without an end."""
-        if self._unended_bytes < 0:
-            self._unended_bytes = 0  # it began in this piece, after who knows what else
+    def _bound_unfinished(self, size: int) -> None:
+        """Bound what llhttp buffers itself: a header, trailer or chunk extension without an end."""
+        if self._unfinished_bytes < 0:
+            self._unfinished_bytes = 0  # it began somewhere in this piece
             return
-        self._unended_bytes += size
-        if self._unended_bytes > 3 * self._limits.header_bytes_max:
-            raise _too_many_headers()
+        self._unfinished_bytes += size
+        if self._unfinished_bytes > 3 * self._limits.header_bytes_max:
+            raise _headers_too_large()
 
-    def _read_plain(self, data: bytes) -> bytes:
-        """Read a body that the parser does not see; returns what follows it."""
-        piece = data[: self._plain_left]
-        self._plain_left -= len(piece)
+    def _read_unparsed(self, data: bytes) -> bytes:
+        """Read a body that llhttp does not see. Returns what follows it.
+
+        llhttp stops at the headers of a request with an `Upgrade` header; the body is ours to read.
+        """
+        piece = data[: self._unparsed_left]
+        self._unparsed_left -= len(piece)
         self.on_body(piece)
-        if not self._plain_left and self._exchange is not None:
-            self._complete(self._exchange, closes=False)
+        if not self._unparsed_left and self._request is not None:
+            self._complete(self._request, closes=False)
         return data[len(piece) :]
 
     def _announced(self, headers: dict[bytes, bytes]) -> int:
-        """How large the body will be; 0: it comes in chunks.
+        """The announced size of the body; 0 if it is chunked.
 
-        Looks at what the parser lets pass and proxies could see otherwise.
+        Rejects what llhttp lets pass and a proxy might read differently.
         """
         coding = headers.get(b"transfer-encoding")
         if coding is not None:
             if coding.lower() != b"chunked" or b"content-length" in headers:
                 raise RequestError(400, "the length of the body is ambiguous", closes=True)
-            if self._parser.get_http_version() != "1.1":
-                raise RequestError(400, "chunks are not part of HTTP/1.0", closes=True)
+            if self._llhttp.get_http_version() != "1.1":
+                raise RequestError(400, "HTTP/1.0 has no chunked bodies", closes=True)
             return 0
         size = int(headers[b"content-length"])
         if size > self._limits.body_bytes_max:
-            raise self._too_large()
+            raise self._body_too_large()
         return size
 
-    def _expect(self, expected: bytes, refused: RequestError | None) -> None:
+    def _expect(self, expected: bytes, error: RequestError | None) -> None:
         if expected.lower() != b"100-continue":
             raise RequestError(417, "only 100-continue can be expected", closes=True)
-        if refused is not None:
-            refused.closes = True
-            raise refused  # before the client has sent what nobody wants
+        if error is not None:
+            error.closes = True
+            raise error  # before the client has sent a body that would be discarded
         self._connection.owes_continue = True
 
-    def _too_large(self) -> RequestError:
+    def _body_too_large(self) -> RequestError:
         return RequestError(
             413,
             f"the body is larger than {self._limits.body_bytes_max} bytes",
@@ -345,326 +709,17 @@ class RequestParser:
         )
 
 
-def _refused(problem: HttpParserError) -> RequestError:
-    """Our own reason for stopping the parser, or the parser's."""
+def _error_of(problem: HttpParserError) -> RequestError:
+    """The error that one of our callbacks raised in llhttp, or llhttp's own."""
     own = problem.__context__
     if isinstance(own, RequestError):
         return own
     if own is not None:
         raise own  # a defect
-    return RequestError(400, f"this is not HTTP: {problem}", reason="malformed", closes=True)
+    return RequestError(400, f"the request is not HTTP: {problem}", reason="malformed", closes=True)
 
 
-def _too_many_headers() -> RequestError:
-    return RequestError(431, "there are too many headers", reason="too_large", closes=True)
-
-
-REFUSED_MAX: Final = 64  # connections beyond the limit that are told so, at a time
-_PIECE_BYTES: Final = 1 << 20  # of an answer that are written at a time
-_CLOSED: Final = 7  # TCP_CLOSE of Linux: the state of a connection that was reset
-
-
-@final
-class HttpConnection(asyncio.Protocol):
-    """One client's connection, from its first byte to its last."""
-
-    __slots__ = (
-        "_current",
-        "_incoming",
-        "_is_cut",
-        "_is_deaf",
-        "_is_encrypted",
-        "_is_ending",
-        "_is_half_closed",
-        "_is_paused",
-        "_is_pumping",
-        "_limits",
-        "_server",
-        "_since_s",
-        "_transport",
-        "_unread",
-        "_unwritable_since_s",
-        "_unwritten",
-        "_waiting",
-        "owes_continue",
+def _headers_too_large() -> RequestError:
+    return RequestError(
+        431, "the headers are too many or too large", reason="too_large", closes=True
     )
-
-    def __init__(self, server: HttpServer, *, is_encrypted: bool = False) -> None:
-        self.owes_continue = False  # the client waits to be told to send its body
-        self._server = server
-        self._limits = server.config
-        self._transport: asyncio.Transport
-        self._incoming = RequestParser(self, server)
-        self._current: HttpRequest | None = None  # whose answer is next
-        self._waiting: deque[HttpRequest] = deque()
-        self._is_pumping = False
-        self._is_cut = False  # the client was refused in the middle of something
-        self._is_deaf = False  # nothing is read for now
-        self._since_s = server.clock_s  # when the last answer went out
-        self._unwritable_since_s: float | None = None  # when the client stopped reading
-        self._is_paused = False  # the transport has enough for now
-        self._unwritten: deque[bytes | memoryview] = deque()  # what is left of large answers
-        self._unread: list[Hold] = []  # of answers since the client stopped reading
-        self._is_ending = False  # it is closed when everything is written
-        self._is_encrypted = is_encrypted
-        self._is_half_closed = False  # the client sends no more, and may listen
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is under way in either direction."""
-        return self._current is None and self._incoming.reading == ParserState.NOTHING
-
-    @property
-    def is_answering(self) -> bool:
-        """Whether an answer is being made, or was written and has not left yet."""
-        if self._current is not None or self._unwritten:
-            return True
-        return self._transport.get_write_buffer_size() > 0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin, unless there are too many already: then it is told so, or just closed."""
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=self._limits.write_high_water)
-        if self._is_encrypted:  # it was counted when it was accepted
-            self._server.connections.add(self)
-        elif self._server.excess() >= REFUSED_MAX:
-            self._transport.abort()
-        elif not self._server.enter(self):
-            self._fail(RequestError(503, "too many connections", reason="connections", closes=True))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Withdraw whatever nobody waits for any more."""
-        self._incoming.reading = ParserState.NO_MORE
-        self._incoming.let_go()
-        self._forget_waiting()
-        self._unwritten.clear()
-        self._release_unread()
-        current, self._current = self._current, None
-        if current is not None:
-            current.abandon()
-        self._server.leave(self)
-
-    def eof_received(self) -> bool:
-        """The client has closed its side: it may still listen, so what it has asked is answered.
-
-        What it has begun to ask is not: that will never be whole. Over TLS there is no such thing
-        as closing one side. The transport closes itself unless this returns True.
-        """
-        self._incoming.reading = ParserState.NO_MORE
-        self._incoming.let_go()
-        last = self._waiting[-1] if self._waiting else self._current
-        if last is None or self._is_encrypted:
-            return False
-        last.closes = True
-        self._is_half_closed = True
-        return True
-
-    def data_received(self, data: bytes) -> None:
-        """Read on."""
-        if self._incoming.reading == ParserState.NO_MORE:
-            return
-        try:
-            self._incoming.feed(data)
-        except RequestError as refused:
-            self._fail(refused)
-        else:
-            if self.owes_continue and self._current is None:
-                self._tell_to_go_on()
-
-    def pause_writing(self) -> None:
-        """The client reads too slowly: it is not listened to, and the sweep watches it."""
-        self._is_paused = True
-        if self._unwritable_since_s is None:
-            self._unwritable_since_s = self._server.clock_s
-        self._listen()
-
-    def resume_writing(self) -> None:
-        """It has caught up with what was written; perhaps there is more."""
-        self._is_paused = False
-        self._write_on()
-        if self._is_paused:
-            return
-        self._unwritable_since_s = None
-        self._release_unread()
-        if self._is_ending:
-            self._end()
-            return
-        self._pump()
-        self._listen()
-
-    def arrived(self, exchange: HttpRequest) -> None:
-        """Put a request in line; it is begun at once if there is nobody before it."""
-        waiting = self._waiting
-        if len(waiting) >= self._limits.pipelined_max:
-            # More than was agreed came in one piece. HTTP lets a server close after any answer.
-            waiting[-1].closes = True
-            self._incoming.reading = ParserState.NO_MORE
-            exchange.abandon()
-            return
-        waiting.append(exchange)
-        self._pump()
-        if waiting:
-            self._listen()
-
-    def send(
-        self,
-        head: bytes,
-        body: Sequence[bytes | memoryview],
-        exchange: HttpRequest,
-        hold: Hold | None,
-    ) -> None:
-        """Send the answer of the exchange whose turn it is, and go on to the next.
-
-        `hold` is what a large answer takes of the budget, until it has been read.
-        """
-        if exchange is not self._current or self._transport.is_closing():
-            if hold is not None:
-                hold.release()  # its client has gone
-            if exchange is self._current:
-                self._current = None
-            return
-        self._current = None
-        self._since_s = self._server.clock_s
-        self._transport.write(head)
-        if body:
-            self._unwritten.extend(body)
-            self._write_on()
-        if hold is not None:
-            if self._unwritable_since_s is None:
-                hold.release()
-            else:
-                self._unread.append(hold)
-        if exchange.closes:
-            self._end()
-        elif self._waiting:
-            self._pump()
-            self._listen()
-        elif self.owes_continue:
-            self._tell_to_go_on()
-
-    def close(self) -> None:
-        """Close it once its answers have been sent."""
-        if self._unwritten:
-            self._is_ending = True
-        else:
-            self._transport.close()
-
-    def give_up(self, refused: RequestError) -> None:
-        """Answer whatever is under way with a refusal, and close.
-
-        Where nothing is, a request may be on its way all the same. The client gets the end of the
-        stream, and not a reset, which could also take the answer before from it.
-        """
-        if self.is_idle:
-            self._is_cut = True
-            self._since_s = self._server.clock_s
-            self._end()
-        elif self._current is None:
-            self._fail(refused)
-        else:
-            self._current.give_up(refused)
-
-    def sweep(self, now_s: float) -> None:
-        """See whether the client takes too long over something."""
-        limits, reading = self._limits, self._incoming.reading
-        if self._is_half_closed and self._is_reset():
-            self._transport.abort()
-        elif self._unwritable_since_s is not None:
-            if now_s - self._unwritable_since_s > limits.write_timeout_s:
-                self._transport.abort()
-        elif reading == ParserState.NO_MORE:
-            if self._current is None and now_s - self._since_s > limits.linger_s:
-                self._transport.abort()
-        elif reading == ParserState.NOTHING:
-            if self._current is None and now_s - self._since_s > limits.idle_timeout_s:
-                self._transport.close()
-        elif not self._is_deaf and not self.owes_continue:
-            is_head = reading == ParserState.HEAD
-            timeout_s = limits.header_timeout_s if is_head else self._incoming.body_seconds_max()
-            if now_s - self._incoming.since_s > timeout_s:
-                part = "headers" if is_head else "body"
-                self._fail(RequestError(408, f"the {part} took too long to come", closes=True))
-
-    def _is_reset(self) -> bool:
-        """Whether the client has gone altogether. Nothing is read any more that would say so."""
-        try:
-            connection = self._transport.get_extra_info("socket")
-            return bool(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _CLOSED)
-        except OSError:
-            return True
-
-    def _pump(self) -> None:
-        """Begin whatever is next, as long as answers come at once."""
-        if self._is_pumping:
-            return
-        self._is_pumping = True
-        waiting = self._waiting
-        try:
-            while waiting and self._current is None and self._unwritable_since_s is None:
-                self._current = exchange = waiting.popleft()
-                exchange.handle()
-        finally:
-            self._is_pumping = False
-
-    def _fail(self, refused: RequestError) -> None:
-        """Refuse what is coming in, when its turn comes; nothing is read after it."""
-        if self._incoming.reading != ParserState.NO_MORE:
-            self._is_cut = True
-            self.owes_continue = False
-            self._waiting.append(self._incoming.last(refused))
-            self._pump()
-
-    def _write_on(self) -> None:
-        """Write more of large answers, a piece at a time: to encrypt all at once takes long."""
-        unwritten = self._unwritten
-        if self._transport.is_closing():
-            unwritten.clear()
-        while unwritten and not self._is_paused:
-            part = unwritten[0]
-            if len(part) > _PIECE_BYTES:
-                part = memoryview(part)
-                unwritten[0] = part[_PIECE_BYTES:]
-                part = part[:_PIECE_BYTES]
-            else:
-                unwritten.popleft()
-            self._transport.write(part)
-
-    def _end(self) -> None:
-        """Close after the answer that was the last."""
-        self._forget_waiting()
-        self._incoming.reading = ParserState.NO_MORE
-        self._is_ending = bool(self._unwritten)
-        if self._is_ending:
-            return
-        if self._is_cut and self._transport.can_write_eof():
-            self._transport.write_eof()  # the sweep closes it later
-        else:
-            self._transport.close()
-
-    def _forget_waiting(self) -> None:
-        while self._waiting:
-            self._waiting.pop().abandon()
-
-    def _release_unread(self) -> None:
-        while self._unread:
-            self._unread.pop().release()
-
-    def _listen(self) -> None:
-        """Read from the client, or not: not while it does not read, nor while a crowd waits."""
-        # A crowd is let pass before more are heard, who may be as many again.
-        crowd = 1 if self._is_deaf else self._limits.pipelined_max
-        is_deaf = self._unwritable_since_s is not None or len(self._waiting) >= crowd
-        if is_deaf == self._is_deaf or self._transport.is_closing():
-            return
-        self._is_deaf = is_deaf
-        if is_deaf:
-            self._transport.pause_reading()
-        else:
-            self._incoming.since_s = self._server.clock_s  # the wait was ours
-            self._transport.resume_reading()
-
-    def _tell_to_go_on(self) -> None:
-        self.owes_continue = False
-        if self._incoming.reading == ParserState.BODY:
-            self._incoming.since_s = self._server.clock_s  # the wait was ours
-            self._transport.write(CONTINUE)

@@ -1,4 +1,4 @@
-"""Health and metadata: whether it lives, whether it is ready, what it serves."""
+"""The routes of health, metadata and metrics."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from msgspec.json import Encoder
 from headgate import __version__
 from headgate.functions.tensor import TensorSpec
 from headgate.live.call import ServedModel, model_problem, problems, server_problem
-from headgate.live.gateway.http.request import HttpRequest
-from headgate.live.gateway.http.responses import JSON
-from headgate.live.gateway.http.router import Rule
+from headgate.live.gateway.http.request import HttpRequest, Rule
+from headgate.live.gateway.http.responses import JSON_HEADER
 from headgate.live.gateway.inference import find_model
 from headgate.live.gateway.oip import json as oip
 
@@ -22,30 +21,31 @@ _ENCODER: Final = Encoder()
 
 
 def health_rules() -> dict[str, Rule]:
-    """The paths of health, metadata and metrics."""
+    """The rules by path."""
     rules = {
-        path: Rule(b"GET", live, is_open=True) for path in ("/v2/health/live", "/livez", "/healthz")
+        path: Rule(b"GET", live, is_public=True)
+        for path in ("/v2/health/live", "/livez", "/healthz")
     }
-    rules |= {path: Rule(b"GET", ready, is_open=True) for path in ("/v2/health/ready", "/readyz")}
-    rules |= {path: Rule(b"GET", about_server, is_open=True) for path in ("/v2", "/v2/")}
+    rules |= {path: Rule(b"GET", ready, is_public=True) for path in ("/v2/health/ready", "/readyz")}
+    rules |= {path: Rule(b"GET", server_metadata, is_public=True) for path in ("/v2", "/v2/")}
     for path in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
-        rules[path] = Rule(b"GET", about_model)
+        rules[path] = Rule(b"GET", model_metadata)
         rules[f"{path}/ready"] = Rule(b"GET", model_ready)
-    rules["/metrics"] = Rule(b"GET", metrics, is_open=True)
+    rules["/metrics"] = Rule(b"GET", metrics, is_public=True)
     return rules
 
 
 @runtime_checkable
 class HasBreakers(Protocol):
-    """A runtime that spends money by the call, and what keeps it from doing so."""
+    """A runtime with pools that are paid by the call, each behind a circuit breaker."""
 
     def breakers(self) -> Mapping[str, str]:
-        """Whether the breaker of each such pool is closed, open or half-open, and what else is."""
+        """The state of each pool's breaker, and why, by the pool's name."""
 
 
 @final
 class TensorMetadata(Struct, gc=False):
-    """What a model takes or gives."""
+    """One input or output of a model."""
 
     name: str
     datatype: str
@@ -54,7 +54,7 @@ class TensorMetadata(Struct, gc=False):
 
 @final
 class ModelJson(Struct, gc=False):
-    """What is known about a model."""
+    """The metadata of a model."""
 
     name: str
     versions: list[str]
@@ -63,73 +63,73 @@ class ModelJson(Struct, gc=False):
     outputs: list[TensorMetadata]
 
 
-def live(exchange: HttpRequest) -> None:
-    """It answers, so it lives."""
-    exchange.respond(200, JSON, b'{"live":true}')
+def live(request: HttpRequest) -> None:
+    """The process responds, so it is alive."""
+    request.respond(200, JSON_HEADER, b'{"live":true}')
 
 
-def ready(exchange: HttpRequest) -> None:
-    """Whether it is ready, and if not, why.
+def ready(request: HttpRequest) -> None:
+    """Whether the server is ready, and if not, why.
 
-    The protocol's text has `live` where it means `ready`: both are sent.
+    The protocol's specification says `live` where it means `ready`, so both fields are sent.
     """
-    serving = exchange.server.serving
-    problem, broken = server_problem(serving), problems(serving)
-    told: dict[str, object] = {"ready": not problem, "live": True}
+    api = request.context.api
+    problem, broken = server_problem(api), problems(api)
+    content: dict[str, object] = {"ready": not problem, "live": True}
     if problem:
-        told["reason"] = problem
+        content["reason"] = problem
     if broken:
-        told["models"] = broken
-    if isinstance(serving, HasBreakers) and serving.breakers():
-        told["breakers"] = serving.breakers()
-    exchange.respond(503 if problem else 200, JSON, _ENCODER.encode(told))
+        content["models"] = broken
+    if isinstance(api, HasBreakers) and api.breakers():
+        content["breakers"] = api.breakers()
+    request.respond(503 if problem else 200, JSON_HEADER, _ENCODER.encode(content))
 
 
-def about_server(exchange: HttpRequest) -> None:
-    """Name, version and extensions."""
-    about = {
-        "name": exchange.server.config.server_name,
+def server_metadata(request: HttpRequest) -> None:
+    """The server's name, version and extensions."""
+    content = {
+        "name": request.context.config.server_name,
         "version": __version__,
         "extensions": EXTENSIONS,
     }
-    exchange.respond(200, JSON, _ENCODER.encode(about))
+    request.respond(200, JSON_HEADER, _ENCODER.encode(content))
 
 
-def about_model(exchange: HttpRequest) -> None:
-    """What a model takes and gives. Raises `Refused`."""
-    model = _model(exchange)
-    about = ModelJson(
+def model_metadata(request: HttpRequest) -> None:
+    """The inputs and outputs of a model. Raises `RequestError`."""
+    model = _model(request)
+    content = ModelJson(
         model.name,
         [oip.VERSION],
         model.platform,
-        [_described(spec) for spec in model.inputs],
-        [_described(spec) for spec in model.outputs],
+        [_tensor_metadata(spec) for spec in model.inputs],
+        [_tensor_metadata(spec) for spec in model.outputs],
     )
-    exchange.respond(200, JSON, _ENCODER.encode(about))
+    request.respond(200, JSON_HEADER, _ENCODER.encode(content))
 
 
-def model_ready(exchange: HttpRequest) -> None:
-    """Whether a model can be asked, and if not, why. Raises `Refused`."""
-    model = _model(exchange)
-    server = exchange.server
-    problem = model_problem(server.serving, model, in_full=server.config.expose_errors)
-    told: dict[str, object] = {"name": model.name, "ready": not problem}
+def model_ready(request: HttpRequest) -> None:
+    """Whether a model is ready, and if not, why. Raises `RequestError`."""
+    model = _model(request)
+    context = request.context
+    problem = model_problem(context.api, model, in_full=context.config.expose_errors)
+    content: dict[str, object] = {"name": model.name, "ready": not problem}
     if problem:
-        told["reason"] = problem
-    exchange.respond(503 if problem else 200, JSON, _ENCODER.encode(told))
+        content["reason"] = problem
+    request.respond(503 if problem else 200, JSON_HEADER, _ENCODER.encode(content))
 
 
-def metrics(exchange: HttpRequest) -> None:
-    """For Prometheus, in the format that it asks for."""
-    accept = exchange.headers.get(b"accept", b"").decode("latin-1")
-    text, media_type = exchange.server.render_metrics(accept)
-    exchange.respond(200, b"Content-Type: %b\r\n" % media_type.encode(), text)
+def metrics(request: HttpRequest) -> None:
+    """The metrics, in the format that the scraper accepts."""
+    accept = request.headers.get(b"accept", b"").decode("latin-1")
+    text, media_type = request.context.render_metrics(accept)
+    request.respond(200, b"Content-Type: %b\r\n" % media_type.encode(), text)
 
 
-def _model(exchange: HttpRequest) -> ServedModel:
-    assert exchange.route is not None
-    return find_model(exchange.server.serving, exchange.route.name, exchange.route.version)
+def _model(request: HttpRequest) -> ServedModel:
+    assert request.route is not None
+    return find_model(request.context.api, request.route.name, request.route.version)
 
 
-def _described(spec: TensorSpec) -> TensorMetadata:
+def _tensor_metadata(spec: TensorSpec) -> TensorMetadata:
     return TensorMetadata(spec.name, spec.datatype, spec.shape)

@@ -1,5 +1,6 @@
-"""The OpenAPI document of what is served, at `/openapi.json`: made anew for each reader, because
-the names of the models are part of it.
+"""The OpenAPI document at `/openapi.json`.
+
+It is made for every request, because it contains the names of the models.
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ from typing import Final
 from msgspec.json import encode
 
 from headgate import __version__
-from headgate.live.gateway.http.request import HttpRequest
-from headgate.live.gateway.http.responses import JSON
-from headgate.live.gateway.http.router import Rule
+from headgate.live.gateway.http.request import HttpRequest, Rule
+from headgate.live.gateway.http.responses import JSON_HEADER
 
 Document = dict[str, object]
 
@@ -21,80 +21,83 @@ _DATATYPES: Final = (
     *("FP16", "FP32", "FP64", "BF16", "BYTES"),
 )
 _ERRORS: Final[Mapping[int, str]] = {
-    400: "It was not understood, or does not fit the model.",
-    401: "An API key is needed.",
-    404: "There is no such model.",
-    406: "The outputs cannot be sent in the form asked for.",
-    408: "It took too long to come.",
-    413: "It is too large.",
-    414: "The target is too long.",
-    415: "Bodies cannot be compressed.",
-    422: "The deadline cannot be met at any scale.",
+    400: "The request is malformed, or does not fit the model.",
+    401: "An API key is required.",
+    404: "The model does not exist.",
+    406: "The outputs cannot be sent in the requested form.",
+    408: "The request took too long to arrive.",
+    413: "The request is too large.",
+    414: "The request target is too long.",
+    415: "Compressed bodies are not supported.",
+    422: "The deadline cannot be met, not even by an idle server.",
     424: "The model failed.",
-    429: "Too much is asked for now. `Retry-After` says when to try again.",
-    431: "There are too many headers.",
-    500: "The model or the gateway made a mistake.",
-    503: "It is not ready, or leaving. `Retry-After` says when to try again.",
-    504: "The deadline passed.",
+    429: "The server is overloaded, or the client over a limit. `Retry-After` says when to retry.",
+    431: "The headers are too many or too large.",
+    500: "The model failed, or an internal error of the gateway.",
+    503: "The server is not ready, or shutting down. `Retry-After` says when to retry.",
+    504: "The deadline has passed.",
 }
-# What may go wrong with any request at all, before anybody knows what it is.
+# Errors of any request, before its route is known.
 _ALWAYS: Final = (400, 408, 414, 431, 503)
 _INFER: Final = (401, 404, 406, 413, 415, 422, 429, 500, 504)
 _TIMEOUT: Final[Document] = {
     "name": "X-Request-Timeout-Ms",
     "in": "header",
-    "description": "How long the client will wait; the answer is 504 after that.",
+    "description": "The client's timeout in milliseconds; the response is 504 after that.",
     "schema": {"type": "string", "pattern": "^[1-9][0-9]{0,8}$"},
 }
 
 
 def openapi_rules() -> dict[str, Rule]:
-    """The path of the document."""
-    return {"/openapi.json": Rule(b"GET", openapi, is_open=True)}
+    """The rule by path."""
+    return {"/openapi.json": Rule(b"GET", openapi, is_public=True)}
 
 
-def openapi(exchange: HttpRequest) -> None:
-    """The document."""
-    names = sorted(exchange.server.serving.models)
-    exchange.respond(200, JSON, encode(document(names, has_keys=bool(exchange.server.config.keys))))
+def openapi(request: HttpRequest) -> None:
+    """Respond with the document."""
+    context = request.context
+    content = document(sorted(context.api.models), has_keys=bool(context.config.keys))
+    request.respond(200, JSON_HEADER, encode(content))
 
 
 def document(model_names: list[str], *, has_keys: bool = False) -> Document:
-    """The document for these models."""
-    made: Document = {
+    """The document for a server with these models."""
+    content: Document = {
         "openapi": "3.1.0",
         "info": {
             "title": "Headgate",
             "version": __version__,
-            "description": "Inference under objectives, by the Open Inference Protocol.",
+            "description": "Inference with latency objectives, by the Open Inference Protocol.",
         },
         "paths": _server_paths() | _model_paths(model_names) | _sagemaker_paths(model_names),
         "components": {"schemas": _schemas()},
     }
     if has_keys:
-        made["components"] = {
+        content["components"] = {
             "schemas": _schemas(),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         }
-        made["security"] = [{"key": []}]
-    return made
+        content["security"] = [{"key": []}]
+    return content
 
 
 def _server_paths() -> Document:
-    live = _get("Whether it lives", _answer("Live"))
-    ready = _get("Whether it is ready", _answer("Ready"), _answer("Ready", "It is not."))
-    about = _get("What it is", _answer("Server"))
+    live = _get("Whether the server is alive", _response("Live"))
+    ready = _get(
+        "Whether the server is ready", _response("Ready"), _response("Ready", "Not ready.")
+    )
+    metadata = _get("Metadata of the server", _response("Server"))
     text = {"text/plain": {"schema": {"type": "string"}}}
     return {
         **dict.fromkeys(("/v2/health/live", "/livez", "/healthz"), live),
         **dict.fromkeys(("/v2/health/ready", "/readyz"), ready),
-        **dict.fromkeys(("/v2", "/v2/"), about),
-        "/metrics": _get("Metrics", {"description": "As Prometheus has it.", "content": text}),
-        "/openapi.json": _get("This document", _answer("Document")),
+        **dict.fromkeys(("/v2", "/v2/"), metadata),
+        "/metrics": _get("Metrics", {"description": "In a format of Prometheus.", "content": text}),
+        "/openapi.json": _get("This document", _response("Document")),
         "/ping": _get(
             "Whether the container is healthy",
-            {"description": "It is."},
-            {"description": "It is not ready, or leaving."},
+            {"description": "Healthy."},
+            {"description": "The server is not ready, or shutting down."},
         ),
     }
 
@@ -102,7 +105,7 @@ def _server_paths() -> Document:
 def _model_paths(names: list[str]) -> Document:
     paths: Document = {}
     raw: Document = {"application/octet-stream": {"schema": {}}}  # JSON, then raw tensors
-    answer: Document = {
+    outputs: Document = {
         "description": "The outputs.",
         "content": _json(_ref("InferResponse")) | raw,
     }
@@ -111,19 +114,21 @@ def _model_paths(names: list[str]) -> Document:
         parameters = [_parameter("model", names)]
         if version:
             parameters.append(_parameter("version", ["1"]))
-        about = _get("What a model takes and gives", _answer("Model"), more=(401, 404))
+        metadata = _get("Metadata of a model", _response("Model"), more=(401, 404))
         not_ready: Document = {
-            "description": "It is not.",
+            "description": "The model is not ready.",
             "content": _json({"anyOf": [_ref("ModelReady"), _ref("Error")]}),
         }
-        ready = _get("Whether it can run", _answer("ModelReady"), not_ready, more=(401, 404))
-        paths[path] = about | {"parameters": parameters}
+        ready = _get(
+            "Whether a model is ready", _response("ModelReady"), not_ready, more=(401, 404)
+        )
+        paths[path] = metadata | {"parameters": parameters}
         paths[f"{path}/ready"] = ready | {"parameters": parameters}
         infer = {
-            "summary": "Ask a model",
+            "summary": "Run a model",
             "parameters": [_TIMEOUT],
             "requestBody": {"required": True, "content": _json(_ref("InferRequest"))},
-            "responses": {"200": answer} | _errors(_INFER),
+            "responses": {"200": outputs} | _errors(_INFER),
         }
         paths[f"{path}/infer"] = {"post": infer, "parameters": parameters}
     return paths
@@ -133,10 +138,10 @@ def _sagemaker_paths(names: list[str]) -> Document:
     kinds = ("application/json", "text/csv", "application/octet-stream")
     anything: Document = {kind: {"schema": {}} for kind in kinds}
     post: Document = {
-        "summary": "Ask a model as SageMaker's clients do",
+        "summary": "Run a model as SageMaker's clients do",
         "requestBody": {"content": {"application/json": {"schema": {}}}},
     }
-    ok = {"description": "The answer, in the form of the question.", "content": anything}
+    ok = {"description": "The outputs, in the format of the request.", "content": anything}
     target = {
         "name": "X-Amzn-SageMaker-Target-Model",
         "in": "header",
@@ -146,7 +151,7 @@ def _sagemaker_paths(names: list[str]) -> Document:
         str(status): {"description": _ERRORS[status], "content": _json(_ref("ServiceError"))}
         for status in (424, 429, 500)
     }
-    early = {  # by the service's form, or by the protocol's before the path is known
+    early = {  # in the service's form; before the path is known, in the protocol's
         str(status): {
             "description": _ERRORS[status],
             "content": _json({"anyOf": [_ref("ServiceError"), _ref("Error")]}),
@@ -165,9 +170,9 @@ def _sagemaker_paths(names: list[str]) -> Document:
 
 
 def _get(
-    summary: str, answer: Document, not_ready: Document | None = None, more: tuple[int, ...] = ()
+    summary: str, success: Document, not_ready: Document | None = None, more: tuple[int, ...] = ()
 ) -> Document:
-    responses = {"200": answer} | _errors(more)
+    responses = {"200": success} | _errors(more)
     if not_ready is not None:
         responses["503"] = not_ready
     return {"get": {"summary": summary, "responses": responses}}
@@ -175,11 +180,11 @@ def _get(
 
 def _errors(statuses: tuple[int, ...]) -> dict[str, Document]:
     return {
-        str(status): _answer("Error", _ERRORS[status]) for status in sorted({*_ALWAYS, *statuses})
+        str(status): _response("Error", _ERRORS[status]) for status in sorted({*_ALWAYS, *statuses})
     }
 
 
-def _answer(schema: str, description: str = "It is as follows.") -> Document:
+def _response(schema: str, description: str = "Success.") -> Document:
     return {"description": description, "content": _json(_ref(schema))}
 
 
@@ -207,7 +212,9 @@ def _object(required: Document, optional: Document | None = None) -> Document:
 
 
 def _schemas() -> Document:
-    text, truth, number, whole = ({"type": t} for t in ("string", "boolean", "number", "integer"))
+    text, boolean, number, integer = (
+        {"type": t} for t in ("string", "boolean", "number", "integer")
+    )
     shape = {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 8}
     spec_shape = {"type": "array", "items": {"type": "integer", "minimum": -1}}
     datatype = {"type": "string", "enum": list(_DATATYPES)}
@@ -217,13 +224,13 @@ def _schemas() -> Document:
     given = {"name": text, "datatype": datatype, "shape": shape}
     specs = _list(_object({"name": text, "datatype": datatype, "shape": spec_shape}))
     return {
-        "Live": _object({"live": truth}),
+        "Live": _object({"live": boolean}),
         "Ready": _object(
-            {"ready": truth, "live": truth},
+            {"ready": boolean, "live": boolean},
             {"reason": text, "models": by_name, "breakers": by_name},
         ),
         "Server": _object({"name": text, "version": text, "extensions": _list(text)}),
-        "ModelReady": _object({"name": text, "ready": truth}, {"reason": text}),
+        "ModelReady": _object({"name": text, "ready": boolean}, {"reason": text}),
         "Model": _object(
             {
                 "name": text,
@@ -249,17 +256,17 @@ def _schemas() -> Document:
             {"model_version": text, "id": text},
         ),
         "Error": _object(
-            {"error": text, "code": whole, "request_id": text},
+            {"error": text, "code": integer, "request_id": text},
             {
                 "reason": text,
                 "predicted_ms": number,
                 "deadline_ms": number,
-                "retry_after_ms": whole,
+                "retry_after_ms": integer,
             },
         ),
         "ServiceError": _object(
             {"Message": text},
-            {"OriginalStatusCode": whole, "OriginalMessage": text, "LogStreamArn": text},
+            {"OriginalStatusCode": integer, "OriginalMessage": text, "LogStreamArn": text},
         ),
         "Document": {"type": "object"},
     }

@@ -1,7 +1,8 @@
-"""An exchange: one request of a connection and its answer, of which there is exactly one.
+"""One HTTP request and its response, of which there is exactly one.
 
-What a request needs (a place among those of its tenant, memory for its body, its tensors and its
-answer) is taken as soon as its headers are known, and is given back once, whichever way it ends.
+What a request uses (a slot of its tenant's concurrency, memory for its body, its tensors and its
+response) is reserved as soon as its headers are known, and released exactly once, however the
+request ends: with a response, an error, its deadline, or a client that disconnects.
 """
 
 from __future__ import annotations
@@ -9,189 +10,229 @@ from __future__ import annotations
 import logging
 from asyncio import TimerHandle
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, cast, final
+from dataclasses import dataclass
+from typing import Final, Protocol, cast, final
 
 from headgate.core.states import Outcome
 from headgate.live.call import Call
+from headgate.live.gateway.access_log import AccessEntry
 from headgate.live.gateway.auth import Tenant
 from headgate.live.gateway.codec.client import Part, Result, TextJob
 from headgate.live.gateway.codec.text import ParsedRequest, ReadText, WriteText, write_text
-from headgate.live.gateway.errors import RequestError
+from headgate.live.gateway.context import GatewayContext
+from headgate.live.gateway.errors import (
+    RequestError,
+    internal_error,
+    memory_exhausted,
+    too_many_unread,
+)
 from headgate.live.gateway.http.headers import traceparent
 from headgate.live.gateway.http.responses import (
-    PLAIN,
+    ERRORS_ONLY,
     STATUS_LINES,
     ResponseBody,
     ResponseFormat,
+    deadline_exceeded,
     error_of,
-    expired,
-    outcome_line,
-    retry_lines,
-    timing_line,
+    outcome_header,
+    retry_headers,
+    timing_header,
 )
 from headgate.live.gateway.memory_budget import Hold
 from headgate.live.gateway.oip.json import (
-    check_answer,
+    check_response_size,
     elements_in,
-    least_text_bytes,
-    too_much_text,
+    min_text_bytes,
+    text_too_long,
 )
 from headgate.live.telemetry.metrics import HTTP
-
-if TYPE_CHECKING:
-    from headgate.live.gateway.access_log import AccessEntry
-    from headgate.live.gateway.http.connection import HttpConnection
-    from headgate.live.gateway.http.router import Route
-    from headgate.live.gateway.http.server import HttpServer
 
 _LOG: Final = logging.getLogger(__name__)
 _SHORT_BYTES: Final = 4096
 
+Handler = Callable[["HttpRequest"], None]
+Headers = Mapping[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a path does for one method. A public rule needs no API key.
+
+    A rule with `is_text` takes a body for a model: `is_text` says, from a request's headers,
+    whether the whole body is text. Bodies of requests to other rules are discarded.
+    """
+
+    method: bytes
+    handler: Handler
+    is_public: bool = False
+    is_text: Callable[[Headers], bool] | None = None
+    error_format: ResponseFormat = ERRORS_ONLY  # of errors before the body has arrived
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The rule that handles a request, and the names that its path contains."""
+
+    rule: Rule
+    name: str = ""
+    version: str = ""
+
+
+class ResponseWriter(Protocol):
+    """What a request uses of its connection."""
+
+    def send(
+        self,
+        head: bytes,
+        body: Sequence[bytes | memoryview],
+        request: HttpRequest,
+        hold: Hold | None,
+    ) -> None:
+        """Write the response of `request`. `hold` is released once the client has read it."""
+
 
 @final
 class HttpRequest:
-    """What handlers see of a request, and how they answer it."""
+    """A request as handlers see it, with the methods that respond to it."""
 
     __slots__ = (
         "_connection",
         "_hold",
         "_is_done",
         "_is_head",
-        "_is_in_service",
+        "_is_in_flight",
         "_job",
         "_timer",
-        "asked",
+        "access_entry",
         "body",
         "body_bytes",
         "body_bytes_max",
         "call",
         "closes",
-        "form",
+        "context",
+        "error",
         "headers",
-        "refused",
+        "keeps_body",
         "request_id",
+        "response_format",
         "route",
-        "server",
         "tenant",
         "trace",
-        "wants_body",
     )
 
     def __init__(
         self,
-        connection: HttpConnection,
-        server: HttpServer,
+        connection: ResponseWriter,
+        context: GatewayContext,
         route: Route | None,
         tenant: Tenant | None,
-        headers: Mapping[bytes, bytes],
+        headers: Headers,
         is_head: bool,
     ) -> None:
         self._connection = connection
-        self.server = server
+        self.context = context
         self.route = route
         self.tenant = tenant
         self.headers = headers
         self._is_head = is_head
         self.body: bytes | bytearray | memoryview = b""
-        self.body_bytes = 0  # that have come, whether or not they were kept
-        self.body_bytes_max = server.config.body_bytes_max
-        self.wants_body = False  # else it is read and thrown away
-        self.closes = False  # the connection ends with this answer
-        self.refused: RequestError | None = None  # known before the body came
-        self.form: ResponseFormat = PLAIN
+        self.body_bytes = 0  # received, whether or not they were kept
+        self.body_bytes_max = context.config.body_bytes_max
+        self.keeps_body = False  # otherwise the body is read and discarded
+        self.closes = False  # the connection is closed after this response
+        self.error: RequestError | None = None  # known before the whole body has arrived
+        self.response_format: ResponseFormat = ERRORS_ONLY
         self.call: Call | None = None
-        self.asked: AccessEntry | None = None  # for the access log, where there is one
-        self.request_id = server.request_id(headers.get(b"x-request-id"))
+        self.access_entry: AccessEntry | None = None  # where there is an access log
+        self.request_id = context.request_id(headers.get(b"x-request-id"))
         self.trace = traceparent(headers[b"traceparent"]) if b"traceparent" in headers else b""
         self._hold: Hold | None = None  # of the memory budget
-        self._is_in_service = False  # its tenant has one request less to spare
-        self._job: TextJob | None = None  # text of it that is being read or written elsewhere
+        self._is_in_flight = False  # counted in its tenant's concurrency
+        self._job: TextJob | None = None  # its text that the codec is reading or writing
         self._timer: TimerHandle | None = None
         self._is_done = False
 
-    # --- before the body -----------------------------------------------------------------------
-
     def admit(self, body_bytes: int) -> None:
-        """Take what a request of this tenant takes, before its body is read.
+        """Reserve what the request needs, before its body is read.
 
-        `body_bytes` are those that are announced; they are taken whole. Raises `RequestError`
-        where the text is too long, the tenant is at a limit, or there is no memory.
+        `body_bytes` is the announced size, reserved whole; 0 for a chunked body. Raises
+        `RequestError` where the text is too long, the tenant is at a limit, or the memory budget
+        is exhausted.
         """
         assert self.route is not None and self.tenant is not None
-        server, rule = self.server, self.route.rule
+        context, rule = self.context, self.route.rule
         if rule.is_text is None:
             return
-        self.form = rule.form
-        text_max = server.config.json_bytes_max
+        self.response_format = rule.error_format
+        text_max = context.config.json_bytes_max
         if (body_bytes > text_max or not body_bytes) and rule.is_text(self.headers):
             self.body_bytes_max = min(self.body_bytes_max, text_max)
             if body_bytes > text_max:
-                raise too_much_text(server.config)
+                raise text_too_long(context.config)
         tenant = self.tenant
-        tenant.enter(server.serving.now_ns())
-        self._hold = hold = Hold(server.budget, tenant.client_id)
+        tenant.admit(context.api.now_ns())
+        self._hold = hold = Hold(context.budget, tenant.client_id)
         if not hold.grow(body_bytes):
-            tenant.turn_away()
-            raise no_memory()
-        self._is_in_service = True
-        self.wants_body = True
+            tenant.refund()
+            raise memory_exhausted()
+        self._is_in_flight = True
+        self.keeps_body = True
 
-    def hold_more(self, size: int) -> bool:
-        """Take room for more of the body. False: there is none."""
+    def reserve_more(self, size: int) -> bool:
+        """Reserve memory for more of the body. Returns whether there was room."""
         return self._hold is not None and self._hold.grow(size)
 
-    def turn_down(self, refused: RequestError) -> None:
-        """Refuse it while its body is coming; the rest of that is thrown away."""
-        self.refused = refused
-        self.wants_body = False
+    def reject_body(self, error: RequestError) -> None:
+        """Respond with `error` once the body has arrived, and discard the rest of the body."""
+        self.error = error
+        self.keeps_body = False
         self.body = b""
         if self._hold is not None:
             self._hold.release()
 
-    # --- a call --------------------------------------------------------------------------------
-
     def handle(self) -> None:
-        """Have it answered, now or later. Never raises."""
-        if self.refused is not None:
-            self.refuse(self.refused)
+        """Run the handler, which responds now or later. Never raises."""
+        if self.error is not None:
+            self.respond_error(self.error)
             return
         try:
             assert self.route is not None
             self.route.rule.handler(self)
-        except RequestError as refused:
-            self.refuse(refused)
+        except RequestError as error:
+            self.respond_error(error)
         except Exception:
-            self._break()
+            self._respond_internal_error()
 
-    def read_elsewhere(
+    def read_in_codec(
         self, message: ReadText, text: Part, deadline_ns: int, then: Callable[[ParsedRequest], None]
     ) -> None:
-        """Have long text read in another process; `then` goes on, and may raise `RequestError`.
+        """Read long text in another process and pass it to `then`, which may raise `RequestError`.
 
-        `deadline_ns` is 0 where headers give none. Raises `RequestError` where too many wait.
+        `deadline_ns` is 0 where the headers give none. Raises `RequestError` where the codec's
+        queue is full.
         """
         if deadline_ns:
             self._expire_at(deadline_ns)
 
-        def read(result: ParsedRequest | memoryview) -> None:
+        def on_read(result: ParsedRequest | memoryview) -> None:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
             then(cast("ParsedRequest", result))
 
-        self._have_done(message, [text], read)
+        self._run_in_codec(message, [text], on_read)
 
     def submit(self, call: Call, held_bytes: int) -> None:
-        """Hand a call to the runtime, and wait for its answer in this exchange's form.
+        """Submit a call to the runtime; its result is sent in this request's response format.
 
-        `held_bytes` is what its tensors take; whatever else was held is not needed any more. Raises
-        `RequestError` where there is no memory.
+        `held_bytes` is what its tensors take: everything else that was reserved is released. Raises
+        `RequestError` where the memory budget is exhausted.
         """
         hold = self._hold
         assert hold is not None
-        # Short texts are left as they were counted, which is not less than what they became.
+        # A short text keeps its reservation, which is at least as large as its tensors.
         if not held_bytes <= hold.size <= _SHORT_BYTES and not hold.resize(held_bytes):
-            raise no_memory()
+            raise memory_exhausted()
         self.body = b""
         self.call = call
         call.client_request_id = self.request_id
@@ -199,79 +240,80 @@ class HttpRequest:
             call.trace = self.trace
         if call.is_hard:
             self._expire_at(call.deadline_ns)
-        self.server.serving.submit(call)
+        self.context.api.submit(call)
 
-    def answered(self, call: Call) -> None:
-        """What the runtime calls when it is done with the call."""
+    def on_result(self, call: Call) -> None:
+        """Called by the runtime when the call has ended."""
         if self._is_done:
             if self._hold is not None:
-                self._hold.release()  # at its deadline the call was answered, not over
+                self._hold.release()  # the client got 504 at the deadline; the call ends only now
             return
         try:
-            refused = error_of(call, self.server.config, self.request_id)
-            if refused is not None:
-                self.refuse(refused)
+            error = error_of(call, self.context.config, self.request_id)
+            if error is not None:
+                self.respond_error(error)
                 return
-            answer = self.form.answer(call)
-            if answer.raw or not isinstance(answer.text, bytes):
-                self._write(call, answer)
+            response = self.response_format.response(call)
+            if response.raw or not isinstance(response.text, bytes):
+                self._write(call, response)
             else:
-                self._send(call, answer, answer.text)
-        except RequestError as refused:
-            self.refuse(refused)
+                self._send(call, response, response.text)
+        except RequestError as error:
+            self.respond_error(error)
         except Exception:
-            self._break()
+            self._respond_internal_error()
 
-    def refuse(self, refused: RequestError) -> None:
-        """Answer that it is not served, and why."""
-        if refused.closes:
+    def respond_error(self, error: RequestError) -> None:
+        """Send an error response."""
+        if error.closes:
             self.closes = True
-        if refused.retry_ns or refused.status == 503:
-            refused.retry_ns = self.server.retry_ns(refused.retry_ns)
-        status, lines, body = self.form.refusal(refused, self.request_id)
-        if refused.retry_ns:
-            lines += retry_lines(refused.retry_ns)
-        if refused.allow:
-            lines += b"Allow: %b\r\n" % refused.allow.encode()
-        if refused.status == 401:
-            lines += b'WWW-Authenticate: Bearer realm="headgate"\r\n'
+        if error.retry_ns or error.status == 503:
+            error.retry_ns = self.context.retry_ns(error.retry_ns)
+        status, headers, body = self.response_format.error(error, self.request_id)
+        if error.retry_ns:
+            headers += retry_headers(error.retry_ns)
+        if error.allow:
+            headers += b"Allow: %b\r\n" % error.allow.encode()
+        if error.status == 401:
+            headers += b'WWW-Authenticate: Bearer realm="headgate"\r\n'
         if self.call is not None:
-            lines += outcome_line(self.call)
-            lines += timing_line(self.call, self.server.serving.now_ns())
-        self.respond(status, lines, body, refused.reason)
+            headers += outcome_header(self.call)
+            headers += timing_header(self.call, self.context.api.now_ns())
+        self.respond(status, headers, body, error.reason)
 
     def respond(
         self,
         status: int,
-        lines: bytes,
+        headers: bytes,
         body: bytes | memoryview,
         reason: str = "",
         *,
         raw: Sequence[memoryview] = (),
     ) -> None:
-        """Send the answer, `raw` behind its body: the connection goes on to its next request."""
-        server = self.server
+        """Send the response, `raw` after its body. The connection goes on to its next request.
+
+        `headers` are whole header lines. `reason` is for the metrics and the access log.
+        """
+        context = self.context
         size = len(body) + sum(map(len, raw)) if raw else len(body)
         hold: Hold | None = None
-        if size > server.config.write_high_water:  # less waits in the socket's own buffer
-            hold = self._hold or Hold(server.budget, self.tenant.client_id if self.tenant else 0)
-            if not hold.resize(size):  # whatever else it held is not needed any more
-                self.refuse(
-                    RequestError(503, "too many answers are not read yet", reason="answers")
-                )
+        if size > context.config.write_high_water:  # smaller ones fit the socket's own buffer
+            hold = self._hold or Hold(context.budget, self.tenant.client_id if self.tenant else 0)
+            if not hold.resize(size):  # the request's other reservations are not needed any more
+                self.respond_error(too_many_unread())
                 return
             self._hold = None
         self._is_done = True
         call = self.call
-        self._let_go()
-        server.responses.count(HTTP, status, reason)
+        self._release()
+        context.responses.count(HTTP, status, reason)
         if self.trace:
-            lines += b"traceparent: %b\r\n" % self.trace
-        if self.closes or server.is_leaving:
+            headers += b"traceparent: %b\r\n" % self.trace
+        if self.closes or context.is_leaving:
             self.closes = True
-            lines += b"Connection: close\r\n"
+            headers += b"Connection: close\r\n"
         elif b"connection" in self.headers:
-            lines += b"Connection: keep-alive\r\n"
+            headers += b"Connection: keep-alive\r\n"
         parts: Sequence[bytes | memoryview] = ()
         if self._is_head:
             body = b""
@@ -281,136 +323,134 @@ class HttpRequest:
             body = b"".join((body, *raw))
         head = b"%b%b%bX-Request-Id: %b\r\nContent-Length: %d\r\n\r\n%b" % (
             STATUS_LINES[status],
-            server.common_lines,
-            lines,
+            context.common_headers,
+            headers,
             self.request_id,
             size,
             body,
         )
         self._connection.send(head, parts, self, hold)
-        if server.access is not None:
-            server.access.answered_http(self, call, status, reason, size)
+        if context.access_log is not None:
+            self._log_access(call, status, reason, size)
 
-    # --- other ends ----------------------------------------------------------------------------
-
-    def abandon(self) -> None:
-        """The client has gone: nobody wants the answer."""
+    def cancel(self) -> None:
+        """The client has disconnected: cancel the call and send nothing."""
         if not self._is_done:
             self._is_done = True
             if self.call is not None or self._job is not None:
-                self.server.responses.count(HTTP, 499, "client_gone")
+                self.context.responses.count(HTTP, 499, "client_gone")
             if self.call is not None:
-                self.server.serving.cancel(self.call)
-            self._let_go()
+                self.context.api.cancel(self.call)
+            self._release()
 
-    def give_up(self, refused: RequestError) -> None:
-        """Answer now, for the call will not be; unless its answer is being written already."""
+    def abort(self, error: RequestError) -> None:
+        """Cancel the call and respond with `error`, unless the response is being written."""
         call = self.call
         if self.is_writing:
             self.closes = True
             return
         if call is not None:
             call.outcome = Outcome.CANCELLED
-            self.server.serving.cancel(call)
-        self.refuse(refused)
+            self.context.api.cancel(call)
+        self.respond_error(error)
 
     @property
     def is_writing(self) -> bool:
-        """Whether the text of its answer is being written elsewhere."""
+        """Whether the codec is writing the text of the response."""
         return self.call is not None and self._job is not None
 
     def _expire_at(self, deadline_ns: int) -> None:
-        wait_s = (deadline_ns - self.server.serving.now_ns()) * 1e-9
-        self._timer = self.server.loop.call_later(max(0.0, wait_s), self._expire)
+        wait_s = (deadline_ns - self.context.api.now_ns()) * 1e-9
+        self._timer = self.context.loop.call_later(max(0.0, wait_s), self._expire)
 
     def _expire(self) -> None:
         self._timer = None
         if self._is_done:
             return
-        if self.call is None:  # its text is still being read
-            self.refuse(RequestError(504, "the deadline has passed", reason="deadline_exceeded"))
+        if self.call is None:  # the codec is still reading its text
+            message = "the deadline has passed"
+            self.respond_error(RequestError(504, message, reason="deadline_exceeded"))
             return
-        # The call has its tensors until the runtime is done with it: see `answered`.
+        # The runtime uses the tensors until the call ends: `on_result` releases the hold.
         hold = None
         if self._job is None:
             hold, self._hold = self._hold, None
-        self.refuse(expired(self.call))
+        self.respond_error(deadline_exceeded(self.call))
         self._hold = hold
 
-    def _break(self) -> None:
-        """A defect of ours: say so once, here and to the client, and go on."""
-        about = {"request_id": self.request_id.decode("latin-1")}
-        _LOG.exception("a request broke the gateway", extra=about)
+    def _respond_internal_error(self) -> None:
+        """Log the exception that is being handled, and respond with 500."""
+        extra = {"request_id": self.request_id.decode("latin-1")}
+        _LOG.exception("internal error while handling an HTTP request", extra=extra)
         if not self._is_done:
-            self.form = PLAIN
-            self.refuse(RequestError(500, "the gateway made a mistake", reason="internal"))
+            self.response_format = ERRORS_ONLY
+            self.respond_error(internal_error())
 
-    # --- writing the answer --------------------------------------------------------------------
-
-    def _write(self, call: Call, answer: ResponseBody) -> None:
-        """Make the text of an answer and send it, or have the text made elsewhere first."""
-        limits, text = self.server.config, answer.text
-        check_answer(sum(map(len, answer.raw)), limits.answer_bytes_max, is_text=False)
+    def _write(self, call: Call, response: ResponseBody) -> None:
+        """Encode the text of a response and send it; a long text is encoded by the codec."""
+        limits, text = self.context.config, response.text
+        check_response_size(sum(map(len, response.raw)), limits.response_bytes_max, is_text=False)
         if isinstance(text, bytes):
-            self._send(call, answer, text)
+            self._send(call, response, text)
             return
-        size = sum(map(len, answer.data))
-        most = limits.inline_elements_max
-        if size <= most or _sum(elements_in, text, answer.data) <= most:
-            self._send(call, answer, write_text(text, answer.data, limits))
+        size = sum(map(len, response.data))
+        inline_max = limits.inline_elements_max
+        if size <= inline_max or _sum(elements_in, text, response.data) <= inline_max:
+            self._send(call, response, write_text(text, response.data, limits))
             return
-        check_answer(_sum(least_text_bytes, text, answer.data), limits.answer_bytes_max)
-        # From here on it is the outputs that are held. They are here already, whatever is said.
-        if self._hold is not None and not self._hold.resize(size + sum(map(len, answer.raw))):
-            raise no_memory()
-        self._have_done(
+        check_response_size(_sum(min_text_bytes, text, response.data), limits.response_bytes_max)
+        # From here on the hold covers the outputs, which are in memory already.
+        if self._hold is not None and not self._hold.resize(size + sum(map(len, response.raw))):
+            raise memory_exhausted()
+        self._run_in_codec(
             text,
-            answer.data,
-            lambda made: self._send(call, answer, cast("memoryview", made)),
+            response.data,
+            lambda written: self._send(call, response, cast("memoryview", written)),
         )
 
-    def _send(self, call: Call, answer: ResponseBody, text: bytes | memoryview) -> None:
-        size = whole = len(text)
-        if answer.raw:
-            whole += sum(map(len, answer.raw))
-        if whole > self.server.config.answer_bytes_max:
-            check_answer(whole, self.server.config.answer_bytes_max, is_text=size > whole // 2)
-        lines = answer.lines(size)
+    def _send(self, call: Call, response: ResponseBody, text: bytes | memoryview) -> None:
+        text_bytes = size = len(text)
+        if response.raw:
+            size += sum(map(len, response.raw))
+        size_max = self.context.config.response_bytes_max
+        if size > size_max:
+            check_response_size(size, size_max, is_text=text_bytes > size // 2)
+        headers = response.headers(text_bytes)
         if call.outcome == Outcome.LATE:
-            lines += outcome_line(call)
-        lines += timing_line(call, self.server.serving.now_ns())
-        self.respond(200, lines, text, raw=answer.raw)
+            headers += outcome_header(call)
+        headers += timing_header(call, self.context.api.now_ns())
+        self.respond(200, headers, text, raw=response.raw)
 
-    def _have_done(
+    def _run_in_codec(
         self,
         message: ReadText | WriteText,
         parts: Sequence[Part],
         then: Callable[[ParsedRequest | memoryview], None],
     ) -> None:
-        """Have text read or written in another process, and go on with what came of it."""
+        """Read or write text in another process, and pass the result to `then`."""
         assert self._hold is not None and self.tenant is not None
 
-        def done(result: Result) -> None:
+        def on_done(result: Result) -> None:
             self._job = None
             if isinstance(result, RequestError):
-                self.refuse(result)
+                self.respond_error(result)
                 return
             try:
                 then(result)
-            except RequestError as refused:
-                self.refuse(refused)
+            except RequestError as error:
+                self.respond_error(error)
             except Exception:
-                self._break()
+                self._respond_internal_error()
 
-        self._job = TextJob(message, parts, self._hold, self.tenant.client_id, done)
+        self._job = TextJob(message, parts, self._hold, self.tenant.client_id, on_done)
         try:
-            self.server.codec.submit(self._job)
+            self.context.codec.submit(self._job)
         except RequestError:
             self._job = None
             raise
 
-    def _let_go(self) -> None:
-        """Give back what was taken; but what is used elsewhere, only when that has ended."""
+    def _release(self) -> None:
+        """Release what was reserved. What a codec job uses is released when the job ends."""
         job, self._job = self._job, None
         hold, self._hold = self._hold, None
         if job is not None:
@@ -421,22 +461,34 @@ class HttpRequest:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        # The call knows its exchange: let go of it, or both wait for the garbage collector.
+        # The call refers to this request: break the cycle, or both wait for the garbage collector.
         self.call = None
-        if self._is_in_service:
-            self._is_in_service = False
+        if self._is_in_flight:
+            self._is_in_flight = False
             assert self.tenant is not None
-            self.tenant.leave()
+            self.tenant.finish()
+
+    def _log_access(self, call: Call | None, status: int, reason: str, out_bytes: int) -> None:
+        access_log, route, tenant = self.context.access_log, self.route, self.tenant
+        assert access_log is not None
+        # Requests to public paths are anonymous.
+        is_known = route is not None and not route.rule.is_public
+        access_log.write(
+            # Without an entry, not even the request line could be parsed.
+            self.access_entry or access_log.http_entry(b"-", b"-"),
+            status,
+            reason,
+            request_id=self.request_id,
+            client_id=tenant.client_id if tenant is not None and is_known else None,
+            call=call,
+            in_bytes=self.body_bytes,
+            out_bytes=out_bytes,
+        )
 
 
 def _sum(measure: Callable[[str, int], int], text: WriteText, data: Sequence[memoryview]) -> int:
-    """Something about all outputs that are in a text."""
+    """The sum of a measure over the outputs that are part of a text."""
     outputs = [output for output in text.outputs if output.raw_bytes < 0]
     return sum(
         measure(output.datatype, len(part)) for output, part in zip(outputs, data, strict=True)
     )
-
-
-def no_memory() -> RequestError:
-    """What is said where the budget has no room."""
-    return RequestError(503, "there is no memory for it just now", reason="memory")

@@ -1,7 +1,25 @@
-"""The Open Inference Protocol's JSON: requests in, responses out.
+"""The Open Inference Protocol's JSON: requests in, responses out, and the elements of tensors.
 
-The elements of an input stay text (`Raw`) until its shape and datatype have been looked at, and are
-then read once, straight into their type.
+Decoding has two steps. `decode` checks the form of a request and leaves the elements of each input
+as text (`Raw`). `tensor` then checks the shape against the limits, before anything is allocated for
+it, and reads the elements once, straight into the raw little-endian bytes that tensors carry. Every
+element is checked against its datatype; nothing is rounded, truncated or wrapped to make it fit.
+
+Memory: numbers as Python objects take sixteen times the memory of their text, so long lists are
+converted some ten thousand numbers at a time (`PIECE`). Nested lists are never built. How they must
+be nested follows from the shape, so the brackets and commas of the text, without everything else,
+are compared with those that the shape implies (`_structure`); the text is then read as a flat list.
+The length of that structure is computed before the structure is made, because a short text may
+claim any shape.
+
+Encoding is the reverse: flat lists of elements, in pieces where the tensor is large, and an error
+as soon as the text exceeds the limit. BF16 has no JSON form here, and `BYTES` only if it is UTF-8.
+
+`BYTES` tensors hold strings, each behind its length of four bytes. They are walked one by one while
+the event loop serves nobody else, so a request may have at most `STRINGS_MAX` of them.
+
+The functions on elements serve the other formats as well: SageMaker's rows, Triton's binary
+extension, gRPC, and the pool that calls SageMaker endpoints.
 """
 
 from __future__ import annotations
@@ -20,17 +38,7 @@ from headgate.functions.tensor import ITEM_BYTES, Tensor
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.errors import RequestError
 
-# The elements of a tensor: between JSON and the raw bytes that tensors carry.
-#
-# A shape is checked against the limits before anything is made for it, and every element against
-# its datatype; nothing is rounded, cut or wrapped to make it fit.
-#
-# Numbers are converted some ten thousand at a time: as Python objects they take sixteen times the
-# memory of their text. Nested lists are never built: how they must be nested follows from the
-# shape, so their brackets and commas are compared with what that shape has.
-
-
-# How `struct` calls the datatypes that JSON can have. BF16 is not among them.
+# Format characters of `struct` for the datatypes that have a JSON form.
 _CODES: Final[Mapping[str, str]] = {
     "BOOL": "?",
     "UINT8": "B",
@@ -47,20 +55,148 @@ _CODES: Final[Mapping[str, str]] = {
 }
 _LENGTH: Final = struct.Struct("<I")
 _DEPTH_MAX: Final = 32
-# Of one request. Strings are walked one by one, while everybody else waits.
-STRINGS_MAX: Final = 1 << 16
-PIECE: Final = 1 << 16  # characters that are read, or elements that are written, at a time
+STRINGS_MAX: Final = 1 << 16  # of one request
+PIECE: Final = 1 << 16  # characters read, or elements written, at a time
 
 _SPACE: Final = b" \t\r\n"
 _NESTED_START: Final = re.compile(rb"[ \t\r\n]*\[[ \t\r\n]*\[")
 _NOT_STRUCTURE: Final = bytes(byte for byte in range(256) if byte not in b"[],")
 _NO_BRACKETS: Final = bytes.maketrans(b"[]", b"  ")
 
+Datatype = Literal[
+    "BOOL",
+    "UINT8",
+    "UINT16",
+    "UINT32",
+    "UINT64",
+    "INT8",
+    "INT16",
+    "INT32",
+    "INT64",
+    "FP16",
+    "FP32",
+    "FP64",
+    "BF16",
+    "BYTES",
+]
+Dimension = Annotated[int, Meta(ge=0, lt=1 << 62)]
+# Only the types that the protocol defines: arbitrary nesting would be slow to decode.
+Parameters = dict[str, bool | int | float | str | None]
+VERSION: Final = "1"  # models are not versioned, but clients expect a version
 
-def count_of(shape: Sequence[int], name: str, dims_max: int, elements_max: int) -> int:
-    """How many elements a shape has. Raises `RequestError` beyond the limits.
 
-    >>> count_of((2, 3), "x", 8, 100), count_of((), "x", 8, 100)
+@final
+class InputJson(Struct, gc=False):
+    """One input of a request."""
+
+    name: str
+    shape: tuple[Dimension, ...]
+    datatype: Datatype
+    data: Raw | UnsetType = UNSET
+    parameters: Parameters | None = None
+
+
+@final
+class RequestedOutput(Struct, gc=False):
+    """One output that a request asks for."""
+
+    name: str
+    parameters: Parameters | None = None
+
+
+@final
+class InferRequest(Struct, gc=False):
+    """The body of an inference request."""
+
+    inputs: list[InputJson]
+    id: str = ""
+    parameters: Parameters | None = None
+    outputs: list[RequestedOutput] | None = None
+
+
+@final
+class OutputJson(Struct, gc=False, omit_defaults=True):
+    """One output of a response: its elements, or the number of raw bytes after the JSON."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    parameters: dict[str, int] | None = None
+    data: Sequence[object] | Raw | UnsetType = UNSET
+
+
+@final
+class InferResponse(Struct, gc=False, omit_defaults=True):
+    """The body of an inference response."""
+
+    model_name: str
+    outputs: list[OutputJson]
+    model_version: str = ""
+    id: str = ""
+
+
+_DECODER: Final = Decoder(InferRequest)
+
+
+def decode(text: bytes | bytearray | memoryview, limits: GatewayConfig) -> InferRequest:
+    """Parse a request, leaving elements as text. Raises `RequestError` (400, 413)."""
+    if len(text) > limits.json_bytes_max:
+        raise text_too_long(limits)
+    try:
+        request = _DECODER.decode(text)
+    except RecursionError:
+        raise RequestError(400, "the request is too deeply nested") from None
+    except ValueError as problem:  # msgspec's, or text that is not UTF-8
+        raise RequestError(400, f"the request cannot be parsed: {problem}") from None
+    count_max = limits.inputs_max
+    if len(request.inputs) > count_max or (request.outputs and len(request.outputs) > count_max):
+        raise RequestError(400, f"the request has more than {count_max} inputs or outputs")
+    return request
+
+
+def text_too_long(limits: GatewayConfig) -> RequestError:
+    """The error for text that would take too long to read."""
+    return RequestError(
+        413,
+        f"the request has more than {limits.json_bytes_max} bytes of text; send tensors as binary "
+        "data (Inference-Header-Content-Length, and binary_data_size of each input)",
+        reason="too_large",
+    )
+
+
+def encode(response: InferResponse) -> bytes:
+    return _ENCODER.encode(response)
+
+
+def tensor(given: InputJson, limits: GatewayConfig) -> Tensor:
+    """The tensor of an input whose elements are in the JSON. Raises `RequestError` (400)."""
+    name = given.name
+    count = element_count(given.shape, name, limits.dims_max, limits.elements_max)
+    if given.data is UNSET:
+        raise RequestError(400, f"input {name!r} has no data")
+    return Tensor(
+        name,
+        given.datatype,
+        given.shape,
+        from_json(memoryview(given.data), name, given.datatype, given.shape, count),
+    )
+
+
+def output(given: Tensor, text_max: int = 1 << 30) -> OutputJson:
+    """The JSON of an output, elements included.
+
+    Raises `RequestError` if the elements have no JSON form (406), or if the text would be longer
+    than `text_max` bytes (500).
+    """
+    is_short = elements_in(given.datatype, len(memoryview_of(given))) <= PIECE
+    data = to_json(given) if is_short else to_json_text(given, text_max)
+    return OutputJson(given.name, given.datatype, given.shape, data=data)
+
+
+def element_count(shape: Sequence[int], name: str, dims_max: int, elements_max: int) -> int:
+    """The number of elements of a shape. Raises `RequestError` beyond the limits.
+
+    >>> element_count((2, 3), "x", 8, 100), element_count((), "x", 8, 100)
     (6, 1)
     """
     if len(shape) > dims_max:
@@ -75,21 +211,18 @@ def count_of(shape: Sequence[int], name: str, dims_max: int, elements_max: int) 
     return count
 
 
-# --- from JSON ----------------------------------------------------------------------------------
-
-
 def from_json(
     text: bytes | memoryview, name: str, datatype: str, shape: Sequence[int], count: int
 ) -> memoryview:
-    """The raw bytes of `count` elements that are written as JSON, flat or nested like `shape`.
+    """The raw bytes of `count` elements in JSON, flat or nested like `shape`.
 
-    The text is taken to be valid JSON. Raises `RequestError` if the elements are of another type,
-    too large for it, too few or too many.
+    The text must be valid JSON. Raises `RequestError` if the elements have another type,
+    exceed its range, or are too few or too many.
     """
     flat = _FLAT.get(datatype)
     if flat is None:
-        raise RequestError(400, f"{name!r}: {datatype} can be sent as binary data only")
-    if len(text) <= PIECE and datatype != "BYTES":  # as nearly all are: flat, and at once
+        raise RequestError(400, f"{name!r}: {datatype} can only be sent as binary data")
+    if len(text) <= PIECE and datatype != "BYTES":  # nearly always: one flat list, decoded at once
         try:
             values = cast("Sequence[object]", flat.decode(text))
         except (ValueError, RecursionError):
@@ -103,19 +236,19 @@ def from_json(
     if is_nested:
         text = _flattened(text, name, shape, count)
     packed: list[bytes] = []
-    found = 0
+    total = 0
     for piece in _pieces(text):
         try:
             values = cast("Sequence[object]", flat.decode(piece))
         except (ValueError, RecursionError) as problem:
-            raise RequestError(400, f"{name!r}: {_said(problem)}") from None
+            raise RequestError(400, f"{name!r}: {_problem_text(problem)}") from None
         packed.append(_packed(values, name, datatype))
-        found += len(values)
-        if found > count:
+        total += len(values)
+        if total > count:
             break
-    if found != count:
-        found_text = f"more than {count}" if found > count else str(found)
-        raise RequestError(400, f"{name!r} has {found_text} elements; its shape asks for {count}")
+    if total != count:
+        number = f"more than {count}" if total > count else str(total)
+        raise RequestError(400, f"{name!r} has {number} elements; its shape needs {count}")
     return memoryview(b"".join(packed))
 
 
@@ -127,7 +260,7 @@ def _packed(values: Sequence[object], name: str, datatype: str) -> bytes:
 
 
 def _pieces(text: bytes | memoryview) -> Iterator[bytes | memoryview]:
-    """A flat list of numbers as lists that are shorter; cut at commas, of which it has no others.
+    """Split a flat list of numbers into shorter lists, at its commas.
 
     >>> [bytes(piece) for piece in _pieces(b"[1,2]")]
     [b'[1,2]']
@@ -138,23 +271,24 @@ def _pieces(text: bytes | memoryview) -> Iterator[bytes | memoryview]:
         return
     data = bytes(text).strip(_SPACE)
     if not data.startswith(b"["):
-        yield data  # no list: the decoder says so
+        yield data  # not a list: the decoder raises the error
         return
     at, end = 1, len(data) - 1
     while True:
-        cut = data.find(b",", at + PIECE, end)
-        if cut < 0:
+        comma = data.find(b",", at + PIECE, end)
+        if comma < 0:
             yield b"[%b]" % data[at:end]
             return
-        yield b"[%b]" % data[at:cut]
-        at = cut + 1
+        yield b"[%b]" % data[at:comma]
+        at = comma + 1
 
 
 def _flattened(
     text: bytes | memoryview, name: str, shape: Sequence[int], count: int
 ) -> bytes | memoryview:
-    """Numbers that are nested like their shape, as a flat list. Raises `RequestError` if they are
-    not.
+    """Turn nested lists of numbers into a flat list.
+
+    Raises `RequestError` unless they are nested like their shape.
 
     >>> bytes(_flattened(b"[[1,2],[3,4]]", "x", (2, 2), 4))
     b'[  1,2 , 3,4  ]'
@@ -162,26 +296,26 @@ def _flattened(
     data = text if isinstance(text, bytes) else bytes(text)
     structure = data.translate(None, _NOT_STRUCTURE)
     if len(structure) != _structure_bytes(shape) or structure != _structure(shape):
-        raise RequestError(400, f"{name!r} is not nested as its shape has it")
-    if count == 0:
-        return b"[%b]" % data.translate(None, b"[]," + _SPACE)  # empty, or too many
+        raise RequestError(400, f"{name!r} is not nested like its shape")
+    if count == 0:  # whatever is left must be nothing: the number of elements is checked later
+        return b"[%b]" % data.translate(None, b"[]," + _SPACE)
     return b"[%b]" % data.translate(_NO_BRACKETS)
 
 
 def _structure(shape: Sequence[int]) -> bytes:
-    """The brackets and commas of nested lists.
+    """The brackets and commas of nested lists of this shape.
 
     >>> _structure((2, 3)), _structure((2, 0)), _structure((0, 2))
     (b'[[,,],[,,]]', b'[[],[]]', b'[]')
     """
     inner = b""
     for size in reversed(shape):
-        inner = b"[%b]" % ((inner + b",") * size)[:-1]  # `join` takes 80 bytes for each of them
+        inner = b"[%b]" % ((inner + b",") * size)[:-1]  # `join` would take 80 bytes per item
     return inner
 
 
 def _structure_bytes(shape: Sequence[int]) -> int:
-    """How long that is, before it is made: a short text may claim any shape.
+    """The length of `_structure(shape)`, without making it.
 
     >>> _structure_bytes((2, 3)), _structure_bytes((2, 0)), _structure_bytes((0, 2))
     (11, 7, 2)
@@ -193,9 +327,9 @@ def _structure_bytes(shape: Sequence[int]) -> int:
 
 
 def shape_of_numbers(text: bytes, dims_max: int) -> tuple[int, ...]:
-    """The shape that nested lists of numbers have, going by the first of each.
+    """The shape of nested lists of numbers, taken from the first list of each level.
 
-    Raises `RequestError` where they are nested too deeply, or are no lists.
+    Raises `RequestError` where they are nested too deeply, or are not lists.
 
     >>> shape_of_numbers(b"[[1,2,3],[4,5,6]]", 8), shape_of_numbers(b"[[], []]", 8)
     ((2, 3), (2, 0))
@@ -207,12 +341,12 @@ def shape_of_numbers(text: bytes, dims_max: int) -> tuple[int, ...]:
     if depth > dims_max:
         raise RequestError(400, f"the rows are nested more than {dims_max} deep")
     if not text.lstrip(b"[" + _SPACE).startswith(b"]"):
-        sizes = [structure.index(b"]") - depth + 1]  # its commas, and one
+        sizes = [structure.index(b"]") - depth + 1]  # one more than its commas
     else:
         sizes = [0]
     inner = 2 + max(0, sizes[0] - 1)
     for closing in range(2, depth + 1):
-        # Where so many lists end at once for the first time, the first one of that level ends.
+        # The first list of a level ends where that many closing brackets first come together.
         end = structure.find(b"]" * closing)
         if end < 0:
             raise RequestError(400, "the rows differ in length")
@@ -232,17 +366,17 @@ def _strings(
     try:
         level = cast("list[object]", _STRINGS[depth].decode(text))
     except (ValueError, RecursionError) as problem:
-        raise RequestError(400, f"{name!r}: {_said(problem)}") from None
+        raise RequestError(400, f"{name!r}: {_problem_text(problem)}") from None
     if is_nested:
-        level = _level(level, name, shape)
+        level = _flat_strings(level, name, shape)
     if len(level) != count:
-        raise RequestError(400, f"{name!r} has {len(level)} elements; its shape asks for {count}")
+        raise RequestError(400, f"{name!r} has {len(level)} elements; its shape needs {count}")
     return memoryview(pack_strings([cast("str", value).encode() for value in level]))
 
 
-def _level(level: list[object], name: str, shape: Sequence[int]) -> list[object]:
-    """What is nested like its shape, made flat."""
-    wrong = RequestError(400, f"{name!r} is not nested as its shape has it")
+def _flat_strings(level: list[object], name: str, shape: Sequence[int]) -> list[object]:
+    """Flatten nested lists of strings. Raises `RequestError` unless nested like their shape."""
+    wrong = RequestError(400, f"{name!r} is not nested like its shape")
     if len(level) != shape[0]:
         raise wrong
     for size in shape[1:]:
@@ -253,17 +387,14 @@ def _level(level: list[object], name: str, shape: Sequence[int]) -> list[object]
     return level
 
 
-def _said(problem: Exception) -> str:
+def _problem_text(problem: Exception) -> str:
     return "too deeply nested" if isinstance(problem, RecursionError) else str(problem)
 
 
-# --- to JSON ------------------------------------------------------------------------------------
-
-
 def to_json(tensor: Tensor) -> Sequence[object]:
-    """The elements, flat, for JSON. NaN and infinities become null there.
+    """The elements as a flat list for JSON, where NaN and infinities become null.
 
-    Raises `RequestError` (406) where JSON cannot have them.
+    Raises `RequestError` (406) where the elements have no JSON form.
     """
     data = memoryview_of(tensor)
     code = _CODES.get(tensor.datatype)
@@ -273,13 +404,13 @@ def to_json(tensor: Tensor) -> Sequence[object]:
 
 
 def to_json_text(tensor: Tensor, text_max: int) -> Raw:
-    """The same, encoded, and made in pieces. Raises `RequestError` beyond so many bytes of text."""
+    """The elements as JSON, made in pieces. Raises `RequestError` beyond `text_max` bytes."""
     pieces: list[bytes] = []
     size = 1
     for values in _values_in_pieces(tensor):
-        pieces.append(_ELEMENT_ENCODER.encode(values)[1:-1])
+        pieces.append(_ENCODER.encode(values)[1:-1])
         size += len(pieces[-1]) + 1
-        check_answer(size, text_max)
+        check_response_size(size, text_max)
     return Raw(b"[%b]" % b",".join(pieces))
 
 
@@ -297,16 +428,16 @@ def _values_in_pieces(tensor: Tensor) -> Iterator[Sequence[object]]:
 
 
 def rows_of(tensor: Tensor, first: int, last: int) -> list[object]:
-    """The elements of some of the rows of a tensor that has a first dimension, flat.
+    """The elements of the rows from `first` to before `last`, as a flat list.
 
-    Strings are not cut here: `to_json` has them. Raises `RequestError` like that.
+    Not for strings, whose rows differ in size: use `to_json`. Raises `RequestError` like `to_json`.
     """
     width = prod(tensor.shape[1:]) * ITEM_BYTES[tensor.datatype]
     return list(_values(tensor, first * width, last * width))
 
 
 def nested(level: list[object], shape: Sequence[int]) -> list[object]:
-    """Flat elements as lists in lists.
+    """Nest a flat list of elements like a shape.
 
     >>> nested([1, 2, 3, 4], (2, 2))
     [[1, 2], [3, 4]]
@@ -317,7 +448,7 @@ def nested(level: list[object], shape: Sequence[int]) -> list[object]:
 
 
 def elements_in(datatype: str, size: int) -> int:
-    """How many elements so many bytes are; of `BYTES`, what takes as long to write, about.
+    """The number of elements in `size` bytes; for `BYTES`, the bytes, which take as long to write.
 
     >>> elements_in("FP32", 400), elements_in("BYTES", 400)
     (100, 400)
@@ -325,43 +456,43 @@ def elements_in(datatype: str, size: int) -> int:
     return size // (ITEM_BYTES.get(datatype) or 1)
 
 
-def least_text_bytes(datatype: str, size: int) -> int:
-    """How long the text of so many bytes is at least: a digit, or a float's `0.0`, and a comma.
+def min_text_bytes(datatype: str, size: int) -> int:
+    """The least length of the text for `size` bytes: per element a digit (or `0.0`) and a comma.
 
-    >>> least_text_bytes("FP16", 200), least_text_bytes("INT8", 100)
+    >>> min_text_bytes("FP16", 200), min_text_bytes("INT8", 100)
     (400, 200)
     """
     if datatype == "BYTES":
-        return size * 3 // 4  # two quotes and a comma, where the tensor has a length of four bytes
+        return size * 3 // 4  # two quotes and a comma for each length of four bytes
     return elements_in(datatype, size) * (4 if datatype.startswith("FP") else 2)
 
 
-def check_answer(size: int, size_max: int, *, is_text: bool = True) -> None:
-    """See that an answer is not larger than answers may be. Raises `RequestError` (500)."""
+def check_response_size(size: int, size_max: int, *, is_text: bool = True) -> None:
+    """Raise `RequestError` (500) if a response is larger than the limit."""
     if size > size_max:
         hint = "; binary output is smaller (binary_data_output)" if is_text else ""
         raise RequestError(
             500,
-            f"the answer is larger than {size_max} bytes, which is the most that is sent{hint}",
+            f"the response is larger than the limit of {size_max} bytes{hint}",
             reason="answer_too_large",
         )
 
 
 def _values(tensor: Tensor, at: int, end: int) -> Sequence[object]:
-    """Elements from one byte to another."""
+    """The elements in the bytes from `at` to `end`."""
     data = memoryview_of(tensor)
     if tensor.datatype == "BYTES":
         return _texts(tensor.name, data, at, len(data))[0]
     code = _CODES.get(tensor.datatype)
     if code is None:
         raise RequestError(
-            406, f"output {tensor.name!r} is {tensor.datatype}; ask for it as binary data"
+            406, f"output {tensor.name!r} is {tensor.datatype}; request it as binary data"
         )
     return struct.unpack_from(f"<{(end - at) // ITEM_BYTES[tensor.datatype]}{code}", data, at)
 
 
 def _texts(name: str, data: memoryview, at: int, count_max: int) -> tuple[list[object], int]:
-    """So many elements of `BYTES`, as text; and where the next one begins."""
+    """At most `count_max` strings of a `BYTES` tensor, and the position of the next one."""
     length_at = _LENGTH.unpack_from
     texts: list[object] = []
     end = len(data)
@@ -374,41 +505,35 @@ def _texts(name: str, data: memoryview, at: int, count_max: int) -> tuple[list[o
             texts.append(str(data[start:at], "utf-8"))
     except (ValueError, struct.error):
         raise RequestError(
-            406, f"output {name!r} is not UTF-8; ask for it as binary data"
+            406, f"output {name!r} is not UTF-8; request it as binary data"
         ) from None
     return texts, at
 
 
-# --- raw bytes ----------------------------------------------------------------------------------
-
-
 def check_strings(count: int) -> None:
-    """See that a request has no more strings than may be walked. Raises `RequestError` (400)."""
+    """Raise `RequestError` (400) if a request has more than `STRINGS_MAX` strings."""
     if count > STRINGS_MAX:
         raise RequestError(400, f"the request has more than {STRINGS_MAX} strings")
 
 
 def check_bytes(data: memoryview, name: str, datatype: str, count: int) -> None:
-    """See that raw bytes are what they should be: `count` elements, whole.
-
-    Raises `RequestError` if not.
-    """
+    """Raise `RequestError` (400) unless raw bytes are exactly `count` elements."""
     if datatype == "BYTES":
         check_strings(count)
-        if not is_whole(data, count):
-            raise RequestError(400, f"{name!r} is not {count} strings, or a length in it lies")
+        if not holds_strings(data, count):
+            raise RequestError(400, f"{name!r} is not {count} strings: a length does not fit")
     elif len(data) != count * ITEM_BYTES[datatype]:
         raise RequestError(
             400,
-            f"{name!r} has {len(data)} bytes; its shape and datatype ask for "
+            f"{name!r} has {len(data)} bytes; its shape and datatype need "
             f"{count * ITEM_BYTES[datatype]}",
         )
 
 
-def split(data: memoryview) -> Sequence[memoryview]:
-    """The elements of a `BYTES` tensor. Raises `ValueError` where lengths and bytes disagree.
+def split_strings(data: memoryview) -> Sequence[memoryview]:
+    """The strings of a `BYTES` tensor. Raises `ValueError` where lengths and bytes disagree.
 
-    >>> [bytes(part) for part in split(memoryview(pack_strings([b"a", b""])))]
+    >>> [bytes(part) for part in split_strings(memoryview(pack_strings([b"a", b""])))]
     [b'a', b'']
     """
     parts = []
@@ -426,7 +551,7 @@ def split(data: memoryview) -> Sequence[memoryview]:
 
 
 def pack_strings(parts: Sequence[bytes | memoryview]) -> bytes:
-    """A `BYTES` tensor's raw bytes: each element behind its length.
+    """The raw bytes of a `BYTES` tensor: each string behind its length.
 
     >>> pack_strings([b"ab"])
     b'\\x02\\x00\\x00\\x00ab'
@@ -435,13 +560,13 @@ def pack_strings(parts: Sequence[bytes | memoryview]) -> bytes:
 
 
 def memoryview_of(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor that has come to this process."""
+    """The bytes of a tensor that is in this process's memory."""
     assert isinstance(tensor.data, memoryview)
     return tensor.data
 
 
-def is_whole(data: memoryview, count: int) -> bool:
-    """Whether these are so many strings, and nothing more. Keeps none of them."""
+def holds_strings(data: memoryview, count: int) -> bool:
+    """Whether `data` is exactly `count` strings. Makes no objects of them."""
     length_at = _LENGTH.unpack_from
     at, end = 0, len(data)
     last = end - 4
@@ -453,16 +578,16 @@ def is_whole(data: memoryview, count: int) -> bool:
 
 
 def _string_decoders() -> tuple[Decoder[object], ...]:
-    """By depth of nesting, 0 for a bare string."""
-    made: list[Decoder[object]] = []
-    wanted: object = str
+    """Decoders of nested lists of strings by depth; 0 is a bare string."""
+    decoders: list[Decoder[object]] = []
+    nested_type: object = str
     for _ in range(_DEPTH_MAX + 1):
-        made.append(Decoder(cast("type[object]", wanted)))
-        wanted = list[wanted]  # type: ignore[valid-type]
-    return tuple(made)
+        decoders.append(Decoder(cast("type[object]", nested_type)))
+        nested_type = list[nested_type]  # type: ignore[valid-type]
+    return tuple(decoders)
 
 
-def _kind(datatype: str) -> type:
+def _python_type(datatype: str) -> type:
     if datatype == "BOOL":
         return bool
     return float if datatype.startswith("FP") else int
@@ -470,138 +595,7 @@ def _kind(datatype: str) -> type:
 
 _STRINGS: Final = _string_decoders()
 _FLAT: Final[Mapping[str, Decoder[object]]] = {
-    **{datatype: Decoder(cast("type[object]", list[_kind(datatype)])) for datatype in _CODES},  # type: ignore[misc]
+    **{name: Decoder(cast("type[object]", list[_python_type(name)])) for name in _CODES},  # type: ignore[misc]
     "BYTES": _STRINGS[1],
 }
-_ELEMENT_ENCODER: Final = Encoder()
-
-
-Datatype = Literal[
-    "BOOL",
-    "UINT8",
-    "UINT16",
-    "UINT32",
-    "UINT64",
-    "INT8",
-    "INT16",
-    "INT32",
-    "INT64",
-    "FP16",
-    "FP32",
-    "FP64",
-    "BF16",
-    "BYTES",
-]
-Dimension = Annotated[int, Meta(ge=0, lt=1 << 62)]
-# As the protocol has it; lists of lists of nothing would take more time than anything else.
-Parameters = dict[str, bool | int | float | str | None]
-VERSION: Final = "1"  # models are not versioned; clients want to see one
-
-
-@final
-class InputJson(Struct, gc=False):
-    """One input of a request."""
-
-    name: str
-    shape: tuple[Dimension, ...]
-    datatype: Datatype
-    data: Raw | UnsetType = UNSET
-    parameters: Parameters | None = None
-
-
-@final
-class OutputWanted(Struct, gc=False):
-    """One output that is asked for."""
-
-    name: str
-    parameters: Parameters | None = None
-
-
-@final
-class InferRequest(Struct, gc=False):
-    """A request as it comes."""
-
-    inputs: list[InputJson]
-    id: str = ""
-    parameters: Parameters | None = None
-    outputs: list[OutputWanted] | None = None
-
-
-@final
-class OutputJson(Struct, gc=False, omit_defaults=True):
-    """One output of a response: its elements, or how many bytes of them follow the JSON."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    parameters: dict[str, int] | None = None
-    data: Sequence[object] | Raw | UnsetType = UNSET
-
-
-@final
-class InferResponse(Struct, gc=False, omit_defaults=True):
-    """A response as it goes."""
-
-    model_name: str
-    outputs: list[OutputJson]
-    model_version: str = ""
-    id: str = ""
-
-
-_DECODER: Final = Decoder(InferRequest)
 _ENCODER: Final = Encoder()
-
-
-def decode(text: bytes | bytearray | memoryview, limits: GatewayConfig) -> InferRequest:
-    """A request, its form checked. Raises `RequestError` (400, 413)."""
-    if len(text) > limits.json_bytes_max:
-        raise too_much_text(limits)
-    try:
-        request = _DECODER.decode(text)
-    except RecursionError:
-        raise RequestError(400, "the request is too deeply nested") from None
-    except ValueError as problem:  # of msgspec, or text that is not UTF-8
-        raise RequestError(400, f"the request is not understood: {problem}") from None
-    most = limits.inputs_max
-    if len(request.inputs) > most or (request.outputs and len(request.outputs) > most):
-        raise RequestError(400, f"more than {most} inputs or outputs")
-    return request
-
-
-def too_much_text(limits: GatewayConfig) -> RequestError:
-    """What is said of text that would take too long to read."""
-    return RequestError(
-        413,
-        f"more than {limits.json_bytes_max} bytes of text; send tensors as binary data "
-        "(Inference-Header-Content-Length, and binary_data_size of each input)",
-        reason="too_large",
-    )
-
-
-def encode(response: InferResponse) -> bytes:
-    """A response as JSON."""
-    return _ENCODER.encode(response)
-
-
-def tensor(given: InputJson, limits: GatewayConfig) -> Tensor:
-    """One input whose elements are in the JSON. Raises `RequestError` (400)."""
-    name = given.name
-    count = count_of(given.shape, name, limits.dims_max, limits.elements_max)
-    if given.data is UNSET:
-        raise RequestError(400, f"input {name!r} has no data")
-    return Tensor(
-        name,
-        given.datatype,
-        given.shape,
-        from_json(memoryview(given.data), name, given.datatype, given.shape, count),
-    )
-
-
-def output(given: Tensor, text_max: int = 1 << 30) -> OutputJson:
-    """An output with its elements in the JSON.
-
-    Raises `RequestError` if JSON cannot have them (406), or in more than `text_max` bytes (500).
-    """
-    is_short = elements_in(given.datatype, len(memoryview_of(given))) <= PIECE
-    data = to_json(given) if is_short else to_json_text(given, text_max)
-    return OutputJson(given.name, given.datatype, given.shape, data=data)

@@ -1,4 +1,4 @@
-"""The access log: one line per answer, whatever became of the request, and no secrets in it."""
+"""The access log: one line per response, whatever the outcome, and no secrets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc_rig
 import pytest
-from gateway_rig import QUICK, Rig, body, infer, request, rig, run_alone
+from gateway_rig import QUICK, Rig, body, infer, request, rig, run_on_loop
 
 from headgate.live.gateway.access_log import AccessLog
 from headgate.live.gateway.config import ApiKey, GatewayConfig
@@ -22,27 +22,27 @@ KEYED = replace(QUICK, keys=(ApiKey(sha256(KEY.encode()).hexdigest(), 1),))
 
 def lines(
     caplog: pytest.LogCaptureFixture,
-    story: Callable[[Rig], Awaitable[None]],
+    scenario: Callable[[Rig], Awaitable[None]],
     config: GatewayConfig = QUICK,
 ) -> list[dict[str, Any]]:
-    """Run a story against a server with an access log, and return what that said."""
+    """Run a scenario against a server with an access log, and return its lines."""
     caplog.set_level(logging.INFO, "headgate.access")
 
-    async def told() -> None:
+    async def main() -> None:
         async with rig(config) as made:
-            made.server.access = AccessLog(MODELS, ["web", "batch"])
-            await story(made)
+            made.server.context.access_log = AccessLog(MODELS, ["web", "batch"])
+            await scenario(made)
 
-    run_alone(told())
+    run_on_loop(main())
     found = [record for record in caplog.records if record.name == "headgate.access"]
     return [{**r.__dict__["fields"], "request_id": r.__dict__["request_id"]} for r in found]
 
 
-def test_a_request_that_went_well(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(made: Rig) -> None:
+def test_a_successful_request_is_logged_with_all_fields(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(made: Rig) -> None:
         await made.infer(body(), "X-Request-Id: abc")
 
-    (line,) = lines(caplog, story)
+    (line,) = lines(caplog, scenario)
     assert line["total_ms"] > 0
     assert line["in_bytes"] > 50 and line["out_bytes"] > 50
     assert {k: line[k] for k in line if not k.endswith(("bytes", "total_ms"))} == {
@@ -62,19 +62,19 @@ def test_a_request_that_went_well(caplog: pytest.LogCaptureFixture) -> None:
     )
 
 
-def test_every_answer_has_its_line(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(made: Rig) -> None:
+def test_every_response_has_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(made: Rig) -> None:
         await made.ask(request("GET", "/livez"))
         await made.ask(request("HEAD", "/nowhere?token=secret"))
         await made.infer(b"{")
         await made.infer(body(), model="nobody")
-        made.serving.mode = "overloaded"
+        made.runtime.mode = "overloaded"
         await made.infer(body())
-        made.serving.mode = "raise"
+        made.runtime.mode = "raise"
         await made.infer(body())
         await made.ask(b"no HTTP at all\r\n\r\n")
 
-    found = lines(caplog, story)
+    found = lines(caplog, scenario)
     assert [(line["target"], line["status"]) for line in found] == [
         ("/livez", 200),
         ("/nowhere", 404),
@@ -86,16 +86,16 @@ def test_every_answer_has_its_line(caplog: pytest.LogCaptureFixture) -> None:
     ]
     assert [line["reason"] for line in found[4:]] == ["overloaded", "internal", "malformed"]
     assert "secret" not in caplog.text
-    assert found[0]["tenant"] is None  # it is open to everybody
+    assert found[0]["tenant"] is None  # the path is public
 
 
 def test_tenants_are_named_and_keys_are_not(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(made: Rig) -> None:
+    async def scenario(made: Rig) -> None:
         await made.infer(body(), f"X-API-Key: {KEY}")
         await made.infer(body(), "X-API-Key: wrong wheat")
         await made.ask(request("GET", "/readyz", b"", f"Authorization: Bearer {KEY}"))
 
-    found = lines(caplog, story, KEYED)
+    found = lines(caplog, scenario, KEYED)
     assert [(line["status"], line["tenant"]) for line in found] == [
         (200, "batch"),
         (401, None),
@@ -105,37 +105,37 @@ def test_tenants_are_named_and_keys_are_not(caplog: pytest.LogCaptureFixture) ->
     assert KEY not in text and "wheat" not in text and KEYED.keys[0].sha256 not in text
 
 
-def test_a_target_of_odd_bytes_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(made: Rig) -> None:
+def test_a_target_with_control_characters_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(made: Rig) -> None:
         await made.ask(infer(body(), model="%0a" + "\xff" * 3_000))
 
-    (line,) = lines(caplog, story)
+    (line,) = lines(caplog, scenario)
     assert len(line["target"]) <= 1_000
 
 
-def test_nothing_is_said_where_it_is_off(caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_logged_without_an_access_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with rig() as made:
             await made.infer(body())
 
-    run_alone(story())
+    run_on_loop(scenario())
     assert caplog.messages == []
 
 
-def test_rpcs_have_their_lines_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_rpcs_are_logged_too(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "headgate.access")
     access = AccessLog(MODELS, ["web"])
 
-    async def story(made: grpc_rig.Rig) -> None:
+    async def scenario(made: grpc_rig.Rig) -> None:
         await made.ask("ServerLive", made.messages["ServerLiveRequest"]())
         await made.infer(metadata=(("x-request-id", "abc"),))
         nobody = made.row()
         nobody.model_name = "nobody"
         await made.refused(nobody)
 
-    grpc_rig.run(story, access=access)
+    grpc_rig.run(scenario, access_log=access)
     found = [record.__dict__ for record in caplog.records if record.name == "headgate.access"]
     assert [(r["fields"]["target"].rsplit("/")[-1], r["fields"]["status"]) for r in found] == [
         ("ServerLive", "OK"),

@@ -1,4 +1,4 @@
-"""Arbitrary bytes on the wire: always an answer or a close, never a 500, and nothing is kept."""
+"""Arbitrary bytes on the wire: a response or a close, never a 500, and no memory is kept."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import re
 from dataclasses import replace
 
-from gateway_rig import QUICK, body, infer, request, rig, run_alone
+from gateway_rig import QUICK, body, infer, request, rig, run_on_loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,8 +45,8 @@ CONFIG = replace(QUICK, header_timeout_s=0.05, body_timeout_s=0.05, idle_timeout
         max_size=8,
     )
 )
-def test_any_bytes(streams: list[bytes]) -> None:
-    """Eight clients at a time send theirs in two halves; all of them see the end of it."""
+def test_arbitrary_bytes_never_break_the_connection(streams: list[bytes]) -> None:
+    """Eight clients at a time send bytes in two halves; each connection ends."""
 
     async def client(port: int, data: bytes) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -54,18 +54,18 @@ def test_any_bytes(streams: list[bytes]) -> None:
             writer.write(data[: len(data) // 2])
             await asyncio.sleep(0)
             writer.write(data[len(data) // 2 :])
-            heard = await asyncio.wait_for(reader.read(), 60)  # until it is closed
+            received = await asyncio.wait_for(reader.read(), 60)  # until it is closed
         except ConnectionResetError:
             return
         finally:
             writer.close()
-        assert not re.search(rb"HTTP/1.1 5(?!03)", heard), (data, heard)
-        assert heard == b"" or heard.startswith(b"HTTP/1.1 ")
+        assert not re.search(rb"HTTP/1.1 5(?!03)", received), (data, received)
+        assert received == b"" or received.startswith(b"HTTP/1.1 ")
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with rig(CONFIG) as made:
             await asyncio.gather(*(client(made.port, data) for data in streams))
             await made.until(lambda: not made.server.connections)
-            assert made.server.budget.used == 0
+            assert made.server.context.budget.used == 0
 
-    run_alone(story())
+    run_on_loop(scenario())

@@ -18,7 +18,7 @@ from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.oip import binary
 from headgate.live.gateway.oip import json as oip
-from headgate.live.gateway.oip.json import pack_strings, split, to_json
+from headgate.live.gateway.oip.json import pack_strings, split_strings, to_json
 
 LIMITS = GatewayConfig(elements_max=10_000)
 OIP = ReadText("oip", "m")
@@ -56,13 +56,13 @@ async def ask(rig: Rig, text: object, raw: bytes, length: object = None) -> Repl
     return await rig.infer(data + raw, f"Inference-Header-Content-Length: {length}")
 
 
-def test_raw_in_and_json_out() -> None:
-    async def story(rig: Rig) -> None:
+def test_binary_inputs_and_json_outputs() -> None:
+    async def scenario(rig: Rig) -> None:
         reply = await ask(rig, {"inputs": [described()]}, FLOATS)
         assert reply.json["outputs"][0]["data"] == [1.0, 2.5]
         assert "inference-header-content-length" not in reply.headers
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def test_raw_in_and_json_out() -> None:
         {"outputs": [{"name": "x", "parameters": {"binary_data": True}}]},
     ],
 )
-def test_raw_out(more: dict[str, object]) -> None:
-    async def story(rig: Rig) -> None:
+def test_binary_outputs(more: dict[str, object]) -> None:
+    async def scenario(rig: Rig) -> None:
         reply = await ask(rig, {"inputs": [described()], **more}, FLOATS)
         assert reply.headers["content-type"] == "application/octet-stream"
         at = int(reply.headers["inference-header-content-length"])
@@ -82,48 +82,50 @@ def test_raw_out(more: dict[str, object]) -> None:
         assert "data" not in output
         assert reply.body[at:] == FLOATS
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize(
-    ("text", "raw", "length", "said"),
+    ("text", "raw", "length", "expected_text"),
     [
         ({"inputs": [described(9)]}, FLOATS, None, "8 bytes are left"),
         ({"inputs": [described(-8)]}, FLOATS, None, "binary_data_size"),
         ({"inputs": [described(True)]}, FLOATS, None, "binary_data_size"),
         ({"inputs": [described("8")]}, FLOATS, None, "binary_data_size"),
         ({"inputs": [described(10**30)]}, FLOATS, None, "binary_data_size"),
-        ({"inputs": [described(4)]}, FLOATS[:4], None, "ask for 8"),
-        ({"inputs": [described(4)]}, FLOATS, None, "ask for 8"),
-        ({"inputs": [described()]}, FLOATS + b"x", None, "belong to none"),
+        ({"inputs": [described(4)]}, FLOATS[:4], None, "need 8"),
+        ({"inputs": [described(4)]}, FLOATS, None, "need 8"),
+        ({"inputs": [described()]}, FLOATS + b"x", None, "belong to no input"),
         ({"inputs": [described(data=[1, 2])]}, FLOATS, None, "both"),
         ({"inputs": [described()]}, FLOATS, 10**6, "length of the JSON"),
         ({"inputs": [described()]}, FLOATS, -1, "length of the JSON"),
         ({"inputs": [described()]}, FLOATS, "1e3", "length of the JSON"),
-        ({"inputs": [described()]}, FLOATS, 3, "not understood"),
-        ({"inputs": [described(datatype="BYTES")]}, FLOATS, None, "a length in it lies"),
+        ({"inputs": [described()]}, FLOATS, 3, "cannot be parsed"),
+        ({"inputs": [described(datatype="BYTES")]}, FLOATS, None, "a length does not fit"),
         ({"inputs": [described(datatype="BYTES")]}, b"\0" * 8 + b"", None, "expected"),
         ({"inputs": [described(4, datatype="BYTES")]}, b"\0" * 4, None, "is not 2 strings"),
     ],
 )
-def test_lies_about_sizes(text: object, raw: bytes, length: object, said: str) -> None:
-    async def story(rig: Rig) -> None:
+def test_wrong_sizes_are_refused(
+    text: object, raw: bytes, length: object, expected_text: str
+) -> None:
+    async def scenario(rig: Rig) -> None:
         reply = await ask(rig, text, raw, length)
         assert reply.status == 400
-        assert said in reply.json["error"]
-        assert not rig.serving.calls
+        assert expected_text in reply.json["error"]
+        assert not rig.runtime.calls
 
-    run(story)
+    run(scenario)
 
 
 @given(st.lists(st.binary(max_size=20)))
-def test_bytes_elements_go_there_and_back(parts: list[bytes]) -> None:
-    assert [bytes(part) for part in split(memoryview(pack_strings(parts)))] == parts
+def test_packed_strings_round_trip(parts: list[bytes]) -> None:
+    assert [bytes(part) for part in split_strings(memoryview(pack_strings(parts)))] == parts
 
 
 @given(st.data())
-def test_json_and_raw_mean_the_same(data: st.DataObject) -> None:
-    """Every number, sent either way and nested or flat, is the same bytes; and it comes back."""
+def test_json_and_binary_inputs_are_equal(data: st.DataObject) -> None:
+    """Every number, sent either way and nested or flat, gives the same bytes, and round-trips."""
     datatype = data.draw(st.sampled_from(sorted(NUMPY)))
     shape = data.draw(arrays.array_shapes(min_dims=1, max_dims=3, max_side=3))
     elements = {"allow_nan": False, "allow_infinity": False} if datatype[:2] == "FP" else None
@@ -182,8 +184,8 @@ NEARLY = st.fixed_dictionaries(
 
 
 @given(NEARLY | VALUES, st.binary(max_size=16))
-def test_decoders_make_whole_tensors_or_refuse(text: object, raw: bytes) -> None:
-    """Whatever comes: `RequestError` with a 400, or tensors whose bytes agree with their shapes."""
+def test_decoders_return_valid_tensors_or_raise(text: object, raw: bytes) -> None:
+    """Any input gives `RequestError` with a 400, or tensors whose bytes agree with their shapes."""
     try:
         read = read_text(OIP, json.dumps(text).encode(), LIMITS)
     except RequestError as refused:
@@ -210,6 +212,6 @@ def _check_whole(tensor: Tensor) -> None:
     count = int(np.prod(tensor.shape, dtype=object))
     assert isinstance(tensor.data, memoryview)
     if tensor.datatype == "BYTES":
-        assert len(split(tensor.data)) == count
+        assert len(split_strings(tensor.data)) == count
     else:
         assert len(tensor.data) == count * ITEM_BYTES[tensor.datatype]

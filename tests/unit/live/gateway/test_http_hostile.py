@@ -1,4 +1,4 @@
-"""Clients that take more than their share of memory or time, and what they get instead."""
+"""Clients that would take too much memory or time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from headgate.core.states import Outcome
 from headgate.live.call import Call, GatewayPhase
 from headgate.live.gateway.config import ApiKey, GatewayConfig
 from headgate.live.gateway.http.responses import error_of
-from headgate.live.gateway.http.router import KNOWN_MAX
+from headgate.live.gateway.http.router import CACHED_MAX
 
 BINARY = {"binary_data_output": True}
 ROW = infer(body()).partition(b"\r\n\r\n")[2]
 MEMORY = replace(
-    QUICK, bodies_bytes_max=1_000_000, body_bytes_max=400_000, answer_bytes_max=400_000
+    QUICK, bodies_bytes_max=1_000_000, body_bytes_max=400_000, response_bytes_max=400_000
 )
 
 
@@ -34,94 +34,91 @@ def deaf_client(port: int) -> Iterator[socket.socket]:
         yield client
 
 
-# --- memory --------------------------------------------------------------------------------------
-
-
-def test_bodies_are_counted_until_their_calls_are_answered() -> None:
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "never"
+def test_bodies_are_held_until_their_calls_end() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "never"
         for _ in range(2):
             client = await rig.connect()
             client.send(raw(400_000))
-        await rig.until(lambda: len(rig.serving.calls) == 2)
-        assert rig.server.budget.used == 800_000
+        await rig.until(lambda: len(rig.runtime.calls) == 2)
+        assert rig.server.context.budget.used == 800_000
         reply = await rig.ask(raw(300_000))
         assert (reply.status, reply.json["reason"]) == (503, "memory")
         assert "retry-after" in reply.headers
-        rig.serving.mode = "echo"
+        rig.runtime.mode = "echo"
         assert (await rig.infer(ROW)).status == 200
-        rig.serving.answer(rig.serving.calls[0])
+        rig.runtime.complete(rig.runtime.calls[0])
         assert (await rig.clients[0].reply()).status == 500  # 400,000 zeros are longer in JSON
         assert (await rig.ask(raw(300_000, parameters=BINARY))).status == 200
 
-    run(story, MEMORY)
+    run(scenario, MEMORY)
 
 
-@pytest.mark.parametrize("how", ["answered", "gone", "gone_waiting", "crowd", "expired"])
-def test_what_was_counted_is_given_back(how: str) -> None:
-    """Whichever way requests end: also those that were never begun."""
+@pytest.mark.parametrize("case", ["answered", "gone", "gone_waiting", "pipelined", "expired"])
+def test_bodies_are_released_however_requests_end(case: str) -> None:
+    """Also for requests that were never started."""
 
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "never"
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "never"
         client = await rig.connect()
-        timeout = ("X-Request-Timeout-Ms: 30",) if how == "expired" else ()
-        times = {"gone_waiting": 2, "crowd": 6}.get(how, 1)
+        timeout = ("X-Request-Timeout-Ms: 30",) if case == "expired" else ()
+        times = {"gone_waiting": 2, "pipelined": 6}.get(case, 1)
         client.send(infer(body(), *timeout) * times)
-        await rig.until(lambda: bool(rig.serving.calls))
-        assert rig.server.budget.used >= len(ROW)
-        if how == "expired":  # the body is in use as long as the call is, and that is not over
+        await rig.until(lambda: bool(rig.runtime.calls))
+        assert rig.server.context.budget.used >= len(ROW)
+        if case == "expired":  # the body is in use until the call ends
             assert (await client.reply()).status == 504
-            assert rig.server.budget.used == len(ROW)
-        if how.startswith("gone"):
+            assert rig.server.context.budget.used == len(ROW)
+        if case.startswith("gone"):
             client.reset()
         else:
-            rig.serving.mode = "echo"
-            rig.serving.answer(rig.serving.calls[0])
-        await rig.until(lambda: not rig.server.budget.used)
+            rig.runtime.mode = "echo"
+            rig.runtime.complete(rig.runtime.calls[0])
+        await rig.until(lambda: not rig.server.context.budget.used)
 
-    run(story, replace(QUICK, pipelined_max=2))
+    run(scenario, replace(QUICK, pipelined_max=2))
 
 
-def test_answers_that_nobody_reads_are_counted() -> None:
-    """They keep new bodies out, until their client is let go."""
+def test_unread_responses_are_held() -> None:
+    """They keep new bodies out, until their client is disconnected."""
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         with deaf_client(rig.port) as client:
             loop = asyncio.get_running_loop()
             for _ in range(40):  # the kernel's buffers take some
                 await loop.sock_sendall(client, raw(390_000, parameters=BINARY))
                 await asyncio.sleep(0.01)
-                if any(connection._unread for connection in rig.server.connections):
+                if any(connection._unread_holds for connection in rig.server.connections):
                     break
-            assert rig.server.budget.used >= 389_000
+            assert rig.server.context.budget.used >= 389_000
             (await rig.connect()).send(raw(350_000)[:-1])
             (await rig.connect()).send(raw(350_000))
             await rig.until(lambda: rig.responses("503") == 1)
-            await rig.until(lambda: not rig.server.budget.used)
+            await rig.until(lambda: not rig.server.context.budget.used)
 
-    run(story, replace(MEMORY, write_timeout_s=2.0, body_timeout_s=2.0))
+    run(scenario, replace(MEMORY, write_timeout_s=2.0, body_timeout_s=2.0))
 
 
-def test_an_answer_for_which_there_is_no_room_is_not_kept() -> None:
-    """Small requests, large answers: what is full by then is told only to whoever is next."""
+def test_a_response_without_memory_is_dropped() -> None:
+    """Small requests with large responses: the budget is full only when they are made."""
 
-    async def story(rig: Rig) -> None:
-        assert rig.server.budget.take(0, 950_000)
+    async def scenario(rig: Rig) -> None:
+        assert rig.server.context.budget.reserve(0, 950_000)
         client = await rig.connect()
         client.send(infer(body()))
         assert (await client.reply()).status == 200
-        rig.serving.mode = "large"
+        rig.runtime.mode = "large"
         client.send(infer(body(parameters=BINARY)))
         reply = await client.reply()
         assert (reply.status, reply.json["reason"]) == (503, "answers")
-        assert rig.server.budget.used == 950_000
+        assert rig.server.context.budget.used == 950_000
 
-    run(story, MEMORY)
+    run(scenario, MEMORY)
 
 
-def test_targets_of_clients_making_are_not_kept() -> None:
-    async def story(rig: Rig) -> None:
-        known = rig.server.router._known
+def test_made_up_targets_do_not_grow_the_route_cache() -> None:
+    async def scenario(rig: Rig) -> None:
+        known = rig.server.router._cached
         client = await rig.connect()
         for target in ("/v2/models/nobody", "/v2/models/" + "x" * 9000, "/livez?" + "x" * 300):
             client.send(request("GET", target))
@@ -130,29 +127,26 @@ def test_targets_of_clients_making_are_not_kept() -> None:
         client.send(infer(body()) + request("GET", "/livez"))
         assert (await client.reply()).status == (await client.reply()).status == 200
         assert set(known) == {b"/v2/models/echo/infer", b"/livez"}
-        for number in range(2 * KNOWN_MAX):
+        for number in range(2 * CACHED_MAX):
             rig.server.router.find(b"GET", b"/livez?%d" % number)
-        assert len(known) <= KNOWN_MAX
+        assert len(known) <= CACHED_MAX
 
-    run(story)
-
-
-# --- heads ---------------------------------------------------------------------------------------
+    run(scenario)
 
 
-def test_a_head_is_not_charged_for_the_body_before_it() -> None:
-    async def story(rig: Rig) -> None:
+def test_headers_are_not_charged_for_the_previous_body() -> None:
+    async def scenario(rig: Rig) -> None:
         client = await rig.connect()
         client.send(infer(ROW.ljust(40_000)) + b"GET /livez HT")
         assert (await client.reply()).status == 200
         client.send(b"TP/1.1\r\nHost: x\r\n\r\n")
         assert (await client.reply()).status == 200
 
-    run(story)
+    run(scenario)
 
 
-def test_a_head_in_pieces_may_be_as_large_as_one_in_a_piece() -> None:
-    async def story(rig: Rig) -> None:
+def test_headers_in_pieces_may_be_as_large_as_in_one() -> None:
+    async def scenario(rig: Rig) -> None:
         data = request("GET", "/livez", b"", *(f"X-{n}: {'y' * 1000}" for n in range(15)))
         client = await rig.connect()
         for at in range(0, len(data), 1000):
@@ -160,14 +154,14 @@ def test_a_head_in_pieces_may_be_as_large_as_one_in_a_piece() -> None:
             await asyncio.sleep(0.001)
         assert (await client.reply()).status == 200
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize("endless", [b"0\r\nX: ", b"1;"])
-def test_what_never_ends_after_a_head_is_cut_off(endless: bytes) -> None:
-    """A trailer and a chunk's extension: the parser would wait for their end."""
+def test_endless_trailers_and_extensions_are_refused(endless: bytes) -> None:
+    """A trailer and a chunk extension: the parser would wait for their end."""
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         client = await rig.connect()
         client.send(b"POST /livez HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
         client.send(endless)
@@ -177,13 +171,13 @@ def test_what_never_ends_after_a_head_is_cut_off(endless: bytes) -> None:
         assert (await client.reply()).status == 431
         assert await client.is_closed()
 
-    run(story)
+    run(scenario)
 
 
-def test_a_head_that_comes_byte_by_byte_is_cut_off_in_time() -> None:
-    """All of it is valid, and the client never rests: the clock runs from the first byte."""
+def test_headers_that_arrive_byte_by_byte_time_out() -> None:
+    """All of it is valid and the client never pauses: the timeout counts from the first byte."""
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         client = await rig.connect()
         client.send(b"GET /livez HTTP/1.1\r\nHost: x\r\n")
         loop = asyncio.get_running_loop()
@@ -199,45 +193,42 @@ def test_a_head_that_comes_byte_by_byte_is_cut_off_in_time() -> None:
         assert next(lines, None) is not None, "only when it had sent everything"
         assert await client.is_closed()
 
-    run(story, replace(QUICK, header_timeout_s=0.3))
+    run(scenario, replace(QUICK, header_timeout_s=0.3))
 
 
-def test_space_around_values_is_no_part_of_them() -> None:
-    async def story(rig: Rig) -> None:
+def test_space_around_header_values_is_stripped() -> None:
+    async def scenario(rig: Rig) -> None:
         lines = (
             "X-API-Key: \t key \t",
             "X-Request-Timeout-Ms: 5000 ",
             "Content-Encoding: identity",
         )
         assert (await rig.infer(body(), *lines)).status == 200
-        (call,) = rig.serving.calls
+        (call,) = rig.runtime.calls
         assert call.deadline_ns - call.arrived_ns == 5_000_000_000
         reply = await rig.infer(body(), lines[0], "Content-Encoding: gzip")
         assert reply.status == 415
-        # The parser takes a space after `chunked` and no tab; it and we must see the same.
+        # llhttp accepts a space after `chunked` and no tab; its view and ours must agree.
         for space, status in ((" ", 200), ("\t", 400)):
             chunked = request("GET", "/livez", b"", f"Transfer-Encoding: chunked{space}")
             assert (await rig.ask(chunked + b"0\r\n\r\n")).status == status
 
     keys = (ApiKey(sha256(b"key").hexdigest(), 1),)
-    run(story, replace(QUICK, keys=keys))
+    run(scenario, replace(QUICK, keys=keys))
 
 
-# --- ends ----------------------------------------------------------------------------------------
+def test_clients_that_leave_before_their_responses() -> None:
+    """At shutdown a client that has sent a request gets 503; an idle one is just closed."""
 
-
-def test_leaving_before_the_answers() -> None:
-    """Whoever has asked is told so, however far that was; whoever has not is just closed."""
-
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "never"
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "never"
         waiting, sending, idle = [await rig.connect() for _ in range(3)]
         waiting.send(infer(body()) * 2)
         sending.send(infer(body())[:-1])
-        await rig.until(lambda: bool(rig.serving.calls) and len(rig.server.connections) == 3)
+        await rig.until(lambda: bool(rig.runtime.calls) and len(rig.server.connections) == 3)
         await asyncio.sleep(0.02)
-        rig.serving.phase = GatewayPhase.DRAINING
-        rig.server.abandon_all("the server has ended")
+        rig.runtime.phase = GatewayPhase.DRAINING
+        rig.server.abort_all("the server has ended")
         for client in (waiting, sending):
             reply = await client.reply()
             assert (reply.status, reply.headers["connection"]) == (503, "close")
@@ -249,15 +240,15 @@ def test_leaving_before_the_answers() -> None:
             assert reply.headers.get("x-headgate-outcome") != "expired"
             assert await client.is_closed()
         assert await idle.is_closed()
-        assert rig.serving.cancelled == rig.serving.calls
+        assert rig.runtime.cancelled == rig.runtime.calls
         await rig.until(lambda: not rig.server.connections)
-        assert not rig.server.budget.used
+        assert not rig.server.context.budget.used
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("failure", "reason"),
     [
         ("f: lost", "worker_lost"),
         ("refused too often, last reason: busy", "refused"),
@@ -266,29 +257,29 @@ def test_leaving_before_the_answers() -> None:
         ("", "failed"),
     ],
 )
-def test_failures_have_one_word_for_programs(said: str, reason: str) -> None:
+def test_failures_have_a_reason_code(failure: str, reason: str) -> None:
     call = Call(0, [], 1, print)
-    call.outcome, call.reason = Outcome.FAILED, said
+    call.outcome, call.reason = Outcome.FAILED, failure
     refused = error_of(call, GatewayConfig(), b"")
     assert refused is not None
     assert (refused.status, refused.reason) == (503, reason)
     assert "OSError" not in refused.message, "which is for the log"
-    told = error_of(call, GatewayConfig(expose_errors=True), b"")
-    assert told is not None and said in told.message
+    exposed = error_of(call, GatewayConfig(expose_errors=True), b"")
+    assert exposed is not None and failure in exposed.message
 
 
-def test_the_bound_lets_the_largest_body_and_its_answer_in() -> None:
-    async def story(rig: Rig) -> None:
+def test_the_budget_always_holds_the_largest_body_and_its_response() -> None:
+    async def scenario(rig: Rig) -> None:
         assert (await rig.infer(ROW.ljust(300_000))).status == 200
 
-    run(story, GatewayConfig(sweep_s=0.02, bodies_bytes_max=1, body_bytes_max=300_000))
+    run(scenario, GatewayConfig(sweep_s=0.02, bodies_bytes_max=1, body_bytes_max=300_000))
 
 
 @pytest.mark.parametrize(("size", "status"), [(1, 400), (64, 200)])
-def test_chunks_must_carry_something(size: int, status: int) -> None:
-    """Each chunk costs more than its bytes: a million of one byte each would be a bomb."""
+def test_tiny_chunks_are_refused(size: int, status: int) -> None:
+    """Each chunk costs more than its bytes: a million chunks of one byte would be an attack."""
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         head = (
             b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
@@ -300,4 +291,4 @@ def test_chunks_must_carry_something(size: int, status: int) -> None:
         assert reply.status == status
         assert (b"too small" in reply.body) == (status == 400)
 
-    run(story)
+    run(scenario)

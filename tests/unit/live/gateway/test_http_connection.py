@@ -1,4 +1,4 @@
-"""The connection: HTTP itself, its limits, its order and its clock."""
+"""The HTTP connection: the protocol, limits, pipelining, timeouts and shutdown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def with_limits(**limits: float) -> GatewayConfig:
 
 
 async def refused(rig: Rig, data: bytes, status: int) -> Client:
-    """The one answer to it has this status, and the connection is closed."""
+    """The only response has this status, and the connection is closed."""
     client = await rig.connect()
     client.send(data)
     reply = await client.reply()
@@ -32,7 +32,7 @@ async def refused(rig: Rig, data: bytes, status: int) -> Client:
 
 
 def test_keep_alive_and_head() -> None:
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         client = await rig.connect()
         for _ in range(3):
             client.send(request("HEAD", "/livez"))
@@ -42,11 +42,11 @@ def test_keep_alive_and_head() -> None:
         assert (await client.reply()).headers["connection"] == "close"
         assert await client.is_closed()
 
-    run(story)
+    run(scenario)
 
 
-def test_http_1_0_ends_with_its_answer_unless_asked_otherwise() -> None:
-    async def story(rig: Rig) -> None:
+def test_http_1_0_closes_after_the_response_unless_keep_alive() -> None:
+    async def scenario(rig: Rig) -> None:
         client = await rig.connect()
         client.send(b"GET /livez HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
         assert (await client.reply()).headers["connection"] == "keep-alive"
@@ -54,27 +54,27 @@ def test_http_1_0_ends_with_its_answer_unless_asked_otherwise() -> None:
         assert (await client.reply()).status == 200
         assert await client.is_closed()
 
-    run(story)
+    run(scenario)
 
 
-def test_pipelined_requests_are_answered_in_order() -> None:
-    """Calls take turns of the loop, health does not: their answers keep the order all the same."""
+def test_pipelined_requests_get_responses_in_order() -> None:
+    """Calls take turns of the loop, health does not: the responses keep their order."""
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         client = await rig.connect()
-        asked = [infer(body(id=str(number))) + LIVE for number in range(5)]
-        client.send(b"".join(asked))
+        request_bytes = [infer(body(id=str(number))) + LIVE for number in range(5)]
+        client.send(b"".join(request_bytes))
         for number in range(5):
             assert (await client.reply()).json["id"] == str(number)
             assert (await client.reply()).json == {"live": True}
 
-    run(story)
+    run(scenario)
 
 
-def test_a_crowd_in_one_piece_is_cut_off() -> None:
-    """Four may wait behind the first. The last of them is answered with a farewell."""
+def test_pipelining_beyond_the_limit_in_one_read_closes() -> None:
+    """Four may be queued behind the first. The response of the last one closes the connection."""
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         client = await rig.connect()
         client.send(infer(body()) * 50)
         replies = [await client.reply() for _ in range(5)]
@@ -82,58 +82,58 @@ def test_a_crowd_in_one_piece_is_cut_off() -> None:
         assert replies[-1].headers["connection"] == "close"
         assert await client.is_closed()
 
-    run(story, with_limits(pipelined_max=4))
+    run(scenario, with_limits(pipelined_max=4))
 
 
-def test_a_crowd_that_comes_slowly_is_served() -> None:
-    """Four wait behind the first; those who come meanwhile are not heard until they have gone."""
+def test_pipelining_beyond_the_limit_in_many_reads_is_served() -> None:
+    """Four are queued behind the first; reading pauses until the queue is empty."""
 
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "never"
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "never"
         client = await rig.connect()
         for number in range(9):
             client.send(infer(body(id=str(number))))
             for _ in range(10):  # turns of the loop, which is the server's too: it reads one
                 await asyncio.sleep(0)
-        rig.serving.mode = "echo"
-        rig.serving.answer(rig.serving.calls[0])
+        rig.runtime.mode = "echo"
+        rig.runtime.complete(rig.runtime.calls[0])
         for number in range(9):
             assert (await client.reply()).json["id"] == str(number)
 
-    run(story, with_limits(pipelined_max=4))
+    run(scenario, with_limits(pipelined_max=4))
 
 
-def test_bytes_may_come_one_by_one() -> None:
-    async def story(rig: Rig) -> None:
+def test_bytes_may_arrive_one_by_one() -> None:
+    async def scenario(rig: Rig) -> None:
         client = await rig.connect()
         for byte in infer(body(), "X-Request-Id: slow"):
             client.send(bytes((byte,)))
             await asyncio.sleep(0)
         assert (await client.reply()).headers["x-request-id"] == "slow"
 
-    run(story)
+    run(scenario)
 
 
 def test_chunks() -> None:
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         data = infer(body()).partition(b"\r\n\r\n")[2]
         chunks = b"".join(b"%x;ext=1\r\n%b\r\n" % (len(p), p) for p in (data[:9], data[9:]))
         head = (
             b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
         client = await rig.connect()
-        # A trailer is read, and cannot overrule a header, neither here nor in what follows.
+        # A trailer is read, and cannot override a header of this request or the next.
         client.send(head + chunks + b"0\r\nX-Request-Timeout-Ms: bad\r\n\r\n" + infer(body()))
         assert (await client.reply()).status == 200
         assert (await client.reply()).status == 200
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize("size", [900_000, 3_000_000])
 @pytest.mark.parametrize("is_chunked", [False, True])
-def test_a_large_body_in_pieces_is_put_together(size: int, is_chunked: bool) -> None:
-    async def story(rig: Rig) -> None:
+def test_a_large_body_in_pieces_is_reassembled(size: int, is_chunked: bool) -> None:
+    async def scenario(rig: Rig) -> None:
         head, _, data = raw(size, parameters={"binary_data_output": True}).partition(b"\r\n\r\n")
         data = data[:1000] + bytes(n % 251 for n in range(size - 1000))
         if is_chunked:
@@ -150,11 +150,11 @@ def test_a_large_body_in_pieces_is_put_together(size: int, is_chunked: bool) -> 
         assert reply.status == 200
         assert reply.body.endswith(bytes(n % 251 for n in range(size - 1000)))
 
-    run(story)
+    run(scenario)
 
 
 def test_expect_continue() -> None:
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         head, _, data = infer(body(), "Expect: 100-continue").partition(b"\r\n\r\n")
         client = await rig.connect()
         client.send(infer(body()) + head + b"\r\n\r\n")
@@ -165,26 +165,28 @@ def test_expect_continue() -> None:
         await refused(rig, request("POST", "/nowhere", b"", "Expect: 100-continue"), 404)
         await refused(rig, request("POST", "/livez", b"", "Expect: miracles"), 417)
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_an_upgrade_is_declined_by_going_on(method: str) -> None:
-    """Clients that try HTTP/2 first (Java's) get an answer, whether or not they send a body."""
+def test_an_upgrade_is_ignored(method: str) -> None:
+    """Clients that try HTTP/2 first (Java's) get a response, with or without a body."""
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         lines = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMA")
-        asked = request("GET", "/livez", b"", *lines) if method == "GET" else infer(body(), *lines)
+        request_bytes = (
+            request("GET", "/livez", b"", *lines) if method == "GET" else infer(body(), *lines)
+        )
         client = await rig.connect()
-        client.send(asked + LIVE)
+        client.send(request_bytes + LIVE)
         assert (await client.reply()).status == 200
         assert (await client.reply()).json == {"live": True}
-        client.send(asked[:-3])
+        client.send(request_bytes[:-3])
         await asyncio.sleep(0.01)
-        client.send(asked[-3:])
+        client.send(request_bytes[-3:])
         assert (await client.reply()).status == 200
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -230,10 +232,10 @@ def test_an_upgrade_is_declined_by_going_on(method: str) -> None:
         (b"POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n", 413),
     ],
 )
-def test_what_cannot_be_trusted_ends_the_connection(data: bytes, status: int) -> None:
-    """Also when something was asked before, which is answered first."""
+def test_ambiguous_requests_close_the_connection(data: bytes, status: int) -> None:
+    """Also behind a valid request, which gets its response first."""
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         await refused(rig, data, status)
         client = await rig.connect()
         client.send(infer(body()) + data)
@@ -241,35 +243,35 @@ def test_what_cannot_be_trusted_ends_the_connection(data: bytes, status: int) ->
         assert (await client.reply()).status == status
         assert await client.is_closed()
 
-    run(story)
+    run(scenario)
 
 
-def test_chunks_are_counted_as_they_come() -> None:
-    async def story(rig: Rig) -> None:
+def test_chunked_bodies_are_limited_as_they_arrive() -> None:
+    async def scenario(rig: Rig) -> None:
         for path in (b"/v2/models/echo/infer", b"/nowhere"):
             head = b"POST %b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" % path
             await refused(rig, head + b"100\r\n%b\r\n" % (b" " * 256) * 20, 413)
             trailers = b"0\r\n" + b"X: y\r\n" * 9000
             await refused(rig, head + b"1\r\n \r\n" + trailers, 431)
 
-    run(story, with_limits(body_bytes_max=4096))
+    run(scenario, with_limits(body_bytes_max=4096))
 
 
-def test_a_body_of_the_largest_size_is_taken() -> None:
-    async def story(rig: Rig) -> None:
+def test_a_body_of_the_largest_size_is_accepted() -> None:
+    async def scenario(rig: Rig) -> None:
         data = infer(body()).partition(b"\r\n\r\n")[2]
         assert (await rig.infer(data.ljust(300_000))).status == 200
         assert (await rig.infer(data.ljust(300_001))).status == 413
 
-    run(story, with_limits(body_bytes_max=300_000))
+    run(scenario, with_limits(body_bytes_max=300_000))
 
 
-def test_bodies_together_are_bounded() -> None:
-    async def story(rig: Rig) -> None:
+def test_the_sum_of_bodies_is_limited() -> None:
+    async def scenario(rig: Rig) -> None:
         first, second, third = [await rig.connect() for _ in range(3)]
         first.send(infer(b" " * 400_000)[:-1])
         second.send(infer(b" " * 400_000)[:-1])
-        await rig.until(lambda: rig.server.budget.used == 800_000)
+        await rig.until(lambda: rig.server.context.budget.used == 800_000)
         third.send(infer(b" " * 400_000))
         reply = await third.reply()
         assert (reply.status, reply.json["reason"]) == (503, "memory")
@@ -277,137 +279,138 @@ def test_bodies_together_are_bounded() -> None:
         data = infer(body()).partition(b"\r\n\r\n")[2].ljust(400_000)
         first.writer.close()
         second.writer.close()
-        await rig.until(lambda: not rig.server.budget.used)
-        for _ in range(3):  # what others took was given back
+        await rig.until(lambda: not rig.server.context.budget.used)
+        for _ in range(3):  # earlier reservations were released
             assert (await rig.infer(data)).status == 200
 
     run(
-        story,
-        with_limits(bodies_bytes_max=1_000_000, body_bytes_max=400_000, answer_bytes_max=400_000),
+        scenario,
+        with_limits(bodies_bytes_max=1_000_000, body_bytes_max=400_000, response_bytes_max=400_000),
     )
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "expected_text"),
     [(b"GET /livez HT", "headers"), (infer(body())[:-1], "body"), (infer(body())[:70], "headers")],
 )
-def test_slow_senders_are_told_so(data: bytes, said: str) -> None:
-    async def story(rig: Rig) -> None:
+def test_slow_senders_get_408(data: bytes, expected_text: str) -> None:
+    async def scenario(rig: Rig) -> None:
         client = await rig.connect()
         client.send(data)
         reply = await client.reply()
-        assert (reply.status, said in reply.json["error"]) == (408, True)
+        assert (reply.status, expected_text in reply.json["error"]) == (408, True)
         assert await client.is_closed()
 
-    run(story, with_limits(header_timeout_s=0.5, body_timeout_s=0.5))
+    run(scenario, with_limits(header_timeout_s=0.5, body_timeout_s=0.5))
 
 
 def test_idle_connections_are_closed_and_busy_ones_are_not() -> None:
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "never"
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "never"
         busy, idle = await rig.connect(), await rig.connect()
         busy.send(infer(body()))
         idle.send(LIVE)
         assert (await idle.reply()).status == 200
         assert await idle.is_closed()
-        rig.serving.mode = "echo"
-        rig.serving.answer(rig.serving.calls[0])
+        rig.runtime.mode = "echo"
+        rig.runtime.complete(rig.runtime.calls[0])
         assert (await busy.reply()).status == 200
 
-    run(story, with_limits(idle_timeout_s=1.0))
+    run(scenario, with_limits(idle_timeout_s=1.0))
 
 
-def test_slow_readers_are_let_go() -> None:
-    """One asks for much and reads nothing: it is not read from, and then it is dropped."""
+def test_slow_readers_are_disconnected() -> None:
+    """A client that requests much and reads nothing is paused, and then disconnected."""
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         with socket.create_connection(("127.0.0.1", rig.port)) as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.setblocking(False)
-            asked = infer(body(tensor(["y" * 1_000_000], (1, 1), "BYTES")), model="bytes")
+            request_bytes = infer(body(tensor(["y" * 1_000_000], (1, 1), "BYTES")), model="bytes")
             loop = asyncio.get_running_loop()
-            await loop.sock_sendall(client, asked * 3)
-            await rig.until(lambda: len(rig.serving.calls) == 3)
-            await loop.sock_sendall(client, asked * 3)
+            await loop.sock_sendall(client, request_bytes * 3)
+            await rig.until(lambda: len(rig.runtime.calls) == 3)
+            await loop.sock_sendall(client, request_bytes * 3)
             await rig.until(lambda: not rig.server.connections)
-            assert len(rig.serving.calls) < 6
+            assert len(rig.runtime.calls) < 6
 
-    run(story, with_limits(write_timeout_s=1.5, write_high_water=1 << 16))
+    run(scenario, with_limits(write_timeout_s=1.5, write_high_water=1 << 16))
 
 
-def test_a_client_that_goes_away_takes_its_call_with_it() -> None:
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "never"
+def test_a_disconnect_cancels_the_call() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "never"
         client = await rig.connect()
         client.send(infer(body()) * 2)
-        await rig.until(lambda: bool(rig.serving.calls))
+        await rig.until(lambda: bool(rig.runtime.calls))
         client.reset()
-        await rig.until(lambda: bool(rig.serving.cancelled))
-        assert rig.serving.cancelled == rig.serving.calls
-        assert len(rig.serving.calls) == 1  # the second was never begun
-        rig.serving.mode = "echo"
-        rig.serving.cancelled.clear()
-        rig.serving.answer(rig.serving.calls[0])  # too late, and harmless
+        await rig.until(lambda: bool(rig.runtime.cancelled))
+        assert rig.runtime.cancelled == rig.runtime.calls
+        assert len(rig.runtime.calls) == 1  # the second was never started
+        rig.runtime.mode = "echo"
+        rig.runtime.cancelled.clear()
+        rig.runtime.complete(rig.runtime.calls[0])  # after the disconnect: must be harmless
 
-    run(story)
+    run(scenario)
 
 
-def test_a_client_that_has_closed_its_side_still_listens() -> None:
-    """What it has asked is answered, all of it; what it had begun to ask is forgotten."""
+def test_a_half_closed_client_gets_its_responses() -> None:
+    """Whole requests get their responses; an incomplete one is discarded."""
 
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "never"
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "never"
         client = await rig.connect()
         client.send(infer(body(id="1")) + infer(body(id="2")) + infer(body())[:-1])
         client.writer.write_eof()
-        await rig.until(lambda: bool(rig.serving.calls))
+        await rig.until(lambda: bool(rig.runtime.calls))
         await asyncio.sleep(0.05)  # some sweeps
-        assert not rig.serving.cancelled
-        rig.serving.mode = "echo"
-        rig.serving.answer(rig.serving.calls[0])
+        assert not rig.runtime.cancelled
+        rig.runtime.mode = "echo"
+        rig.runtime.complete(rig.runtime.calls[0])
         first, second = await client.reply(), await client.reply()
         assert (first.json["id"], second.json["id"]) == ("1", "2")
         assert (first.headers.get("connection"), second.headers["connection"]) == (None, "close")
         assert await client.is_closed()
         await rig.until(lambda: not rig.server.connections)
-        assert not rig.server.budget.used and not rig.server.keys.anyone.open
+        assert not rig.server.context.budget.used
+        assert not rig.server.context.keys.anonymous.in_flight
 
-    run(story)
+    run(scenario)
 
 
-def test_an_idle_client_that_closes_its_side_is_gone() -> None:
-    async def story(rig: Rig) -> None:
-        for asked in (b"", LIVE, infer(body())[:-1]):
+def test_half_closing_an_idle_connection_closes_it() -> None:
+    async def scenario(rig: Rig) -> None:
+        for request_bytes in (b"", LIVE, infer(body())[:-1]):
             client = await rig.connect()
-            client.send(asked)
+            client.send(request_bytes)
             await rig.until(lambda: bool(rig.server.connections))
-            if asked == LIVE:
+            if request_bytes == LIVE:
                 await client.reply()
             client.writer.write_eof()
             assert await client.is_closed()
             await rig.until(lambda: not rig.server.connections)
 
-    run(story)
+    run(scenario)
 
 
-def test_a_client_that_has_closed_its_side_and_then_goes_is_noticed() -> None:
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "never"
+def test_a_reset_after_half_closing_is_noticed() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "never"
         client = await rig.connect()
         client.send(infer(body()))
-        await rig.until(lambda: bool(rig.serving.calls))
+        await rig.until(lambda: bool(rig.runtime.calls))
         client.writer.write_eof()
         await asyncio.sleep(0.05)
-        assert not rig.serving.cancelled
+        assert not rig.runtime.cancelled
         client.reset()
-        await rig.until(lambda: rig.serving.cancelled == rig.serving.calls)
+        await rig.until(lambda: rig.runtime.cancelled == rig.runtime.calls)
         await rig.until(lambda: not rig.server.connections)
 
-    run(story)
+    run(scenario)
 
 
-def test_connections_are_bounded() -> None:
-    async def story(rig: Rig) -> None:
+def test_connections_are_limited() -> None:
+    async def scenario(rig: Rig) -> None:
         first = [await rig.connect() for _ in range(2)]
         third = await rig.connect()
         reply = await third.reply()
@@ -416,18 +419,18 @@ def test_connections_are_bounded() -> None:
         first[0].send(LIVE)
         assert (await first[0].reply()).status == 200
 
-    run(story, with_limits(connections_max=2))
+    run(scenario, with_limits(connections_max=2))
 
 
-def test_leaving() -> None:
-    """What is open is answered, what is new is refused and told why, and probes are answered."""
+def test_shutdown() -> None:
+    """Open requests are completed, new ones get 503, and probes get responses."""
 
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "never"
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "never"
         busy, kept, idle = await rig.connect(), await rig.connect(), await rig.connect()
         busy.send(infer(body()))
-        await rig.until(lambda: bool(rig.serving.calls))
-        rig.serving.phase = GatewayPhase.DRAINING
+        await rig.until(lambda: bool(rig.runtime.calls))
+        rig.runtime.phase = GatewayPhase.DRAINING
         for new in (kept, await rig.connect()):
             new.send(infer(body()))
             reply = await new.reply()
@@ -435,57 +438,57 @@ def test_leaving() -> None:
             assert reply.headers["connection"] == "close" and "retry-after" in reply.headers
         assert (await rig.ask(request("GET", "/livez"))).status == 200
         assert (await rig.ask(request("GET", "/readyz"))).status == 503
-        rig.serving.mode = "echo"
-        rig.serving.answer(rig.serving.calls[0])
+        rig.runtime.mode = "echo"
+        rig.runtime.complete(rig.runtime.calls[0])
         assert (await busy.reply()).headers["connection"] == "close"
         assert await busy.is_closed()
         rig.server.stop_accepting()
-        rig.server.abandon_all()
-        idle.send(infer(body()))  # it crosses our last word, and is no reason for a reset
+        rig.server.abort_all()
+        idle.send(infer(body()))  # crosses the end of the connection, and must not cause a reset
         assert await idle.is_closed()
         with pytest.raises(OSError):
             await rig.connect()
 
-    run(story)
+    run(scenario)
 
 
-def test_who_is_not_done_in_time_is_told_so() -> None:
-    """One waits for its answer, one is still sending; neither is just cut off."""
+def test_requests_beyond_the_drain_time_get_503() -> None:
+    """One request waits for its result, one is still being sent; both get a response."""
 
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "never"
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "never"
         waiting, sending = await rig.connect(), await rig.connect()
         waiting.send(infer(body()))
         sending.send(infer(body())[:-10])
-        await rig.until(lambda: bool(rig.serving.calls))
+        await rig.until(lambda: bool(rig.runtime.calls))
         await asyncio.sleep(0.05)
-        rig.server.abandon_all()
+        rig.server.abort_all()
         for client in (waiting, sending):
             reply = await client.reply()
             assert (reply.status, reply.json["reason"]) == (503, "draining")
             assert await client.is_closed()
-        assert rig.serving.cancelled == rig.serving.calls
+        assert rig.runtime.cancelled == rig.runtime.calls
 
-    run(story)
+    run(scenario)
 
 
-def test_an_explicit_deadline_is_kept_by_the_front_end() -> None:
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "never"
+def test_a_hard_deadline_is_enforced_by_the_front_end() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "never"
         client = await rig.connect()
         began_s = asyncio.get_running_loop().time()
         client.send(infer(body(), "X-Request-Timeout-Ms: 50"))
         reply = await client.reply()
         assert (reply.status, reply.json["deadline_ms"]) == (504, 50.0)
         assert asyncio.get_running_loop().time() - began_s > 0.045
-        assert not rig.serving.cancelled
-        (call,) = rig.serving.calls
+        assert not rig.runtime.cancelled
+        (call,) = rig.runtime.calls
         assert call.is_hard
         assert call.deadline_ns == call.arrived_ns + 50_000_000
-        rig.serving.mode = "echo"
-        rig.serving.answer(call)  # which nobody wants any more
+        rig.runtime.mode = "echo"
+        rig.runtime.complete(call)  # after the response: must be harmless
         client.send(infer(body(id="2"), "X-Request-Timeout-Ms: 5000"))
         assert (await client.reply()).json["id"] == "2"
         assert (rig.responses("504", "deadline_exceeded"), rig.responses("200")) == (1, 1)
 
-    run(story)
+    run(scenario)

@@ -1,4 +1,4 @@
-"""Deadlines, keys and metadata, each for itself."""
+"""Deadline headers, API keys, tenant limits, health and metadata."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ KEYS = (
         ({}, 2**200, HOUR_NS),
     ],
 )
-def test_who_is_believed_about_deadlines(
+def test_precedence_of_deadline_headers(
     headers: dict[bytes, bytes], parameter: object, expected_ns: int
 ) -> None:
     assert timeout_ns(headers, parameter, HOUR_NS) == expected_ns
@@ -74,13 +74,13 @@ def test_malformed_deadlines_are_refused(name: str, text: str) -> None:
         ({}, None),
     ],
 )
-def test_keys_name_tenants(headers: dict[bytes, bytes], client_id: int | None) -> None:
-    ring = ApiKeys(GatewayConfig(keys=KEYS))
+def test_keys_identify_tenants(headers: dict[bytes, bytes], client_id: int | None) -> None:
+    keys = ApiKeys(GatewayConfig(keys=KEYS))
     if client_id is not None:
-        assert ring.tenant(headers).client_id == client_id
+        assert keys.tenant(headers).client_id == client_id
         return
     with pytest.raises(RequestError) as caught:
-        ring.tenant(headers)
+        keys.tenant(headers)
     assert caught.value.status == 401
 
 
@@ -88,7 +88,7 @@ def test_keys_name_tenants(headers: dict[bytes, bytes], client_id: int | None) -
 def test_hashes_of_keys_are_compared_in_constant_time(
     monkeypatch: pytest.MonkeyPatch, given: bytes
 ) -> None:
-    """Never the keys themselves; and by the function that is made for it, right or wrong."""
+    """Hashes and not keys are compared, by `hmac.compare_digest`, for known and unknown keys."""
     compared: list[tuple[str, str]] = []
 
     def compare(known: str, digest: str) -> bool:
@@ -103,27 +103,27 @@ def test_hashes_of_keys_are_compared_in_constant_time(
     assert known == (KEYS[0].sha256 if given == b"first" else "")
 
 
-def test_a_rate_is_a_bucket_of_tokens() -> None:
-    """Two at once, ten per second: the third may come after a tenth of a second."""
+def test_the_rate_limit_is_a_token_bucket() -> None:
+    """With a burst of two and ten per second, a third request may follow after 100 ms."""
     tenant = Tenant(TenantLimit(1, rate_per_s=10.0, burst=2))
-    tenant.enter(10 * MS)
-    tenant.enter(10 * MS)
+    tenant.admit(10 * MS)
+    tenant.admit(10 * MS)
     with pytest.raises(RequestError) as caught:
-        tenant.enter(30 * MS)
+        tenant.admit(30 * MS)
     assert caught.value.reason == "rate_limited"
     assert caught.value.retry_ns == pytest.approx(80 * MS)
-    tenant.enter(30 * MS + caught.value.retry_ns)
+    tenant.admit(30 * MS + caught.value.retry_ns)
     with pytest.raises(RequestError):
-        tenant.enter(30 * MS + caught.value.retry_ns)
-    assert tenant.open == 3
-    tenant.enter(HOUR_NS)  # a long silence earns no more than the burst
-    tenant.enter(HOUR_NS)
+        tenant.admit(30 * MS + caught.value.retry_ns)
+    assert tenant.in_flight == 3
+    tenant.admit(HOUR_NS)  # a long pause earns no more than the burst
+    tenant.admit(HOUR_NS)
     with pytest.raises(RequestError):
-        tenant.enter(HOUR_NS)
+        tenant.admit(HOUR_NS)
 
 
 def test_keys_over_http() -> None:
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         reply = await rig.infer(body())
         assert (reply.status, reply.json["reason"]) == (401, "unauthenticated")
         assert "Bearer" in reply.headers["www-authenticate"]
@@ -131,19 +131,19 @@ def test_keys_over_http() -> None:
             assert (await rig.ask(request("GET", path))).status == 200
         assert (await rig.ask(request("GET", "/v2/models/echo"))).status == 401
         assert (await rig.infer(body(), "X-API-Key: second")).status == 200
-        assert rig.serving.calls[0].client_id == 2
+        assert rig.runtime.calls[0].client_id == 2
 
-    run(story, replace(QUICK, keys=KEYS))
+    run(scenario, replace(QUICK, keys=KEYS))
 
 
-def test_every_path_needs_a_key_but_those_that_tell_of_the_server() -> None:
-    """A path that runs a model, or tells of one, is open to nobody."""
-    is_open = {
+def test_every_path_needs_a_key_except_public_ones() -> None:
+    """A path that runs a model, or describes one, is not public."""
+    public = {
         *("/livez", "/readyz", "/healthz", "/v2/health/live", "/v2/health/ready", "/ping"),
         *("/v2", "/v2/", "/metrics", "/openapi.json"),
     }
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         found = set()
         for parts, rule in rig.server.router._patterns:
             path = b"/".join(parts).decode()
@@ -152,45 +152,45 @@ def test_every_path_needs_a_key_but_those_that_tell_of_the_server() -> None:
             reply = await rig.ask(request(rule.method.decode(), target, ECHO * has_body))
             if reply.status != 401:
                 found.add(path)
-        assert found == is_open
-        assert rig.serving.calls == []
+        assert found == public
+        assert rig.runtime.calls == []
 
-    run(story, replace(QUICK, keys=KEYS))
+    run(scenario, replace(QUICK, keys=KEYS))
 
 
-def test_a_tenant_may_have_so_many_in_service() -> None:
-    """One at a time: the place is free again however the one before ended."""
+def test_the_concurrency_limit_of_a_tenant() -> None:
+    """With a limit of one, the next request is admitted however the previous one ended."""
 
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "never"
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "never"
         client = await rig.connect()
-        asked = "X-Request-Timeout-Ms: 1000"
-        client.send(request("POST", "/v2/models/echo/infer", ECHO, asked))
-        await rig.until(lambda: bool(rig.serving.calls))
+        request_bytes = "X-Request-Timeout-Ms: 1000"
+        client.send(request("POST", "/v2/models/echo/infer", ECHO, request_bytes))
+        await rig.until(lambda: bool(rig.runtime.calls))
         reply = await rig.infer(body())
         assert (reply.status, reply.json["reason"]) == (429, "concurrency_limited")
         assert "retry-after" in reply.headers
         assert (await client.reply()).status == 504
-        rig.serving.mode = "raise"
+        rig.runtime.mode = "raise"
         assert (await rig.infer(body())).status == 500
-        rig.serving.mode = "never"
+        rig.runtime.mode = "never"
         client.send(request("POST", "/v2/models/echo/infer", ECHO))
-        await rig.until(lambda: len(rig.serving.calls) == 2)
+        await rig.until(lambda: len(rig.runtime.calls) == 2)
         client.reset()
-        await rig.until(lambda: bool(rig.serving.cancelled))
-        rig.serving.mode = "overloaded"
+        await rig.until(lambda: bool(rig.runtime.cancelled))
+        rig.runtime.mode = "overloaded"
         assert (await rig.infer(body())).json["reason"] == "overloaded"
-        rig.serving.mode = "echo"
+        rig.runtime.mode = "echo"
         assert (await rig.infer(body())).status == 200
 
-    run(story, replace(QUICK, tenants=(TenantLimit(0, concurrency_max=1),)))
+    run(scenario, replace(QUICK, tenants=(TenantLimit(0, concurrency_max=1),)))
 
 
 ECHO = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2]}]}'
 
 
 def test_metadata() -> None:
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         for path in ("/v2", "/v2/"):
             about = (await rig.ask(request("GET", path))).json
             assert about["name"] == "headgate"
@@ -199,22 +199,22 @@ def test_metadata() -> None:
         assert about["inputs"][1] == {"name": "b", "datatype": "FP32", "shape": [-1, 3]}
         reply = await rig.ask(request("GET", "/v2/models/two/ready"))
         assert (reply.status, reply.json) == (200, {"name": "two", "ready": True})
-        rig.serving.problems["two"] = "cannot be loaded: OSError: no secret/weights"
+        rig.runtime.problems["two"] = "cannot be loaded: OSError: no secret/weights"
         reply = await rig.ask(request("GET", "/v2/models/two/versions/1/ready"))
-        told = {"name": "two", "ready": False, "reason": "cannot be loaded: OSError"}
-        assert (reply.status, reply.json) == (503, told)
+        expected = {"name": "two", "ready": False, "reason": "cannot be loaded: OSError"}
+        assert (reply.status, reply.json) == (503, expected)
         assert (await rig.ask(request("GET", "/v2/models/nobody/ready"))).status == 404
         reply = await rig.ask(request("GET", "/metrics"))
         assert (reply.body, reply.headers["content-type"][:10]) == (b"up 1\n", "text/plain")
 
-    run(story)
+    run(scenario)
 
 
-def test_readiness_names_the_models_that_are_not_and_no_details() -> None:
-    """These paths are open to anybody: what an exception says stays in the log."""
+def test_readiness_names_models_without_details() -> None:
+    """These paths are public: the text of an exception is only logged."""
 
-    async def story(rig: Rig) -> None:
-        rig.serving.problems["two"] = "cannot be loaded: OSError: no secret/weights"
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.problems["two"] = "cannot be loaded: OSError: no secret/weights"
         for path in ("/readyz", "/v2/health/ready"):
             reply = await rig.ask(request("GET", path))
             assert reply.status == 503
@@ -225,31 +225,31 @@ def test_readiness_names_the_models_that_are_not_and_no_details() -> None:
                 "models": {"two": "cannot be loaded: OSError"},
             }
         assert (await rig.ask(request("GET", "/ping"))).status == 200
-        for name in rig.serving.models:
-            rig.serving.problems[name] = "has no worker to run on"
+        for name in rig.runtime.models:
+            rig.runtime.problems[name] = "has no worker to run on"
         assert (await rig.ask(request("GET", "/ping"))).status == 503
-        rig.serving.problems.clear()
+        rig.runtime.problems.clear()
         reply = await rig.ask(request("GET", "/readyz"))
         assert (reply.status, reply.json) == (200, {"ready": True, "live": True})
 
-    run(story)
+    run(scenario)
 
 
-def test_the_endpoint_of_a_model_says_more_where_errors_may_be_seen() -> None:
-    """That one needs a key where there are any; `/readyz` never does."""
+def test_model_readiness_has_details_with_expose_errors() -> None:
+    """The model's own path needs a key where keys are configured; `/readyz` is public."""
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         problem = "cannot be loaded: OSError: no secret/weights"
-        rig.serving.problems["two"] = problem
+        rig.runtime.problems["two"] = problem
         assert (await rig.ask(request("GET", "/v2/models/two/ready"))).json["reason"] == problem
         models = (await rig.ask(request("GET", "/readyz"))).json["models"]
         assert models == {"two": "cannot be loaded: OSError"}
 
-    run(story, replace(QUICK, expose_errors=True))
+    run(scenario, replace(QUICK, expose_errors=True))
 
 
-def test_the_document_names_every_path_that_is_served() -> None:
-    async def story(rig: Rig) -> None:
+def test_the_openapi_document_has_every_path() -> None:
+    async def scenario(rig: Rig) -> None:
         paths = (await rig.ask(request("GET", "/openapi.json"))).json["paths"]
         for path, item in paths.items():
             for method in {"get", "post"} & set(item):
@@ -258,5 +258,5 @@ def test_the_document_names_every_path_that_is_served() -> None:
                 assert str(reply.status) in item[method]["responses"], path
                 assert reply.status not in (404, 405)
 
-    run(story)
+    run(scenario)
     assert document([], has_keys=True)["security"]

@@ -40,35 +40,35 @@ async def call_endpoint(rig: Rig, data: object, *lines: str, model: str = "echo"
     ],
 )
 def test_rows(sent: object, kind: str, expected: object) -> None:
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         reply = await invoke(rig, sent, kind)
         assert (reply.status, json.loads(reply.body)) == (200, expected)
         assert reply.headers["x-amzn-invoked-production-variant"] == "AllTraffic"
 
-    run(story)
+    run(scenario)
 
 
 def test_rows_of_text() -> None:
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         reply = await invoke(rig, {"instances": ["a", "b"]}, model="bytes")
         assert reply.json == {"predictions": [["a"], ["b"]]}
 
-    run(story)
+    run(scenario)
 
 
 def test_csv() -> None:
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         reply = await invoke(rig, b"1,2\r\n3, 4.5\n\n", "text/csv")
         assert (reply.body, reply.headers["content-type"][:8]) == (
             b"1.0,2.0\n3.0,4.5\n",
             "text/csv",
         )
 
-    run(story)
+    run(scenario)
 
 
-def test_the_protocol_in_json_and_with_raw_tensors() -> None:
-    async def story(rig: Rig) -> None:
+def test_oip_bodies_in_json_and_binary() -> None:
+    async def scenario(rig: Rig) -> None:
         assert (await invoke(rig, body(id="3"))).json["id"] == "3"
         described = {"name": "x", "shape": [1, 2], "datatype": "FP32"}
         described["parameters"] = {"binary_data_size": 8}  # type: ignore[assignment]
@@ -82,19 +82,19 @@ def test_the_protocol_in_json_and_with_raw_tensors() -> None:
         assert reply.body[int(size) :] == raw
         assert (await invoke(rig, text + raw, kind)).status == 400
 
-    run(story)
+    run(scenario)
 
 
-def test_anything_else_is_one_string_of_bytes() -> None:
-    async def story(rig: Rig) -> None:
+def test_other_media_types_are_one_opaque_string() -> None:
+    async def scenario(rig: Rig) -> None:
         reply = await invoke(rig, b"\xff\xd8 picture", "image/jpeg", model="bytes")
         assert reply.body == b"\xff\xd8 picture"
         assert reply.headers["content-type"] == "application/octet-stream"
         reply = await invoke(rig, b"picture", "image/jpeg", model="free")
         assert reply.body == b"picture"
-        assert rig.serving.calls[-1].inputs[0].name == "body"
+        assert rig.runtime.calls[-1].inputs[0].name == "body"
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -117,39 +117,39 @@ def test_anything_else_is_one_string_of_bytes() -> None:
         (b"1,2", "image/jpeg", "echo"),
     ],
 )
-def test_bodies_that_do_not_fit(sent: object, kind: str, model: str) -> None:
-    async def story(rig: Rig) -> None:
+def test_malformed_bodies_are_refused(sent: object, kind: str, model: str) -> None:
+    async def scenario(rig: Rig) -> None:
         reply = await invoke(rig, sent, kind, model=model)
         assert reply.status == 400
         assert "error" in reply.json
 
-    run(story)
+    run(scenario)
 
 
-def test_custom_attributes_carry_what_headers_cannot() -> None:
-    async def story(rig: Rig) -> None:
+def test_custom_attributes_set_deadline_priority_and_trace() -> None:
+    async def scenario(rig: Rig) -> None:
         attributes = f"timeout_ms=250;priority=1; traceparent={TRACE};other"
         line = f"X-Amzn-SageMaker-Custom-Attributes: {attributes}"
         reply = await invoke(rig, body(), JSON, line)
         assert reply.headers["traceparent"] == TRACE
-        (call,) = rig.serving.calls
+        (call,) = rig.runtime.calls
         assert (call.priority, call.is_hard, call.trace) == (-3, True, TRACE.encode())
         assert call.deadline_ns - call.arrived_ns == 250_000_000
         for wrong in ("timeout_ms=soon", "priority=high"):
             line = f"X-Amzn-SageMaker-Custom-Attributes: {wrong}"
             assert (await invoke(rig, body(), JSON, line)).status == 400
 
-    run(story)
+    run(scenario)
 
 
 def test_the_only_model_needs_no_name() -> None:
-    async def story(rig: Rig) -> None:
-        asked = request("POST", "/invocations", b"[[1,2]]", f"Content-Type: {JSON}")
-        assert (await rig.ask(asked)).status == 400
-        rig.serving.models = {"echo": rig.serving.models["echo"]}
-        assert (await rig.ask(asked)).status == 200
+    async def scenario(rig: Rig) -> None:
+        request_bytes = request("POST", "/invocations", b"[[1,2]]", f"Content-Type: {JSON}")
+        assert (await rig.ask(request_bytes)).status == 400
+        rig.runtime.models = {"echo": rig.runtime.models["echo"]}
+        assert (await rig.ask(request_bytes)).status == 200
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -163,27 +163,27 @@ def test_the_only_model_needs_no_name() -> None:
         ("lost", 503, "ServiceUnavailable"),
     ],
 )
-def test_errors_of_the_service(mode: str, status: int, kind: str) -> None:
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = mode
+def test_errors_have_the_services_format(mode: str, status: int, kind: str) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = mode
         reply = await call_endpoint(rig, body())
         assert (reply.status, reply.headers["x-amzn-errortype"]) == (status, kind)
         assert reply.json["Message"]
         assert ("OriginalStatusCode" in reply.json) == (kind == "ModelError")
 
-    run(story)
+    run(scenario)
 
 
-def test_errors_before_the_model() -> None:
-    async def story(rig: Rig) -> None:
+def test_early_errors_have_the_services_format() -> None:
+    async def scenario(rig: Rig) -> None:
         for reply in (
             await call_endpoint(rig, body(), model="nobody"),
             await call_endpoint(rig, body(tensor(datatype="FP64"))),
             await call_endpoint(rig, body(tensor([0.0] * 18, [9, 2]))),
         ):
             assert (reply.status, reply.headers["x-amzn-errortype"]) == (400, "ValidationError")
-        rig.serving.phase = GatewayPhase.STARTING
+        rig.runtime.phase = GatewayPhase.STARTING
         reply = await call_endpoint(rig, body())
         assert reply.headers["x-amzn-errortype"] == "ModelNotReadyException"
 
-    run(story)
+    run(scenario)

@@ -1,4 +1,4 @@
-"""Inference over HTTP: what is understood, what is refused, and what the answers look like."""
+"""Inference over HTTP: requests, errors, and the form of responses."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from headgate.live.gateway.oip.json import STRINGS_MAX
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-def test_an_echo() -> None:
-    async def story(rig: Rig) -> None:
+def test_infer() -> None:
+    async def scenario(rig: Rig) -> None:
         reply = await rig.infer(body(id="7"))
         assert reply.status == 200
         assert reply.json == {
@@ -27,10 +27,10 @@ def test_an_echo() -> None:
         }
         assert reply.headers["content-type"] == "application/json"
         assert reply.headers["server-timing"].startswith("queue;dur=0.001, exec;dur=0.002, total;")
-        (call,) = rig.serving.calls
+        (call,) = rig.runtime.calls
         assert (call.items, call.priority, call.deadline_ns, call.is_hard) == (1, 0, 0, False)
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -47,31 +47,31 @@ def test_an_echo() -> None:
         ("BYTES", ["", "gr\u00fc\u00dfe \U0001f600"]),
     ],
 )
-def test_every_datatype_comes_back(datatype: str, data: list[object]) -> None:
-    async def story(rig: Rig) -> None:
+def test_every_datatype_round_trips(datatype: str, data: list[object]) -> None:
+    async def scenario(rig: Rig) -> None:
         reply = await rig.infer(body(tensor(data, (1, 2), datatype)), model="free")
         assert reply.json["outputs"][0]["data"] == data
 
-    run(story)
+    run(scenario)
 
 
 def test_nested_data_is_flattened_in_order() -> None:
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         nested = [[[1, 2], [3, 4], [5, 6]], [[7, 8], [9, 10], [11, 12]]]
         reply = await rig.infer(body(tensor(nested, (2, 3, 2), "INT32")), model="free")
         assert reply.json["outputs"][0]["data"] == list(range(1, 13))
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected_text"),
     [
-        (b"", "not understood"),
-        (b"{", "not understood"),
+        (b"", "cannot be parsed"),
+        (b"{", "cannot be parsed"),
         (b"[]", "Expected `object`"),
-        (b"\xff", "not understood"),
-        (b'{"inputs": [NaN]}', "not understood"),
+        (b"\xff", "cannot be parsed"),
+        (b'{"inputs": [NaN]}', "cannot be parsed"),
         (b'{"more":' + b"[" * 50_000, "nested"),
         ({}, "inputs"),
         (body(id=3), "Expected `str`"),
@@ -85,20 +85,20 @@ def test_nested_data_is_flattened_in_order() -> None:
         (body(tensor(shape=[1] * 9)), "dimensions"),
         (body(tensor(shape=[2])), "is expected"),
         (body(tensor(shape=[0, 2], data=[])), "no items"),
-        (body(tensor([1.0])), "1 elements; its shape asks for 2"),
+        (body(tensor([1.0])), "1 elements; its shape needs 2"),
         (body(tensor([1.0, None])), "Expected `float`"),
         (body(tensor([1.0, "2"])), "Expected `float`"),
         (body(tensor([1.0, 1e300])), "out of the range of FP32"),
-        (body(tensor([[1.0], [2.0]])), "not nested as its shape"),
-        (body(tensor([[1.0, [2.0]]])), "not nested as its shape"),
-        (body(tensor([[1.0], [2.0, 3.0, 4.0]], (2, 2))), "not nested as its shape"),
+        (body(tensor([[1.0], [2.0]])), "not nested like its shape"),
+        (body(tensor([[1.0, [2.0]]])), "not nested like its shape"),
+        (body(tensor([[1.0], [2.0, 3.0, 4.0]], (2, 2))), "not nested like its shape"),
         (body(tensor("12")), "Expected `array`"),
         (body({"name": "x", "shape": [1, 2], "datatype": "FP32"}), "no data"),
         (body(tensor(datatype="BF16")), "binary"),
         (body(tensor(), tensor()), "twice"),
-        (body(tensor(), tensor(name="y")), "there is no input 'y'"),
+        (body(tensor(), tensor(name="y")), "the model has no input 'y'"),
         (body(tensor(name="y")), "'x' is missing"),
-        (body(outputs=[{"name": "z"}]), "no output 'z'; it has x"),
+        (body(outputs=[{"name": "z"}]), "no output 'z'; its outputs: x"),
         (body(outputs=[{"name": "x"}, {"name": "x"}]), "twice"),
         (body(outputs=[{"name": "x", "parameters": {"classification": 3}}]), "classification"),
         (body(outputs=[{"name": "x", "parameters": {"binary_data": 1}}]), "true or false"),
@@ -110,64 +110,64 @@ def test_nested_data_is_flattened_in_order() -> None:
         (body(parameters={"binary_data_output": "yes"}), "true or false"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(given: object, said: str) -> None:
-    async def story(rig: Rig) -> None:
+def test_bad_requests_get_one_sentence(given: object, expected_text: str) -> None:
+    async def scenario(rig: Rig) -> None:
         client = await rig.connect()
         client.send(infer(given) + request("GET", "/livez"))
         reply = await client.reply()
         assert reply.status == 400
-        assert said in reply.json["error"]
+        assert expected_text in reply.json["error"]
         assert "\n" not in reply.json["error"]
         assert reply.json["request_id"] == reply.headers["x-request-id"]
-        assert (await client.reply()).status == 200  # the connection lives
-        assert not rig.serving.calls
+        assert (await client.reply()).status == 200  # the connection stays open
+        assert not rig.runtime.calls
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize(
     ("datatype", "data"),
     [("UINT8", [256]), ("INT8", [-129]), ("INT64", [2**63]), ("FP16", [65536.0]), ("UINT64", [-1])],
 )
-def test_elements_must_fit_their_datatype(datatype: str, data: list[object]) -> None:
-    async def story(rig: Rig) -> None:
+def test_elements_out_of_range_are_refused(datatype: str, data: list[object]) -> None:
+    async def scenario(rig: Rig) -> None:
         reply = await rig.infer(body(tensor(data, (1,), datatype)), model="free")
         assert (reply.status, "out of the range" in reply.json["error"]) == (400, True)
 
-    run(story)
+    run(scenario)
 
 
-def test_inputs_come_in_any_order_and_reach_the_model_in_its_own() -> None:
-    async def story(rig: Rig) -> None:
+def test_inputs_are_reordered_for_the_model() -> None:
+    async def scenario(rig: Rig) -> None:
         a, b = tensor([1, 2], [2], "INT64", "a"), tensor([0.0] * 6, [2, 3], "FP32", "b")
         assert (await rig.infer(body(b, a), model="two")).status == 200
-        assert [tensor.name for tensor in rig.serving.calls[0].inputs] == ["a", "b"]
-        assert rig.serving.calls[0].items == 2
+        assert [tensor.name for tensor in rig.runtime.calls[0].inputs] == ["a", "b"]
+        assert rig.runtime.calls[0].items == 2
         wrong = tensor([0.0] * 3, [1, 3], "FP32", "b")
         reply = await rig.infer(body(a, wrong), model="two")
-        assert (reply.status, "first dimensions" in reply.json["error"]) == (400, True)
+        assert (reply.status, "first dimension" in reply.json["error"]) == (400, True)
 
-    run(story)
+    run(scenario)
 
 
-def test_only_the_outputs_asked_for_are_sent() -> None:
-    async def story(rig: Rig) -> None:
+def test_only_requested_outputs_are_sent() -> None:
+    async def scenario(rig: Rig) -> None:
         a, b = tensor([1], [1], "INT64", "a"), tensor([0.0] * 3, [1, 3], "FP32", "b")
         reply = await rig.infer(body(a, b, outputs=[{"name": "b"}]), model="two")
         assert [output["name"] for output in reply.json["outputs"]] == ["b"]
 
-    run(story)
+    run(scenario)
 
 
-def test_too_many_items_are_too_large() -> None:
-    async def story(rig: Rig) -> None:
+def test_too_many_items_are_refused() -> None:
+    async def scenario(rig: Rig) -> None:
         assert (await rig.infer(body(tensor([0.0] * 16, [8, 2])))).status == 200
         reply = await rig.infer(body(tensor([0.0] * 18, [9, 2])))
         assert (reply.status, "at most 8" in reply.json["error"]) == (413, True)
         reply = await rig.infer(body(tensor([0.0] * 18, [9, 2])), model="whole")
-        assert (reply.status, rig.serving.calls[-1].items) == (200, 1)
+        assert (reply.status, rig.runtime.calls[-1].items) == (200, 1)
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -184,24 +184,24 @@ def test_too_many_items_are_too_large() -> None:
         ("raise", 500, "internal"),
     ],
 )
-def test_every_end_has_its_status(mode: str, status: int, reason: str) -> None:
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = mode
+def test_every_outcome_has_its_status(mode: str, status: int, reason: str) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = mode
         client = await rig.connect()
         client.send(infer(body(), "X-Request-Id: abc"))
         reply = await client.reply()
         assert (reply.status, reply.json["reason"], reply.json["code"]) == (status, reason, status)
         assert reply.json["request_id"] == "abc"
-        rig.serving.mode = "echo"
+        rig.runtime.mode = "echo"
         client.send(infer(body()))
         assert (await client.reply()).status == 200
 
-    run(story)
+    run(scenario)
 
 
-def test_an_overloaded_server_says_when_to_come_back() -> None:
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "overloaded"
+def test_overload_has_a_retry_after() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "overloaded"
         for _ in range(20):
             reply = await rig.infer(body())
             assert reply.headers["retry-after"] == "2"
@@ -209,73 +209,73 @@ def test_an_overloaded_server_says_when_to_come_back() -> None:
             assert int(reply.headers["retry-after-ms"]) == reply.json["retry_after_ms"]
             assert reply.json["predicted_ms"] == 300.0
 
-    run(story)
+    run(scenario)
 
 
 def test_overload_can_be_503() -> None:
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "overloaded"
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "overloaded"
         assert (await rig.infer(body())).status == 503
-        rig.serving.mode = "infeasible"
+        rig.runtime.mode = "infeasible"
         reply = await rig.infer(body())
         assert (reply.status, "retry-after" in reply.headers) == (422, False)
 
-    run(story, replace(QUICK, overload_status=503))
+    run(scenario, replace(QUICK, overload_status=503))
 
 
-def test_late_is_200_and_says_so() -> None:
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "late"
+def test_a_late_response_is_200_with_an_outcome_header() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "late"
         reply = await rig.infer(body())
         assert (reply.status, reply.headers["x-headgate-outcome"]) == (200, "late")
         reply = await rig.infer(body(), "X-Request-Timeout-Ms: 1000")
         assert reply.status == 504
 
-    run(story)
+    run(scenario)
 
 
-def test_ids_and_traces_are_kept() -> None:
-    async def story(rig: Rig) -> None:
+def test_ids_and_traces_are_sent_back() -> None:
+    async def scenario(rig: Rig) -> None:
         reply = await rig.infer(body(), "X-Request-Id: my id", f"traceparent: {TRACE}")
-        assert reply.headers["x-request-id"] != "my id"  # not fit to be repeated
+        assert reply.headers["x-request-id"] != "my id"  # has a space, so it is replaced
         assert reply.headers["traceparent"] == TRACE
-        assert rig.serving.calls[0].trace == TRACE.encode()
+        assert rig.runtime.calls[0].trace == TRACE.encode()
         reply = await rig.infer(body(), "X-Request-Id: id-1", "traceparent: nonsense")
         assert reply.headers["x-request-id"] == "id-1"
         assert "traceparent" not in reply.headers
 
-    run(story)
+    run(scenario)
 
 
 def test_priorities() -> None:
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         await rig.infer(body(parameters={"priority": 1}), "Priority: u=7")
         await rig.infer(body(parameters={"priority": 9}))
         await rig.infer(body(), "Priority: u=1, i")
         await rig.infer(body(), "Priority: u=nonsense")
-        assert [call.priority for call in rig.serving.calls] == [-3, 5, -2, 0]
+        assert [call.priority for call in rig.runtime.calls] == [-3, 5, -2, 0]
 
-    run(story)
+    run(scenario)
 
 
-def test_output_that_json_cannot_have_is_not_acceptable() -> None:
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "bytes"
+def test_output_without_a_json_form_is_406() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "bytes"
         reply = await rig.infer(body(tensor(["a"], (1, 1), "BYTES")), model="bytes")
         assert (reply.status, "binary" in reply.json["error"]) == (406, True)
 
-    run(story)
+    run(scenario)
 
 
 def test_nan_and_infinity_are_null() -> None:
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         described = {"name": "x", "shape": [1, 2], "datatype": "FP32"}
         text = json.dumps({"inputs": [described | {"parameters": {"binary_data_size": 8}}]})
         raw = text.encode() + b"\x00\x00\xc0\x7f\x00\x00\x80\x7f"
         reply = await rig.infer(raw, f"Inference-Header-Content-Length: {len(text)}")
         assert reply.json["outputs"][0]["data"] == [None, None]
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -288,8 +288,8 @@ def test_nan_and_infinity_are_null() -> None:
     ],
 )
 def test_phases(phase: GatewayPhase, ready: int, answer: int) -> None:
-    async def story(rig: Rig) -> None:
-        rig.serving.phase = phase
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.phase = phase
         for path in ("/v2/health/ready", "/readyz", "/ping"):
             assert (await rig.ask(request("GET", path))).status == ready
         assert (await rig.ask(request("GET", "/v2/health/live"))).status == 200
@@ -299,11 +299,11 @@ def test_phases(phase: GatewayPhase, ready: int, answer: int) -> None:
         is_leaving = phase in (GatewayPhase.LEAVING, GatewayPhase.DRAINING)
         assert (reply.headers.get("connection") == "close") == is_leaving
 
-    run(story)
+    run(scenario)
 
 
 def test_unknown_names() -> None:
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         assert (await rig.infer(body(), model="nobody")).status == 404
         assert (await rig.infer(body(), model="%65cho")).status == 200
         assert (await rig.infer(body(), model="echo/versions/1")).status == 200
@@ -314,39 +314,39 @@ def test_unknown_names() -> None:
         reply = await rig.infer(body(), "Content-Encoding: gzip")
         assert reply.status == 415
 
-    run(story)
+    run(scenario)
 
 
-def test_what_nobody_declared_is_bounded_all_the_same() -> None:
-    async def story(rig: Rig) -> None:
+def test_models_without_declared_inputs_have_limits() -> None:
+    async def scenario(rig: Rig) -> None:
         assert (await rig.infer(body(), model="free")).status == 400
         many = [tensor(name=str(number)) for number in range(3)]
         assert (await rig.infer(body(*many), model="free")).status == 400
 
-    run(story, replace(GatewayConfig(), elements_max=1, inputs_max=2))
+    run(scenario, replace(GatewayConfig(), elements_max=1, inputs_max=2))
 
 
 def test_text_is_bounded_more_tightly_than_bytes() -> None:
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         text = json.dumps(body()).encode()
         assert (await rig.infer(text.ljust(1000))).status == 200
         reply = await rig.infer(text.ljust(1001))
         assert (reply.status, "binary" in reply.json["error"]) == (413, True)
 
-    run(story, replace(QUICK, json_bytes_max=1000))
+    run(scenario, replace(QUICK, json_bytes_max=1000))
 
 
 def test_strings_are_bounded() -> None:
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         many = tensor([""] * (STRINGS_MAX + 1), [1, STRINGS_MAX + 1], "BYTES")
         reply = await rig.infer(body(many), model="free")
         assert (reply.status, "strings" in reply.json["error"]) == (400, True)
 
-    run(story)
+    run(scenario)
 
 
 def test_strings_of_all_inputs_are_counted_together() -> None:
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         half = STRINGS_MAX // 2 + 1
         size = {"binary_data_size": 4 * half}
         described = {"shape": [1, half], "datatype": "BYTES", "parameters": size}
@@ -358,16 +358,16 @@ def test_strings_of_all_inputs_are_counted_together() -> None:
             reply = await rig.infer(text + bytes(4 * half * count), length, model="free")
             assert reply.status == status
 
-    run(story)
+    run(scenario)
 
 
-def test_a_defect_is_logged_once_with_the_request(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "raise"
+def test_an_internal_error_is_logged_with_the_request_id(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "raise"
         await rig.infer(body(), "X-Request-Id: abc")
-        await rig.infer(b"{", "X-Request-Id: bad")  # the client's mistake is not news
+        await rig.infer(b"{", "X-Request-Id: bad")  # errors of clients are not logged
 
-    run(story)
+    run(scenario)
     (record,) = caplog.records
     assert record.__dict__["request_id"] == "abc"
     assert record.exc_info

@@ -1,4 +1,4 @@
-"""A runtime that answers on the next turn of the loop, in whatever way a test wants."""
+"""A runtime that completes calls on the next turn of the loop, with the outcome a test wants."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from headgate.functions.tensor import Tensor, TensorSpec
 from headgate.live.call import Call, GatewayPhase, ServedModel
 
 
-class FakeServing:
-    """Serves models that echo their inputs; `mode` says what becomes of calls instead.
+class FakeRuntime:
+    """Serves models that echo their inputs; `mode` selects another outcome.
 
     Modes: echo, late, overloaded, infeasible, refuse (the function's 400), fail (its 500), lost,
-    expire, never, raise (a defect), bytes (one output that is not UTF-8), large (100 kB of it).
+    expire, never, raise (a defect), bytes (an output that is not UTF-8), large (one of 100 kB).
     """
 
     def __init__(self) -> None:
@@ -61,15 +61,15 @@ class FakeServing:
             raise RuntimeError("planted")
         self.calls.append(call)
         if self.mode != "never":
-            asyncio.get_running_loop().call_soon(self.answer, call)
+            asyncio.get_running_loop().call_soon(self.complete, call)
 
     def cancel(self, call: Call) -> None:
         self.cancelled.append(call)
 
-    def answer(self, call: Call) -> None:
+    def complete(self, call: Call) -> None:
         if call in self.cancelled:
             return
-        outcome, fields = _ENDS[self.mode]
+        outcome, fields = _OUTCOMES[self.mode]
         call.outcome = outcome
         for name, value in fields.items():
             setattr(call, name, value)
@@ -85,7 +85,7 @@ class FakeServing:
         call.on_answer(call)
 
 
-_ENDS: Mapping[str, tuple[int, Mapping[str, object]]] = {
+_OUTCOMES: Mapping[str, tuple[int, Mapping[str, object]]] = {
     "echo": (Outcome.MET, {}),
     "bytes": (Outcome.MET, {}),
     "large": (Outcome.MET, {}),

@@ -1,4 +1,4 @@
-"""Told to end under load: every request has its one answer, and no connection is reset."""
+"""Shutdown under load: every request gets one response, and no connection is reset."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def test_sigterm_under_load(tmp_path: Path, whom: str) -> None:
         assert len(everybody) >= 3
         for pid in [served.process.pid] if whom == "the supervisor" else everybody:
             os.kill(pid, signal.SIGTERM)
-        told_s = time.monotonic()
+        signalled_s = time.monotonic()
         assert until(lambda: served.process.poll() is not None, 60)
-        seen = bystander.stop()
+        results = bystander.stop()
     assert served.process.returncode == 0
-    assert not seen.resets, str(seen)
-    assert set(seen.errors) <= {"refused"}, str(seen)
-    assert set(seen.statuses) <= {0, 200, 503}, str(seen)
-    lame_duck = seen.between(0.0, told_s + 0.5)
+    assert not results.resets, str(results)
+    assert set(results.errors) <= {"refused"}, str(results)
+    assert set(results.statuses) <= {0, 200, 503}, str(results)
+    lame_duck = results.between(0.0, signalled_s + 0.5)
     assert lame_duck.share_ok == 1.0, str(lame_duck)
     assert not [pid for pid in everybody if is_running(pid)]
 
 
 def test_a_killed_supervisor_leaves_nothing_behind_under_load(tmp_path: Path) -> None:
-    """Requests that are open are answered or see the end; no process and no file is left."""
+    """Open requests get a response or a closed connection; no process and no file is left."""
     with (
         Served(write_app(tmp_path, APP)) as served,
         Bystander(
@@ -58,5 +58,5 @@ def test_a_killed_supervisor_leaves_nothing_behind_under_load(tmp_path: Path) ->
         served.process.kill()
         assert until(lambda: not marked_processes(served.mark))
         assert until(lambda: not any(path.exists() for path in directories))
-        seen = bystander.stop()
-    assert not seen.errors["timeout"], str(seen)
+        results = bystander.stop()
+    assert not results.errors["timeout"], str(results)

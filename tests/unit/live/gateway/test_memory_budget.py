@@ -1,4 +1,4 @@
-"""One budget for everything that clients make the server hold; it is empty in the end."""
+"""The memory budget: shares of tenants, reservations before reading, and no leaks."""
 
 from __future__ import annotations
 
@@ -22,16 +22,13 @@ BINARY = {"binary_data_output": True}
 CHUNKED = b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-# --- the budget itself ----------------------------------------------------------------------------
-
-
 @given(
     st.integers(1, 1000),
     st.integers(1, 5),
     st.integers(0, 400),
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 300), st.booleans()), max_size=60),
 )
-def test_shares_are_kept_whatever_others_take(
+def test_guaranteed_shares_survive_what_other_tenants_reserve(
     total: int, tenants: int, largest: int, steps: list[tuple[int, int, bool]]
 ) -> None:
     budget = Budget(total, range(tenants), largest)
@@ -40,29 +37,29 @@ def test_shares_are_kept_whatever_others_take(
         tenant %= tenants
         if takes:
             used = budget.used_by(tenant)
-            is_taken = budget.take(tenant, size)
+            is_taken = budget.reserve(tenant, size)
             if is_taken:
                 held[tenant].append(size)
             assert is_taken or used + size > budget.share, "a share is not there"
         elif held[tenant]:
-            budget.give(tenant, held[tenant].pop())
+            budget.release(tenant, held[tenant].pop())
         assert budget.used == sum(map(sum, held.values())) <= total
     for tenant, sizes in held.items():
         for size in sizes:
-            budget.give(tenant, size)
+            budget.release(tenant, size)
     assert budget.used == 0
-    assert all(budget.take(tenant, budget.share) for tenant in range(tenants))
+    assert all(budget.reserve(tenant, budget.share) for tenant in range(tenants))
 
 
-def test_one_tenant_alone_has_everything_and_one_of_several_half() -> None:
-    assert Budget(100, [0], 10).take(0, 100)
+def test_a_single_tenant_has_the_whole_budget_and_one_of_several_half() -> None:
+    assert Budget(100, [0], 10).reserve(0, 100)
     several = Budget(100, [0, 1, 2], 10)
-    assert several.take(0, 50)
-    assert not several.take(0, 1)
-    assert Budget(100, [0, 1, 2, 3, 4], 20).take(4, 20)  # room for the largest, if there is any
+    assert several.reserve(0, 50)
+    assert not several.reserve(0, 1)
+    assert Budget(100, [0, 1, 2, 3, 4], 20).reserve(4, 20)  # room for the largest, if there is any
 
 
-def test_what_is_held_is_given_back_once() -> None:
+def test_a_hold_is_released_once() -> None:
     budget = Budget(100, [0], 10)
     hold = Hold(budget, 0)
     assert hold.grow(60)
@@ -76,22 +73,19 @@ def test_what_is_held_is_given_back_once() -> None:
     assert budget.used == 0
 
 
-# --- who gets what of it --------------------------------------------------------------------------
-
-
-def test_what_is_announced_is_taken_before_it_comes() -> None:
-    async def story(rig: Rig) -> None:
+def test_an_announced_body_is_reserved_before_it_arrives() -> None:
+    async def scenario(rig: Rig) -> None:
         client = await rig.connect()
         client.send(raw(100_000).partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
-        await rig.until(lambda: rig.server.budget.used == 100_000)
+        await rig.until(lambda: rig.server.context.budget.used == 100_000)
         client.reset()
-        await rig.until(lambda: not rig.server.budget.used)
+        await rig.until(lambda: not rig.server.context.budget.used)
 
-    run(story)
+    run(scenario)
 
 
-def test_a_body_is_not_held_for_whoever_has_no_key_or_asks_for_nothing() -> None:
-    async def story(rig: Rig) -> None:
+def test_a_body_without_a_key_or_a_use_is_not_held() -> None:
+    async def scenario(rig: Rig) -> None:
         paths = ("/v2/models/echo/infer", "/livez", "/nowhere", "/v2/models/echo")
         for path in paths:
             client = await rig.connect()
@@ -99,67 +93,64 @@ def test_a_body_is_not_held_for_whoever_has_no_key_or_asks_for_nothing() -> None
         client = await rig.connect()
         client.send(CHUNKED + b"10000\r\n" + bytes(0x10000) + b"\r\n")
         await asyncio.sleep(0.1)
-        assert rig.server.budget.used == 0
+        assert rig.server.context.budget.used == 0
         for client in rig.clients:
             assert client.reader.at_eof() is False
 
-    run(story, replace(QUICK, keys=KEYS))
+    run(scenario, replace(QUICK, keys=KEYS))
 
 
-def test_one_key_s_bodies_leave_room_for_another_s() -> None:
-    """The first takes all it can get and finishes nothing; the second is served all the same."""
+def test_bodies_of_one_tenant_leave_memory_for_another() -> None:
+    """The first tenant reserves all it can and finishes nothing; the second is served."""
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         for _ in range(12):
             client = await rig.connect()
             client.send(raw(100_000, "X-API-Key: first")[:-1])
-        await rig.until(lambda: rig.server.budget.used_by(1) == 500_000)
+        await rig.until(lambda: rig.server.context.budget.used_by(1) == 500_000)
         refused = await rig.ask(raw(100_000, "X-API-Key: first"))
         assert (refused.status, refused.json["reason"]) == (503, "memory")
-        asked = raw(100_000, "X-API-Key: second", parameters=BINARY)
+        request_bytes = raw(100_000, "X-API-Key: second", parameters=BINARY)
         for _ in range(3):
-            assert (await rig.ask(asked)).status == 200
+            assert (await rig.ask(request_bytes)).status == 200
 
-    run(story, replace(QUICK, keys=KEYS, bodies_bytes_max=1_000_000, body_bytes_max=100_000))
+    run(scenario, replace(QUICK, keys=KEYS, bodies_bytes_max=1_000_000, body_bytes_max=100_000))
 
 
-def test_whoever_announces_must_send() -> None:
-    async def story(rig: Rig) -> None:
+def test_an_announced_body_must_be_sent() -> None:
+    async def scenario(rig: Rig) -> None:
         client = await rig.connect()
         client.send(raw(100_000)[:1000])
         reply = await client.reply()
         assert (reply.status, "body" in reply.json["error"]) == (408, True)
-        await rig.until(lambda: not rig.server.budget.used)
+        await rig.until(lambda: not rig.server.context.budget.used)
 
-    run(story, replace(QUICK, header_timeout_s=0.5))
+    run(scenario, replace(QUICK, header_timeout_s=0.5))
 
 
-def test_decoded_text_is_counted_at_what_it_takes_decoded() -> None:
+def test_decoded_text_is_counted_at_its_decoded_size() -> None:
     """Numbers of one digit are two bytes of text, and eight as FP64."""
 
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "never"
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "never"
         described = b'{"inputs":[{"name":"x","shape":[1,50000],"datatype":"FP64","data":[%b]}]}'
         text = described % b",".join([b"1"] * 50_000)
-        for size in (len(text), 200_000):  # once here, once in another process
+        for size in (len(text), 200_000):  # once in the gateway, once in the codec process
             client = await rig.connect()
             client.send(infer(text.ljust(size), model="free"))
-            await rig.until(lambda: bool(rig.serving.calls))
-            assert rig.server.budget.used == 400_000
+            await rig.until(lambda: bool(rig.runtime.calls))
+            assert rig.server.context.budget.used == 400_000
             client.reset()
-            await rig.until(lambda: not rig.server.budget.used)
-            rig.serving.calls.clear()
+            await rig.until(lambda: not rig.server.context.budget.used)
+            rig.runtime.calls.clear()
         refused = await rig.infer(body(tensor([1] * 100_000, [100_000], "FP64")), model="whole")
         assert (refused.status, refused.json["reason"]) == (503, "memory")
 
-    run(story, replace(QUICK, bodies_bytes_max=700_000, body_bytes_max=350_000))
+    run(scenario, replace(QUICK, bodies_bytes_max=700_000, body_bytes_max=350_000))
 
 
-# --- limits before parsing ------------------------------------------------------------------------
-
-
-def test_a_tenant_at_its_rate_is_told_before_its_body_is_looked_at() -> None:
-    async def story(rig: Rig) -> None:
+def test_the_rate_limit_is_checked_before_the_body() -> None:
+    async def scenario(rig: Rig) -> None:
         assert (await rig.infer(body())).status == 200
         for nonsense in (b"{", b"[" * 100_000):
             client = await rig.connect()
@@ -167,83 +158,83 @@ def test_a_tenant_at_its_rate_is_told_before_its_body_is_looked_at() -> None:
             reply = await client.reply()
             assert (reply.status, reply.json["reason"]) == (429, "rate_limited")
             client.send(request("GET", "/livez"))
-            assert (await client.reply()).status == 200  # what followed was thrown away, all of it
+            assert (await client.reply()).status == 200  # the body was read and discarded
         head = infer(body(), "Expect: 100-continue").partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
         assert (await rig.ask(head)).status == 429
 
-    run(story, replace(QUICK, tenants=(TenantLimit(0, rate_per_s=0.001, burst=1),)))
+    run(scenario, replace(QUICK, tenants=(TenantLimit(0, rate_per_s=0.001, burst=1),)))
 
 
-def test_a_place_is_taken_with_the_headers_and_free_again_however_it_ends() -> None:
-    async def story(rig: Rig) -> None:
-        anyone = rig.server.keys.anyone
+def test_concurrency_is_counted_from_the_headers_and_always_released() -> None:
+    async def scenario(rig: Rig) -> None:
+        anonymous = rig.server.context.keys.anonymous
         unfinished = await rig.connect()
         unfinished.send(infer(body())[:-1])
-        await rig.until(lambda: anyone.open == 1)
+        await rig.until(lambda: anonymous.in_flight == 1)
         assert (await rig.infer(body())).json["reason"] == "concurrency_limited"
         unfinished.reset()
-        await rig.until(lambda: anyone.open == 0)
-        for asked in (infer(b"{"), infer(body(), model="nobody"), infer(b" " * 70_000)):
-            assert (await rig.ask(asked)).status in (400, 404, 413)
-            assert anyone.open == 0
+        await rig.until(lambda: anonymous.in_flight == 0)
+        for request_bytes in (infer(b"{"), infer(body(), model="nobody"), infer(b" " * 70_000)):
+            assert (await rig.ask(request_bytes)).status in (400, 404, 413)
+            assert anonymous.in_flight == 0
         client = await rig.connect()
         client.send(infer(body())[:-1])
         assert (await client.reply()).status == 408
         assert (await rig.infer(body())).status == 200
-        assert anyone.open == 0
+        assert anonymous.in_flight == 0
 
     limits = (TenantLimit(0, concurrency_max=1),)
-    run(story, replace(QUICK, tenants=limits, body_timeout_s=1.5, json_bytes_max=65_536))
+    run(scenario, replace(QUICK, tenants=limits, body_timeout_s=1.5, json_bytes_max=65_536))
 
 
-def test_no_memory_costs_nothing_of_the_rate() -> None:
-    async def story(rig: Rig) -> None:
-        assert rig.server.budget.take(0, 800_000)
+def test_a_request_without_memory_costs_no_token() -> None:
+    async def scenario(rig: Rig) -> None:
+        assert rig.server.context.budget.reserve(0, 800_000)
         for _ in range(5):
             assert (await rig.ask(raw(300_000))).json["reason"] == "memory"
         assert (await rig.infer(body())).status == 200
 
     limits = (TenantLimit(0, rate_per_s=0.001, burst=1),)
-    run(story, replace(QUICK, tenants=limits, bodies_bytes_max=1_000_000, body_bytes_max=300_000))
+    run(
+        scenario, replace(QUICK, tenants=limits, bodies_bytes_max=1_000_000, body_bytes_max=300_000)
+    )
 
 
-def test_too_much_text_is_refused_by_its_headers_and_says_what_to_do() -> None:
-    async def story(rig: Rig) -> None:
-        for asked in (
+def test_long_text_is_refused_by_its_headers_with_advice() -> None:
+    async def scenario(rig: Rig) -> None:
+        for request_bytes in (
             infer(b" " * 2000),
             CHUNKED + b"7d0\r\n" + b" " * 2000 + b"\r\n0\r\n\r\n",
             request("POST", "/invocations", b" " * 2000, "Content-Type: text/csv"),
         ):
             client = await rig.connect()
-            client.send(asked)
+            client.send(request_bytes)
             reply = await client.reply()
             assert (reply.status, "binary_data_size" in reply.json["error"]) == (413, True)
             client.send(request("GET", "/livez"))
             assert (await client.reply()).status == 200
 
-    run(story, replace(QUICK, json_bytes_max=1000))
+    run(scenario, replace(QUICK, json_bytes_max=1000))
 
 
-def test_a_refusal_before_the_body_looks_like_the_client_s_interface() -> None:
-    async def story(rig: Rig) -> None:
+def test_an_early_error_has_the_format_of_the_clients_interface() -> None:
+    async def scenario(rig: Rig) -> None:
         for path, status, kind in (
             ("/endpoints/echo/invocations", 429, "ModelNotReadyException"),
             ("/invocations", 429, None),
         ):
-            asked = request("POST", path, b"[[1,2]]", "Content-Type: application/json")
-            reply = await rig.ask(asked)
+            request_bytes = request("POST", path, b"[[1,2]]", "Content-Type: application/json")
+            reply = await rig.ask(request_bytes)
             assert (reply.status, reply.headers.get("x-amzn-errortype")) == (status, kind)
 
     limit = TenantLimit(0, rate_per_s=0.001, burst=1)
 
     async def spent(rig: Rig) -> None:
         await rig.infer(body())
-        await story(rig)
+        await scenario(rig)
 
     run(spent, replace(QUICK, tenants=(limit,)))
 
-
-# --- all of it, in any order ----------------------------------------------------------------------
 
 ANY_ORDER = GatewayConfig(
     sweep_s=0.02,
@@ -252,7 +243,7 @@ ANY_ORDER = GatewayConfig(
     inline_elements_max=64,
     bodies_bytes_max=400_000,
     body_bytes_max=100_000,
-    answer_bytes_max=200_000,
+    response_bytes_max=200_000,
     body_timeout_s=0.2,
     write_timeout_s=0.2,
     write_high_water=4096,
@@ -283,10 +274,13 @@ def _requests(rng: Random) -> bytes:
 
 async def _one_client(rig: Rig, rng: Random) -> None:
     client = await rig.connect()
-    asked = _requests(rng)
+    request_bytes = _requests(rng)
     if rng.random() < 0.3:
-        asked = asked[: rng.randrange(len(asked))]
-    for part in (asked[: len(asked) // 2], asked[len(asked) // 2 :]):
+        request_bytes = request_bytes[: rng.randrange(len(request_bytes))]
+    for part in (
+        request_bytes[: len(request_bytes) // 2],
+        request_bytes[len(request_bytes) // 2 :],
+    ):
         client.send(part)
         await asyncio.sleep(rng.random() * 0.03)
     await _leave(client, rng)
@@ -314,17 +308,17 @@ SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2,
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_budget_is_empty_in_the_end(seed: int) -> None:
-    """Requests, disconnects, expiries, a codec that dies, in any order: nothing is kept."""
+    """Requests, disconnects, expiries, a codec that dies, in any order: nothing leaks."""
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         rng = Random(seed)
-        rig.serving.mode = "echo"
+        rig.runtime.mode = "echo"
 
         async def disturb() -> None:
             for _ in range(40):
                 await asyncio.sleep(0.03)
-                rig.serving.mode = rng.choice(["echo", "echo", "never", "fail", "large", "raise"])
-                pid = rig.server.codec.lanes[0].pid
+                rig.runtime.mode = rng.choice(["echo", "echo", "never", "fail", "large", "raise"])
+                pid = rig.server.context.codec.processes[0].pid
                 if pid is not None and rng.random() < 0.1:
                     os.kill(pid, signal.SIGKILL)
 
@@ -333,19 +327,19 @@ def test_the_budget_is_empty_in_the_end(seed: int) -> None:
                 await _one_client(rig, rng)
 
         await asyncio.gather(disturb(), *(many_clients() for _ in range(8)))
-        rig.serving.mode = "echo"
-        for call in list(rig.serving.calls):  # those that never were, and now nobody wants
+        rig.runtime.mode = "echo"
+        for call in list(rig.runtime.calls):  # calls of mode `never`, after their responses
             if call.outcome is None:
-                rig.serving.answer(call)
+                rig.runtime.complete(call)
         for client in rig.clients:
             client.writer.close()
-        budget, keys = rig.server.budget, rig.server.keys
+        budget, keys = rig.server.context.budget, rig.server.context.keys
         await rig.until(lambda: not rig.server.connections)
         await rig.until(lambda: not budget.used)
         assert all(not budget.used_by(tenant) for tenant in keys.client_ids)
-        assert all(not tenant.open for tenant in keys._tenants.values())
+        assert all(not tenant.in_flight for tenant in keys._tenants.values())
         key = "X-API-Key: first"
         assert (await rig.infer(body(), key)).status == 200
         assert (await rig.ask(raw(90_000, key, parameters=BINARY))).status == 200
 
-    run(story, ANY_ORDER)
+    run(scenario, ANY_ORDER)

@@ -1,4 +1,4 @@
-"""The clients that people have, as they are: Triton's and SageMaker's."""
+"""Existing client libraries against the gateway: Triton's and SageMaker's (boto3)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_triton(is_binary: bool) -> None:
             array = np.array([[1.5, 2.5], [3.5, 4.5]], np.float32)
             given = http.InferInput("x", array.shape, "FP32")
             given.set_data_from_numpy(array, binary_data=is_binary)
-            wanted = http.InferRequestedOutput("x", binary_data=is_binary)
-            answer = client.infer("echo", [given], outputs=[wanted], request_id="7", priority=1)
+            requested = http.InferRequestedOutput("x", binary_data=is_binary)
+            answer = client.infer("echo", [given], outputs=[requested], request_id="7", priority=1)
             np.testing.assert_array_equal(answer.as_numpy("x"), array)
             assert answer.get_response()["id"] == "7"
             texts = np.array([["grüße".encode()]], np.object_)
@@ -34,14 +34,16 @@ def test_triton(is_binary: bool) -> None:
             given.set_data_from_numpy(texts, binary_data=is_binary)
             answer = client.infer("bytes", [given])
             assert answer.as_numpy("x").ravel()[0] == texts[0, 0]
-            with pytest.raises(http.InferenceServerException, match="no model 'nobody'"):
+            with pytest.raises(
+                http.InferenceServerException, match="the model 'nobody' does not exist"
+            ):
                 client.infer("nobody", [given])
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         await asyncio.to_thread(ask, rig.port)
-        assert rig.serving.calls[0].priority == -3
+        assert rig.runtime.calls[0].priority == -3
 
-    run(story)
+    run(scenario)
 
 
 def test_sagemaker() -> None:
@@ -58,7 +60,7 @@ def test_sagemaker() -> None:
             config=config,
         )
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         client = await asyncio.to_thread(client_for, rig)
 
         def ask(kind: str, data: bytes, model: str = "echo") -> Any:
@@ -75,20 +77,20 @@ def test_sagemaker() -> None:
         assert json.loads(answer["Body"].read())["outputs"][0]["data"] == [1.0, 2.5]
         answer = await asyncio.to_thread(ask, "text/csv", b"1,2\n")
         assert answer["Body"].read() == b"1.0,2.0\n"
-        assert rig.serving.calls[0].priority == -2
+        assert rig.runtime.calls[0].priority == -2
         for mode, name in (
             ("fail", "ModelError"),
             ("overloaded", "ModelNotReadyException"),
             ("lost", "ServiceUnavailable"),
         ):
-            rig.serving.mode = mode
+            rig.runtime.mode = mode
             with pytest.raises(getattr(client.exceptions, name)) as caught:
                 await asyncio.to_thread(ask, "application/json", text)
             if mode == "fail":
                 assert caught.value.response["OriginalStatusCode"] == 500
-        rig.serving.mode = "echo"
+        rig.runtime.mode = "echo"
         with pytest.raises(client.exceptions.ValidationError):
             await asyncio.to_thread(ask, "application/json", text, "nobody")
         await asyncio.to_thread(client.close)
 
-    run(story)
+    run(scenario)

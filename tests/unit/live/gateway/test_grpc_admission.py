@@ -1,4 +1,4 @@
-"""Before a message is read: keys, limits and memory; and what a sender can make others wait for."""
+"""Admission of RPCs: keys, limits and memory before a message is read, and slow senders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from grpc_rig import Rig, run
 
 from headgate.live.call import GatewayPhase
 from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit
-from headgate.live.gateway.grpc import admission as grpc_guard
+from headgate.live.gateway.grpc import admission as grpc_admission
 from headgate.live.gateway.grpc.admission import LOOKAHEAD_BYTES, WAITING_MAX
 from headgate.live.gateway.grpc.messages import SERVICE
 
@@ -27,13 +27,13 @@ INFER = f"/{SERVICE}/ModelInfer"
 CHECK = "/grpc.health.v1.Health/Check"
 KEYS = tuple(ApiKey(sha256(f"key {n}".encode()).hexdigest(), n) for n in (1, 2))
 MEGABYTE = 1 << 20
-# Each of three tenants (the first has no key) can have one message on its way.
+# Each of three tenants (the first has no key) can have one message being read.
 SMALL = GatewayConfig(body_bytes_max=MEGABYTE, bodies_bytes_max=6 * MEGABYTE)
 KEYED = GatewayConfig(body_bytes_max=MEGABYTE, bodies_bytes_max=6 * MEGABYTE, keys=KEYS)
 
 
 class Sender:
-    """An RPC whose message comes when a test says so."""
+    """An RPC whose message is sent when a test says so."""
 
     def __init__(self, rig: Rig, path: str = INFER, key: str = "") -> None:
         metadata = (("x-api-key", key),) if key else ()
@@ -41,14 +41,14 @@ class Sender:
         self.call = stub(timeout=60, metadata=metadata)
 
     async def send(self, message: bytes) -> bytes:
-        """Send a message, and wait for the answer."""
+        """Send a message, and wait for the response."""
         await self.call.write(message)
         answer = await self.call
         assert isinstance(answer, bytes)
         return answer
 
     async def refused(self) -> tuple[StatusCode, str]:
-        """The status and the reason, which come although no message was sent."""
+        """The status and the reason of an RPC whose message was never sent."""
         with pytest.raises(AioRpcError) as error:
             await self.call
         trailers = dict(error.value.trailing_metadata())
@@ -62,116 +62,118 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 def reading(rig: Rig) -> int:
-    """How many have room for a message that has not come."""
-    return rig.http.budget.used // MEGABYTE
+    """How many RPCs hold memory for a message that has not arrived."""
+    return rig.context.budget.used // MEGABYTE
 
 
 def test_without_a_key_nothing_is_read_and_nothing_is_held() -> None:
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         for key, path in (("", INFER), ("wrong", INFER), ("", f"/{SERVICE}/ModelReady")):
             refusal = await Sender(rig, path, key).refused()
             assert refusal == (StatusCode.UNAUTHENTICATED, "unauthenticated")
-        assert rig.http.budget.used == 0
+        assert rig.context.budget.used == 0
         assert rig.responses("UNAUTHENTICATED", "unauthenticated") == 3
         answer = await Sender(rig, key="key 1").send(rig.row().SerializeToString())
         assert rig.messages["ModelInferResponse"].FromString(answer).model_name == "echo"
-        assert rig.serving.calls[0].client_id == 1
+        assert rig.runtime.calls[0].client_id == 1
 
-    run(story, KEYED)
+    run(scenario, KEYED)
 
 
-def test_limits_of_a_tenant_come_before_its_message() -> None:
-    async def story(rig: Rig) -> None:
+def test_limits_of_a_tenant_are_checked_before_its_message() -> None:
+    async def scenario(rig: Rig) -> None:
         await rig.infer()
         assert await Sender(rig).refused() == (StatusCode.RESOURCE_EXHAUSTED, "rate_limited")
         assert rig.responses("RESOURCE_EXHAUSTED", "rate_limited") == 1
         assert rig.responses("OK") == 1
 
-    run(story, GatewayConfig(tenants=(TenantLimit(0, rate_per_s=0.001),)))
+    run(scenario, GatewayConfig(tenants=(TenantLimit(0, rate_per_s=0.001),)))
 
 
-def test_a_message_is_held_at_its_size_until_it_is_answered() -> None:
-    """While it comes, the largest is; afterwards what it is, and in the end nothing."""
+def test_a_message_is_held_until_its_response() -> None:
+    """Held: the largest size while a message arrives, then its own size, in the end nothing."""
 
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "never"
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "never"
         sender = Sender(rig)
-        await until(lambda: rig.http.budget.used == MEGABYTE + LOOKAHEAD_BYTES)
+        await until(lambda: rig.context.budget.used == MEGABYTE + LOOKAHEAD_BYTES)
         request = rig.messages["ModelInferRequest"](model_name="echo")
         request.inputs.add(name="x", datatype="FP32", shape=(8, 2))
         request.raw_input_contents.append(bytes(64))
         message = request.SerializeToString()
         asking = asyncio.ensure_future(sender.send(message))
-        await until(lambda: bool(rig.serving.calls))
-        assert rig.http.budget.used == len(message) + LOOKAHEAD_BYTES
-        rig.serving.mode = "echo"
-        rig.serving.answer(rig.serving.calls[0])
+        await until(lambda: bool(rig.runtime.calls))
+        assert rig.context.budget.used == len(message) + LOOKAHEAD_BYTES
+        rig.runtime.mode = "echo"
+        rig.runtime.complete(rig.runtime.calls[0])
         await asking
-        assert rig.http.budget.used == 0
+        assert rig.context.budget.used == 0
 
-    run(story, SMALL)
+    run(scenario, SMALL)
 
 
-def test_what_ends_an_rpc_gives_back_what_it_held() -> None:
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "never"
+def test_memory_is_released_however_an_rpc_ends() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "never"
         for cancel_at in (0, 1):
             sender = Sender(rig)
             await until(lambda: reading(rig) == 1)
             if cancel_at:
                 await sender.call.write(rig.row().SerializeToString())
-                await until(lambda: bool(rig.serving.calls))
+                await until(lambda: bool(rig.runtime.calls))
             sender.call.cancel()
-            await until(lambda: rig.http.budget.used == 0)
-        assert rig.serving.cancelled == rig.serving.calls
+            await until(lambda: rig.context.budget.used == 0)
+        assert rig.runtime.cancelled == rig.runtime.calls
         gone, silent = ("CANCELLED", "client_gone"), ("INVALID_ARGUMENT", "no_message")
         await until(lambda: rig.responses(*gone) + rig.responses(*silent) == 2)
         for message in (b"\xff", b"\x78\x01" * 100_000, bytes(2 * MEGABYTE)):
             await rig.refused(message)
-            await until(lambda: rig.http.budget.used == 0)
+            await until(lambda: rig.context.budget.used == 0)
 
-    run(story, SMALL)
+    run(scenario, SMALL)
 
 
-def test_a_call_that_has_expired_is_held_until_the_runtime_is_done_with_it() -> None:
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "never"
+def test_an_expired_call_is_held_until_the_runtime_has_finished_it() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "never"
         request = rig.row()
         request.parameters["timeout"].int64_param = 50_000
         code, _ = await rig.refused(request, timeout_s=None)
         assert code is StatusCode.DEADLINE_EXCEEDED
-        assert rig.http.budget.used > 0
-        rig.serving.mode = "expire"
-        rig.serving.answer(rig.serving.calls[0])
-        assert rig.http.budget.used == 0
+        assert rig.context.budget.used > 0
+        rig.runtime.mode = "expire"
+        rig.runtime.complete(rig.runtime.calls[0])
+        assert rig.context.budget.used == 0
 
-    run(story, SMALL)
+    run(scenario, SMALL)
 
 
-def test_a_large_answer_is_held_until_it_is_sent() -> None:
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "large"
+def test_a_large_response_is_held_until_it_is_sent() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "large"
         await rig.infer()
-        await until(lambda: rig.http.budget.used == 0)
-        taken = rig.http.budget.total - LOOKAHEAD_BYTES - MEGABYTE  # just enough to read a message
-        assert rig.http.budget.take(0, taken)
-        rig.serving.mode = "never"
+        await until(lambda: rig.context.budget.used == 0)
+        taken = (
+            rig.context.budget.total - LOOKAHEAD_BYTES - MEGABYTE
+        )  # just enough to read a message
+        assert rig.context.budget.reserve(0, taken)
+        rig.runtime.mode = "never"
         asking = asyncio.ensure_future(rig.refused())
-        await until(lambda: bool(rig.serving.calls[1:]))
-        assert rig.http.budget.take(0, MEGABYTE - 1000)
-        rig.serving.mode = "large"
-        rig.serving.answer(rig.serving.calls[1])
+        await until(lambda: bool(rig.runtime.calls[1:]))
+        assert rig.context.budget.reserve(0, MEGABYTE - 1000)
+        rig.runtime.mode = "large"
+        rig.runtime.complete(rig.runtime.calls[1])
         assert (await asking)[0] is StatusCode.UNAVAILABLE
         assert rig.trailers["headgate-reason"] == "answers"
-        assert rig.http.budget.used == taken + MEGABYTE - 1000
+        assert rig.context.budget.used == taken + MEGABYTE - 1000
 
-    run(story, SMALL)
+    run(scenario, SMALL)
 
 
-def test_one_tenants_senders_do_not_keep_anothers_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_guard, "SLOW_S", 60.0)
+def test_slow_senders_of_one_tenant_do_not_delay_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_admission, "SLOW_S", 60.0)
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         silent = [Sender(rig, key="key 1") for _ in range(20)]
         await until(lambda: reading(rig) >= 1)
         row = rig.row().SerializeToString()
@@ -179,54 +181,54 @@ def test_one_tenants_senders_do_not_keep_anothers_waiting(monkeypatch: pytest.Mo
             await Sender(rig, key="key 2").send(row)
         for sender in silent:
             sender.call.cancel()
-        await until(lambda: rig.http.budget.used == 0)
+        await until(lambda: rig.context.budget.used == 0)
 
-    run(story, KEYED)
+    run(scenario, KEYED)
 
 
-def test_who_waits_for_room_gets_it_in_turn() -> None:
-    """One message at a time fits: the second is read when the first has come."""
+def test_waiting_rpcs_get_memory_in_order() -> None:
+    """One message fits at a time: the second is read when the first has arrived."""
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         first = Sender(rig)
         await until(lambda: reading(rig) == 1)
         row = rig.row().SerializeToString()
         others = [asyncio.ensure_future(Sender(rig).send(row)) for _ in range(5)]
         await asyncio.sleep(0.05)
-        assert not rig.serving.calls and reading(rig) == 1
+        assert not rig.runtime.calls and reading(rig) == 1
         await first.send(row)
         await asyncio.gather(*others)
-        assert len(rig.serving.calls) == 6 and rig.http.budget.used == 0
+        assert len(rig.runtime.calls) == 6 and rig.context.budget.used == 0
 
-    run(story, GatewayConfig(body_bytes_max=MEGABYTE, bodies_bytes_max=2 * MEGABYTE))
+    run(scenario, GatewayConfig(body_bytes_max=MEGABYTE, bodies_bytes_max=2 * MEGABYTE))
 
 
-def test_who_waits_too_long_for_room_is_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_guard, "WAIT_S", 0.05)
+def test_an_rpc_that_waits_too_long_for_memory_may_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_admission, "WAIT_S", 0.05)
 
-    async def story(rig: Rig) -> None:
-        assert rig.http.budget.take(0, 2 * MEGABYTE - LOOKAHEAD_BYTES)
+    async def scenario(rig: Rig) -> None:
+        assert rig.context.budget.reserve(0, 2 * MEGABYTE - LOOKAHEAD_BYTES)
         code, _ = await rig.refused()
         assert (code, rig.trailers["headgate-reason"]) == (StatusCode.UNAVAILABLE, "memory")
         assert int(rig.trailers["grpc-retry-pushback-ms"]) > 0
-        assert rig.http.budget.take(0, LOOKAHEAD_BYTES)
+        assert rig.context.budget.reserve(0, LOOKAHEAD_BYTES)
         assert (await rig.refused())[0] is StatusCode.UNAVAILABLE
-        rig.http.budget.give(0, 2 * MEGABYTE)
+        rig.context.budget.release(0, 2 * MEGABYTE)
         await rig.infer()
 
-    run(story, GatewayConfig(body_bytes_max=MEGABYTE, bodies_bytes_max=2 * MEGABYTE))
+    run(scenario, GatewayConfig(body_bytes_max=MEGABYTE, bodies_bytes_max=2 * MEGABYTE))
     assert WAITING_MAX * LOOKAHEAD_BYTES == 64 * MEGABYTE
 
 
-def test_a_slow_sender_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When its time is up; or earlier, when others wait for its room."""
+def test_a_slow_sender_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the time limit, or earlier when other RPCs wait for memory."""
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         slow = (StatusCode.DEADLINE_EXCEEDED, "slow")
         assert await Sender(rig).refused() == slow
-        await until(lambda: rig.http.budget.used == 0)
+        await until(lambda: rig.context.budget.used == 0)
 
-    run(story, GatewayConfig(body_timeout_s=0.1))
+    run(scenario, GatewayConfig(body_timeout_s=0.1))
 
     async def crowded(rig: Rig) -> None:
         silent = Sender(rig)
@@ -235,14 +237,14 @@ def test_a_slow_sender_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
         assert await silent.refused() == (StatusCode.UNAVAILABLE, "slow")
         await asking
 
-    monkeypatch.setattr(grpc_guard, "SLOW_S", 0.1)
+    monkeypatch.setattr(grpc_admission, "SLOW_S", 0.1)
     run(crowded, GatewayConfig(body_bytes_max=MEGABYTE, bodies_bytes_max=2 * MEGABYTE))
 
 
-def test_probes_are_answered_whoever_else_is_slow() -> None:
-    """They have no key: their messages are small, are read one at a time, and nobody waits."""
+def test_probes_succeed_beside_slow_senders() -> None:
+    """Public methods: their small messages are read one at a time, and nobody waits."""
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         silent = [Sender(rig, CHECK) for _ in range(3)]
         await asyncio.sleep(0.05)
         stub: Any = rig.channel.unary_unary(CHECK)
@@ -255,13 +257,13 @@ def test_probes_are_answered_whoever_else_is_slow() -> None:
         with pytest.raises(AioRpcError) as error:
             await stub(HealthCheckRequest(service="x" * 5000).SerializeToString())
         assert error.value.code() is StatusCode.INVALID_ARGUMENT
-        assert rig.http.budget.used == 0
+        assert rig.context.budget.used == 0
 
-    run(story, KEYED)
+    run(scenario, KEYED)
 
 
-def test_what_there_is_not_is_said_and_counted() -> None:
-    async def story(rig: Rig) -> None:
+def test_unknown_methods_are_refused_and_counted() -> None:
+    async def scenario(rig: Rig) -> None:
         stub: Any = rig.channel.unary_unary(f"/{SERVICE}/ModelExplode")
         with pytest.raises(AioRpcError) as error:
             await stub(b"")
@@ -270,58 +272,58 @@ def test_what_there_is_not_is_said_and_counted() -> None:
         await rig.refused(b"\xff")
         assert rig.responses("INVALID_ARGUMENT", "invalid") == 1
 
-    run(story)
+    run(scenario)
 
 
-def test_leaving() -> None:
-    """New RPCs are refused, probes are answered, and what is not done in time is told so."""
+def test_shutdown() -> None:
+    """New RPCs are refused, probes get responses, and unfinished RPCs get UNAVAILABLE."""
 
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "never"
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "never"
         waiting = Sender(rig)
         await waiting.call.write(rig.row().SerializeToString())
-        await until(lambda: bool(rig.serving.calls))
+        await until(lambda: bool(rig.runtime.calls))
         sending = Sender(rig)
         await until(lambda: reading(rig) == 1)
-        rig.serving.phase = GatewayPhase.DRAINING
+        rig.runtime.phase = GatewayPhase.DRAINING
         code, _ = await rig.refused()
         assert (code, rig.trailers["headgate-reason"]) == (StatusCode.UNAVAILABLE, "draining")
         assert "retry-after-ms" in rig.trailers
         stub: Any = rig.channel.unary_unary(CHECK)
         answer = HealthCheckResponse.FromString(await stub(b""))
         assert answer.status == HealthCheckResponse.NOT_SERVING
-        rig.server.abandon_all()
+        rig.server.abort_all()
         for sender in (waiting, sending):
             assert await sender.refused() == (StatusCode.UNAVAILABLE, "draining")
-        assert rig.serving.cancelled == rig.serving.calls
-        assert rig.http.budget.used == 0
+        assert rig.runtime.cancelled == rig.runtime.calls
+        assert rig.context.budget.used == 0
 
-    run(story, SMALL)
+    run(scenario, SMALL)
 
 
 @pytest.mark.parametrize("exposes", [False, True])
-def test_what_a_function_says_when_it_breaks_is_for_the_log(
+def test_the_text_of_a_functions_exception_is_only_logged(
     exposes: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "fail"
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "fail"
         code, text = await rig.refused(metadata=(("x-request-id", "mine"),))
         assert (code, rig.trailers["x-request-id"]) == (StatusCode["INTERNAL"], "mine")
         assert text == ("division by zero" if exposes else "the function failed")
-        rig.serving.mode = "refuse"
-        assert (await rig.refused())[1] == "x must be positive"  # the client's own mistake
+        rig.runtime.mode = "refuse"
+        assert (await rig.refused())[1] == "x must be positive"  # the client's own error
 
     with caplog.at_level(logging.WARNING):
-        run(story, GatewayConfig(expose_errors=exposes))
+        run(scenario, GatewayConfig(expose_errors=exposes))
     (record,) = (r for r in caplog.records if "function failed" in r.getMessage())
     assert "division by zero" in record.getMessage()
     assert getattr(record, "request_id", "") == "mine"
 
 
-def test_a_message_is_let_go_without_the_garbage_collector() -> None:
-    """However its RPC ends: what waits for the collector is held outside any budget."""
+def test_a_message_is_freed_without_the_garbage_collector() -> None:
+    """However the RPC ends: memory that waits for the collector is outside any budget."""
 
-    async def story(rig: Rig) -> None:
+    async def scenario(rig: Rig) -> None:
         def request(model: str, **fields: Any) -> bytes:
             made = rig.messages["ModelInferRequest"](model_name=model, **fields)
             made.inputs.add(name="x", datatype="FP32", shape=(1, 2))
@@ -340,13 +342,13 @@ def test_a_message_is_let_go_without_the_garbage_collector() -> None:
                 ("echo", "nobody"),
                 ("echo", "echo"),  # whose rows have two elements
             ):
-                rig.serving.mode = mode
+                rig.runtime.mode = mode
                 message = request(model)
                 before = tracemalloc.get_traced_memory()[0]
                 for _ in range(10):
                     with suppress(AioRpcError):
                         await rig.ask("ModelInfer", message)
-                    rig.serving.calls.clear()
+                    rig.runtime.calls.clear()
                 await asyncio.sleep(0.05)
                 grown = tracemalloc.get_traced_memory()[0] - before
                 assert grown < 3 * len(message), (mode, model, grown)
@@ -354,18 +356,18 @@ def test_a_message_is_let_go_without_the_garbage_collector() -> None:
             tracemalloc.stop()
             gc.enable()
 
-    run(story)
+    run(scenario)
 
 
-def test_an_answer_may_be_too_large() -> None:
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "large"
+def test_a_response_that_is_too_large_is_an_error() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "large"
         code, text = await rig.refused()
         assert (code, rig.trailers["headgate-reason"]) == (
             StatusCode["INTERNAL"],
             "answer_too_large",
         )
         assert "50000" in text
-        assert rig.http.budget.used == 0
+        assert rig.context.budget.used == 0
 
-    run(story, GatewayConfig(answer_bytes_max=50_000))
+    run(scenario, GatewayConfig(response_bytes_max=50_000))

@@ -1,4 +1,4 @@
-"""Every answer is counted, whatever it is an answer to; and what is said of broken functions."""
+"""Every response is counted, errors included; and what clients learn about failures."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ KEY = "X-API-Key: a"
 
 
 def counted(rig: Rig) -> dict[Row, int]:
-    """What there is, but for the usual answer."""
+    """The counts, without those of success."""
     return {
         (code, reason): count
-        for (protocol, code, reason), count in rig.server.responses.counted()
+        for (protocol, code, reason), count in rig.server.context.responses.counted()
         if protocol == "http" and code != "200"
     }
 
 
 @pytest.mark.parametrize(
-    ("asked", "row"),
+    ("request_bytes", "row"),
     [
         (b"nonsense\r\n\r\n", ("400", "malformed")),
         (request("GET", "/livez").replace(b"Host: test\r\n", b""), ("400", "invalid")),
@@ -58,21 +58,21 @@ def counted(rig: Rig) -> dict[Row, int]:
     ],
     ids=lambda value: value[0] + value[1] if isinstance(value, tuple) else "",
 )
-def test_refusals_before_anybody_serves_them(asked: bytes, row: Row) -> None:
-    async def story(rig: Rig) -> None:
-        reply = await rig.ask(asked)
+def test_early_errors_are_counted(request_bytes: bytes, row: Row) -> None:
+    async def scenario(rig: Rig) -> None:
+        reply = await rig.ask(request_bytes)
         assert (str(reply.status), counted(rig)) == (row[0], {row: 1})
 
-    run(story, LIMITED)
+    run(scenario, LIMITED)
 
 
-def test_a_limit_of_a_tenant() -> None:
-    async def story(rig: Rig) -> None:
+def test_limits_of_a_tenant_are_counted() -> None:
+    async def scenario(rig: Rig) -> None:
         await rig.infer(body(), "X-API-Key: b")
         assert (await rig.infer(body(), "X-API-Key: b")).status == 429
         assert counted(rig) == {("429", "rate_limited"): 1}
 
-    run(story, LIMITED)
+    run(scenario, LIMITED)
 
 
 @pytest.mark.parametrize(
@@ -87,51 +87,51 @@ def test_a_limit_of_a_tenant() -> None:
         ("expire", ("504", "deadline_exceeded")),
     ],
 )
-def test_how_calls_end(mode: str, row: Row) -> None:
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = mode
+def test_outcomes_of_calls_are_counted(mode: str, row: Row) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = mode
         await rig.infer(body())
         assert counted(rig) == {row: 1}
 
-    run(story)
+    run(scenario)
 
 
-def test_one_connection_too_many_and_a_client_that_does_not_wait() -> None:
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "never"
+def test_excess_connections_and_vanished_clients_are_counted() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "never"
         client = await rig.connect()
         client.send(infer(body()))
-        await rig.until(lambda: bool(rig.serving.calls))
+        await rig.until(lambda: bool(rig.runtime.calls))
         assert (await (await rig.connect()).reply()).status == 503
         assert counted(rig) == {("503", "connections"): 1}
         client.reset()
         await rig.until(lambda: counted(rig).get(("499", "client_gone")) == 1)
 
-    run(story, replace(QUICK, connections_max=1))
+    run(scenario, replace(QUICK, connections_max=1))
 
 
-def test_probes_of_one_that_is_leaving() -> None:
-    async def story(rig: Rig) -> None:
-        rig.serving.phase = GatewayPhase.DRAINING
+def test_probes_are_counted_during_shutdown() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.phase = GatewayPhase.DRAINING
         await rig.ask(request("GET", "/readyz"))
         await rig.infer(body())
         assert counted(rig) == {("503", "not_ready"): 1, ("503", "draining"): 1}
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize("exposes", [False, True])
-def test_what_a_function_says_when_it_breaks_is_for_the_log(
+def test_the_text_of_a_functions_exception_is_only_logged(
     exposes: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = "division by zero" if exposes else "the function failed"
+    expected_text = "division by zero" if exposes else "the function failed"
 
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = "fail"
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "fail"
         reply = await rig.infer(body(), "X-Request-Id: mine")
         assert (reply.status, reply.json["error"], reply.json["reason"]) == (
             500,
-            said,
+            expected_text,
             "function_failed",
         )
         assert reply.json["request_id"] == "mine"
@@ -142,12 +142,12 @@ def test_what_a_function_says_when_it_breaks_is_for_the_log(
                 request("POST", path, given, "Content-Type: application/json", target)
             )
             shown = reply.json.get("OriginalMessage", reply.body.decode())
-            assert said in shown and exposes == ("division by zero" in reply.body.decode())
-        rig.serving.mode = "refuse"
+            assert expected_text in shown and exposes == ("division by zero" in reply.body.decode())
+        rig.runtime.mode = "refuse"
         assert (await rig.infer(body())).json["error"] == "x must be positive"
 
     with caplog.at_level(logging.WARNING):
-        run(story, replace(QUICK, expose_errors=exposes))
+        run(scenario, replace(QUICK, expose_errors=exposes))
     texts = [r.getMessage() for r in caplog.records if getattr(r, "request_id", "") == "mine"]
     assert texts == ["the function failed: division by zero"]
 
@@ -156,35 +156,37 @@ def test_what_a_function_says_when_it_breaks_is_for_the_log(
     "mode", ["overloaded", "infeasible", "refuse", "fail", "raise", "lost", "expire", "echo"]
 )
 def test_no_error_carries_a_traceback_or_a_path(mode: str) -> None:
-    """Whoever is at fault; a defect of the gateway itself included."""
+    """Whatever the cause, a defect of the gateway included."""
     rows, target = json.dumps(body()).encode(), "X-Amzn-SageMaker-Target-Model: echo"
-    asked = [infer(body()), infer(b"{"), infer(body(), model="nobody"), b"nonsense\r\n\r\n"]
-    asked.append(request("POST", "/invocations", rows, "Content-Type: application/json", target))
+    request_bytes = [infer(body()), infer(b"{"), infer(body(), model="nobody"), b"nonsense\r\n\r\n"]
+    request_bytes.append(
+        request("POST", "/invocations", rows, "Content-Type: application/json", target)
+    )
     private = ("Traceback", 'File "', ".py", str(Path(headgate.__file__).parent), str(Path.cwd()))
 
-    async def story(rig: Rig) -> None:
-        rig.serving.mode = mode
-        for each in asked:
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = mode
+        for each in request_bytes:
             reply = await rig.ask(each)
             assert reply.status >= 400 or mode == "echo"
             shown = reply.body.decode() + str(reply.headers)
             assert not [word for word in private if word in shown]
 
-    run(story)
+    run(scenario)
 
 
-def test_metrics_are_in_the_format_that_is_asked_for() -> None:
-    async def story(rig: Rig) -> None:
+def test_metrics_have_the_format_that_the_scraper_accepts() -> None:
+    async def scenario(rig: Rig) -> None:
         seen: list[str] = []
 
         def render(accept: str) -> tuple[bytes, str]:
             seen.append(accept)
             return b"# EOF\n", "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
-        rig.server.render_metrics = render
+        rig.server.context.render_metrics = render
         reply = await rig.ask(request("GET", "/metrics", b"", "Accept: some/thing"))
         assert reply.headers["content-type"].startswith("application/openmetrics-text")
         assert seen == ["some/thing"]
         await asyncio.sleep(0)
 
-    run(story, GatewayConfig())
+    run(scenario, GatewayConfig())

@@ -1,4 +1,4 @@
-"""Connections that are to be encrypted are counted and timed from when they are accepted."""
+"""TLS connections are counted and timed from the moment they are accepted."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_serving import FakeServing
-from gateway_rig import QUICK, Client, Rig, body, infer, raw, request, run_alone
+from fake_runtime import FakeRuntime
+from gateway_rig import QUICK, Client, Rig, body, infer, raw, request, run_on_loop
 
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.http.server import HttpServer
@@ -39,12 +39,12 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def encrypted(certificate: Path, config: GatewayConfig) -> AsyncIterator[Rig]:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
-    server = HttpServer(FakeServing(), config, lambda accept: (b"", ""))
+    server = HttpServer(FakeRuntime(), config, lambda accept: (b"", ""))
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     await server.listen(sock=listener, ssl=context)
-    serving = server.serving
-    assert isinstance(serving, FakeServing)
+    serving = server.context.api
+    assert isinstance(serving, FakeRuntime)
     made = Rig(serving, server, listener.getsockname()[1])
     try:
         yield made
@@ -52,7 +52,7 @@ async def encrypted(certificate: Path, config: GatewayConfig) -> AsyncIterator[R
         for client in made.clients:
             client.writer.close()
         server.close()
-        await made.until(lambda: not server.connections and not server.handshakes)
+        await made.until(lambda: not server.connections and not server.open.handshakes)
         await asyncio.sleep(0.01)
 
 
@@ -78,10 +78,10 @@ async def is_let_go(client: socket.socket) -> bool:
         return True
 
 
-def test_requests_are_answered(certificate: Path) -> None:
-    """Small ones, several at once, and one whose answer is written piece by piece."""
+def test_requests_over_tls(certificate: Path) -> None:
+    """Small requests, several at once, and one whose response is written in pieces."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with encrypted(certificate, QUICK) as rig:
             client = await connect(rig, certificate)
             client.send(infer(body(id="1")) + infer(body(id="2")))
@@ -93,24 +93,24 @@ def test_requests_are_answered(certificate: Path) -> None:
             assert (reply.status, len(reply.body) > 4_900_000) == (200, True)
             assert await client.is_closed()
             await rig.until(lambda: not rig.server.connections)
-            assert not rig.server.budget.used
+            assert not rig.server.context.budget.used
 
-    run_alone(story())
+    run_on_loop(scenario())
 
 
-def test_whoever_says_nothing_is_counted_and_let_go(certificate: Path) -> None:
-    async def story() -> None:
+def test_silent_handshakes_are_counted_and_time_out(certificate: Path) -> None:
+    async def scenario() -> None:
         config = replace(QUICK, connections_max=5, header_timeout_s=0.5)
         async with encrypted(certificate, config) as rig:
             clients = [silent(rig.port) for _ in range(20)]
             try:
-                await rig.until(lambda: len(rig.server.handshakes) == 5)
+                await rig.until(lambda: len(rig.server.open.handshakes) == 5)
                 for client in clients[5:]:  # at once
                     assert await is_let_go(client)
-                assert rig.server.excess() == 0
+                assert rig.server.open.excess() == 0
                 for client in clients[:5]:  # in time
                     assert await is_let_go(client)
-                await rig.until(lambda: not rig.server.handshakes)
+                await rig.until(lambda: not rig.server.open.handshakes)
                 good = await connect(rig, certificate)
                 good.send(LIVE)
                 assert (await good.reply()).status == 200
@@ -118,11 +118,11 @@ def test_whoever_says_nothing_is_counted_and_let_go(certificate: Path) -> None:
                 for client in clients:
                     client.close()
 
-    run_alone(story())
+    run_on_loop(scenario())
 
 
 def test_handshakes_and_connections_are_counted_together(certificate: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with encrypted(certificate, replace(QUICK, connections_max=2)) as rig:
             good = await connect(rig, certificate)
             good.send(LIVE)
@@ -132,72 +132,72 @@ def test_handshakes_and_connections_are_counted_together(certificate: Path) -> N
                 good.send(LIVE)
                 assert (await good.reply()).status == 200
 
-    run_alone(story())
+    run_on_loop(scenario())
 
 
 @pytest.mark.parametrize(
     "sent", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x00\x05hello"]
 )
-def test_what_is_no_handshake_ends_it(certificate: Path, sent: bytes) -> None:
-    async def story() -> None:
+def test_a_malformed_handshake_closes_the_connection(certificate: Path, sent: bytes) -> None:
+    async def scenario() -> None:
         async with encrypted(certificate, QUICK) as rig:
             with silent(rig.port) as client:
                 client.send(sent)
                 loop = asyncio.get_running_loop()
-                while True:  # an alert of TLS, perhaps, and then the end
+                while True:  # perhaps a TLS alert, then the end
                     try:
                         if not await asyncio.wait_for(loop.sock_recv(client, 100), 60):
                             break
                     except ConnectionError:
                         break
-            await rig.until(lambda: not rig.server.handshakes and not rig.server.connections)
+            await rig.until(lambda: not rig.server.open.handshakes and not rig.server.connections)
 
-    run_alone(story())
+    run_on_loop(scenario())
 
 
-def test_a_client_that_goes_within_the_handshake_is_forgotten(certificate: Path) -> None:
-    async def story() -> None:
+def test_a_disconnect_during_the_handshake_is_forgotten(certificate: Path) -> None:
+    async def scenario() -> None:
         async with encrypted(certificate, QUICK) as rig:
             with silent(rig.port) as client:
-                await rig.until(lambda: len(rig.server.handshakes) == 1)
+                await rig.until(lambda: len(rig.server.open.handshakes) == 1)
                 client.shutdown(socket.SHUT_RDWR)
-            await rig.until(lambda: not rig.server.handshakes)
+            await rig.until(lambda: not rig.server.open.handshakes)
 
-    run_alone(story())
+    run_on_loop(scenario())
 
 
-def test_closing_takes_handshakes_with_it(certificate: Path) -> None:
-    async def story() -> None:
+def test_closing_cancels_handshakes(certificate: Path) -> None:
+    async def scenario() -> None:
         async with encrypted(certificate, QUICK) as rig:
             with silent(rig.port) as client:
-                await rig.until(lambda: len(rig.server.handshakes) == 1)
+                await rig.until(lambda: len(rig.server.open.handshakes) == 1)
                 rig.server.close()
                 assert await is_let_go(client)
 
-    run_alone(story())
+    run_on_loop(scenario())
 
 
-def test_over_tls_a_client_that_closes_its_side_is_gone(certificate: Path) -> None:
-    async def story() -> None:
+def test_half_closing_over_tls_closes(certificate: Path) -> None:
+    async def scenario() -> None:
         async with encrypted(certificate, QUICK) as rig:
-            rig.serving.mode = "never"
+            rig.runtime.mode = "never"
             client = await connect(rig, certificate)
             client.send(infer(body()))
-            await rig.until(lambda: bool(rig.serving.calls))
+            await rig.until(lambda: bool(rig.runtime.calls))
             client.writer.close()
-            await rig.until(lambda: bool(rig.serving.cancelled))
+            await rig.until(lambda: bool(rig.runtime.cancelled))
 
-    run_alone(story())
+    run_on_loop(scenario())
 
 
-def test_the_kernel_keeps_as_many_in_line_as_was_asked_for() -> None:
-    """Nobody accepts them; 500 are connected all the same."""
+def test_the_backlog_of_the_tls_listener() -> None:
+    """500 clients are connected although none is accepted."""
     allowed = int(Path("/proc/sys/net/core/somaxconn").read_text())
     if allowed < 600:
         pytest.skip("the kernel keeps no more than that in line")
 
-    async def story() -> None:
-        server = HttpServer(FakeServing(), QUICK, lambda accept: (b"", ""))
+    async def scenario() -> None:
+        server = HttpServer(FakeRuntime(), QUICK, lambda accept: (b"", ""))
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
         await server.listen(sock=listener)
@@ -213,4 +213,4 @@ def test_the_kernel_keeps_as_many_in_line_as_was_asked_for() -> None:
             server.close()
             await asyncio.sleep(0.05)
 
-    run_alone(story())
+    run_on_loop(scenario())

@@ -1,4 +1,4 @@
-"""What a client is told when the Scheduler has settled its call without an answer."""
+"""The errors of calls that ended without a result."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ def settled(outcome: int, reason: str, retry_ns: int = 0) -> Call:
 
 @pytest.mark.parametrize("outcome", [Outcome.REJECTED, Outcome.FAILED])
 def test_a_function_that_cannot_be_loaded_is_503_before_and_after_admission(outcome: int) -> None:
-    refused = error_of(settled(outcome, Rejection.LOAD_FAILED, 1_500_000_000), GatewayConfig(), b"")
-    assert refused is not None
-    assert (refused.status, refused.reason) == (503, "load_failed")
-    assert refused.retry_ns == 1_500_000_000
-    assert "cannot be loaded" in refused.message
+    error = error_of(settled(outcome, Rejection.LOAD_FAILED, 1_500_000_000), GatewayConfig(), b"")
+    assert error is not None
+    assert (error.status, error.reason) == (503, "load_failed")
+    assert error.retry_ns == 1_500_000_000
+    assert "cannot be loaded" in error.message
 
 
 @pytest.mark.parametrize(
-    ("said", "word"),
+    ("failure", "reason"),
     [
         (f"f: {Failure.LOST}", "worker_lost"),
         (f"f: {Failure.KILLED_WORKER}", "worker_lost"),
         (Failure.POLICY_FAULT, "policy_fault"),
     ],
 )
-def test_what_failed_has_one_word_for_programs(said: str, word: str) -> None:
-    refused = error_of(settled(Outcome.FAILED, said), GatewayConfig(), b"")
-    assert refused is not None
-    assert (refused.status, refused.reason) == (503, word)
+def test_failures_have_a_reason_code_of_the_error(failure: str, reason: str) -> None:
+    error = error_of(settled(Outcome.FAILED, failure), GatewayConfig(), b"")
+    assert error is not None
+    assert (error.status, error.reason) == (503, reason)

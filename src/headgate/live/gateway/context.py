@@ -1,0 +1,102 @@
+"""What requests and connections of all front ends share: limits, tenants, memory, ids, counters.
+
+The HTTP server makes the context and refreshes it a few times a second (`refresh`). The gRPC front
+end uses the same one, so a tenant has one rate, one concurrency limit and one share of the memory
+budget, whichever protocol it speaks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import Callable
+from email.utils import formatdate
+from random import Random
+from typing import Final, final
+
+from headgate.core.clock import SECOND_NS
+from headgate.live.call import FrontEndApi, GatewayPhase
+from headgate.live.gateway.access_log import AccessLog
+from headgate.live.gateway.auth import ApiKeys
+from headgate.live.gateway.codec.client import Codec
+from headgate.live.gateway.config import GatewayConfig
+from headgate.live.gateway.memory_budget import Budget
+from headgate.live.telemetry.metrics import Responses
+
+_REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
+_RETRY_JITTER: Final = 0.25  # of the time after which a client may retry
+
+
+@final
+class GatewayContext:
+    """State shared by the front ends of one gateway. All of it is used on one event loop."""
+
+    def __init__(
+        self,
+        api: FrontEndApi,
+        config: GatewayConfig,
+        render_metrics: Callable[[str], tuple[bytes, str]],
+        responses: Responses | None = None,
+    ) -> None:
+        """`render_metrics` maps a scraper's `Accept` header to a page and its media type."""
+        self.api = api
+        self.config = config
+        self.render_metrics = render_metrics
+        self.responses = responses or Responses()
+        self.access_log: AccessLog | None = None
+        self.keys = ApiKeys(config)
+        self.timeout_max_ns = int(config.timeout_max_s * SECOND_NS)
+        self.budget = Budget(
+            # The largest request and its response always fit.
+            max(config.bodies_bytes_max, 2 * config.body_bytes_max),
+            self.keys.client_ids,
+            largest=config.body_bytes_max,
+        )
+        self.loop: asyncio.AbstractEventLoop
+        self.clock_s = 0.0  # the loop's clock at the last `refresh`
+        self.common_headers = b""  # header lines of every HTTP response
+        self._codec: Codec | None = None
+        self._rng = Random(secrets.randbits(64))
+        self._id_prefix = secrets.token_hex(6).encode()
+        self._ids = 0
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether every HTTP connection is closed with its next response."""
+        phase = self.api.phase
+        return phase is GatewayPhase.LEAVING or phase is GatewayPhase.DRAINING
+
+    @property
+    def codec(self) -> Codec:
+        """Reads and writes long texts. Made on first use: most gateways never need it."""
+        if self._codec is None:
+            self._codec = Codec(self.loop, self.config)
+        return self._codec
+
+    def refresh(self) -> None:
+        """Read the clock, update the `Date` header, and expire texts that wait for the codec."""
+        self.clock_s = self.loop.time()
+        self.common_headers = b"Server: %b\r\nDate: %b\r\n" % (
+            self.config.server_name.encode(),
+            formatdate(usegmt=True).encode(),
+        )
+        if self._codec is not None:
+            self._codec.sweep(self.clock_s)
+
+    def close(self) -> None:
+        """End the codec's processes."""
+        if self._codec is not None:
+            self._codec.close()
+
+    def request_id(self, given: bytes | None) -> bytes:
+        """The id of a request: the client's `X-Request-Id` if it is printable, or a new one."""
+        if given is not None and _REQUEST_ID.fullmatch(given):
+            return given
+        self._ids += 1
+        return b"%b-%x" % (self._id_prefix, self._ids)
+
+    def retry_ns(self, wait_ns: int) -> int:
+        """When a client may retry, with jitter so that not all clients come back at once."""
+        wait_ns = wait_ns or int(self.config.retry_after_s * SECOND_NS)
+        return int(wait_ns * (1.0 + _RETRY_JITTER * self._rng.random()))
