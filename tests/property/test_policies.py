@@ -51,7 +51,7 @@ class World:
 
     def setup(self, policy: str) -> Setup:
         kind = find_policy(policy)
-        return Setup(self.app, kind, validate=True, faults=self.plan.troubles())
+        return Setup(self.app, kind, validate=True, faults=self.plan.actions())
 
 
 @st.composite

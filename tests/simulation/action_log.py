@@ -86,7 +86,7 @@ def hashed(app: App, policy: str, seed: int) -> str:
         find_policy(policy),
         seed=seed,
         truth=GroundTruthConfig("lognormal", cv=0.5),
-        faults=random_plan(app, DURATION_NS, seed, intensity=2.0).troubles(),
+        faults=random_plan(app, DURATION_NS, seed, intensity=2.0).actions(),
     )
     requests = simulate(setup, arrivals, observer=observer).requests
     for column in (requests.started_ns, requests.finished_ns, requests.outcome):

@@ -124,7 +124,7 @@ def run(
         decision_ns=decision_ns,
         validate=True,
         records_spans=True,
-        faults=plan.troubles(),
+        faults=plan.actions(),
         limit_ns=10**6 * MS,
     )
     checkers = all_checkers(

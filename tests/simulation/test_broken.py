@@ -19,7 +19,7 @@ from headgate.core.states import Failure, Outcome, Rejection
 from headgate.policies import find_policy, policy_names
 from headgate.sim.engine import Engine
 from headgate.sim.faults import Fault
-from headgate.sim.interfaces import FaultAction, SimClient
+from headgate.sim.interfaces import SimClient, Simulation
 from headgate.workload import Arrivals
 
 from .apps import CLOUD, MS, make_app, run
@@ -130,24 +130,15 @@ def test_a_platform_takes_over_where_the_policy_uses_it(policy: str) -> None:
 # --- requests that kill their workers ----------------------------------------------------------
 
 
-class Killers(FaultAction):
-    """These requests end whatever node runs them."""
+class Poisoning(SimClient):
+    """Declares requests that crash every node that runs them, before the first event."""
 
     def __init__(self, *request_ids: int) -> None:
         self._request_ids = request_ids
 
-    def apply(self, engine: Engine, now_ns: int) -> None:
-        engine.killers.update(self._request_ids)
-
-
-class Arming(SimClient):
-    """Arms the killers before anything happens."""
-
-    def __init__(self, *request_ids: int) -> None:
-        self._trouble = Killers(*request_ids)
-
-    def on_start(self, engine: Engine) -> None:
-        self._trouble.apply(engine, 0)
+    def on_start(self, simulation: Simulation) -> None:
+        assert isinstance(simulation, Engine)
+        simulation.poisonous_requests.update(self._request_ids)
 
 
 def batching(policy: str) -> PolicyConfig:
@@ -179,7 +170,7 @@ def test_five_killers_among_innocents(policy: str) -> None:
         arrivals([(2 * ms, 0) for ms in range(80)], app),
         policy=find_policy(policy),
         config=batching(policy),
-        clients=[Arming(*killers)],
+        clients=[Poisoning(*killers)],
     )
     assert seen.count(NodeLost) <= 2 * len(killers)
     outcomes = columns.requests.outcome.tolist()

@@ -179,7 +179,7 @@ def test_a_copying_client_sends_something() -> None:
 def test_a_straggler_sees_the_end_of_what_nobody_waits_for(stays: bool) -> None:
     """A copy is answered at 11; the other runs on until 21, and only the straggler cares."""
     app = make_app(pools=(Pool(0, "gpu", nodes=2),))
-    setup = Setup(app, find_policy("balance"), faults=FaultPlan((SLOW,)).troubles())
+    setup = Setup(app, find_policy("balance"), faults=FaultPlan((SLOW,)).actions())
     clients: list[SimClient] = [HedgingClient([MS], copies=2)]
     if stays:
         clients.append(DrainWatcher(2 * MS))

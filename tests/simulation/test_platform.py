@@ -232,47 +232,47 @@ def test_to_go_over_to_calling_ends_the_rent() -> None:
 
 
 def test_fewer_go_at_once_and_more_take_their_time() -> None:
-    provision = ProvisionedConcurrency(PROVISIONED)
-    provision.set(0, 4)
-    provision.set(100 * MS, 1)
-    assert [provision.take(100 * MS) for _ in range(2)] == [True, False]
-    provision.set(100 * MS, 3)
-    assert not provision.take(149 * MS)
-    assert [provision.take(150 * MS) for _ in range(3)] == [True, True, False]
+    provisioned = ProvisionedConcurrency(PROVISIONED)
+    provisioned.resize(0, 4)
+    provisioned.resize(100 * MS, 1)
+    assert [provisioned.acquire(100 * MS) for _ in range(2)] == [True, False]
+    provisioned.resize(100 * MS, 3)
+    assert not provisioned.acquire(149 * MS)
+    assert [provisioned.acquire(150 * MS) for _ in range(3)] == [True, True, False]
 
 
 def test_those_on_their_way_are_not_late_because_more_were_asked_for() -> None:
-    provision = ProvisionedConcurrency(PROVISIONED)
-    provision.set(0, 2)
-    provision.set(40 * MS, 3)
-    assert not provision.take(49 * MS)
-    assert [provision.take(50 * MS) for _ in range(3)] == [True, True, False]
-    assert provision.take(90 * MS)
+    provisioned = ProvisionedConcurrency(PROVISIONED)
+    provisioned.resize(0, 2)
+    provisioned.resize(40 * MS, 3)
+    assert not provisioned.acquire(49 * MS)
+    assert [provisioned.acquire(50 * MS) for _ in range(3)] == [True, True, False]
+    assert provisioned.acquire(90 * MS)
 
 
 def test_one_that_runs_when_fewer_are_wanted_ends_its_call() -> None:
-    provision = ProvisionedConcurrency(PROVISIONED)
-    provision.set(0, 2)
-    assert [provision.take(50 * MS) for _ in range(2)] == [True, True]
-    provision.set(60 * MS, 1)
-    provision.give(70 * MS)
-    assert not provision.take(70 * MS)
-    provision.give(80 * MS)
-    assert provision.take(80 * MS)
+    provisioned = ProvisionedConcurrency(PROVISIONED)
+    provisioned.resize(0, 2)
+    assert [provisioned.acquire(50 * MS) for _ in range(2)] == [True, True]
+    provisioned.resize(60 * MS, 1)
+    provisioned.release()
+    assert not provisioned.acquire(70 * MS)
+    provisioned.release()
+    assert provisioned.acquire(80 * MS)
 
 
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 5)), max_size=20))
 def test_the_rent_is_the_sum_of_what_was_wanted_over_time(steps: list[tuple[int, int]]) -> None:
-    provision, now_ms, held_ms, count = ProvisionedConcurrency(PROVISIONED), 0, 0, 0
+    provisioned, now_ms, held_ms, count = ProvisionedConcurrency(PROVISIONED), 0, 0, 0
     for length_ms, wanted in steps:
         now_ms += length_ms
         held_ms += length_ms * count
         count = wanted
-        provision.set(now_ms * MS, count)
+        provisioned.resize(now_ms * MS, count)
         there = 0
-        while provision.take(now_ms * MS):
+        while provisioned.acquire(now_ms * MS):
             there += 1
         assert there <= count
         for _ in range(there):
-            provision.give(now_ms * MS)
-    assert provision.usd(now_ms * MS) == pytest.approx(held_ms / 1_000 * 0.1)
+            provisioned.release()
+    assert provisioned.usd(now_ms * MS) == pytest.approx(held_ms / 1_000 * 0.1)

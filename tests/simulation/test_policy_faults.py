@@ -84,7 +84,7 @@ def logged(probability: float) -> tuple[Setup, Log]:
     app = make_app(exec_ms=(10,))
     plan = FaultPlan((Fault("crash", 40 * MS, until_ns=50 * MS, node=0),))
     kind = faulty(find_policy("balance"), HOOKS, probability)
-    setup = Setup(app, kind, faults=plan.troubles(), survives_faults=True)
+    setup = Setup(app, kind, faults=plan.actions(), survives_faults=True)
     log = Log()
     simulate(setup, at_ms(*range(0, 100, 4)), observer=log)
     return setup, log

@@ -376,7 +376,7 @@ def _setup(case: RandomCase, kind: PolicyKind, seed: int) -> Setup:
         announces=case.announces,
         validate=True,
         records_spans=True,
-        faults=case.plan.troubles(),
+        faults=case.plan.actions(),
         limit_ns=_LIMIT_NS,
     )
 

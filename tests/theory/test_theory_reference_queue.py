@@ -6,13 +6,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from reference_queue import fifo_starts_ns
 from theory_systems import SERVICE_S, system
 
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Stage, Variant
 from headgate.metrics.columns import SpanKind
 from headgate.policies import find_policy
 from headgate.sim.ground_truth import GroundTruthConfig
-from headgate.sim.oracle import fifo_starts_ns
 from headgate.sim.run import Setup, simulate
 from headgate.workload import Arrivals, constant_column, poisson
 
