@@ -129,10 +129,10 @@ def run(
     )
     checkers = all_checkers(
         app,
-        duplicates="duplicate" in plan.kinds,
-        losses="lose" in plan.kinds,
-        thinks=decision_ns > 0,
-        drained=True,
+        allows_duplicates="duplicate" in plan.kinds,
+        allows_losses="lose" in plan.kinds,
+        has_decision_cost=decision_ns > 0,
+        is_drained=True,
     )
     seen = Checked(checkers)
     last_ns = int(arrivals.times_ns[-1]) if arrivals is not None else 0

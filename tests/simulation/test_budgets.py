@@ -35,7 +35,7 @@ from headgate.sim.run import Setup, build_schedulers, simulate
 from headgate.workload import Arrivals, constant_column
 
 from .apps import Checked
-from .planted import Entry, does, found
+from .checker_runs import Entry, does, violations
 
 S = SECOND_NS
 POLICIES = ("headgate", "threshold", "spock", "mark", "spandana", "serverless_only")
@@ -111,7 +111,7 @@ def test_no_budget_is_exceeded_by_more_than_one_call(policy: str, seed: int) -> 
     rng = Random(f"{policy}/{seed}")
     app, arrivals = random_world(rng), random_arrivals(rng)
     setup = Setup(app, find_policy(policy), config_of(policy, rng), seed=seed, validate=True)
-    seen = Checked(all_checkers(app, drained=False))
+    seen = Checked(all_checkers(app, is_drained=False))
     columns = simulate(setup, arrivals, observer=seen)
     seen.finish(columns)
     paid, cloud = paid_usd(app, seen), app.pools[1]
@@ -138,7 +138,7 @@ def test_calls_that_take_longer_than_they_should_cost_what_they_take_and_no_more
         truth = GroundTruthConfig(distribution="lognormal", cv=1.0)
         config = config_of(policy, rng)
         setup = Setup(app, find_policy(policy), config, seed=seed, truth=truth, validate=True)
-        seen = Checked(all_checkers(app, drained=False))
+        seen = Checked(all_checkers(app, is_drained=False))
         seen.finish(simulate(setup, arrivals, observer=seen))
 
 
@@ -148,7 +148,7 @@ def test_the_worlds_are_rich() -> None:
     for seed in range(40):
         rng = Random(f"headgate/{seed}")
         app, arrivals = random_world(rng), random_arrivals(rng)
-        seen = Checked(all_checkers(app, drained=False))
+        seen = Checked(all_checkers(app, is_drained=False))
         simulate(Setup(app, find_policy("headgate")), arrivals, observer=seen)
         calls += sum(isinstance(a, Dispatch) and a.node_id is None for a in seen.actions)
         warm.update(a.is_provisioned for a in seen.actions if isinstance(a, KeepWarm) and a.count)
@@ -195,23 +195,23 @@ def test_the_checker_sees_a_call_that_there_is_no_money_for() -> None:
     calls = [Dispatch(id, 0, [256 * id], 1, 0, None, None) for id in range(3)]
     end: Entry = (5, BatchFinished(0), [])
     refused: Entry = (5, BatchRefused(0, Refusal.THROTTLED), [])
-    assert found(Budgets(app), does(*calls[:2])) == ""
-    assert "$2.0 of $1.5 are spent" in found(Budgets(app), does(*calls))
-    assert "are spent" in found(Budgets(app), does(*calls[:2]), end, does(calls[2], now_ns=6))
-    assert found(Budgets(app), does(*calls[:2]), refused, does(calls[2], now_ns=6)) == ""
+    assert violations(Budgets(app), does(*calls[:2])) == ""
+    assert "$2.0 of $1.5 are spent" in violations(Budgets(app), does(*calls))
+    assert "are spent" in violations(Budgets(app), does(*calls[:2]), end, does(calls[2], now_ns=6))
+    assert violations(Budgets(app), does(*calls[:2]), refused, does(calls[2], now_ns=6)) == ""
     late: Entry = (MINUTE_NS - 1, BatchFinished(0), [])
     other: Entry = (MINUTE_NS - 1, BatchFinished(1), [])
     next_minute = does(calls[2], now_ns=MINUTE_NS)
-    assert found(Budgets(app), does(*calls[:2]), late, other, next_minute) == ""
+    assert violations(Budgets(app), does(*calls[:2]), late, other, next_minute) == ""
 
 
 def test_the_checker_counts_what_is_kept_warm() -> None:
     app = planted_app(BreakerConfig(usd_per_day=9.5))
     call = Dispatch(0, 0, [0], 1, 0, None, None)
     warm = does(KeepWarm(0, 0, 1, True), now_ns=S)
-    assert found(Budgets(app), warm, does(call, now_ns=10 * S)) == ""
-    assert "are spent" in found(Budgets(app), warm, does(call, now_ns=11 * S))
+    assert violations(Budgets(app), warm, does(call, now_ns=10 * S)) == ""
+    assert "are spent" in violations(Budgets(app), warm, does(call, now_ns=11 * S))
     cold = does(KeepWarm(0, 0, 0, True), now_ns=5 * S)
-    assert found(Budgets(app), warm, cold, does(call, now_ns=11 * S)) == ""
+    assert violations(Budgets(app), warm, cold, does(call, now_ns=11 * S)) == ""
     pinged = does(KeepWarm(0, 0, 10, False), now_ns=S)
-    assert "are spent" in found(Budgets(app), pinged, does(call, now_ns=2 * S))
+    assert "are spent" in violations(Budgets(app), pinged, does(call, now_ns=2 * S))

@@ -17,9 +17,9 @@ from headgate.core.events import (
     TimerFired,
 )
 from headgate.core.model import Limits
-from headgate.sim.checkers import Checker, Starts, Suspects
+from headgate.sim.checkers import Checker, StartBackoff, SuspectTasks
 
-from .planted import APP, Entry, does, finishes, found
+from .checker_runs import APP, Entry, does, finishes, violations
 
 SLOW = replace(APP, limits=Limits(start_backoff_ns=100))
 
@@ -44,7 +44,7 @@ def started(instance_id: int, now_ns: int = 2) -> Entry:
 
 
 def barred(*entries: Entry) -> bool:
-    return "while it is barred" in found(Starts(SLOW), joins(), *entries)
+    return "while it is barred" in violations(StartBackoff(SLOW), joins(), *entries)
 
 
 def test_a_start_that_failed_is_not_ordered_again_within_its_back_off() -> None:
@@ -86,8 +86,8 @@ def lost(batch_id: int, *, node_died: bool = True) -> Entry:
 
 
 def suspected(*entries: Entry) -> str:
-    checker: Checker = Suspects(APP)
-    return found(checker, joins(), starts(0, 1), started(0), *entries)
+    checker: Checker = SuspectTasks(APP)
+    return violations(checker, joins(), starts(0, 1), started(0), *entries)
 
 
 def test_who_was_alone_never_runs_again() -> None:

@@ -182,7 +182,10 @@ def test_a_plan_survives_json(seed: int) -> None:
     [
         ({}, "plan.yaml: faults: {}: must be a list"),
         ([{"kind": "crash"}], "faults[0]: {'kind': 'crash'}: needs `kind` and `at_ns`"),
-        ([{"kind": "flood", "at_ns": 1}], "faults[0].kind: 'flood': unknown kind of fault (allowed"),
+        (
+            [{"kind": "flood", "at_ns": 1}],
+            "kind: 'flood': unknown kind of fault (allowed",
+        ),
         ([{"kind": "cancel", "at_ns": 1}], "faults[0].cancel.share: is missing"),
         ([{"kind": "cancel", "at_ns": 1, "share": 0}], "cancel.share: 0: is out of range"),
         ([{"kind": "cancel", "at_ns": 1, "share": 1.5}], "more than 0, at most 1"),
@@ -206,11 +209,17 @@ def test_a_plan_that_makes_no_sense_is_refused_in_one_line(spec: object, complai
 @pytest.mark.parametrize(
     ("fault", "complaint"),
     [
-        (Fault("crash", 0, until_ns=1, node=2), "faults[0].node: 2: there is none"),
-        (Fault("throttle", 0, until_ns=1, pool=0), "faults[0].pool: 'gpu': is not serverless"),
-        (Fault("throttle", 0, until_ns=1, pool=7), "faults[0].pool: 7: there is none"),
-        (Fault("burst", 0, pipeline=1, count=1), "faults[0].pipeline: 1: there is none"),
-        (Fault("wrong_profile", 0, function=1, factor=2.0), "faults[0].function: 1: there is none"),
+        (Fault("crash", 0, until_ns=1, node=2), "faults[0].node: 2: does not exist"),
+        (
+            Fault("throttle", 0, until_ns=1, pool=0),
+            "pool: 'gpu': is not a serverless pool",
+        ),
+        (Fault("throttle", 0, until_ns=1, pool=7), "faults[0].pool: 7: does not exist"),
+        (Fault("burst", 0, pipeline=1, count=1), "faults[0].pipeline: 1: does not exist"),
+        (
+            Fault("wrong_profile", 0, function=1, factor=2.0),
+            "function: 1: does not exist",
+        ),
     ],
 )
 def test_a_plan_is_checked_against_the_application(fault: Fault, complaint: str) -> None:

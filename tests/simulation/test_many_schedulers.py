@@ -49,7 +49,7 @@ def test_a_start_that_waits_for_a_node_can_be_called_off() -> None:
     )
     assert columns.requests.outcome.tolist() == [Outcome.CANCELLED] * 2
     first = next(event for _, event in seen.events if isinstance(event, InstanceStopped))
-    assert (first.instance_id, first.reason) == (1, "never started")
+    assert (first.instance_id, first.reason) == (1, "the start was cancelled")
 
 
 def test_a_start_under_way_on_a_node_nobody_was_told_of_can_be_called_off() -> None:

@@ -141,7 +141,7 @@ def test_a_long_trace_is_cut_off_and_says_so() -> None:
     events = chrome_trace(run, spans_max=4)["traceEvents"]
     assert isinstance(events, list)
     assert sum(event["ph"] == "X" for event in events) == 4
-    assert [e["name"] for e in events if e["ph"] == "i"] == ["cut off: the first 4 of 9 spans"]
+    assert [e["name"] for e in events if e["ph"] == "i"] == ["truncated: the first 4 of 9 spans"]
 
 
 def test_an_empty_run_has_a_report_without_plots(tmp_path: Path) -> None:
@@ -169,4 +169,4 @@ def test_a_long_table_is_cut_off_in_the_page() -> None:
     page = run_page("t", summarise(run), {}, [])
     assert "client-199" in page
     assert "client-200" not in page
-    assert "and 100 more, in summary.json" in page
+    assert "100 more rows are in summary.json" in page
