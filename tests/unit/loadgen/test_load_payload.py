@@ -59,10 +59,10 @@ def test_the_seed_decides() -> None:
 @pytest.mark.parametrize(
     ("spec", "items", "problem"),
     [
-        (InputSpec("x", "BF16", (1,)), 1, "no such tensors"),
-        (InputSpec("x", "FP32", (1, 8)), 2, "takes no requests of 2 items"),
-        (InputSpec("x", "FP32", (10**6, 10**6)), 1, "no usable shape"),
-        (InputSpec("x", "FP32", (4, -2)), 1, "no usable shape"),
+        (InputSpec("x", "BF16", (1,)), 1, "cannot be generated"),
+        (InputSpec("x", "FP32", (1, 8)), 2, "does not accept requests of 2 items"),
+        (InputSpec("x", "FP32", (10**6, 10**6)), 1, "has an unusable shape"),
+        (InputSpec("x", "FP32", (4, -2)), 1, "has an unusable shape"),
     ],
 )
 def test_what_cannot_be_made_up(spec: InputSpec, items: int, problem: str) -> None:

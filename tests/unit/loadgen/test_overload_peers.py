@@ -23,9 +23,9 @@ def step(load: float, answers: list[tuple[int, int]]) -> LoadStep:
     for number, (status, took_ms) in enumerate(answers):
         row = rows.add(number, number)
         if status:
-            rows.answer(row, number + took_ms * MILLISECOND_NS, status, b"", b"")
+            rows.complete(row, number + took_ms * MILLISECOND_NS, status, b"", b"")
         else:
-            rows.give_up(row, number + took_ms * MILLISECOND_NS, FailureReason.TIMED_OUT)
+            rows.fail(row, number + took_ms * MILLISECOND_NS, FailureReason.TIMED_OUT)
     kinds = np.zeros(len(answers), np.int32)
     slo_ns = SLO_MS * MILLISECOND_NS
     names = (("p",), ("c",))

@@ -99,7 +99,7 @@ def test_only_what_ran_warm_and_to_its_end_is_evidence() -> None:
 def test_an_empty_log_and_one_that_lies() -> None:
     assert len(read().requests) == len(read().batches) == 0
     assert calibrate(APP, read().batches) == []
-    with pytest.raises(ConfigError, match="pipeline: 7: there is no such thing"):
+    with pytest.raises(ConfigError, match="pipeline: 7: does not exist"):
         read((0, RequestArrived(0, 7), []))
     settled_twice = read((0, BatchFinished(9), [Settle(4, Outcome.MET)]))
     assert len(settled_twice.requests) == 0

@@ -6,26 +6,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.errors import ConfigError
-from headgate.workload.generators import Spread, column_stream, counts_of_means, expand_counts, fill
+from headgate.workload.generators import (
+    Spacing,
+    column_stream,
+    counts_of_means,
+    expand_counts,
+    fill,
+)
 
-SPREADS: tuple[Spread, ...] = ("uniform", "even")
+SPACINGS: tuple[Spacing, ...] = ("uniform", "even")
 
 
-@given(st.lists(st.integers(0, 50)), st.integers(1, 10**12), st.sampled_from(SPREADS))
-def test_each_step_gets_exactly_its_count(counts: list[int], step_ns: int, spread: Spread) -> None:
-    arrivals = expand_counts(np.array(counts, dtype=int), step_ns=step_ns, seed=1, spread=spread)
+@given(st.lists(st.integers(0, 50)), st.integers(1, 10**12), st.sampled_from(SPACINGS))
+def test_each_step_gets_exactly_its_count(
+    counts: list[int], step_ns: int, spacing: Spacing
+) -> None:
+    arrivals = expand_counts(np.array(counts, dtype=int), step_ns=step_ns, seed=1, spacing=spacing)
     found = np.bincount(arrivals.times_ns // step_ns, minlength=len(counts))
     assert found.tolist() == counts
     assert arrivals.duration_ns == step_ns * len(counts)
 
 
-@pytest.mark.parametrize("spread", SPREADS)
-def test_a_step_larger_than_a_part_is_filled_alike(spread: Spread) -> None:
+@pytest.mark.parametrize("spacing", SPACINGS)
+def test_a_step_larger_than_a_part_is_filled_alike(spacing: Spacing) -> None:
     """A step of 300,000 is cut in pieces to bound memory; nobody may see the seams."""
-    arrivals = expand_counts(np.array([3, 300_000, 0, 2]), seed=1, spread=spread)
+    arrivals = expand_counts(np.array([3, 300_000, 0, 2]), seed=1, spacing=spacing)
     assert np.bincount(arrivals.times_ns // 10**9, minlength=4).tolist() == [3, 300_000, 0, 2]
     tenths = np.bincount(arrivals.times_ns[3:-2] // 10**8 - 10)
-    slack = 4 * (30_000 * 0.9) ** 0.5 if spread == "uniform" else 1
+    slack = 4 * (30_000 * 0.9) ** 0.5 if spacing == "uniform" else 1
     assert np.abs(tenths - 30_000).max() <= slack
 
 

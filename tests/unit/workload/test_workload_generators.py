@@ -65,8 +65,8 @@ def test_mmpp_has_the_mean_rate_and_dispersion_of_theory() -> None:
 
 def test_mmpp_visits_each_of_three_states_for_its_share() -> None:
     """With rates 0, 0 and 90, and equal shares of time, the mean is 30."""
-    stays_ns = [SECOND_NS, SECOND_NS, SECOND_NS]
-    arrivals = mmpp([0.0, 0.0, 90.0], stays_ns, 5 * HOUR_NS, seed=4)
+    dwells_ns = [SECOND_NS, SECOND_NS, SECOND_NS]
+    arrivals = mmpp([0.0, 0.0, 90.0], dwells_ns, 5 * HOUR_NS, seed=4)
     assert arrivals.mean_rate_per_s == pytest.approx(30, rel=0.05)
 
 

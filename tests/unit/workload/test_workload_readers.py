@@ -84,7 +84,7 @@ def test_one_row_per_step_keeps_counts(tmp_path: Path, column: str) -> None:
 def test_a_step_can_be_longer(tmp_path: Path) -> None:
     """In steps of ten seconds a count stays a count, and 2 rps are 20 arrivals."""
     ten_s = 10 * SECOND_NS
-    counts = read_trace(write(tmp_path, "count\n3\n0\n2\n"), step_ns=ten_s, spread="even")
+    counts = read_trace(write(tmp_path, "count\n3\n0\n2\n"), step_ns=ten_s, spacing="even")
     assert (counts.times_ns // ten_s).tolist() == [0, 0, 0, 2, 2]
     assert len(read_trace(write(tmp_path, "rps\n2\n"), step_ns=ten_s)) == 20
 
@@ -172,7 +172,7 @@ def test_parquet_without_pyarrow_says_what_to_install(
         ("t,value\n1,2\n", "no layout has the columns t,value .*requests: one of arrival_s, .*rps"),
         ("time\n2500-01-01T00:00:00\n", "csv:2: time: '2500-.*': is more than 292 years"),
         ("time\n9999-12-31T23:00:00-12:00\n", "is more than 292 years"),
-        ("time,model, Time\n1,a,2\n", "trace.csv: columns: 'time': is there twice"),
+        ("time,model, Time\n1,a,2\n", "trace.csv: columns: 'time': appears twice"),
         ("count\n1e12\n", r"trace.csv: 1e\+12 arrivals are too many"),
     ],
 )
@@ -190,13 +190,13 @@ def test_blank_lines_at_the_end_are_no_steps(tmp_path: Path) -> None:
 def test_a_truncated_gzip_file_is_refused(tmp_path: Path, keep: float) -> None:
     path = write(tmp_path, "rps\n" + "17\n23\n5\n" * 5000, "trace.csv.gz")
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * keep)])
-    with pytest.raises(ConfigError, match="the gzip stream is cut short or damaged"):
+    with pytest.raises(ConfigError, match="the gzip stream is truncated or damaged"):
         read_trace(path)
 
 
 def test_a_file_that_is_not_what_its_name_says(tmp_path: Path) -> None:
     (tmp_path / "a.csv.gz").write_text("rps\n1\n")
-    with pytest.raises(ConfigError, match="cut short or damaged"):
+    with pytest.raises(ConfigError, match="truncated or damaged"):
         read_trace(tmp_path / "a.csv.gz")
     (tmp_path / "b.csv").write_bytes(gzip.compress(b"rps\n1\n"))
     with pytest.raises(ConfigError, match=r"b\.csv: is not text in UTF-8"):

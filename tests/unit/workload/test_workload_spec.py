@@ -81,7 +81,7 @@ def test_names_can_be_given_to_any_kind() -> None:
         ("poisson:rate", "'rate': is not a parameter with a value"),
         ("poisson:rate=5/s,rate=6/s", "is given twice"),
         ("gamma:rate=5/s,cv=x", "gamma.cv: 'x': is not a number"),
-        ("mmpp:rates=5/s+6/s,stay=1s", "one stay for each of 2 rates"),
+        ("mmpp:rates=5/s+6/s,stay=1s", "one dwell time for each of 2 rates"),
         ("closed:clients=2.5", "closed.clients: '2.5': is not a whole number"),
         ("closed:clients=2+3", "closed.every: is missing"),
         ("closed:clients=2+3,every=0s", "^closed.every: '0s': must be positive .*more than 0"),
