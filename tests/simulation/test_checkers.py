@@ -1,4 +1,4 @@
-"""Every checker can fail: each is shown a run with one thing wrong, and one with nothing wrong."""
+"""Every checker of requests reports a run with one violation and passes a correct run."""
 
 from __future__ import annotations
 
@@ -34,8 +34,6 @@ from headgate.sim.checkers import (
 from .apps import GPU, at_ms, make_app, run
 from .checker_runs import APP, Entry, arrives, columns, finishes, sends, settles, violations
 
-# --- requests ----------------------------------------------------------------------------------
-
 
 def test_conservation() -> None:
     met = settles(Outcome.MET)
@@ -47,17 +45,17 @@ def test_conservation() -> None:
     assert "1 requests have 0 rows" in violations(Conservation(), arrives(), met, run=columns())
 
 
-def test_conservation_compares_with_what_was_written_down() -> None:
-    told = (arrives(), settles(Outcome.MET))
+def test_conservation_compares_with_the_columns() -> None:
+    entries = (arrives(), settles(Outcome.MET))
     for written in (columns(finished_ns=(51,)), columns(finished_ns=(50,), outcome=Outcome.LATE)):
-        assert "another row in the columns" in violations(Conservation(), *told, run=written)
+        assert "another row in the columns" in violations(Conservation(), *entries, run=written)
     assert (
-        violations(Conservation(has_decision_cost=True), *told, run=columns(finished_ns=(51,)))
+        violations(Conservation(has_decision_cost=True), *entries, run=columns(finished_ns=(51,)))
         == ""
     )
 
 
-def test_a_request_is_settled_by_the_scheduler_it_came_to() -> None:
+def test_a_request_is_settled_by_the_scheduler_it_arrived_at() -> None:
     checker = Conservation()
     checker.on_event(0, 0, RequestArrived(0, 0), [])
     checker.on_event(1, 1, TimerFired(("tick", 0)), [Settle(0, Outcome.MET)])
@@ -81,14 +79,14 @@ def test_deadlines(outcome: int, now_ns: int, is_honest: bool) -> None:
     assert (violations(checker, arrives(), settles(outcome, now_ns=now_ns)) == "") == is_honest
 
 
-def test_a_deadline_may_come_with_its_request() -> None:
+def test_a_request_may_bring_its_own_deadline() -> None:
     own: Entry = (0, RequestArrived(0, 0, deadline_ns=10), [])
     assert "cannot be settled as met" in violations(
         Deadlines(APP), own, settles(Outcome.MET, now_ns=50)
     )
 
 
-def test_only_what_was_withdrawn_is_cancelled_and_what_went_out_is_not_rejected() -> None:
+def test_cancelled_requires_a_cancellation_and_rejected_no_dispatch() -> None:
     withdrawn: Entry = (1, RequestCancelled(0), [Settle(0, Outcome.CANCELLED)])
     assert violations(Deadlines(APP), arrives(), withdrawn) == ""
     rejected = (arrives(), sends(0, 0), settles(Outcome.REJECTED))
@@ -104,8 +102,8 @@ def test_deadlines_in_the_columns() -> None:
     assert "request 0 is not late" in violations(Deadlines(APP), run=early)
 
 
-def test_who_gives_up_at_a_deadline_is_not_begun_after_it() -> None:
-    """In `APP` nobody gives up; here everybody does, at 100."""
+def test_a_request_is_not_dispatched_after_its_hard_deadline() -> None:
+    """Deadlines are soft in `APP`; here all are hard, at 100."""
     pipelines = tuple(replace(p, slo=Slo(100, is_hard=True)) for p in APP.pipelines)
     hasty = replace(APP, pipelines=pipelines)
     in_time, late = sends(0, 0, now_ns=100), sends(1, 0, now_ns=101)
@@ -119,7 +117,7 @@ def test_who_gives_up_at_a_deadline_is_not_begun_after_it() -> None:
         assert "dispatched after its deadline" in text
 
 
-def test_stages_go_out_in_order_and_once() -> None:
+def test_stages_are_dispatched_in_order_and_once() -> None:
     first = (arrives(), sends(0, 0), finishes(0))
     rest = (sends(1, 1, variant=1), finishes(1), settles(Outcome.MET))
     assert violations(Stages(APP), *first, *rest) == ""
@@ -137,13 +135,13 @@ def test_stages_go_out_in_order_and_once() -> None:
     [BatchFailed(0, ""), BatchRefused(0, 0), BatchLost(0), TimerFired(("lost", 0))],
     ids=lambda event: type(event).__name__,
 )
-def test_what_a_batch_did_not_finish_is_not_done(ending: Event) -> None:
+def test_tasks_of_an_unfinished_batch_are_not_done(ending: Event) -> None:
     ended: Entry = (15, ending, [])
-    told = (arrives(), sends(0, 0), ended, finishes(0), settles(Outcome.MET))
-    assert "lacks stage 0" in violations(Stages(APP), *told)
+    entries = (arrives(), sends(0, 0), ended, finishes(0), settles(Outcome.MET))
+    assert "lacks stage 0" in violations(Stages(APP), *entries)
 
 
-def test_a_cascade_ends_where_it_is_sure() -> None:
+def test_a_cascade_ends_at_the_first_sure_stage() -> None:
     sure = (arrives(pipeline=1), sends(0, 0), finishes(0))
     unsure = (arrives(pipeline=1), sends(0, 0), finishes(0, 0))
     assert violations(Stages(APP), *sure, settles(Outcome.MET)) == ""
@@ -160,20 +158,17 @@ def test_starvation() -> None:
     assert "waited for 1000 ns" in violations(Starvation(10), arrives(), run=columns())
 
 
-# --- all of them -------------------------------------------------------------------------------
-
-
-def test_time_never_goes_back() -> None:
+def test_clock_reports_time_going_back() -> None:
     assert violations(Clock(), arrives(), sends(0, 0)) == ""
     assert "time went back from 1 ns" in violations(Clock(), sends(0, 0), arrives())
 
 
-def test_a_run_that_stands_still_is_stopped() -> None:
+def test_clock_stops_an_endless_run() -> None:
     with pytest.raises(InvariantError, match="too many events; the last was RequestArrived"):
         violations(Clock(events_max=2), arrives(0), arrives(1), arrives(2))
 
 
-def test_checkers_gather_and_raise() -> None:
+def test_checkers_collect_violations_and_raise() -> None:
     checkers = Checkers([Clock(), Conservation()])
     assert checkers.names == ("Clock", "Conservation")
     text = violations(checkers, sends(0, 0), arrives(), run=columns(finished_ns=(0,)))
@@ -184,21 +179,21 @@ def test_checkers_gather_and_raise() -> None:
     Checkers([]).raise_if_any()
 
 
-def test_one_cause_does_not_fill_the_screen() -> None:
+def test_violations_per_checker_are_limited() -> None:
     checker = Conservation()
     violations(checker, *[settles(Outcome.MET, request_id) for request_id in range(100)])
     assert len(checker.violations) == 20
 
 
 @pytest.mark.parametrize("bound_ms", [None, 10])
-def test_a_sound_run_passes_all(bound_ms: int | None) -> None:
+def test_a_correct_run_passes_all_checkers(bound_ms: int | None) -> None:
     run(make_app(), at_ms(0, 5, 30))
     names = all_checkers(make_app(), wait_max_ns=bound_ms).names
     assert ("Starvation" in names) == (bound_ms is not None)
     assert len(set(names)) == len(names) >= 10
 
 
-def test_checkers_see_a_run_whose_node_does_two_things_at_once() -> None:
+def test_checkers_report_two_jobs_at_once_on_one_slot() -> None:
     """From a real run: two requests on two slots, checked as if there was one."""
     app = make_app(pools=(Pool(0, "gpu", slots=2),), concurrency=2)
     run_columns, _ = run(app, at_ms(0, 0))

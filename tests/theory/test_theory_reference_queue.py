@@ -76,7 +76,7 @@ def test_long_runs() -> None:
         assert np.any(started_ns > arrivals.times_ns)
 
 
-def test_runs_side_by_side() -> None:
+def test_independent_runs_in_one_array() -> None:
     """Runs stacked on a leading axis are computed independently of each other."""
     rng = np.random.default_rng(1)
     arrival_ns = np.cumsum(rng.integers(0, 20, (3, 50)), axis=-1)

@@ -60,7 +60,7 @@ def test_a_pipeline_that_waits_for_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ("1.0,resnet\n0.5,resnet\n", ":3: time: '0.5': is earlier than the row before"),
+        ("1.0,resnet\n0.5,resnet\n", ":3: time: '0.5': is earlier than the previous row"),
         ("1.0,resnet\n1.5", ":3: the row has 1 cells, the header 2"),
         ("-1.0,resnet\n", ":2: time: '-1.0': must not be negative"),
         ("1.0,vgg\n", ": pipeline: 'vgg': unknown pipeline (allowed: resnet, bert)"),

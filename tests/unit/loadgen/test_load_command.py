@@ -20,7 +20,7 @@ def load(*arguments: object) -> Result:
     return CliRunner().invoke(cli, ["load", *map(str, arguments)])
 
 
-def test_it_prints_outcomes_and_latencies() -> None:
+def test_output_has_outcomes_and_latencies() -> None:
     with serving(lambda number: Answer(429 if number % 4 == 3 else 200)) as server:
         ended = load(
             server.url, "--model", "echo", "--arrivals", "deterministic:rate=100/s", "--duration", 1
@@ -71,7 +71,7 @@ def test_a_closed_loop_warns() -> None:
         (("--concurrency", "1", "--model", "m"), "cannot be reached"),
     ],
 )
-def test_bad_input_is_one_line(arguments: tuple[str, ...], problem: str) -> None:
+def test_bad_input_is_a_one_line_error(arguments: tuple[str, ...], problem: str) -> None:
     ended = load("http://127.0.0.1:1", *arguments)
     assert ended.exit_code == 2
     assert problem in ended.stderr

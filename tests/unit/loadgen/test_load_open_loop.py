@@ -98,7 +98,7 @@ def test_statuses_and_headers_become_outcomes() -> None:
     assert summary.rejected_p50_ms > 0
 
 
-def test_the_clients_own_objective_decides_what_is_late() -> None:
+def test_the_slo_of_the_client_decides_what_is_late() -> None:
     """The server says late of what came early, or says nothing of what came late."""
     late = {"X-Headgate-Outcome": "late"}
     cases: tuple[tuple[int, dict[str, str], int], ...] = (
@@ -114,7 +114,7 @@ def test_the_clients_own_objective_decides_what_is_late() -> None:
         assert (deadlines_ns - result.intended_ns).tolist() == [slo_ns] * 2
 
 
-def test_patience_ends() -> None:
+def test_requests_time_out() -> None:
     """Both those under way and those still waiting are given up, at the same age."""
     options = LoadOptions(body=BODY, connections_max=1, timeout_ns=60 * MILLISECOND_NS)
     with serving(lambda _: Answer(after_s=10)) as server:
@@ -124,7 +124,7 @@ def test_patience_ends() -> None:
     assert result.outcome.tolist() == [Outcome.EXPIRED] * 3
 
 
-def test_nobody_listens() -> None:
+def test_a_refused_connection_is_recorded() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/x"
@@ -133,7 +133,7 @@ def test_nobody_listens() -> None:
     assert (result.sent_ns == NEVER_NS).all()
 
 
-def test_what_the_server_tells_of_its_own_time() -> None:
+def test_server_timings_are_recorded() -> None:
     timing = {"Server-Timing": "queue;dur=1.5, exec;dur=2.25"}
     options = LoadOptions(body=BODY, connections_max=1)  # one after the other, in their order
     with serving(lambda number: Answer(headers=timing if number else {})) as server:
@@ -144,7 +144,7 @@ def test_what_the_server_tells_of_its_own_time() -> None:
     assert result.intended_ns[1] <= started_ns[1] <= result.ended_ns[1]
 
 
-def test_each_pipeline_is_a_model_and_payloads_fit_it() -> None:
+def test_each_pipeline_is_a_model_with_matching_payloads() -> None:
     """Without a payload, the tensors are those the metadata ask for."""
     arrivals = named(every(5, 2), "my model", "someone")
     with serving() as server:
@@ -155,7 +155,7 @@ def test_each_pipeline_is_a_model_and_payloads_fit_it() -> None:
     assert server.headers[0][b"x-key"] == b"k"
 
 
-def test_what_cannot_be_sent() -> None:
+def test_requests_that_cannot_be_sent_are_refused() -> None:
     with pytest.raises(ConfigError, match="say what to send"):
         run_open_loop("http://127.0.0.1:1", every(1, 1))
     with pytest.raises(ConfigError, match="is not a URL of a server"):
@@ -166,7 +166,7 @@ def test_what_cannot_be_sent() -> None:
         )
 
 
-def test_it_tells_how_it_goes() -> None:
+def test_progress_is_reported() -> None:
     """The last request is answered only when the others have been told of."""
     heard: list[LoadProgress] = []
 
@@ -183,7 +183,7 @@ def test_it_tells_how_it_goes() -> None:
     assert 0 < word.p50_ms <= word.p99_ms
 
 
-def test_a_closed_loop_keeps_so_many_under_way() -> None:
+def test_a_closed_loop_keeps_its_concurrency() -> None:
     """Three clients, and answers that wait for all three to have asked."""
 
     def decide(number: int) -> Answer:
@@ -204,7 +204,7 @@ def test_a_closed_loop_keeps_so_many_under_way() -> None:
     assert result.intended_ns.min() >= 0
 
 
-def test_a_closed_loop_outlives_a_connection() -> None:
+def test_a_closed_loop_survives_a_lost_connection() -> None:
     with serving(lambda number: Answer(hangs_up=number == 2)) as server:
         result = run_closed_loop(f"{server.url}/x", 1, SECOND_NS, LoadOptions(body=BODY))
     assert result.outcome.tolist().count(Outcome.FAILED) == 1

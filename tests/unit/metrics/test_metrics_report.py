@@ -50,7 +50,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_all_files_are_there(directory: Path) -> None:
+def test_all_report_files_are_written(directory: Path) -> None:
     plots = {"outcomes", "goodput", "latency", "waits", "utilisation", "schedule"}
     names = {path.name for path in directory.iterdir()}
     assert names == {
@@ -78,7 +78,7 @@ def test_the_page_is_well_formed_and_fetches_nothing(directory: Path) -> None:
     assert set(re.findall(r"url\((.)", page)) <= {"#"}
 
 
-def test_the_page_shows_user_text_as_text(directory: Path) -> None:
+def test_the_page_escapes_user_text(directory: Path) -> None:
     page = (directory / "report.html").read_text(encoding="utf-8")
     assert "<title>A &amp; B</title>" in page
     assert "&lt;script&gt;alert(2)&lt;/script&gt;" in page
@@ -136,7 +136,7 @@ def test_trace_events_have_what_viewers_need() -> None:
     assert names == {"gpu", "cpu", "gpu-0 <b>", "cpu-0 $x$", "cpu-0 $x$ #2"}
 
 
-def test_a_long_trace_is_cut_off_and_says_so() -> None:
+def test_a_long_trace_is_truncated_with_a_mark() -> None:
     run = make_run([], [Span(0, 10 * i, 10 * i + 5) for i in range(9)], [node()])
     events = chrome_trace(run, spans_max=4)["traceEvents"]
     assert isinstance(events, list)
@@ -163,7 +163,7 @@ def test_without_extras_the_rest_is_written(
         write_parquet(tmp_path / "r.parquet", run)
 
 
-def test_a_long_table_is_cut_off_in_the_page() -> None:
+def test_a_long_table_is_truncated_in_the_page() -> None:
     clients = tuple(f"client-{index}" for index in range(300))
     run = make_run([Row(0, 0, 1, client=299)], clients=clients)
     page = run_page("t", summarise(run), {}, [])

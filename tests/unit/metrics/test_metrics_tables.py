@@ -40,7 +40,7 @@ def test_one_unit_and_precision_per_column(
     assert (column.unit, column.cells) == (unit, cells)
 
 
-def test_values_in_running_text() -> None:
+def test_format_value() -> None:
     assert format_value("usd", 3.0) == "$3.00"
     assert format_value("time_ms", math.nan) == "-"
 
@@ -63,7 +63,7 @@ def test_a_narrow_terminal_gets_all_columns_in_blocks() -> None:
     assert set(wide.split()) == set(narrow.replace("─", "").split()) | {wide.splitlines()[2]}
 
 
-def test_one_run_is_a_list_of_its_numbers() -> None:
+def test_one_run_is_a_list_of_values() -> None:
     text = render(summary_view([("demo", ONE)]))
     assert text.startswith("demo\n")
     assert "latency p99.9        20.0  ms\n" in text

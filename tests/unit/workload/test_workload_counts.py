@@ -28,7 +28,7 @@ def test_each_step_gets_exactly_its_count(
 
 
 @pytest.mark.parametrize("spacing", SPACINGS)
-def test_a_step_larger_than_a_part_is_filled_alike(spacing: Spacing) -> None:
+def test_a_step_larger_than_a_chunk_is_filled_alike(spacing: Spacing) -> None:
     """A step of 300,000 is cut in pieces to bound memory; nobody may see the seams."""
     arrivals = expand_counts(np.array([3, 300_000, 0, 2]), seed=1, spacing=spacing)
     assert np.bincount(arrivals.times_ns // 10**9, minlength=4).tolist() == [3, 300_000, 0, 2]
@@ -55,7 +55,7 @@ def test_a_seed_fixes_the_arrivals() -> None:
     assert (same[0] != expand_counts(counts, seed=6).times_ns).any()
 
 
-def test_a_cell_of_no_length_puts_its_arrivals_on_its_edge() -> None:
+def test_an_empty_cell_has_its_arrivals_on_its_edge() -> None:
     edges_ns = np.array([0, 7, 7, 9])
     times_ns = fill(edges_ns, np.array([0, 3, 0]), column_stream(0, "x"))
     assert times_ns.tolist() == [7, 7, 7]

@@ -36,7 +36,7 @@ def test_deterministic_stops_before_the_end() -> None:
     assert deterministic(1.0, 3 * SECOND_NS + 1).times_ns[-1] == 3 * SECOND_NS
 
 
-def test_poisson_has_its_rate_and_exponential_gaps() -> None:
+def test_poisson_has_its_rate_and_exponential_inter_arrival_times() -> None:
     arrivals = poisson(50.0, HOUR_NS, seed=1)
     assert arrivals.mean_rate_per_s == pytest.approx(50, rel=0.01)
     assert cv_of_gaps(arrivals) == pytest.approx(1, rel=0.01)
@@ -114,6 +114,6 @@ def test_a_seed_fixes_the_arrivals(name: str) -> None:
         lambda: stepped([1.0, -2.0], SECOND_NS, SECOND_NS, seed=0),
     ],
 )
-def test_senseless_parameters_are_refused(make: Callable[[], Arrivals]) -> None:
+def test_invalid_parameters_are_refused(make: Callable[[], Arrivals]) -> None:
     with pytest.raises(ConfigError):
         make()

@@ -44,7 +44,7 @@ def test_one_row_per_request(tmp_path: Path, name: str) -> None:
     assert arrivals.duration_ns == 1_421_637_500_000_001
 
 
-def test_stamps_of_a_clock_start_at_zero_and_stay_exact(tmp_path: Path) -> None:
+def test_timestamps_start_at_zero_and_stay_exact(tmp_path: Path) -> None:
     """As floats, these two stamps of 2023 would be 200 ns apart or none."""
     text = "timestamp\n1700000000.000000001\n1700000000.000000101\n"
     assert read_trace(write(tmp_path, text)).times_ns.tolist() == [0, 100]
@@ -57,7 +57,7 @@ def test_dates_start_at_zero(tmp_path: Path) -> None:
     assert read_trace(write(tmp_path, zoned)).times_ns.tolist() == [0, 3600 * SECOND_NS]
 
 
-def test_rows_out_of_order_are_sorted_when_asked(tmp_path: Path) -> None:
+def test_rows_out_of_order_are_sorted_with_sort(tmp_path: Path) -> None:
     path = write(tmp_path, "arrival_ms,pipeline\n5,a\n3,b\n4,c\n")
     with pytest.raises(ConfigError, match=r"csv:3: arrival_ms: '3': is earlier.*\(5\).*--sort"):
         read_trace(path)
@@ -135,7 +135,7 @@ def test_parquet_has_the_same_columns(tmp_path: Path) -> None:
         read_trace(hole)
 
 
-def test_a_damaged_parquet_file_is_one_line(tmp_path: Path) -> None:
+def test_a_damaged_parquet_file_is_a_one_line_error(tmp_path: Path) -> None:
     path = write_parquet(tmp_path, {"count": [3, 0, 1]})
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ConfigError, match="cannot be read as Parquet") as caught:
@@ -176,7 +176,7 @@ def test_parquet_without_pyarrow_says_what_to_install(
         ("count\n1e12\n", r"trace.csv: 1e\+12 arrivals are too many"),
     ],
 )
-def test_a_bad_file_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+def test_a_bad_file_is_a_one_line_error(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         read_trace(write(tmp_path, text))
     assert "\n" not in str(caught.value).replace("\\n", "")
@@ -194,7 +194,7 @@ def test_a_truncated_gzip_file_is_refused(tmp_path: Path, keep: float) -> None:
         read_trace(path)
 
 
-def test_a_file_that_is_not_what_its_name_says(tmp_path: Path) -> None:
+def test_a_file_whose_suffix_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "a.csv.gz").write_text("rps\n1\n")
     with pytest.raises(ConfigError, match="truncated or damaged"):
         read_trace(tmp_path / "a.csv.gz")
@@ -205,7 +205,7 @@ def test_a_file_that_is_not_what_its_name_says(tmp_path: Path) -> None:
         read_trace(tmp_path)
 
 
-def test_dates_of_parquet_have_the_same_end(tmp_path: Path) -> None:
+def test_parquet_dates_have_the_same_limit(tmp_path: Path) -> None:
     path = write_parquet(tmp_path, {"timestamp": [datetime(2500, 1, 1, tzinfo=UTC)]})
     with pytest.raises(ConfigError, match=r"parquet:2: timestamp: .*is more than 292 years"):
         read_trace(path)
@@ -223,6 +223,6 @@ def test_an_unknown_layout_lists_the_known_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", list(layouts()))
-def test_each_layout_refuses_columns_it_does_not_know(tmp_path: Path, layout: str) -> None:
+def test_each_layout_refuses_other_columns(tmp_path: Path, layout: str) -> None:
     with pytest.raises(ConfigError, match=r"trace.csv: has .*allowed: "):
         read_trace(write(tmp_path, "t,value\n1,2\n"), layout=layout)

@@ -13,7 +13,9 @@ from headgate.core.errors import ConfigError
 from headgate.workload import find_trace, read_trace
 
 
-def test_a_path_comes_before_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_takes_precedence_over_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     traces = tmp_path / "traces"
     traces.mkdir()
@@ -25,7 +27,7 @@ def test_a_path_comes_before_the_directory(tmp_path: Path, monkeypatch: pytest.M
     assert find_trace("b.csv", traces) == traces / "b.csv"
 
 
-def test_a_missing_trace_lists_those_there_are(tmp_path: Path) -> None:
+def test_a_missing_trace_lists_the_available_ones(tmp_path: Path) -> None:
     (tmp_path / "calm.csv.gz").touch()
     (tmp_path / "notes.txt").touch()
     with pytest.raises(ConfigError, match=r"'wild': no such trace \(allowed: calm.csv.gz\)"):

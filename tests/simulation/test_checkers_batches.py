@@ -1,4 +1,4 @@
-"""Every checker of batches and nodes can fail, and passes what is right."""
+"""Every checker of batches and of nodes reports violations and passes correct runs."""
 
 from __future__ import annotations
 
@@ -42,8 +42,6 @@ from headgate.sim.checkers import (
 
 from .checker_runs import APP, Entry, arrives, columns, does, finishes, sends, violations
 
-# --- batches -----------------------------------------------------------------------------------
-
 
 def test_a_batch_ends_once() -> None:
     assert (
@@ -57,7 +55,7 @@ def test_a_batch_ends_once() -> None:
     assert "sent twice" in violations(Completions(), sends(0, 0), sends(0, 0))
 
 
-def test_a_completion_may_be_told_twice_where_faults_do_that() -> None:
+def test_duplicate_completions_are_allowed_under_that_fault() -> None:
     twice = (sends(0, 0), finishes(0), finishes(0))
     assert "ended twice" not in violations(Completions(allows_duplicates=True), *twice)
     refused: Entry = (21, BatchRefused(0, 0), [])
@@ -66,14 +64,14 @@ def test_a_completion_may_be_told_twice_where_faults_do_that() -> None:
     )
 
 
-def test_a_batch_that_was_given_up_may_still_end_once() -> None:
+def test_a_batch_given_up_as_lost_may_still_end_once() -> None:
     sent = does(Dispatch(0, 0, [0], 1, 0, 0, 0), SetTimer(("lost", 0), 5))
     given_up: Entry = (5, TimerFired(("lost", 0)), [])
     assert "batch" not in violations(Completions(), sent, given_up, finishes(0))
     assert "ended twice" in violations(Completions(), sent, given_up, finishes(0), finishes(0))
 
 
-def test_nothing_is_in_flight_when_a_run_has_drained() -> None:
+def test_nothing_is_in_flight_after_a_drained_run() -> None:
     assert "not ended" not in violations(Completions(), sends(0, 0), run=columns())
     assert "batch 0 has not ended" in violations(
         Completions(is_drained=True), sends(0, 0), run=columns()
@@ -92,18 +90,18 @@ def test_nothing_is_in_flight_when_a_run_has_drained() -> None:
     ],
     ids=lambda thing: type(thing).__name__,
 )
-def test_an_order_about_an_instance_ends(order: Action, ends: tuple[Event, ...]) -> None:
+def test_every_action_on_an_instance_ends(order: Action, ends: tuple[Event, ...]) -> None:
     started: Entry = (2, InstanceStarted(0, 0), [])
-    told = (does(StartInstance(0, 0, 0, 0)), started, does(order))
-    text = violations(Completions(is_drained=True), *told, run=columns())
+    entries = (does(StartInstance(0, 0, 0, 0)), started, does(order))
+    text = violations(Completions(is_drained=True), *entries, run=columns())
     assert f"{type(order).__name__} of instance 0 has not ended" in text
     for event in ends:
         assert "not ended" not in violations(
-            Completions(is_drained=True), *told, (3, event, []), run=columns()
+            Completions(is_drained=True), *entries, (3, event, []), run=columns()
         )
 
 
-def test_events_about_instances_name_one_that_was_started() -> None:
+def test_instance_events_require_a_start() -> None:
     for event in (InstanceStarted(0, 0), InstanceStopped(0, ""), WeightsLoaded(0)):
         assert "was never started" in violations(Completions(), (1, event, []))
     start = does(StartInstance(0, 0, 0, 0))
@@ -117,7 +115,7 @@ def test_events_about_instances_name_one_that_was_started() -> None:
     assert "not Scheduler 1's" in checker.violations[-1]
 
 
-def test_timers_fire_in_their_time_and_only_if_set() -> None:
+def test_timers_fire_on_time_and_only_if_set() -> None:
     sets: Entry = (0, NodeJoined(0, 0, ""), [SetTimer(("a", 1), 10)])
     cancels: Entry = (1, NodeLost(0), [CancelTimer(("a", 1))])
     in_time: Entry = (10, TimerFired(("a", 1)), [])
@@ -128,14 +126,14 @@ def test_timers_fire_in_their_time_and_only_if_set() -> None:
     assert violations(Completions(has_decision_cost=True), sets, cancels, in_time) == ""
 
 
-def test_a_task_runs_no_more_often_than_allowed() -> None:
+def test_attempts_per_task_are_limited() -> None:
     """`APP` allows three runs."""
     three = [entry for i in range(3) for entry in (sends(i, 0), (2, BatchFailed(i, ""), []))]
     assert violations(AttemptLimits(APP), *three) == ""
     assert "beyond 3 runs" in violations(AttemptLimits(APP), *three, sends(3, 0))
 
 
-def test_what_was_refused_did_not_run_and_what_was_given_up_may_have() -> None:
+def test_refused_batches_do_not_count_as_attempts_and_lost_ones_do() -> None:
     refused: Entry = (2, BatchRefused(0, 0), [])
     given_up: Entry = (2, TimerFired(("lost", 0)), [])
     again = [sends(i, 0) for i in (1, 2, 3)]
@@ -144,7 +142,7 @@ def test_what_was_refused_did_not_run_and_what_was_given_up_may_have() -> None:
         assert "beyond 3 runs" in violations(AttemptLimits(APP), sends(0, 0), *ending, *again)
 
 
-def test_what_may_not_be_repeated_runs_once() -> None:
+def test_tasks_that_are_not_idempotent_run_once() -> None:
     functions = tuple(replace(function, is_idempotent=False) for function in APP.functions)
     careful = AttemptLimits(replace(APP, functions=functions))
     assert "beyond 1 runs" in violations(careful, sends(0, 0), (2, BatchLost(0), []), sends(1, 0))
@@ -175,13 +173,11 @@ def test_executions() -> None:
         assert "otherwise than" in violations(Executions(APP), does(order), run=columns(other))
 
 
-# --- nodes -------------------------------------------------------------------------------------
-
 JOINS: Entry = (0, NodeJoined(0, 0, "gpu1"), [])
 STARTS = does(StartInstance(0, 0, 0, 0))
 
 
-def test_nothing_is_ordered_of_what_is_not_there() -> None:
+def test_actions_go_to_live_nodes_and_instances() -> None:
     assert violations(LiveTargets(), JOINS, STARTS, sends(0, 0)) == ""
     assert "node 0 is not up" in violations(LiveTargets(), STARTS)
     assert "no instance 0 on node 0" in violations(LiveTargets(), JOINS, sends(0, 0))
@@ -192,7 +188,7 @@ def test_nothing_is_ordered_of_what_is_not_there() -> None:
         assert "no instance 0" in violations(LiveTargets(), JOINS, STARTS, gone, sends(0, 0))
 
 
-def test_what_a_pool_has_placed_is_known_when_it_is_told() -> None:
+def test_the_node_a_pool_picked_is_known_from_the_start_event() -> None:
     anywhere = does(StartInstance(0, 0, 0, None))
     started: Entry = (2, InstanceStarted(0, 0), [])
     assert violations(LiveTargets(), JOINS, anywhere, started, sends(0, 0)) == ""
@@ -227,8 +223,8 @@ def test_memory() -> None:
     assert violations(Memory(APP), JOINS, STARTS, lost, JOINS, second) == ""
 
 
-def test_memory_of_what_a_pool_has_placed() -> None:
+def test_memory_of_instances_that_a_pool_has_placed() -> None:
     anywhere = does(StartInstance(1, 1, 0, None))
-    told = (JOINS, STARTS, anywhere)
-    assert violations(Memory(APP), *told) == ""
-    assert "holds 120 bytes" in violations(Memory(APP), *told, (2, InstanceStarted(1, 0), []))
+    entries = (JOINS, STARTS, anywhere)
+    assert violations(Memory(APP), *entries) == ""
+    assert "holds 120 bytes" in violations(Memory(APP), *entries, (2, InstanceStarted(1, 0), []))

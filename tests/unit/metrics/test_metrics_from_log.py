@@ -68,7 +68,7 @@ def day() -> LoggedColumns:
     )
 
 
-def test_requests_from_arrival_to_settlement() -> None:
+def test_request_columns_of_a_log() -> None:
     requests = day().requests
     assert (requests.arrival_ns // MS).tolist() == [5, 50, 50, 90]
     assert (requests.started_ns // MS).tolist() == [5, 50, 50, 90]
@@ -83,7 +83,7 @@ def test_requests_from_arrival_to_settlement() -> None:
     assert day().own_deadline.tolist() == [0, 0, 1, 0]
 
 
-def test_batches_from_order_to_end() -> None:
+def test_batch_columns_of_a_log() -> None:
     batches = day().batches
     assert ((batches.ended_ns - batches.sent_ns) // MS).tolist() == [37, 30, 5]
     assert batches.items.tolist() == [1, 2, 1]
@@ -91,12 +91,12 @@ def test_batches_from_order_to_end() -> None:
     assert batches.finished.tolist() == [1, 1, 0]
 
 
-def test_only_what_ran_warm_and_to_its_end_is_evidence() -> None:
+def test_calibration_uses_only_warm_finished_batches() -> None:
     (truth,) = calibrate(APP, day().batches)
     assert (truth.function, truth.batches, truth.factors) == ("f", 1, (1.5,))
 
 
-def test_an_empty_log_and_one_that_lies() -> None:
+def test_an_empty_log_and_one_with_unknown_ids() -> None:
     assert len(read().requests) == len(read().batches) == 0
     assert calibrate(APP, read().batches) == []
     with pytest.raises(ConfigError, match="pipeline: 7: does not exist"):
@@ -105,7 +105,7 @@ def test_an_empty_log_and_one_that_lies() -> None:
     assert len(settled_twice.requests) == 0
 
 
-def test_what_is_written_beside_the_profile() -> None:
+def test_calibrated_application_file() -> None:
     spec: dict[str, object] = {"functions": {"f": {"exec": "10ms"}}, "simulation": {}}
     found = calibrated(spec, calibrate(APP, day().batches), request_ns=400_000)
     assert found["simulation"] == {
@@ -116,7 +116,7 @@ def test_what_is_written_beside_the_profile() -> None:
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=1_000))
-def test_few_values_with_the_mean_and_the_order_of_many(values: list[float]) -> None:
+def test_quantile_bin_means_keep_mean_and_order(values: list[float]) -> None:
     likely = quantile_bin_means(np.sort(np.array(values)))
     assert len(likely) == min(len(values), VALUES_MAX)
     assert np.mean(likely) == pytest.approx(np.mean(values), rel=1e-3)

@@ -9,7 +9,7 @@ from headgate.core.states import Outcome
 from headgate.metrics.columns import with_client_overhead
 
 
-def test_what_was_just_in_time_is_late_for_its_client() -> None:
+def test_client_overhead_makes_requests_late() -> None:
     rows = [Row(0, 10, 99), Row(0, 10, 90), Row(0, None, 0, Outcome.REJECTED)]
     requests = make_run(rows).requests
     seen = with_client_overhead(requests, 2 * MILLISECOND_NS)

@@ -22,7 +22,7 @@ from headgate.metrics.report.plots import (
 FOUR = TimeBins(250 * MILLISECOND_NS, 4)
 
 
-def test_outcomes_and_rates_fall_into_their_bins() -> None:
+def test_outcomes_and_rates_per_bin() -> None:
     rows = [
         Row(0, 0, 260),
         Row(249, 249, 400, Outcome.LATE),
@@ -86,7 +86,7 @@ def test_work_in_bins_is_the_work_of_the_spans(spans: list[Span]) -> None:
 
 
 @given(spans_strategy, st.integers(0, 50))
-def test_spans_of_one_lane_never_overlap(spans: list[Span], limit: int) -> None:
+def test_spans_of_one_track_never_overlap(spans: list[Span], limit: int) -> None:
     columns = _run_of(spans).spans
     tracks = assign_tracks(columns, limit)
     assert len(tracks.rows) == min(limit, len(spans))
@@ -98,6 +98,6 @@ def test_spans_of_one_lane_never_overlap(spans: list[Span], limit: int) -> None:
         free_ns[key] = int(columns.end_ns[row])
 
 
-def test_a_node_that_does_one_thing_at_a_time_has_one_lane() -> None:
+def test_a_node_with_one_slot_has_one_track() -> None:
     tracks = assign_tracks(_run_of([Span(0, 0, 10), Span(0, 10, 20), Span(1, 5, 9)]).spans, 10)
     assert set(tracks.tracks) == {0}
