@@ -1,4 +1,4 @@
-"""The event loop and the recursions give every request the same times, to the nanosecond."""
+"""The simulator and the reference queue give every request the same times, to the nanosecond."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The harness of `bench live`: its data is in order, wrong answers do not count, nobody is lost."""
+"""The harness of `bench live`: its peer list, its checks of responses, and missing peers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from textwrap import dedent
 
 import numpy as np
 import pytest
-from load_server import Answer, serving
+from load_server import Response, serving
 
 from headgate.lab.bench import find_bench
 from headgate.lab.bench.live import report
@@ -162,7 +162,7 @@ def test_a_failed_installation_reports_its_reason(tmp_path: Path) -> None:
 
 
 def test_the_own_closed_loop_client_measures() -> None:
-    with serving(lambda number: Answer(500 if number == 3 else 200, after_s=0.01)) as server:
+    with serving(lambda number: Response(500 if number == 3 else 200, after_s=0.01)) as server:
         lap = _own(f"{server.url}/x", BODY, 2, 1.0)
     assert lap.requests_per_s > 0
     assert 5 < lap.p50_ms <= lap.p99_ms, "timers of the server may be a little early"

@@ -1,4 +1,4 @@
-"""Requests go out at their own times, and every one of them ends in exactly one way."""
+"""Open-loop and closed-loop load: send times, outcomes and failures of requests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 
 import numpy as np
 import pytest
-from load_server import Answer, serving
+from load_server import Response, serving
 
 from headgate.core.clock import MILLISECOND_NS, NEVER_NS, SECOND_NS
 from headgate.core.errors import ConfigError
@@ -26,21 +26,21 @@ BODY = Body(b"{}", {"Content-Type": "application/json"})
 
 
 def every(step_ms: float, count: int) -> Arrivals:
-    """So many requests, evenly spaced."""
+    """Return `count` evenly spaced requests."""
     times_ns = (np.arange(count) * step_ms * MILLISECOND_NS).astype(np.int64)
     return arrivals_at(times_ns, int(times_ns[-1]) + MILLISECOND_NS)
 
 
 def test_a_stalled_server_does_not_slow_the_sender() -> None:
-    """The first answer waits for all the others to be sent; they are, none before its time."""
+    """The first response waits until all others are sent; they are, none before its time."""
     arrivals = every(5, 20)
 
-    def decide(number: int) -> Answer:
+    def respond(number: int) -> Response:
         if number:
-            return Answer()
-        return Answer(201, until=lambda: len(server.bodies) == len(arrivals))
+            return Response()
+        return Response(201, until=lambda: len(server.bodies) == len(arrivals))
 
-    with serving(decide) as server:
+    with serving(respond) as server:
         result = run_open_loop(f"{server.url}/x", arrivals, LoadOptions(body=BODY))
     (stalled,) = np.flatnonzero(result.status == 201)
     assert (np.delete(result.status, stalled) == 200).all()
@@ -50,9 +50,9 @@ def test_a_stalled_server_does_not_slow_the_sender() -> None:
 
 
 def test_waiting_for_a_connection_counts() -> None:
-    """With one connection, the third of three waits for the answers of two others."""
+    """With one connection, the third of three requests waits for the responses to two others."""
     options = LoadOptions(body=BODY, connections_max=1)
-    with serving(lambda _: Answer(after_s=0.03)) as server:
+    with serving(lambda _: Response(after_s=0.03)) as server:
         result = run_open_loop(f"{server.url}/x", every(0, 3), options)
     assert result.connections == 1
     assert (result.sent_ns[1:] >= result.ended_ns[:-1]).all()
@@ -63,14 +63,14 @@ def test_waiting_for_a_connection_counts() -> None:
 
 def test_statuses_and_headers_become_outcomes() -> None:
     answers = [
-        Answer(),
-        Answer(headers={"X-Headgate-Outcome": "late"}),
-        Answer(429),
-        Answer(504),
-        Answer(500),
-        Answer(422, {"x-headgate-outcome": "rejected"}),
-        Answer(hangs_up=True),
-        Answer(headers={"Connection": "close"}),
+        Response(),
+        Response(headers={"X-Headgate-Outcome": "late"}),
+        Response(429),
+        Response(504),
+        Response(500),
+        Response(422, {"x-headgate-outcome": "rejected"}),
+        Response(closes=True),
+        Response(headers={"Connection": "close"}),
     ]
     options = LoadOptions(body=BODY, connections_max=1)  # one after the other, in their order
     with serving(lambda number: answers[number]) as server:
@@ -99,7 +99,7 @@ def test_statuses_and_headers_become_outcomes() -> None:
 
 
 def test_the_slo_of_the_client_decides_what_is_late() -> None:
-    """The server says late of what came early, or says nothing of what came late."""
+    """The server reports an early response as late, or nothing about a late one."""
     late = {"X-Headgate-Outcome": "late"}
     cases: tuple[tuple[int, dict[str, str], int], ...] = (
         (30 * SECOND_NS, late, Outcome.MET),
@@ -107,7 +107,7 @@ def test_the_slo_of_the_client_decides_what_is_late() -> None:
     )
     for slo_ns, headers, outcome in cases:
         options = LoadOptions(body=BODY, slo_ns=slo_ns)
-        with serving(lambda _: Answer(headers=headers, after_s=0.01)) as server:  # noqa: B023
+        with serving(lambda _: Response(headers=headers, after_s=0.01)) as server:  # noqa: B023
             result = run_open_loop(f"{server.url}/x", every(1, 2), options)
         assert result.outcome.tolist() == [outcome] * 2
         deadlines_ns = result.to_run().requests.deadline_ns
@@ -115,9 +115,9 @@ def test_the_slo_of_the_client_decides_what_is_late() -> None:
 
 
 def test_requests_time_out() -> None:
-    """Both those under way and those still waiting are given up, at the same age."""
+    """Requests in flight and requests that wait for a connection time out at the same age."""
     options = LoadOptions(body=BODY, connections_max=1, timeout_ns=60 * MILLISECOND_NS)
-    with serving(lambda _: Answer(after_s=10)) as server:
+    with serving(lambda _: Response(after_s=10)) as server:
         result = run_open_loop(f"{server.url}/x", every(1, 3), options)
     assert result.failure.tolist() == [FailureReason.TIMED_OUT] * 3
     assert result.latency_ns.tolist() == [60 * MILLISECOND_NS] * 3
@@ -136,7 +136,7 @@ def test_a_refused_connection_is_recorded() -> None:
 def test_server_timings_are_recorded() -> None:
     timing = {"Server-Timing": "queue;dur=1.5, exec;dur=2.25"}
     options = LoadOptions(body=BODY, connections_max=1)  # one after the other, in their order
-    with serving(lambda number: Answer(headers=timing if number else {})) as server:
+    with serving(lambda number: Response(headers=timing if number else {})) as server:
         result = run_open_loop(f"{server.url}/x", every(1, 2), options)
     assert result.timings_ns["queue"].tolist() == [NEVER_NS, 1_500_000]
     started_ns = result.to_run().requests.started_ns
@@ -145,7 +145,7 @@ def test_server_timings_are_recorded() -> None:
 
 
 def test_each_pipeline_is_a_model_with_matching_payloads() -> None:
-    """Without a payload, the tensors are those the metadata ask for."""
+    """Without a payload, tensors are generated from the metadata."""
     arrivals = named(every(5, 2), "my model", "someone")
     with serving() as server:
         result = run_open_loop(server.url, arrivals, LoadOptions(headers={"X-Key": "k"}))
@@ -167,14 +167,14 @@ def test_requests_that_cannot_be_sent_are_refused() -> None:
 
 
 def test_progress_is_reported() -> None:
-    """The last request is answered only when the others have been told of."""
+    """The last request is answered only after the others have been reported."""
     heard: list[LoadProgress] = []
 
-    def decide(number: int) -> Answer:
+    def respond(number: int) -> Response:
         until = None if number < 9 else lambda: any(word.ended == 9 for word in heard)
-        return Answer(429 if number % 2 else 200, until=until)
+        return Response(429 if number % 2 else 200, until=until)
 
-    with serving(decide) as server:
+    with serving(respond) as server:
         options = LoadOptions(body=BODY)
         run_open_loop(f"{server.url}/x", every(1, 10), options, on_progress=heard.append)
     word = next(word for word in heard if word.ended == 9)
@@ -184,12 +184,12 @@ def test_progress_is_reported() -> None:
 
 
 def test_a_closed_loop_keeps_its_concurrency() -> None:
-    """Three clients, and answers that wait for all three to have asked."""
+    """Three clients, and responses that wait until all three have sent a request."""
 
-    def decide(number: int) -> Answer:
-        return Answer(after_s=0.01, until=lambda: number > 5 or len(server.bodies) >= 3)
+    def respond(number: int) -> Response:
+        return Response(after_s=0.01, until=lambda: number > 5 or len(server.bodies) >= 3)
 
-    with serving(decide) as server:
+    with serving(respond) as server:
         result = run_closed_loop(
             f"{server.url}/x",
             3,
@@ -205,7 +205,7 @@ def test_a_closed_loop_keeps_its_concurrency() -> None:
 
 
 def test_a_closed_loop_survives_a_lost_connection() -> None:
-    with serving(lambda number: Answer(hangs_up=number == 2)) as server:
+    with serving(lambda number: Response(closes=number == 2)) as server:
         result = run_closed_loop(f"{server.url}/x", 1, SECOND_NS, LoadOptions(body=BODY))
     assert result.outcome.tolist().count(Outcome.FAILED) == 1
     assert result.outcome.tolist().index(Outcome.FAILED) < len(result) - 1

@@ -1,4 +1,4 @@
-"""Payloads: what is made up has the shape that a model asks for."""
+"""Payloads: generated tensors have the shapes that the metadata of a model require."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NUMBERS = sorted(set(ITEM_BYTES) - {"BYTES", "BF16"})
     st.integers(1, 5),
 )
 def test_binary_tensors_have_their_size(datatype: str, rest: list[int], items: int) -> None:
-    """The head says how long it is, and how many bytes of each tensor follow it."""
+    """The headers give the length of the JSON, which gives the length of each tensor."""
     spec = InputSpec("x", datatype, (-1, *rest))
     body = make_body([spec], items, Random(1), is_binary=True)
     length = int(body.headers["Inference-Header-Content-Length"])
@@ -71,7 +71,7 @@ def test_payloads_that_cannot_be_generated(spec: InputSpec, items: int, problem:
 
 
 def test_payload_files(tmp_path: Path) -> None:
-    """A file is sent as it is; what it holds says what it is called."""
+    """A file is sent verbatim; its content determines the content type."""
     for content, kind in ((b'{"a": 1}', "application/json"), (b"\xff\x00", "application/octet-")):
         (tmp_path / "payload").write_bytes(content)
         body = read_body(tmp_path / "payload")

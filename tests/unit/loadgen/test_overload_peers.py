@@ -1,4 +1,4 @@
-"""The curves of `bench overload` beside each other: nobody is lost, everybody counts alike."""
+"""`bench overload` against peers: every peer is reported and counted alike."""
 
 from __future__ import annotations
 

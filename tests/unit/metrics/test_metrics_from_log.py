@@ -1,4 +1,4 @@
-"""What is read out of an event log, and what it says about the truth."""
+"""Columns of an event log, and the calibration from them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from headgate.metrics.calibration import VALUES_MAX, calibrate, calibrated, quan
 from headgate.metrics.from_log import LoggedColumns, read_columns
 
 MS = 1_000_000
-BEGINS_NS = 7_000 * MS  # on the machine's own clock
+BEGINS_NS = 7_000 * MS  # on the monotonic clock of a machine
 VARIANT = Variant(0, "f", 0, (0,), Profile(exec_ns=(10 * MS, 20 * MS)))
 FUNCTION = Function(0, "f", (VARIANT,))
 APP = App(
@@ -45,7 +45,7 @@ def dispatch(batch_id: int, *requests: int) -> Dispatch:
 
 
 def read(*happened: tuple[int, Event, list[Action]]) -> LoggedColumns:
-    """Read a log of these events, which are at so many milliseconds."""
+    """Read a log of these events, with their times in milliseconds."""
     entries = [
         LogEntry(seq, BEGINS_NS + at_ms * MS, event, actions)
         for seq, (at_ms, event, actions) in enumerate(happened)
@@ -54,7 +54,7 @@ def read(*happened: tuple[int, Event, list[Action]]) -> LoggedColumns:
 
 
 def day() -> LoggedColumns:
-    """An instance starts, a request waits for it; two more run together; the last one breaks."""
+    """An instance starts while a request waits; two more run in one batch; the last batch fails."""
     return read(
         (0, NodeJoined(0, 0, "local1"), [StartInstance(0, 0, 0, 0)]),
         (5, RequestArrived(0, 0), [dispatch(0, 0)]),
@@ -107,8 +107,8 @@ def test_an_empty_log_and_one_with_unknown_ids() -> None:
 
 def test_calibrated_application_file() -> None:
     spec: dict[str, object] = {"functions": {"f": {"exec": "10ms"}}, "simulation": {}}
-    found = calibrated(spec, calibrate(APP, day().batches), request_ns=400_000)
-    assert found["simulation"] == {
+    spec = calibrated(spec, calibrate(APP, day().batches), request_ns=400_000)
+    assert spec["simulation"] == {
         "truth": {"distribution": "observed", "observed": {"f": [1.5]}},
         "overheads": {"request": "400000ns"},
     }

@@ -1,4 +1,4 @@
-"""The figures are looked at by people; these tests hold what can be checked without eyes."""
+"""Figures: what can be checked without looking at them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_run_that_answered_nothing_has_no_latency_plot() -> None:
 
 
 def test_one_request_of_zero_latency_can_be_drawn() -> None:
-    """Latency and wait 0 on axes that cannot show it well must at least not break."""
+    """Latency and wait 0 on logarithmic axes must not raise."""
     run = make_run([Row(0, 0, 0, deadline=None)], [Span(0, 0, 1)], [node()], end_ms=1)
     for plot in run_plots(run):
         assert to_svg(plot.figure, plot.name).startswith("<svg")
@@ -70,7 +70,7 @@ def test_a_shared_slo_is_marked_once() -> None:
 
 
 def test_special_characters_in_names_are_drawn_verbatim() -> None:
-    """An underscore in front hides a legend entry in matplotlib, a dollar begins a formula."""
+    """In matplotlib a leading underscore hides a legend entry, and a dollar begins a formula."""
     pipelines = ("_private", "costs $1 or $2")
     figure = latency_figure(make_run([Row(0, 0, 9), Row(0, 0, 9, pipeline=1)], pipelines=pipelines))
     to_svg(figure, "x")

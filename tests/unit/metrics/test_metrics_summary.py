@@ -24,7 +24,7 @@ EVERY_OUTCOME = [
 
 
 def test_counts_and_shares_of_every_outcome() -> None:
-    """Two of six that count were met; of the five admitted and not cancelled, two were kept."""
+    """Two of six that count were MET; of five admitted and not cancelled, two were MET."""
     summary = summarise(make_run(EVERY_OUTCOME))
     counts = [getattr(summary, name) for name in OUTCOME_NAMES]
     assert counts == [2, 1, 1, 1, 1, 1]
@@ -43,7 +43,7 @@ def test_latency_of_answered_and_wait_of_started_requests() -> None:
 
 
 def test_goodput_counts_only_responses_inside_the_window() -> None:
-    """One in time inside, one exactly at its end (outside), one late inside, one after it."""
+    """One MET inside the window, one exactly at its end (outside), one LATE inside, one after."""
     rows = [
         Row(0, 0, 1999),
         Row(1950, 1950, 2000),
@@ -68,7 +68,7 @@ def test_costs_and_utilisation_add_up() -> None:
 
 
 def test_summaries_by_client() -> None:
-    """The web client is served for 30 of 40 ms; the mobile one waits, and one is turned away."""
+    """The web client is served for 30 of 40 ms; the mobile one waits, and one is rejected."""
     rows = [
         Row(0, 0, 10, client=0),
         Row(0, 0, 20, client=0),
@@ -79,18 +79,18 @@ def test_summaries_by_client() -> None:
     assert (web.name, web.requests, web.met, web.slo_attainment) == ("web", 2, 2, 1.0)
     assert (web.mean_wait_ms, web.p99_ms, web.service_share) == (0, 20, 0.75)
     assert (mobile.requests, mobile.slo_attainment, mobile.mean_wait_ms) == (2, 0.5, 10)
-    assert (web.pace, mobile.pace) == (1.0, 0.25)  # half speed, and half of them not at all
+    assert (web.pace, mobile.pace) == (1.0, 0.25)  # half speed, and half of the requests rejected
 
 
 def test_starving_a_client_is_unfair_even_if_it_never_waits() -> None:
-    """Turning one of two clients away entirely gives the worst index there is for two."""
+    """Rejecting all requests of one of two clients gives the worst index of two."""
     rows = [Row(0, 0, 10), Row(0, None, 0, Outcome.REJECTED, client=1)]
     assert summarise(make_run(rows)).fairness == pytest.approx(0.5)
     assert summarise(make_run([Row(0, 0, 10), Row(0, 0, 30, client=1)])).fairness == 1.0
 
 
 def test_summary_of_an_empty_run() -> None:
-    """With nothing to count no promise was broken, and what cannot be known is not a number."""
+    """Without requests attainment is 1, and latencies are NaN."""
     summary = summarise(make_run([]))
     assert (summary.slo_attainment, summary.admitted_kept, summary.fairness) == (1, 1, 1)
     assert math.isnan(summary.p99_ms)
@@ -100,7 +100,7 @@ def test_summary_of_an_empty_run() -> None:
 
 
 def test_json_is_strict() -> None:
-    """No NaN, which strict readers of JSON refuse, and no numpy types."""
+    """No NaN, which strict JSON parsers refuse, and no numpy types."""
     for run in (busy_run(), make_run([])):
         document = summarise(run).to_json()
         assert json.loads(json.dumps(document, allow_nan=False)) == document

@@ -22,19 +22,19 @@ def test_each_step_gets_exactly_its_count(
     counts: list[int], step_ns: int, spacing: Spacing
 ) -> None:
     arrivals = expand_counts(np.array(counts, dtype=int), step_ns=step_ns, seed=1, spacing=spacing)
-    found = np.bincount(arrivals.times_ns // step_ns, minlength=len(counts))
-    assert found.tolist() == counts
+    per_step = np.bincount(arrivals.times_ns // step_ns, minlength=len(counts))
+    assert per_step.tolist() == counts
     assert arrivals.duration_ns == step_ns * len(counts)
 
 
 @pytest.mark.parametrize("spacing", SPACINGS)
 def test_a_step_larger_than_a_chunk_is_filled_alike(spacing: Spacing) -> None:
-    """A step of 300,000 is cut in pieces to bound memory; nobody may see the seams."""
+    """A step of 300,000 is split to bound memory, which must not change the distribution."""
     arrivals = expand_counts(np.array([3, 300_000, 0, 2]), seed=1, spacing=spacing)
     assert np.bincount(arrivals.times_ns // 10**9, minlength=4).tolist() == [3, 300_000, 0, 2]
     tenths = np.bincount(arrivals.times_ns[3:-2] // 10**8 - 10)
-    slack = 4 * (30_000 * 0.9) ** 0.5 if spacing == "uniform" else 1
-    assert np.abs(tenths - 30_000).max() <= slack
+    tolerance = 4 * (30_000 * 0.9) ** 0.5 if spacing == "uniform" else 1
+    assert np.abs(tenths - 30_000).max() <= tolerance
 
 
 def test_arrivals_in_a_step_are_distributed_as_sorted_uniforms() -> None:

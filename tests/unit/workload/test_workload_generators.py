@@ -1,4 +1,4 @@
-"""Fixed seeds; the tolerances are some four standard errors of each statistic."""
+"""Synthetic arrivals. Seeds are fixed; tolerances are about four standard errors."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_one_row_per_request(tmp_path: Path, name: str) -> None:
 
 
 def test_timestamps_start_at_zero_and_stay_exact(tmp_path: Path) -> None:
-    """As floats, these two stamps of 2023 would be 200 ns apart or none."""
+    """As floats, these two timestamps of 2023 would be 200 ns apart or equal."""
     text = "timestamp\n1700000000.000000001\n1700000000.000000101\n"
     assert read_trace(write(tmp_path, text)).times_ns.tolist() == [0, 100]
 

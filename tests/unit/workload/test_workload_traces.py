@@ -1,4 +1,4 @@
-"""Finding traces; and, where HEADGATE_TRACES names a directory of public ones, reading them."""
+"""Finding traces, and reading public ones if HEADGATE_TRACES names a directory of them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_public_traces_have_their_known_statistics(
     public_traces: Path, name: str, requests: int, duration_s: float, idc_10s: float
 ) -> None:
     arrivals = read_trace(find_trace(name, public_traces))
-    counts = np.bincount(arrivals.times_ns // (10 * SECOND_NS))[:-1]  # the last is cut short
+    counts = np.bincount(arrivals.times_ns // (10 * SECOND_NS))[:-1]  # the last step is shorter
     assert len(arrivals) == requests
     assert arrivals.duration_ns == pytest.approx(duration_s * SECOND_NS, rel=1e-4)
     assert counts.var() / counts.mean() == pytest.approx(idc_10s, rel=0.03)
