@@ -68,8 +68,8 @@ class Listener:
     def reported(self, event: Event) -> None:
         assert isinstance(event, Event)
 
-    def learned(self, facts: MeasuredFunction) -> None:
-        assert isinstance(facts, MeasuredFunction)
+    def learned(self, function: MeasuredFunction) -> None:
+        assert isinstance(function, MeasuredFunction)
 
     def lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
         pass

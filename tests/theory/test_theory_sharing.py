@@ -1,4 +1,4 @@
-"""One server shared by all: a node with many slots that slows down in proportion to company."""
+"""One server shared by all: a node with many slots that slows down in proportion to its load."""
 
 from __future__ import annotations
 

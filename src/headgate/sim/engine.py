@@ -253,7 +253,7 @@ class Engine:
         owner = event.instance_id % self._peers
         if isinstance(event, InstanceStarted):
             if event.instance_id not in self.nodes[event.node_id].backend.residents:
-                return  # the node has crashed since, and every Scheduler has been told
+                return  # the node has crashed since, and every Scheduler knows
             self._shared.on_started(event.instance_id)
         elif isinstance(event, InstanceStopped):
             self._shared.on_stopped(now_ns, event.instance_id)

@@ -87,7 +87,7 @@ def is_constant(column: Int32) -> bool:
 
 
 def take_rows(column: Int32, rows: slice | NDArray[np.integer]) -> Int32:
-    """Return some rows of a column; a constant column stays constant."""
+    """Return some rows of a column; constant columns stay constant."""
     if isinstance(rows, slice) or not len(column) or not is_constant(column):
         return column[rows]
     return constant_column(len(rows), int(column[0]))

@@ -197,9 +197,9 @@ def test_a_closed_loop_keeps_its_concurrency() -> None:
             LoadOptions(body=BODY),
             warm_up_ns=50 * MILLISECOND_NS,
         )
-        seen = len(server.bodies)
+        received = len(server.bodies)
     assert result.connections == server.open_count_max == 3
-    assert 0 < len(result) < seen, "those of the warm-up are not counted"
+    assert 0 < len(result) < received, "those of the warm-up are not counted"
     assert (result.status == 200).all()
     assert result.intended_ns.min() >= 0
 
