@@ -77,7 +77,7 @@ def test_a_compressed_trace_that_was_cut_off(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv.gz"
     rows = "".join(f"{second * 1.37},resnet\n" for second in range(5_000))
     trace.write_bytes(gzip.compress(f"time,pipeline\n{rows}".encode())[:-2_000])
-    assert "cut short" in complaint("simulate", KAAS, "--trace", trace)
+    assert "truncated or damaged" in complaint("simulate", KAAS, "--trace", trace)
 
 
 def test_a_trace_that_names_no_pipeline_where_there_are_several(tmp_path: Path) -> None:
