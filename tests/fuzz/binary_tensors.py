@@ -1,6 +1,6 @@
-"""Fuzz: binary tensors behind their JSON. They are refused, or they add up.
+"""Fuzz target: binary tensors after their JSON. They are refused, or they are consistent.
 
-The first line of the input is the header that says how long the JSON is.
+The first line of the input is the header with the length of the JSON.
 """
 
 from __future__ import annotations

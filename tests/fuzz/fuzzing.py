@@ -1,8 +1,8 @@
-"""What all fuzz targets share: instrument Headgate, write the seeds, hand over to libFuzzer.
+"""Shared by all fuzz targets: instruments Headgate, writes the seeds and starts libFuzzer.
 
-A target is run by hand, with any of libFuzzer's options and perhaps a directory to keep a corpus
-in: `python tests/fuzz/http_bytes.py -max_total_time=60 corpus`. What breaks it is written to
-`crash-...` and can be given back as an argument.
+A target is a script; it takes the options of libFuzzer and a directory that keeps the corpus:
+`python tests/fuzz/http_bytes.py -max_total_time=60 corpus`. An input that crashes the target is
+written to `crash-...` and can be passed as an argument to repeat the crash.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from importlib import import_module
 from pathlib import Path
 from types import FunctionType
 
-RSS_MB_MAX = 1024  # a target that holds more has no bound on what hostile input makes it keep
+RSS_MB_MAX = 1024  # more means that hostile input can make the target use unbounded memory
 INPUT_BYTES_MAX = 8192
 
 
 def fuzz(target: Callable[[bytes], None], seeds: Iterable[bytes]) -> None:
-    """Run the target on ever new inputs that reach ever new code. Does not return."""
-    # By name: it has no types, and only this directory needs it.
+    """Fuzz the target, guided by coverage. Does not return."""
+    # Imported by name: it has no types, and only this directory needs it.
     atheris = import_module("atheris")
     for thing in gc.get_objects():
         # Functions rather than imports: the target has imported them already.
@@ -31,9 +31,10 @@ def fuzz(target: Callable[[bytes], None], seeds: Iterable[bytes]) -> None:
         for number, seed in enumerate(seeds):
             Path(directory, f"seed-{number}").write_bytes(seed)
         options = [f"-rss_limit_mb={RSS_MB_MAX}", f"-max_len={INPUT_BYTES_MAX}", "-timeout=60"]
-        kept = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
-        given = [argument for argument in sys.argv[1:] if argument.startswith("-")]
-        is_replay = bool(kept) and all(Path(path).is_file() for path in kept)
-        corpora = kept if is_replay else [*kept, directory]  # new inputs go to the first
-        atheris.Setup([sys.argv[0], *options, *given, *corpora], target)
+        corpora = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+        arguments = [argument for argument in sys.argv[1:] if argument.startswith("-")]
+        is_replay = bool(corpora) and all(Path(path).is_file() for path in corpora)
+        if not is_replay:
+            corpora.append(directory)  # new inputs go to the first directory
+        atheris.Setup([sys.argv[0], *options, *arguments, *corpora], target)
         atheris.Fuzz()

@@ -1,7 +1,7 @@
-"""Fuzz: a client's connection. Whatever it does, each request gets one answer, and none is a 500.
+"""Fuzz target: an HTTP connection. Each request gets one response, and none has status 500.
 
-The input is a script: each line begins with what happens (see `STEPS`), then the bytes sent, in
-which `~` stands for the end of a line of HTTP. Time stands still unless the script moves it.
+The input is a script: each line begins with the kind of step (see `STEPS`), then the bytes sent, in
+which `~` stands for the end of a line of HTTP. Time advances only by steps of the script.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LIMITS = GatewayConfig(
     tenants=(TenantLimit(0, concurrency_max=8),),
 )  # fmt: skip
 FOREVER_S = 1e6
-ANSWER = re.compile(rb"HTTP/1\.1 (\d{3}) [^\r]*\r\n(?:[^\r\n]+\r\n)*\r\n")
+RESPONSE = re.compile(rb"HTTP/1\.1 (\d{3}) [^\r]*\r\n(?:[^\r\n]+\r\n)*\r\n")
 LENGTH = re.compile(rb"\r\nContent-Length: (\d+)\r\n")
 
 
@@ -45,7 +45,7 @@ class Handle:
 
 
 class Loop:
-    """As much of an event loop as a server needs, with a clock of its own."""
+    """The part of an event loop that a server needs, with a simulated clock."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -84,7 +84,7 @@ class Runtime(FakeRuntime):
 
 
 class Transport:
-    """Keeps what was written; closing it is heard of later, as with a real one."""
+    """Keeps the bytes written; `connection_lost` follows a close later, as in a real one."""
 
     def __init__(self) -> None:
         self.written = bytearray()
@@ -126,8 +126,8 @@ class Transport:
         return bytes((1 if not self.is_gone else 7,))
 
 
-class Play:
-    """One connection, and what the script does to it."""
+class Session:
+    """One connection, and the steps that a script applies to it."""
 
     def __init__(self) -> None:
         self.loop = Loop()
@@ -168,29 +168,29 @@ class Play:
                 self.transport.close()
 
     def end(self) -> None:
-        """Let everything come to its end."""
+        """Answer all open requests and let the timeouts pass."""
         if self.is_slow:
             self.stall(b"")
         while self.runtime.waiting:
             self.runtime.answer_next()
         for _ in range(4):
             self.loop.pass_time(100)
-        assert self.transport.is_gone, "a connection that never ends"
+        assert self.transport.is_gone, "the connection never closes"
         self.lose()
 
 
-STEPS: Mapping[bytes, Callable[[Play, bytes], None]] = {
-    b">": Play.send,
-    b"!": Play.answer,
-    b"@": Play.wait,
-    b"%": Play.stall,
-    b"#": Play.lose,
-    b"$": Play.half_close,
+STEPS: Mapping[bytes, Callable[[Session, bytes], None]] = {
+    b">": Session.send,
+    b"!": Session.answer,
+    b"@": Session.wait,
+    b"%": Session.stall,
+    b"#": Session.lose,
+    b"$": Session.half_close,
 }
 
 
 def post(path: bytes, body: bytes, *lines: bytes) -> bytes:
-    """A line of a script: one request."""
+    """Return a line of a script: one request."""
     head = (b"POST %b HTTP/1.1" % path, b"Host: x", b"Content-Length: %d" % len(body), *lines)
     return b">%b~~%b\n" % (b"~".join(head), body)
 
@@ -227,10 +227,10 @@ SEEDS = [
 
 
 def check_written(written: bytes) -> None:
-    """A sequence of answers and nothing else; no 500."""
+    """Assert that the bytes are a sequence of responses, none of them with status 500."""
     at = 0
     while at < len(written):
-        match = ANSWER.match(written, at)
+        match = RESPONSE.match(written, at)
         assert match is not None, written[at : at + 80]
         status = int(match[1])
         assert status != 500, written[at : at + 400]
@@ -239,23 +239,23 @@ def check_written(written: bytes) -> None:
         is_head = at == len(written) or written.startswith(b"HTTP/1.1 ", at)
         if length is not None and not is_head:
             at += int(length[1])
-    assert at == len(written), "an answer was cut"
+    assert at == len(written), "a response is truncated"
 
 
 def target(data: bytes) -> None:
-    """Play a script."""
-    play = Play()
+    """Run a script."""
+    session = Session()
     for line in data.split(b"\n"):
         step = STEPS.get(line[:1])
-        if step is not None and not play.is_lost:
-            step(play, line[1:].replace(b"~", b"\r\n"))
-            if play.transport.is_gone:
-                play.lose()
-    play.end()
-    server, context = play.server, play.server.context
+        if step is not None and not session.is_lost:
+            step(session, line[1:].replace(b"~", b"\r\n"))
+            if session.transport.is_gone:
+                session.lose()
+    session.end()
+    server, context = session.server, session.server.context
     assert not server.connections and not context.budget.used
     assert not context.keys.anonymous.in_flight
-    check_written(bytes(play.transport.written))
+    check_written(bytes(session.transport.written))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Fuzz: the JSON of a request. Whatever it says, it is refused, or it is tensors that add up."""
+"""Fuzz target: the JSON of a request. It is refused, or it is consistent tensors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SEEDS = [
 
 
 def check(tensors: list[Tensor]) -> None:
-    """A worker can read them, and an answer can be made of them."""
+    """Assert that a worker can read the tensors and that a response can be made of them."""
     for tensor in tensors:
         if tensor.datatype != "BF16":
             assert to_array(tensor).shape == tensor.shape

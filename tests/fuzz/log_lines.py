@@ -1,7 +1,7 @@
-"""Fuzz: an event log that is replayed. It is replayed, or one line says what is wrong with it.
+"""Fuzz target: replay of an event log. It is replayed, or refused with a one-line error.
 
-An input that begins with `[` is entries alone, and gets a header: most inputs would break it, and
-say nothing of what follows.
+An input that begins with `[` is entries without a header, and a valid header is put in front: most
+mutations would break the header, and the entries would never be reached.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ APP = {
     "slo": {"latency": "50ms"},
 }
 ARRIVED = [RequestArrived(id, id % 2, 0, 1, 0, 0, False) for id in range(4)]
-STORIES: list[list[Event]] = [
+EVENT_SEQUENCES: list[list[Event]] = [
     [NodeJoined(0, 0, "n"), InstanceStarted(0, 0), *ARRIVED, BatchFinished(0), NodeLost(0)],
     [NodeJoined(0, 0, "n"), InstanceStarted(0, 0), ARRIVED[0], BatchLost(0), RequestCancelled(0)],
     [NodeJoined(1, 0, "n"), InstanceStarted(0, 1), ARRIVED[0], BatchRefused(0, 0)],
@@ -48,16 +48,16 @@ STORIES: list[list[Event]] = [
 ]
 
 
-LOADED = from_spec(APP, "fuzz")
+CONFIG = from_spec(APP, "fuzz")
 
 
 def log(events: Sequence[Event], policy: str) -> bytes:
-    """A log as a Scheduler would write it."""
+    """Return the log that a Scheduler writes of these events."""
     kind = find_policy(policy)
     config = make_config(kind.config, {}, "fuzz")
-    scheduler = Scheduler(LOADED.app, kind, config, rng=stream(0, "policy/0"))
+    scheduler = Scheduler(CONFIG.app, kind, config, rng=stream(0, "policy/0"))
     text = io.StringIO()
-    writer = LogWriter(json_lines(text), LogHeader(LOADED.spec, policy, {}, 0))
+    writer = LogWriter(json_lines(text), LogHeader(CONFIG.spec, policy, {}, 0))
     for seq, event in enumerate(events):
         try:
             actions = scheduler.handle(seq * 1000, event)
@@ -68,24 +68,24 @@ def log(events: Sequence[Event], policy: str) -> bytes:
     return text.getvalue().encode()
 
 
-LOGS = [log(events, policy) for events in STORIES for policy in ("balance", "headgate")]
+LOGS = [log(events, policy) for events in EVENT_SEQUENCES for policy in ("balance", "headgate")]
 HEADER = LOGS[0].splitlines(keepends=True)[0]
-SEEDS = [*LOGS, *(made.partition(b"\n")[2] for made in LOGS)]
+SEEDS = [*LOGS, *(text.partition(b"\n")[2] for text in LOGS)]
 
 
 def target(data: bytes) -> None:
     """Do what `headgate replay` does."""
-    fd = os.memfd_create("log")  # a file that leaves nothing behind
+    fd = os.memfd_create("log")  # an anonymous file
     os.write(fd, HEADER + data if data.startswith(b"[") else data)
     try:
         header, entries = read_log(Path(f"/proc/self/fd/{fd}"))
         with closing(entries):
-            is_ours = header.app == LOADED.spec  # reading one is slow
-            loaded = LOADED if is_ours else from_spec(header.app, "app")
+            is_known = header.app == CONFIG.spec  # parsing a specification is slow
+            app_config = CONFIG if is_known else from_spec(header.app, "app")
             kind = find_policy(header.policy)
             config = make_config(kind.config, header.settings, "settings")
             rng = stream(header.seed, f"policy/{header.index}")
-            replay(entries, Scheduler(loaded.app, kind, config, rng=rng))
+            replay(entries, Scheduler(app_config.app, kind, config, rng=rng))
     except (ConfigError, DriverError, PolicyError) as error:
         assert "\n" not in str(error), "more than one line"
     finally:

@@ -1,4 +1,4 @@
-"""Every fuzz target for some seconds: enough to see that it works and nothing obvious broke."""
+"""Runs every fuzz target for some seconds: a smoke test of targets and parsers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TARGETS = sorted(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_fuzz(name: str, tmp_path: Path) -> None:
-    """In a process of its own: libFuzzer ends the one that it runs in."""
+    """Run a target in a process of its own, because libFuzzer ends its process."""
     pytest.importorskip("atheris")
     done = subprocess.run(
         [sys.executable, str(HERE / f"{name}.py"), "-max_total_time=8", "-artifact_prefix=./"],

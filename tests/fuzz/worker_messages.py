@@ -1,6 +1,6 @@
-"""Fuzz: what a worker and a gateway say to each other. Nonsense ends the connection, nothing else.
+"""Fuzz target: messages between worker and gateway. Invalid ones close the connection, no more.
 
-The first byte of the input says where the stream is cut.
+The first byte of the input is the position at which the stream is split.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ SEEDS = [
 
 
 class Listener:
-    """Looks at what it is told as closely as whoever uses it does."""
+    """Checks messages as closely as the gateway does."""
 
     def ran(self, link: WorkerLink, message: BatchRan) -> None:
         for result in message.results:
@@ -68,15 +68,15 @@ class Listener:
     def reported(self, event: Event) -> None:
         assert isinstance(event, Event)
 
-    def learned(self, facts: MeasuredFunction) -> None:
-        assert isinstance(facts, MeasuredFunction)
+    def learned(self, function: MeasuredFunction) -> None:
+        assert isinstance(function, MeasuredFunction)
 
     def lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
         pass
 
 
 class Transport:
-    """Writes nowhere."""
+    """Discards everything."""
 
     def write(self, data: bytes) -> None:
         pass
@@ -86,19 +86,19 @@ class Transport:
 
 
 def read(pieces: list[bytes]) -> list[AnyMessage] | None:
-    """What a stream says; None if it makes no sense."""
+    """Return the messages of a stream; None if it is invalid."""
     frames = Frames()
-    found: list[AnyMessage] = []
+    messages: list[AnyMessage] = []
     try:
         for piece in pieces:
-            found += frames.feed(piece)
+            messages += frames.feed(piece)
     except ValueError:
         return None
-    return found
+    return messages
 
 
-def look_at(message: AnyMessage, arena: Arena) -> None:
-    """Do with it what a worker does."""
+def process(message: AnyMessage, arena: Arena) -> None:
+    """Process a message as a worker does."""
     if isinstance(message, ActionMessage | EventMessage):
         with suppress(ConfigError):
             assert to_wire(from_wire(message.wire)) == message.wire
@@ -112,21 +112,21 @@ def look_at(message: AnyMessage, arena: Arena) -> None:
 
 
 def on_fault(kind: str) -> None:
-    """Nonsense is a fault of the worker; whoever listens must never have one."""
+    """Invalid messages are faults of the worker; the listener must never have one."""
     assert kind == "worker_message"
 
 
 def target(data: bytes) -> None:
-    """Read a stream, whole and in two pieces; then be the gateway that hears it."""
-    cut, stream = data[:1], data[1:]
-    at = cut[0] if cut else 0
+    """Read a stream, whole and in two pieces; then pass it to a gateway's link."""
+    position, stream = data[:1], data[1:]
+    at = position[0] if position else 0
     whole = read([stream])
     assert (read([stream[:at], stream[at:]]) is None) == (whole is None)
     own, theirs = Arena.create(ARENA_BYTES), Arena.create(ARENA_BYTES)
     try:
         for message in whole or ():
             assert read([frame(message)]) == [message]
-            look_at(message, theirs)
+            process(message, theirs)
         own.allocate(memoryview(b"input"))
         link = WorkerLink(
             NodeSpec(0, 0, "n", []), Hello(0, 0, []), Listener(), own, theirs, on_fault
@@ -141,7 +141,7 @@ def target(data: bytes) -> None:
 
 
 async def main() -> None:
-    """A link wants a loop to be there."""
+    """A link needs a running event loop."""
     fuzz(target, SEEDS)
 
 

@@ -52,7 +52,7 @@ class Scenario:
 
     def setup(self, policy: str) -> Setup:
         kind = find_policy(policy)
-        return Setup(self.app, kind, validate=True, faults=self.plan.troubles())
+        return Setup(self.app, kind, validate=True, faults=self.plan.actions())
 
     def __repr__(self) -> str:
         """Short enough to read in the message of a failed test."""

@@ -1,6 +1,6 @@
-"""Prints the build and a hash of everything that was decided, per policy, under faults.
+"""Prints the kind of build and a hash of every decision, per policy, under faults.
 
-Run by `test_compiled`, once for each build, as a script of its own.
+`test_compiled` runs it as a script, once for each build.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headgate.workload import mix, named, poisson
 SEEDS = range(3)
 DURATION_NS = 2 * SECOND_NS
 
-# Models that do not fit side by side, so that weights come and go.
+# Models that do not fit into memory together, so that weights are loaded and evicted.
 CROWDED = declare(
     functions={
         "a": {"exec": "4ms", "start": "20ms", "memory": "6GB"},
@@ -35,7 +35,7 @@ CROWDED = declare(
     slo={"latency": "200ms", "gives_up": True},
     limits={"lost_after": 4},
 ).app
-# A cascade on nodes that slow down with company, behind a network.
+# A cascade on nodes whose concurrent batches slow each other down, behind a network.
 SHARED = declare(
     functions={
         "small": {"exec": "4ms", "slowdown": [1, 1.5, 2.5, 4]},
@@ -60,7 +60,7 @@ SHARED = declare(
 
 
 class _Hasher(Observer):
-    """Takes in every event and every action, whatever their kind."""
+    """Hashes every event and every action."""
 
     def __init__(self) -> None:
         self.digest = sha256()
@@ -73,7 +73,7 @@ class _Hasher(Observer):
 
 
 def hashed(app: App, policy: str, seed: int) -> str:
-    """Return the number of actions of one run under one fault plan, and a hash of it all."""
+    """Return the number of actions of one run under one fault plan, and a hash of the run."""
     observer = _Hasher()
     arrivals = mix(
         [
@@ -86,7 +86,7 @@ def hashed(app: App, policy: str, seed: int) -> str:
         find_policy(policy),
         seed=seed,
         truth=GroundTruthConfig("lognormal", cv=0.5),
-        faults=random_plan(app, DURATION_NS, seed, intensity=2.0).troubles(),
+        faults=random_plan(app, DURATION_NS, seed, intensity=2.0).actions(),
     )
     requests = simulate(setup, arrivals, observer=observer).requests
     for column in (requests.started_ns, requests.finished_ns, requests.outcome):
@@ -95,7 +95,7 @@ def hashed(app: App, policy: str, seed: int) -> str:
 
 
 def main() -> None:
-    """Print what the test compares, as JSON."""
+    """Print the hashes as JSON."""
     runs = {
         f"{policy} {seed}": hashed(CROWDED, policy, seed)
         for policy in policy_names()

@@ -1,4 +1,4 @@
-"""Small applications, and one run of them under all checkers."""
+"""Small applications, observers, and a simulation of them under all checkers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def make_app(
     memory_bytes: int = 0,
     concurrency: int = 1,
 ) -> App:
-    """One pipeline of one stage for each function; every function runs on every pool."""
+    """Return an app with one pipeline of one stage per function; all functions run on all pools."""
     functions = []
     for id, ms in enumerate(exec_ms):
         profile = Profile((ms * MS,), slowdown, start_ms * MS, memory_bytes=memory_bytes)
@@ -64,14 +64,14 @@ def make_app(
 
 
 def at_ms(*times_ms: int) -> Arrivals:
-    """Requests of one client for the first pipeline, at these times."""
+    """Return requests of one client for the first pipeline, at these times."""
     times_ns = np.array([ms * MS for ms in times_ms], dtype=np.int64)
     zeros = constant_column(len(times_ns))
     return Arrivals(times_ns, 10**6 * MS, zeros, zeros, ("p0",), ("c0",))
 
 
-class Seen(Observer):
-    """Every event, with its time, and all actions."""
+class RecordingObserver(Observer):
+    """Records every event, with its time, and all actions."""
 
     def __init__(self) -> None:
         self.events: list[tuple[int, Event]] = []
@@ -87,8 +87,8 @@ class Seen(Observer):
         return sum(isinstance(event, kind) for _, event in self.events)
 
 
-class Checked(Seen):
-    """The same, under checkers."""
+class CheckedObserver(RecordingObserver):
+    """Records a run, and checks it."""
 
     def __init__(self, checkers: Checkers) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Checked(Seen):
         self._checkers.on_event(now_ns, scheduler, event, actions)
 
     def finish(self, columns: RunColumns) -> None:
-        """The run is over: raise if anything was wrong with it."""
+        """Check the columns of the run; raise if there was any violation."""
         self._checkers.finish(columns)
         self._checkers.raise_if_any()
 
@@ -113,7 +113,7 @@ def run(
     clients: Sequence[SimClient] = (),
     schedulers: int = 1,
     decision_ns: int = 0,
-) -> tuple[RunColumns, Seen]:
+) -> tuple[RunColumns, RecordingObserver]:
     """Simulate in `validate` mode, under all checkers, until nothing is in flight."""
     plan = FaultPlan(faults).check(app)
     setup = Setup(
@@ -124,26 +124,26 @@ def run(
         decision_ns=decision_ns,
         validate=True,
         records_spans=True,
-        faults=plan.troubles(),
+        faults=plan.actions(),
         limit_ns=10**6 * MS,
     )
     checkers = all_checkers(
         app,
-        duplicates="duplicate" in plan.kinds,
-        losses="lose" in plan.kinds,
-        thinks=decision_ns > 0,
-        drained=True,
+        allows_duplicates="duplicate" in plan.kinds,
+        allows_losses="lose" in plan.kinds,
+        has_decision_cost=decision_ns > 0,
+        is_drained=True,
     )
-    seen = Checked(checkers)
+    observer = CheckedObserver(checkers)
     last_ns = int(arrivals.times_ns[-1]) if arrivals is not None else 0
-    straggler = DrainWatcher(max(plan.end_ns, last_ns))
-    columns = simulate(setup, arrivals, clients=[*clients, straggler], observer=seen)
-    seen.finish(columns)
-    return columns, seen
+    watcher = DrainWatcher(max(plan.end_ns, last_ns))
+    columns = simulate(setup, arrivals, clients=[*clients, watcher], observer=observer)
+    observer.finish(columns)
+    return columns, observer
 
 
 def waits_ms(columns: RunColumns) -> list[float]:
-    """How long each request took, from arrival to end."""
+    """Return the time of each request from arrival to end."""
     requests = columns.requests
     took_ns: list[int] = (requests.finished_ns - requests.arrival_ns).tolist()
     return [ns / MS for ns in took_ns]

@@ -1,4 +1,4 @@
-"""Policies for tests: one spills over to a platform, one shares a pool, one does as it likes."""
+"""Policies for tests: spillover to a FaaS platform, a shared pool, and random actions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headgate.core.states import InstanceState, TaskState
 
 @final
 class Spill(Policy):
-    """First come, first served, on the first free node; what finds none goes to the platform."""
+    """First come, first served, on the first free node; without one a task goes to the platform."""
 
     def __init__(self, context: Context, config: PolicyConfig) -> None:
         super().__init__(context, config)
@@ -59,16 +59,16 @@ class Spill(Policy):
 
 @final
 class Share(Policy):
-    """Asks the pool's Broker for nodes, and gives them back when it has no work for them.
+    """Requests nodes from the pool's Broker and releases them when it has no work for them.
 
-    It uses its peers' instances as well as its own: whether one is busy is for its node to say.
+    It uses the instances of its peers as well: a node refuses a batch if an instance is busy.
     """
 
     def __init__(self, context: Context, config: PolicyConfig) -> None:
         super().__init__(context, config)
         self._queues: list[deque[Task]] = [deque() for _ in self.view.app.functions]
-        self._asked: dict[int, Instance] = {}  # by function: an instance that is to be started
-        self._mine: dict[int, Instance] = {}
+        self._requested: dict[int, Instance] = {}  # by function id: an instance to be started
+        self._own: dict[int, Instance] = {}
 
     def on_task_ready(self, task: Task) -> None:
         self._queues[task.function.id].append(task)
@@ -78,16 +78,16 @@ class Share(Policy):
         self._serve(task.function.id)
 
     def on_instance_started(self, instance: Instance) -> None:
-        if self._asked.get(instance.variant.function_id) is instance:
-            del self._asked[instance.variant.function_id]
-            self._mine[instance.id] = instance
+        if self._requested.get(instance.variant.function_id) is instance:
+            del self._requested[instance.variant.function_id]
+            self._own[instance.id] = instance
 
     def on_instance_gone(self, instance: Instance) -> None:
-        self._mine.pop(instance.id, None)
+        self._own.pop(instance.id, None)
         function_id = instance.variant.function_id
-        if self._asked.get(function_id) is instance:
-            del self._asked[function_id]
-            # Not at once: if starts fail, and in no time, we would ask for ever at this instant.
+        if self._requested.get(function_id) is instance:
+            del self._requested[function_id]
+            # After a pause: if starts fail at once, retries would never leave this instant.
             self.orders.set_timer("retry", self.view.now_ns + MILLISECOND_NS, function_id)
 
     def on_timer(self, name: str, number: int) -> None:
@@ -101,12 +101,12 @@ class Share(Policy):
         while (task := self._head(function_id)) is not None:
             instance = self._idle_instance(function_id)
             if instance is None or instance.node is None:
-                if function_id not in self._asked and not self._is_pausing(function_id):
-                    self._ask(function_id)
+                if function_id not in self._requested and not self._is_pausing(function_id):
+                    self._request(function_id)
                 return
             self._queues[function_id].popleft()
             self.orders.dispatch([task], instance.node, instance.variant)
-        self._give_back(function_id)
+        self._release(function_id)
 
     def _head(self, function_id: int) -> Task | None:
         queue = self._queues[function_id]
@@ -126,69 +126,69 @@ class Share(Policy):
     def _is_pausing(self, function_id: int) -> bool:
         return ("retry", function_id) in self.view.timers
 
-    def _ask(self, function_id: int) -> None:
+    def _request(self, function_id: int) -> None:
         variant = self.view.app.functions[function_id].variants[0]
         pool = self.view.app.pools[variant.pool_ids[0]]
-        self._asked[function_id] = self.orders.start_anywhere(variant, pool)
+        self._requested[function_id] = self.orders.start_anywhere(variant, pool)
 
-    def _give_back(self, function_id: int) -> None:
-        """Nobody waits: call off what is still to be started, and stop what is idle."""
-        asked = self._asked.pop(function_id, None)
-        if asked is not None:
-            self.orders.stop(asked)
-        for instance in list(self._mine.values()):
+    def _release(self, function_id: int) -> None:
+        """Without tasks in the queue, cancel a pending start and stop idle instances."""
+        requested = self._requested.pop(function_id, None)
+        if requested is not None:
+            self.orders.stop(requested)
+        for instance in list(self._own.values()):
             is_idle = instance.state == InstanceState.IDLE
             if is_idle and instance.variant.function_id == function_id:
-                del self._mine[instance.id]
+                del self._own[instance.id]
                 self.orders.stop(instance)
 
 
 @final
-class Wild(Policy):
-    """Orders anything at any time, legal or not; but looks again and again, so that all ends.
+class RandomActions(Policy):
+    """Issues random actions at any time, legal or not; a timer makes sure that all requests end.
 
-    What is illegal must raise and change nothing. What is legal must not break anything.
+    Illegal actions must raise and change nothing. Legal actions must not break anything.
     """
 
     def on_arrival(self, request: Request) -> None:
         if self.rng.random() < 0.05:
-            self.orders.reject(request, "on a whim")
+            self.orders.reject(request, "at random")
 
     def on_task_ready(self, task: Task) -> None:
         if ("tick", 0) not in self.view.timers:
             self.orders.set_timer("tick", self.view.now_ns + 3 * MILLISECOND_NS)
-        self._play()
+        self._act()
 
     def on_capacity(self, node: Node) -> None:
-        self._play()
+        self._act()
 
     def on_pool_available(self, pool_id: int) -> None:
-        self._play()
+        self._act()
 
     def on_instance_started(self, instance: Instance) -> None:
-        self._play()
+        self._act()
 
     def on_instance_gone(self, instance: Instance) -> None:
-        self._play()
+        self._act()
 
     def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
-        self._play()
+        self._act()
 
     def on_node_lost(self, node: Node) -> None:
-        self._play()
+        self._act()
 
     def on_task_withdrawn(self, task: Task) -> None:
-        self._play()
+        self._act()
 
     def on_timer(self, name: str, number: int) -> None:
-        """Send everything out, as far as that is possible: nothing waits for ever."""
+        """Try to dispatch all tasks, so that none waits for ever."""
         for request in list(self.view.requests.values()):
             for task in list(request.tasks):
                 self._try(self._dispatch, [task])
         if self.view.requests:
             self.orders.set_timer("tick", self.view.now_ns + 3 * MILLISECOND_NS)
 
-    def _play(self) -> None:
+    def _act(self) -> None:
         self.orders.report_work(self.rng.randrange(3))
         tasks = [task for request in self.view.requests.values() for task in request.tasks]
         instances = list(self.view.instances.values())
@@ -197,7 +197,7 @@ class Wild(Policy):
                 self._dispatch, self.rng.sample(tasks, min(len(tasks), self.rng.choice((1, 3))))
             )
         if tasks and self.rng.random() < 0.1:
-            self._try(self.orders.expire, self.rng.choice(tasks).request, "on a whim")
+            self._try(self.orders.expire, self.rng.choice(tasks).request, "at random")
         if instances and self.rng.random() < 0.3:
             order = self.rng.choice((self.orders.stop, self.orders.evict, self.orders.load))
             self._try(order, self.rng.choice(instances))
@@ -206,12 +206,12 @@ class Wild(Policy):
             self._try(self.orders.start, self.rng.choice(self.view.app.variants), node)
 
     def _dispatch(self, tasks: list[Task]) -> None:
-        places: list[Node | Pool] = [*self.view.nodes.values(), *self.view.app.pools]
-        place = self.rng.choice(places)
-        if isinstance(place, Node):
-            self.orders.dispatch(tasks, place)
+        targets: list[Node | Pool] = [*self.view.nodes.values(), *self.view.app.pools]
+        target = self.rng.choice(targets)
+        if isinstance(target, Node):
+            self.orders.dispatch(tasks, target)
         else:
-            self.orders.dispatch_to_pool(tasks, place)
+            self.orders.dispatch_to_pool(tasks, target)
 
     def _try(self, order: Callable[..., object], *arguments: object) -> None:
         with suppress(PolicyError):
@@ -219,6 +219,6 @@ class Wild(Policy):
 
 
 EVERYTHING = Capabilities(batches=True, mixed_pools=True, serverless=True)
-WILD = PolicyKind(Wild, capabilities=EVERYTHING)
+RANDOM_ACTIONS = PolicyKind(RandomActions, capabilities=EVERYTHING)
 SPILL = PolicyKind(Spill, capabilities=Capabilities(mixed_pools=True, serverless=True))
 SHARE = PolicyKind(Share, capabilities=Capabilities(multi_gateway=True))

@@ -1,4 +1,4 @@
-"""Budgets of pools that are paid by the call, in random worlds that last for minutes."""
+"""Budgets of pay-per-call pools, in random applications over minutes of simulated time."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from headgate.sim.ground_truth import GroundTruthConfig
 from headgate.sim.run import Setup, build_schedulers, simulate
 from headgate.workload import Arrivals, constant_column
 
-from .apps import Checked
-from .planted import Entry, does, found
+from .apps import CheckedObserver
+from .checker_runs import Entry, does, violations
 
 S = SECOND_NS
 POLICIES = ("headgate", "threshold", "spock", "mark", "spandana", "serverless_only")
@@ -43,15 +43,15 @@ CLOUD_ROW = 2  # among the resources, behind two nodes
 
 
 def call_usd(app: App) -> float:
-    """What a call costs at most, that has to start an instance."""
+    """Return the cost of a call with a cold start."""
     (cloud,) = [pool for pool in app.pools if pool.faas is not None]
     assert cloud.faas is not None
     profile = app.variants[1].profile
     return cloud.faas.usd(profile.cold_start_ns + profile.exec_ns[0] + 2 * cloud.network_ns)
 
 
-def random_world(rng: Random) -> App:
-    """Two nodes, perhaps rented, and a platform with budgets for a few calls."""
+def random_app(rng: Random) -> App:
+    """Return an app with two nodes, perhaps rented, and a platform with budgets for few calls."""
     platform = FaasPlatform(
         1 << 30,
         concurrency_max=rng.choice((2, 20)),
@@ -78,15 +78,15 @@ def random_world(rng: Random) -> App:
     slo = Slo(rng.choice((4, 10, 60)) * S, is_hard=rng.random() < 0.5)
     app = App((function,), (Pipeline(0, "p", (Stage(function),), slo),), (nodes, cloud))
     usd = call_usd(app)
-    guard = BreakerConfig(
+    breaker = BreakerConfig(
         usd_per_minute=rng.choice((inf, 3 * usd, 12 * usd)),
         usd_per_day=rng.choice((inf, 20 * usd, 80 * usd)),
     )
-    return replace(app, pools=(nodes, replace(cloud, breaker=guard)))
+    return replace(app, pools=(nodes, replace(cloud, breaker=breaker)))
 
 
 def random_arrivals(rng: Random) -> Arrivals:
-    """Bursts, over four minutes."""
+    """Return bursts over four minutes."""
     times_ns: list[int] = []
     for _ in range(rng.randint(3, 12)):
         at_ns = rng.randrange(4 * MINUTE_NS)
@@ -105,55 +105,58 @@ def config_of(policy: str, rng: Random) -> PolicyConfig:
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_budget_is_exceeded_by_more_than_one_call(policy: str, seed: int) -> None:
-    """Calls take as long as they should. What counts against the budgets is the platform's bill,
-    or more. A replay decides the same.
+    """Calls take their expected time. At least the platform's bill counts against the budgets.
+
+    A replay decides the same.
     """
     rng = Random(f"{policy}/{seed}")
-    app, arrivals = random_world(rng), random_arrivals(rng)
+    app, arrivals = random_app(rng), random_arrivals(rng)
     setup = Setup(app, find_policy(policy), config_of(policy, rng), seed=seed, validate=True)
-    seen = Checked(all_checkers(app, drained=False))
-    columns = simulate(setup, arrivals, observer=seen)
-    seen.finish(columns)
-    paid, cloud = paid_usd(app, seen), app.pools[1]
+    observer = CheckedObserver(all_checkers(app, is_drained=False))
+    columns = simulate(setup, arrivals, observer=observer)
+    observer.finish(columns)
+    paid, cloud = paid_usd(app, observer), app.pools[1]
     for (kind, _), usd in paid.items():
         budget_usd = cloud.breaker.usd_per_minute if kind == "minute" else cloud.breaker.usd_per_day
         assert usd <= budget_usd + call_usd(app) * (1 + 1e-9)
     (scheduler,) = build_schedulers(setup)
-    for now_ns, event in seen.events:
+    for now_ns, event in observer.events:
         scheduler.handle(now_ns, event)
-    spillway = scheduler.view.breakers[1]
-    assert spillway is not None
+    breaker = scheduler.view.breakers[1]
+    assert breaker is not None
     bill_usd = columns.resources[CLOUD_ROW].usage_usd
-    assert bill_usd <= spillway.spent_usd(columns.end_ns) * (1 + 1e-9) + 1e-12
+    assert bill_usd <= breaker.spent_usd(columns.end_ns) * (1 + 1e-9) + 1e-12
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_calls_that_take_longer_than_they_should_cost_what_they_take_and_no_more_go(
+def test_slow_calls_are_charged_in_full_and_stop_at_the_budget(
     policy: str,
 ) -> None:
-    """By as much as those were out, the budget may be exceeded: the checkers see to the rest."""
+    """The budget may be exceeded by the calls in flight only, which the checkers verify."""
     for seed in range(4):
         rng = Random(f"slow/{policy}/{seed}")
-        app, arrivals = random_world(rng), random_arrivals(rng)
+        app, arrivals = random_app(rng), random_arrivals(rng)
         truth = GroundTruthConfig(distribution="lognormal", cv=1.0)
         config = config_of(policy, rng)
         setup = Setup(app, find_policy(policy), config, seed=seed, truth=truth, validate=True)
-        seen = Checked(all_checkers(app, drained=False))
-        seen.finish(simulate(setup, arrivals, observer=seen))
+        observer = CheckedObserver(all_checkers(app, is_drained=False))
+        observer.finish(simulate(setup, arrivals, observer=observer))
 
 
-def test_the_worlds_are_rich() -> None:
-    """Budgets close and open, instances are kept warm by both means, and calls are made."""
+def test_random_cases_cover_all_kinds() -> None:
+    """Budgets are exhausted and renewed, instances are kept warm both ways, calls are made."""
     calls, warm, closed = 0, Counter[bool](), 0
     for seed in range(40):
         rng = Random(f"headgate/{seed}")
-        app, arrivals = random_world(rng), random_arrivals(rng)
-        seen = Checked(all_checkers(app, drained=False))
-        simulate(Setup(app, find_policy("headgate")), arrivals, observer=seen)
-        calls += sum(isinstance(a, Dispatch) and a.node_id is None for a in seen.actions)
-        warm.update(a.is_provisioned for a in seen.actions if isinstance(a, KeepWarm) and a.count)
+        app, arrivals = random_app(rng), random_arrivals(rng)
+        observer = CheckedObserver(all_checkers(app, is_drained=False))
+        simulate(Setup(app, find_policy("headgate")), arrivals, observer=observer)
+        calls += sum(isinstance(a, Dispatch) and a.node_id is None for a in observer.actions)
+        warm.update(
+            a.is_provisioned for a in observer.actions if isinstance(a, KeepWarm) and a.count
+        )
         closed += any(
-            getattr(event, "key", None) == ("unblock_pool", 1) for _, event in seen.events
+            getattr(event, "key", None) == ("unblock_pool", 1) for _, event in observer.events
         )
     assert calls > 100
     assert warm[True] > 5
@@ -161,13 +164,13 @@ def test_the_worlds_are_rich() -> None:
     assert closed > 10
 
 
-def paid_usd(app: App, seen: Checked) -> dict[tuple[str, int], float]:
-    """What calls cost, by minute and by day, as they ended."""
+def paid_usd(app: App, observer: CheckedObserver) -> dict[tuple[str, int], float]:
+    """Return the cost of calls by the minute and the day in which they ended."""
     platform = app.pools[1].faas
     assert platform is not None
     paid: dict[tuple[str, int], float] = {}
     sent: dict[int, int] = {}
-    for now_ns, event, actions in seen.entries:
+    for now_ns, event, actions in observer.entries:
         if isinstance(event, BatchFinished) and event.batch_id in sent:
             usd = platform.usd(now_ns - sent[event.batch_id])
             for key in (("minute", now_ns // MINUTE_NS), ("day", now_ns // DAY_NS)):
@@ -178,40 +181,37 @@ def paid_usd(app: App, seen: Checked) -> dict[tuple[str, int], float]:
     return paid
 
 
-# --- the checker itself -------------------------------------------------------------------------
-
-
-def planted_app(guard: BreakerConfig) -> App:
-    """A call costs a dollar; a provisioned instance costs one a second."""
+def budget_app(breaker: BreakerConfig) -> App:
+    """Return an app in which a call costs $1, and a provisioned instance $1 per second."""
     platform = FaasPlatform(1 << 30, usd_per_request=1.0, provisioned_usd_per_gb_s=1.0)
     variant = Variant(0, "v", 0, (0,), Profile((10,)))
     function = Function(0, "f", (variant,))
-    cloud = Pool(0, "cloud", Tier.SERVERLESS, nodes=0, faas=platform, breaker=guard)
+    cloud = Pool(0, "cloud", Tier.SERVERLESS, nodes=0, faas=platform, breaker=breaker)
     return App((function,), (Pipeline(0, "p", (Stage(function),)),), (cloud,))
 
 
-def test_the_checker_sees_a_call_that_there_is_no_money_for() -> None:
-    app = planted_app(BreakerConfig(usd_per_minute=1.5))
+def test_the_checker_reports_a_call_beyond_the_budget() -> None:
+    app = budget_app(BreakerConfig(usd_per_minute=1.5))
     calls = [Dispatch(id, 0, [256 * id], 1, 0, None, None) for id in range(3)]
     end: Entry = (5, BatchFinished(0), [])
     refused: Entry = (5, BatchRefused(0, Refusal.THROTTLED), [])
-    assert found(Budgets(app), does(*calls[:2])) == ""
-    assert "$2.0 of $1.5 are spent" in found(Budgets(app), does(*calls))
-    assert "are spent" in found(Budgets(app), does(*calls[:2]), end, does(calls[2], now_ns=6))
-    assert found(Budgets(app), does(*calls[:2]), refused, does(calls[2], now_ns=6)) == ""
+    assert violations(Budgets(app), does(*calls[:2])) == ""
+    assert "$2.0 of $1.5 are spent" in violations(Budgets(app), does(*calls))
+    assert "are spent" in violations(Budgets(app), does(*calls[:2]), end, does(calls[2], now_ns=6))
+    assert violations(Budgets(app), does(*calls[:2]), refused, does(calls[2], now_ns=6)) == ""
     late: Entry = (MINUTE_NS - 1, BatchFinished(0), [])
     other: Entry = (MINUTE_NS - 1, BatchFinished(1), [])
     next_minute = does(calls[2], now_ns=MINUTE_NS)
-    assert found(Budgets(app), does(*calls[:2]), late, other, next_minute) == ""
+    assert violations(Budgets(app), does(*calls[:2]), late, other, next_minute) == ""
 
 
-def test_the_checker_counts_what_is_kept_warm() -> None:
-    app = planted_app(BreakerConfig(usd_per_day=9.5))
+def test_the_checker_counts_the_cost_of_warm_instances() -> None:
+    app = budget_app(BreakerConfig(usd_per_day=9.5))
     call = Dispatch(0, 0, [0], 1, 0, None, None)
     warm = does(KeepWarm(0, 0, 1, True), now_ns=S)
-    assert found(Budgets(app), warm, does(call, now_ns=10 * S)) == ""
-    assert "are spent" in found(Budgets(app), warm, does(call, now_ns=11 * S))
+    assert violations(Budgets(app), warm, does(call, now_ns=10 * S)) == ""
+    assert "are spent" in violations(Budgets(app), warm, does(call, now_ns=11 * S))
     cold = does(KeepWarm(0, 0, 0, True), now_ns=5 * S)
-    assert found(Budgets(app), warm, cold, does(call, now_ns=11 * S)) == ""
+    assert violations(Budgets(app), warm, cold, does(call, now_ns=11 * S)) == ""
     pinged = does(KeepWarm(0, 0, 10, False), now_ns=S)
-    assert "are spent" in found(Budgets(app), pinged, does(call, now_ns=2 * S))
+    assert "are spent" in violations(Budgets(app), pinged, does(call, now_ns=2 * S))

@@ -1,4 +1,4 @@
-"""Every checker can fail: each is shown a run with one thing wrong, and one with nothing wrong."""
+"""Every checker of requests reports a run with one violation and passes a correct run."""
 
 from __future__ import annotations
 
@@ -25,36 +25,37 @@ from headgate.sim.checkers import (
     Conservation,
     Deadlines,
     Exclusivity,
-    GivingUp,
+    HardDeadlines,
     Stages,
     Starvation,
     all_checkers,
 )
 
 from .apps import GPU, at_ms, make_app, run
-from .planted import APP, Entry, arrives, columns, finishes, found, sends, settles
-
-# --- requests ----------------------------------------------------------------------------------
+from .checker_runs import APP, Entry, arrives, columns, finishes, sends, settles, violations
 
 
 def test_conservation() -> None:
     met = settles(Outcome.MET)
-    assert found(Conservation(), arrives(), met, run=columns(finished_ns=(50,))) == ""
-    assert "arrived twice" in found(Conservation(), arrives(), arrives())
-    assert "never arrived" in found(Conservation(), met)
-    assert "settled twice" in found(Conservation(), arrives(), met, met)
-    assert "never settled" in found(Conservation(), arrives(), run=columns(finished_ns=(50,)))
-    assert "1 requests have 0 rows" in found(Conservation(), arrives(), met, run=columns())
+    assert violations(Conservation(), arrives(), met, run=columns(finished_ns=(50,))) == ""
+    assert "arrived twice" in violations(Conservation(), arrives(), arrives())
+    assert "never arrived" in violations(Conservation(), met)
+    assert "settled twice" in violations(Conservation(), arrives(), met, met)
+    assert "never settled" in violations(Conservation(), arrives(), run=columns(finished_ns=(50,)))
+    assert "1 requests have 0 rows" in violations(Conservation(), arrives(), met, run=columns())
 
 
-def test_conservation_compares_with_what_was_written_down() -> None:
-    told = (arrives(), settles(Outcome.MET))
+def test_conservation_compares_with_the_columns() -> None:
+    entries = (arrives(), settles(Outcome.MET))
     for written in (columns(finished_ns=(51,)), columns(finished_ns=(50,), outcome=Outcome.LATE)):
-        assert "written down otherwise" in found(Conservation(), *told, run=written)
-    assert found(Conservation(thinks=True), *told, run=columns(finished_ns=(51,))) == ""
+        assert "another row in the columns" in violations(Conservation(), *entries, run=written)
+    assert (
+        violations(Conservation(has_decision_cost=True), *entries, run=columns(finished_ns=(51,)))
+        == ""
+    )
 
 
-def test_a_request_is_settled_by_the_scheduler_it_came_to() -> None:
+def test_a_request_is_settled_by_the_scheduler_it_arrived_at() -> None:
     checker = Conservation()
     checker.on_event(0, 0, RequestArrived(0, 0), [])
     checker.on_event(1, 1, TimerFired(("tick", 0)), [Settle(0, Outcome.MET)])
@@ -75,56 +76,58 @@ def test_a_request_is_settled_by_the_scheduler_it_came_to() -> None:
 )
 def test_deadlines(outcome: int, now_ns: int, is_honest: bool) -> None:
     checker = Deadlines(APP)
-    assert (found(checker, arrives(), settles(outcome, now_ns=now_ns)) == "") == is_honest
+    assert (violations(checker, arrives(), settles(outcome, now_ns=now_ns)) == "") == is_honest
 
 
-def test_a_deadline_may_come_with_its_request() -> None:
+def test_a_request_may_bring_its_own_deadline() -> None:
     own: Entry = (0, RequestArrived(0, 0, deadline_ns=10), [])
-    assert "cannot be called met" in found(Deadlines(APP), own, settles(Outcome.MET, now_ns=50))
+    assert "cannot be settled as met" in violations(
+        Deadlines(APP), own, settles(Outcome.MET, now_ns=50)
+    )
 
 
-def test_only_what_was_withdrawn_is_cancelled_and_what_went_out_is_not_rejected() -> None:
+def test_cancelled_requires_a_cancellation_and_rejected_no_dispatch() -> None:
     withdrawn: Entry = (1, RequestCancelled(0), [Settle(0, Outcome.CANCELLED)])
-    assert found(Deadlines(APP), arrives(), withdrawn) == ""
+    assert violations(Deadlines(APP), arrives(), withdrawn) == ""
     rejected = (arrives(), sends(0, 0), settles(Outcome.REJECTED))
-    assert "cannot be called rejected" in found(Deadlines(APP), *rejected)
+    assert "cannot be settled as rejected" in violations(Deadlines(APP), *rejected)
 
 
 def test_deadlines_in_the_columns() -> None:
     late, met = columns(finished_ns=(101,), outcome=Outcome.MET), columns(finished_ns=(100,))
-    assert "request 0 is not met" in found(Deadlines(APP), run=late)
-    assert found(Deadlines(APP, thinks=True), run=late) == ""
-    assert found(Deadlines(APP), run=met) == ""
+    assert "request 0 is not met" in violations(Deadlines(APP), run=late)
+    assert violations(Deadlines(APP, has_decision_cost=True), run=late) == ""
+    assert violations(Deadlines(APP), run=met) == ""
     early = columns(finished_ns=(100,), outcome=Outcome.LATE)
-    assert "request 0 is not late" in found(Deadlines(APP), run=early)
+    assert "request 0 is not late" in violations(Deadlines(APP), run=early)
 
 
-def test_who_gives_up_at_a_deadline_is_not_begun_after_it() -> None:
-    """In `APP` nobody gives up; here everybody does, at 100."""
+def test_a_request_is_not_dispatched_after_its_hard_deadline() -> None:
+    """Deadlines are soft in `APP`; here all are hard, at 100."""
     pipelines = tuple(replace(p, slo=Slo(100, is_hard=True)) for p in APP.pipelines)
     hasty = replace(APP, pipelines=pipelines)
     in_time, late = sends(0, 0, now_ns=100), sends(1, 0, now_ns=101)
-    assert found(GivingUp(hasty), arrives(), in_time) == ""
-    assert "should have been given up" in found(GivingUp(hasty), arrives(), late)
-    assert found(GivingUp(APP), arrives(), late) == ""
-    assert found(GivingUp(hasty), arrives(), in_time, late) == ""  # it may yet be late
+    assert violations(HardDeadlines(hasty), arrives(), in_time) == ""
+    assert "dispatched after its deadline" in violations(HardDeadlines(hasty), arrives(), late)
+    assert violations(HardDeadlines(APP), arrives(), late) == ""
+    assert violations(HardDeadlines(hasty), arrives(), in_time, late) == ""  # it may yet be late
     for ending in (BatchRefused(0, 0), TimerFired(("lost", 0))):
         ended: Entry = (101, ending, [])
-        text = found(GivingUp(hasty), arrives(), in_time, ended, late)
-        assert "should have been given up" in text
+        text = violations(HardDeadlines(hasty), arrives(), in_time, ended, late)
+        assert "dispatched after its deadline" in text
 
 
-def test_stages_go_out_in_order_and_once() -> None:
+def test_stages_are_dispatched_in_order_and_once() -> None:
     first = (arrives(), sends(0, 0), finishes(0))
     rest = (sends(1, 1, variant=1), finishes(1), settles(Outcome.MET))
-    assert found(Stages(APP), *first, *rest) == ""
-    assert "before it has arrived" in found(Stages(APP), sends(0, 0))
-    assert "before stage 0 is done" in found(Stages(APP), arrives(), sends(0, 1))
-    assert "though it is done" in found(Stages(APP), *first, sends(1, 0))
+    assert violations(Stages(APP), *first, *rest) == ""
+    assert "before its request has arrived" in violations(Stages(APP), sends(0, 0))
+    assert "before stage 0 is done" in violations(Stages(APP), arrives(), sends(0, 1))
+    assert "though it is done" in violations(Stages(APP), *first, sends(1, 0))
     settled = (arrives(), settles(Outcome.EXPIRED), sends(0, 0))
-    assert "after it was settled" in found(Stages(APP), *settled)
-    assert "lacks stage 1" in found(Stages(APP), *first, settles(Outcome.MET))
-    assert found(Stages(APP), *first, settles(Outcome.EXPIRED)) == ""
+    assert "after it was settled" in violations(Stages(APP), *settled)
+    assert "lacks stage 1" in violations(Stages(APP), *first, settles(Outcome.MET))
+    assert violations(Stages(APP), *first, settles(Outcome.EXPIRED)) == ""
 
 
 @pytest.mark.parametrize(
@@ -132,46 +135,43 @@ def test_stages_go_out_in_order_and_once() -> None:
     [BatchFailed(0, ""), BatchRefused(0, 0), BatchLost(0), TimerFired(("lost", 0))],
     ids=lambda event: type(event).__name__,
 )
-def test_what_a_batch_did_not_finish_is_not_done(ending: Event) -> None:
+def test_tasks_of_an_unfinished_batch_are_not_done(ending: Event) -> None:
     ended: Entry = (15, ending, [])
-    told = (arrives(), sends(0, 0), ended, finishes(0), settles(Outcome.MET))
-    assert "lacks stage 0" in found(Stages(APP), *told)
+    entries = (arrives(), sends(0, 0), ended, finishes(0), settles(Outcome.MET))
+    assert "lacks stage 0" in violations(Stages(APP), *entries)
 
 
-def test_a_cascade_ends_where_it_is_sure() -> None:
+def test_a_cascade_ends_at_the_first_sure_stage() -> None:
     sure = (arrives(pipeline=1), sends(0, 0), finishes(0))
     unsure = (arrives(pipeline=1), sends(0, 0), finishes(0, 0))
-    assert found(Stages(APP), *sure, settles(Outcome.MET)) == ""
-    assert "was skipped" in found(Stages(APP), *sure, sends(1, 1))
-    assert "lacks stage 1" in found(Stages(APP), *unsure, settles(Outcome.MET))
-    assert found(Stages(APP), *unsure, sends(1, 1)) == ""
+    assert violations(Stages(APP), *sure, settles(Outcome.MET)) == ""
+    assert "was skipped" in violations(Stages(APP), *sure, sends(1, 1))
+    assert "lacks stage 1" in violations(Stages(APP), *unsure, settles(Outcome.MET))
+    assert violations(Stages(APP), *unsure, sends(1, 1)) == ""
 
 
 def test_starvation() -> None:
-    assert found(Starvation(10), arrives(), sends(0, 0, now_ns=10)) == ""
-    assert "waited for 11 ns" in found(Starvation(10), arrives(), sends(0, 0, now_ns=11))
+    assert violations(Starvation(10), arrives(), sends(0, 0, now_ns=10)) == ""
+    assert "waited for 11 ns" in violations(Starvation(10), arrives(), sends(0, 0, now_ns=11))
     expired = settles(Outcome.EXPIRED, now_ns=11)
-    assert "waited for 11 ns" in found(Starvation(10), arrives(), expired)
-    assert "waited for 1000 ns" in found(Starvation(10), arrives(), run=columns())
+    assert "waited for 11 ns" in violations(Starvation(10), arrives(), expired)
+    assert "waited for 1000 ns" in violations(Starvation(10), arrives(), run=columns())
 
 
-# --- all of them -------------------------------------------------------------------------------
+def test_clock_reports_time_going_back() -> None:
+    assert violations(Clock(), arrives(), sends(0, 0)) == ""
+    assert "time went back from 1 ns" in violations(Clock(), sends(0, 0), arrives())
 
 
-def test_time_never_goes_back() -> None:
-    assert found(Clock(), arrives(), sends(0, 0)) == ""
-    assert "time went back from 1 ns" in found(Clock(), sends(0, 0), arrives())
-
-
-def test_a_run_that_stands_still_is_stopped() -> None:
+def test_clock_stops_an_endless_run() -> None:
     with pytest.raises(InvariantError, match="too many events; the last was RequestArrived"):
-        found(Clock(events_max=2), arrives(0), arrives(1), arrives(2))
+        violations(Clock(events_max=2), arrives(0), arrives(1), arrives(2))
 
 
-def test_checkers_gather_and_raise() -> None:
+def test_checkers_collect_violations_and_raise() -> None:
     checkers = Checkers([Clock(), Conservation()])
     assert checkers.names == ("Clock", "Conservation")
-    text = found(checkers, sends(0, 0), arrives(), run=columns(finished_ns=(0,)))
+    text = violations(checkers, sends(0, 0), arrives(), run=columns(finished_ns=(0,)))
     assert "Clock: at 0 ns" in text
     assert "Conservation: at 1000 ns" in text
     with pytest.raises(InvariantError, match="time went back"):
@@ -179,24 +179,24 @@ def test_checkers_gather_and_raise() -> None:
     Checkers([]).raise_if_any()
 
 
-def test_one_cause_does_not_fill_the_screen() -> None:
+def test_violations_per_checker_are_limited() -> None:
     checker = Conservation()
-    found(checker, *[settles(Outcome.MET, request_id) for request_id in range(100)])
+    violations(checker, *[settles(Outcome.MET, request_id) for request_id in range(100)])
     assert len(checker.violations) == 20
 
 
 @pytest.mark.parametrize("bound_ms", [None, 10])
-def test_a_sound_run_passes_all(bound_ms: int | None) -> None:
+def test_a_correct_run_passes_all_checkers(bound_ms: int | None) -> None:
     run(make_app(), at_ms(0, 5, 30))
     names = all_checkers(make_app(), wait_max_ns=bound_ms).names
     assert ("Starvation" in names) == (bound_ms is not None)
     assert len(set(names)) == len(names) >= 10
 
 
-def test_checkers_see_a_run_whose_node_does_two_things_at_once() -> None:
+def test_checkers_report_two_jobs_at_once_on_one_slot() -> None:
     """From a real run: two requests on two slots, checked as if there was one."""
     app = make_app(pools=(Pool(0, "gpu", slots=2),), concurrency=2)
     run_columns, _ = run(app, at_ms(0, 0))
     exclusive = Exclusivity(make_app(pools=(GPU,)))
     exclusive.finish(run_columns)
-    assert "gpu1 does 2 things at once, of 1" in exclusive.violations[0]
+    assert "gpu1 runs 2 jobs at once, of 1" in exclusive.violations[0]

@@ -1,4 +1,4 @@
-"""The compiled build decides as the interpreted one does: every action, to the bit."""
+"""The compiled build decides as the interpreted one does: every action is the same."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).with_name("action_log.py")
 
 
 def _decided(source: Path) -> tuple[str, dict[str, str]]:
-    """What `action_log.py` prints when the package is imported from there."""
+    """Return what `action_log.py` prints when the package is imported from `source`."""
     environment = os.environ | {"PYTHONPATH": str(source)}
     done = subprocess.run(
         [sys.executable, SCRIPT], env=environment, capture_output=True, text=True, check=True
@@ -34,7 +34,7 @@ def _has_compiler() -> bool:
 @pytest.mark.compiled
 @pytest.mark.skipif(not _has_compiler(), reason="there is no C compiler")
 def test_both_builds_decide_alike() -> None:
-    """All policies under fault plans, on nodes that run one thing at a time and on shared ones."""
+    """All policies under fault plans, on nodes with one slot and with processor sharing."""
     compile_script = ROOT / "tools" / "compile.py"
     done = subprocess.run(
         [sys.executable, compile_script], capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""The driver: what takes time, what overtakes what, and how jobs share a node."""
+"""The engine: network and decision delays, the order of events, and processor sharing."""
 
 from __future__ import annotations
 
@@ -16,30 +16,28 @@ from headgate.sim.run import Setup, simulate
 
 from .apps import MS, at_ms, make_app, run, waits_ms
 
-# --- thinking takes time -----------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(("network_ms", "decision_ms"), [(0, 0), (0, 2), (3, 0), (3, 2)])
-def test_the_network_and_thought_add_up(network_ms: int, decision_ms: int) -> None:
-    """There and back; and one decision to dispatch, one to settle."""
+def test_network_delay_and_decision_cost_add_up(network_ms: int, decision_ms: int) -> None:
+    """The network twice; and one decision to dispatch, one to settle."""
     app = make_app(pools=(Pool(0, "gpu", network_ns=network_ms * MS),))
     columns, _ = run(app, at_ms(50), decision_ns=decision_ms * MS)
     assert waits_ms(columns) == [10 + 2 * network_ms + 2 * decision_ms]
 
 
-def test_no_event_overtakes_another_while_a_scheduler_thinks() -> None:
-    """1. Request 0 is thought about from 1 to 2. 2. Request 1 comes meanwhile, and waits.
+def test_events_keep_their_order_during_a_decision() -> None:
+    """1. The decision about request 0 takes from 1 to 2. 2. Request 1 arrives meanwhile, and waits.
 
-    3. Request 2 comes at the very instant the thinking ends. It must not be heard before 1.
+    3. Request 2 arrives at the instant at which the decision ends, and is handled after request 1.
     """
     client = HedgingClient([MS, 2 * MS], copies=1)
-    _, seen = run(make_app(), at_ms(1, 1), clients=[client], decision_ns=MS)
-    ids = [event.request_id for _, event in seen.events if isinstance(event, RequestArrived)]
+    _, observer = run(make_app(), at_ms(1, 1), clients=[client], decision_ns=MS)
+    ids = [event.request_id for _, event in observer.events if isinstance(event, RequestArrived)]
     assert ids == sorted(ids)
 
 
-def test_a_deadline_counts_from_the_arrival_not_from_when_it_is_heard_of() -> None:
-    """All come at 50 and are due at 63. Heard of at 50, 52 and 54, they are answered from 62 on."""
+def test_a_deadline_counts_from_the_arrival_not_from_its_handling() -> None:
+    """All arrive at 50 with deadline 63. Handled at 50, 52 and 54, they are answered from 62 on."""
     app = make_app(pools=(Pool(0, "gpu", nodes=3),), latency_ms=13)
     columns, _ = run(app, at_ms(50, 50, 50), decision_ns=2 * MS)
     assert columns.requests.outcome.tolist() == [Outcome.MET, Outcome.LATE, Outcome.LATE]
@@ -52,23 +50,20 @@ def test_announcements_cost_no_time() -> None:
     assert columns.requests.outcome.tolist() == [Outcome.MET] * 25
 
 
-# --- sharing a node ----------------------------------------------------------------------------
-
-
 def shared(*slowdown: float) -> App:
-    """One node of three slots, where company slows everybody down."""
+    """Return an app with one node of three slots, whose concurrent batches slow each other down."""
     pools = (Pool(0, "gpu", slots=3),)
     return make_app(pools=pools, slowdown=slowdown, concurrency=3)
 
 
-def test_company_that_comes_puts_the_end_off() -> None:
-    """Alone the first would end at 10. From 5 on both go at half speed, from 15 one is alone."""
+def test_a_concurrent_job_delays_the_completion() -> None:
+    """Alone the first would end at 10. From 5 on both run at half speed, from 15 one runs alone."""
     columns, _ = run(shared(1.0, 2.0), at_ms(0, 5))
     assert waits_ms(columns) == [15.0, 15.0]
 
 
-def test_an_end_that_was_put_off_does_not_come_in_its_old_time() -> None:
-    """Its neighbour is faster and ends first: until then the old end must not count."""
+def test_a_rescheduled_completion_does_not_happen_at_the_old_time() -> None:
+    """The other job is shorter and ends first: until then the old completion must not happen."""
     app = make_app(
         exec_ms=(10, 6), pools=(Pool(0, "gpu", slots=2),), slowdown=(1.0, 2.0), concurrency=1
     )
@@ -76,17 +71,14 @@ def test_an_end_that_was_put_off_does_not_come_in_its_old_time() -> None:
     assert waits_ms(columns) == [16.0, 12.0]  # 1 alone, 12 shared, 3 alone
 
 
-def test_company_that_does_no_harm_leaves_the_end_where_it_was() -> None:
-    """The end is worked out anew when the second comes, and is the same: it comes once."""
+def test_a_concurrent_job_without_interference_delays_nothing() -> None:
+    """The second job reschedules the completion to the same time: it must happen once."""
     columns, _ = run(shared(1.0, 1.0, 1.5), at_ms(0, 5))
     assert waits_ms(columns) == [10.0, 10.0]
 
 
-# --- instances that go -------------------------------------------------------------------------
-
-
 class Stopper(Policy):
-    """Sends a task to a node that is busy with a start, and stops the instance it waits for."""
+    """Dispatches a task to a node that is busy with a start, then stops the task's instance."""
 
     def on_task_ready(self, task: Task) -> None:
         node = self.view.nodes[0]
@@ -99,22 +91,22 @@ class Stopper(Policy):
         pass
 
 
-def test_an_instance_whose_last_batch_was_withdrawn_goes_all_the_same() -> None:
-    """Its own start has not begun at 5, so it goes then, and not when it would have started."""
+def test_a_draining_instance_stops_when_its_last_batch_is_cancelled() -> None:
+    """The start of the instance has not begun at 5, so it stops then, and not after the start."""
     app = make_app(exec_ms=(10, 10), start_ms=10)
     cancel = Fault("cancel", 5 * MS, share=1.0)
-    columns, seen = run(app, at_ms(0), cancel, policy=PolicyKind(Stopper))
+    columns, observer = run(app, at_ms(0), cancel, policy=PolicyKind(Stopper))
     assert columns.requests.outcome.tolist() == [Outcome.CANCELLED]
     stopped = [
         (now_ns, event.instance_id)
-        for now_ns, event in seen.events
+        for now_ns, event in observer.events
         if isinstance(event, InstanceStopped)
     ]
     assert stopped == [(5 * MS, 1)]
 
 
 class Evicter(Policy):
-    """Runs one task at a time, and evicts the instance when it hears the batch is lost."""
+    """Runs one task at a time, and evicts the instance when the batch ends or is lost."""
 
     def on_task_ready(self, task: Task) -> None:
         if task.attempts_made == 0:
@@ -128,17 +120,17 @@ class Evicter(Policy):
             self.orders.evict(batch.instance)
 
 
-def test_weights_are_evicted_when_the_batch_that_was_given_up_has_ended() -> None:
-    """Given up at 12, though it runs until 20: then the weights leave, not before."""
+def test_weights_are_evicted_after_the_end_of_an_abandoned_batch() -> None:
+    """Timed out at 12, although it runs until 20: the weights are evicted then, not before."""
     pool = Pool(0, "gpu", memory_bytes=1, host_memory_bytes=1)
     limits = Limits(timeout_factor=1.2, timeout_floor_ns=0, attempts_max=1)
     app = make_app(limits=limits, pools=(pool,), memory_bytes=1)
-    columns, seen = run(
+    columns, observer = run(
         app,
         at_ms(1),
         Fault("slow", 0, until_ns=2 * MS, node=0, factor=2.0),
         policy=PolicyKind(Evicter),
     )
     assert columns.requests.outcome.tolist() == [Outcome.FAILED]
-    evicted = [now_ns for now_ns, event in seen.events if isinstance(event, WeightsEvicted)]
+    evicted = [now_ns for now_ns, event in observer.events if isinstance(event, WeightsEvicted)]
     assert evicted == [21 * MS]

@@ -1,4 +1,4 @@
-"""Every policy in random worlds where things go wrong; and whether that would find anything."""
+"""Every policy in random cases with faults, and tests that fuzzing finds faulty policies."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from headgate.core.states import OUTCOME_NAMES
 from headgate.policies import find_policy, policy_names
 from headgate.sim.fuzz import fuzz, fuzz_kind, random_case
 
-from .policies import SHARE, SPILL, WILD
+from .policies import RANDOM_ACTIONS, SHARE, SPILL
 
 POLICIES = policy_names()
-SEEDS = 200  # in all, in the default run; of each policy in the slow one
-OWN = {"spill": SPILL, "share": SHARE, "wild": WILD}
+SEEDS = 200  # over all policies in the default run; per policy in the slow one
+OWN = {"spill": SPILL, "share": SHARE, "wild": RANDOM_ACTIONS}
 
 
 @pytest.mark.parametrize(
@@ -39,41 +39,41 @@ def test_policy_thoroughly(policy: str) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("name", OWN)
-def test_what_no_policy_does_yet(name: str, seed: int) -> None:
-    """Platforms, shared pools, and orders of every kind at any time, legal or not."""
+def test_code_paths_that_no_policy_uses(name: str, seed: int) -> None:
+    """FaaS platforms, shared pools, and actions of every kind at any time, legal or not."""
     report = fuzz_kind(name, OWN[name], seed)
     assert report.is_ok, str(report)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
-def test_what_no_policy_does_yet_thoroughly(name: str) -> None:
+def test_code_paths_that_no_policy_uses_thoroughly(name: str) -> None:
     reports = [fuzz_kind(name, OWN[name], 1_000 + i) for i in range(SEEDS)]
     assert all(report.is_ok for report in reports), "\n".join(map(str, reports))
 
 
-def test_the_worlds_are_rich() -> None:
-    """Every outcome and every kind of event is met, so what holds there is worth something."""
-    seen: Counter[str] = Counter()
+def test_random_cases_cover_all_kinds() -> None:
+    """Every outcome and every kind of event occurs."""
+    handled: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
     for seed in range(40):
         for report in (fuzz_kind("share", SHARE, seed), fuzz("srtf", seed)):
-            seen.update(report.events)
+            handled.update(report.events)
             outcomes.update(report.outcomes)
     kinds = [cls.__name__ for cls in Event.__subclasses__() if cls.__module__ == events.__name__]
-    assert [kind for kind in kinds if not seen[kind]] == []
+    assert [kind for kind in kinds if not handled[kind]] == []
     assert [name for name in OUTCOME_NAMES if not outcomes[name]] == []
 
 
-def test_the_same_seed_is_the_same_world() -> None:
-    takes = find_policy("balance").capabilities
-    first, second = (random_case(takes, 7) for _ in range(2))
+def test_equal_seeds_give_equal_cases() -> None:
+    capabilities = find_policy("balance").capabilities
+    first, second = (random_case(capabilities, 7) for _ in range(2))
     assert (first.app, first.plan, first.loop) == (second.app, second.plan, second.loop)
     assert first.arrivals.times_ns.tolist() == second.arrivals.times_ns.tolist()
-    assert random_case(takes, 8).app != first.app
+    assert random_case(capabilities, 8).app != first.app
 
 
-def test_a_policy_is_not_asked_for_more_than_it_takes() -> None:
+def test_cases_stay_within_the_capabilities_of_a_policy() -> None:
     modest = Capabilities(pipelines=False)
     for seed in range(50):
         case = random_case(modest, seed)
@@ -83,11 +83,8 @@ def test_a_policy_is_not_asked_for_more_than_it_takes() -> None:
         assert not case.announces
 
 
-# --- what it finds -----------------------------------------------------------------------------
-
-
-class Sloth(Policy):
-    """Never does anything."""
+class NoDispatch(Policy):
+    """Never dispatches anything."""
 
     def on_task_ready(self, task: Task) -> None:
         pass
@@ -96,15 +93,15 @@ class Sloth(Policy):
         pass
 
 
-class Hasty(Sloth):
-    """Sends everything to the first node, without asking whether it has room."""
+class OverloadFirstNode(NoDispatch):
+    """Dispatches everything to the first node, whether or not it has a free slot."""
 
     def on_task_ready(self, task: Task) -> None:
         self.orders.dispatch([task], self.view.nodes[0])
 
 
-class Moody(Sloth):
-    """Decides by something that is not its own: two runs differ."""
+class Nondeterministic(NoDispatch):
+    """Decides by state that runs share, so that two runs differ."""
 
     shared: ClassVar[list[int]] = []
 
@@ -118,16 +115,16 @@ class Moody(Sloth):
 
 
 @pytest.mark.parametrize(
-    ("policy", "finding"),
+    ("policy", "message"),
     [
-        (Sloth, "was never settled"),
-        (Hasty, "PolicyError"),
-        (Moody, "determinism: first"),
-        (Moody, "replay: event"),
+        (NoDispatch, "was never settled"),
+        (OverloadFirstNode, "PolicyError"),
+        (Nondeterministic, "determinism: first"),
+        (Nondeterministic, "replay: event"),
     ],
 )
-def test_a_bad_policy_is_found_out(policy: type[Policy], finding: str) -> None:
+def test_fuzzing_finds_a_faulty_policy(policy: type[Policy], message: str) -> None:
     reports = [fuzz_kind("bad", PolicyKind(policy), seed) for seed in range(20)]
-    bad = [report for report in reports if any(finding in found for found in report.failures)]
+    bad = [report for report in reports if any(message in found for found in report.failures)]
     assert bad
     assert str(bad[0]).startswith(f"headgate fuzz --policy bad --seed {bad[0].seed}\n")

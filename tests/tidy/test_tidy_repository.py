@@ -21,7 +21,6 @@ ENTRIES = {
     "headgate.profiling.probe": "python -m headgate.profiling.probe",
     "headgate.live.gateway.__main__": "python -m headgate.live.gateway",
     "headgate.live.worker.__main__": "python -m headgate.live.worker",
-    "headgate.sim.oracle": "the independent check of the event loop, in tests/theory",
     "headgate.planning.queueing": "holds the simulator against theory, in tests/theory",
 }
 

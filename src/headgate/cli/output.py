@@ -21,7 +21,7 @@ from rich.text import Text
 
 from headgate.lab.experiments.experiment import Check, Result
 from headgate.metrics.summary import Summary
-from headgate.metrics.table import MISSING, Column, ReportTable, TableView, headline_sheet
+from headgate.metrics.table import MISSING, Column, ReportTable, TableView, summary_table
 
 if TYPE_CHECKING:
     import rich.progress
@@ -149,7 +149,7 @@ class SummaryView:
     """Names, values and units in three blocks: outcomes, times, resources; fewer if narrow."""
 
     def __init__(self, summary: Summary) -> None:
-        self._rows = headline_sheet(summary).rows
+        self._rows = summary_table(summary).rows
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield one table without lines."""

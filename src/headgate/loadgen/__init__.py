@@ -1,4 +1,4 @@
-"""Load on a live server: requests sent at their own times, and what became of each."""
+"""Load generator for live servers, open-loop and closed-loop, and the results it measures."""
 
 from headgate.loadgen.closed_loop import run_closed_loop
 from headgate.loadgen.open_loop import run_open_loop
@@ -13,7 +13,7 @@ from headgate.loadgen.requests import (
     read_body,
 )
 from headgate.loadgen.results import (
-    TROUBLE_NAMES,
+    FAILURE_NAMES,
     FailureReason,
     LoadProgress,
     LoadResult,
@@ -22,7 +22,7 @@ from headgate.loadgen.results import (
 )
 
 __all__ = [
-    "TROUBLE_NAMES",
+    "FAILURE_NAMES",
     "Address",
     "Body",
     "FailureReason",

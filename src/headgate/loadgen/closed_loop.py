@@ -1,7 +1,7 @@
-"""Closed-loop load: so many clients, each sending its next request when the last was answered.
+"""Closed-loop load: each client sends its next request when its previous one is answered.
 
-This finds how much a server carries, side by side with others. It hides queueing: a server that
-stops answering is also no longer asked, so its latencies say little of what users would see.
+This measures the capacity of a server, to compare it with others. It hides queueing: a server that
+stops responding also receives no more requests, so the latencies say little about what users see.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from time import monotonic_ns
 from typing import Final
 
 from headgate.core.errors import ConfigError
-from headgate.loadgen.connections import ConnectionPool, OnStanding, run_in_loop, sweep_until_done
+from headgate.loadgen.connections import ConnectionPool, OnProgress, run_in_loop, sweep_until_done
 from headgate.loadgen.requests import EncodedRequests, LoadOptions, parse_address
 from headgate.loadgen.results import FailureReason, LoadResult, ProgressCounter, Rows, make_result
 from headgate.workload.arrivals import DEFAULT_NAME, constant_column
 
-_PAUSE_S: Final = 0.02  # after a failure, so that a dead server is not asked in a tight loop
+_PAUSE_S: Final = 0.02  # after a failure: a dead server must not cause a tight loop
 
 
 def run_closed_loop(
@@ -28,9 +28,9 @@ def run_closed_loop(
     options: LoadOptions | None = None,
     *,
     warm_up_ns: int = 0,
-    on_standing: OnStanding | None = None,
+    on_progress: OnProgress | None = None,
 ) -> LoadResult:
-    """Keep `concurrency` requests under way and return those sent after the warm-up.
+    """Keep `concurrency` requests in flight and return those sent after the warm-up.
 
     Times count from the end of the warm-up, and the window is `duration_ns`.
     """
@@ -55,17 +55,17 @@ def run_closed_loop(
         try:
             clients.begin(pool, concurrency)
             await sweep_until_done(
-                clients.done, pool, ProgressCounter(rows, options.slo_ns), on_standing
+                clients.done, pool, ProgressCounter(rows, options.slo_ns), on_progress
             )
         finally:
             await pool.close()
-        return _measured(rows, options, duration_ns, pool.opened_count)
+        return _result(rows, options, duration_ns, pool.opened_count)
 
     return run_in_loop(main())
 
 
 class _Clients:
-    """Sends the next request for each that ends, until the time is up."""
+    """The clients of a run: one request is sent for each that ends, until the time is up."""
 
     def __init__(self, rows: Rows, request: bytes, start_ns: int, duration_ns: int) -> None:
         self._rows = rows
@@ -86,7 +86,7 @@ class _Clients:
     def on_end(self) -> None:
         """Called when a request has ended."""
         rows = self._rows
-        if rows.trouble[rows.ended[-1]] == FailureReason.NONE:
+        if rows.failure[rows.ended[-1]] == FailureReason.NONE:
             self._next()
         else:
             self._loop.call_later(_PAUSE_S, self._next)
@@ -102,7 +102,7 @@ class _Clients:
         self._pool.submit(self._rows.add(now_ns, now_ns), self._request)
 
 
-def _measured(rows: Rows, options: LoadOptions, duration_ns: int, connections: int) -> LoadResult:
+def _result(rows: Rows, options: LoadOptions, duration_ns: int, connections: int) -> LoadResult:
     name = options.model or DEFAULT_NAME
     zeros = constant_column(len(rows))
     return make_result(
@@ -113,6 +113,6 @@ def _measured(rows: Rows, options: LoadOptions, duration_ns: int, connections: i
         window_ns=duration_ns,
         slo_ns=options.slo_ns,
         connections=connections,
-        first=bisect_left(rows.intended_ns, 0),  # what was sent in the warm-up comes before 0
+        first=bisect_left(rows.intended_ns, 0),  # times of the warm-up are negative
         is_closed_loop=True,
     )

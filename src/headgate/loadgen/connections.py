@@ -1,4 +1,4 @@
-"""The connections of one run: as many as are needed at once, up to a bound."""
+"""Connections of a load run: one keep-alive connection, the pool of them, and the run loop."""
 
 from __future__ import annotations
 
@@ -16,41 +16,44 @@ from httptools import HttpParserError, HttpResponseParser
 from headgate.loadgen.requests import Address
 from headgate.loadgen.results import FailureReason, LoadProgress, ProgressCounter, Rows
 
-# One keep-alive connection: sends a request, and tells when its answer is complete.
-#
-# Written for speed: a request is one `write` of bytes made beforehand, an answer is parsed by
-# httptools, and neither costs a task, a future or an object.
-
+R = TypeVar("R")
+OnProgress = Callable[[LoadProgress], None]
 
 IDLE: Final = -1
+_SWEEP_S: Final = 0.02  # precision of timeouts
+_PROGRESS_TURNS: Final = 12  # sweeps between two progress reports
 
 
-class Owner(Protocol):
-    """Who is told what happens on a connection."""
+class ConnectionListener(Protocol):
+    """Is notified of the events of a connection."""
 
-    def opened(self, connection: LoadConnection) -> None:
-        """It can be used."""
+    def on_open(self, connection: LoadConnection) -> None:
+        """The connection is established and can be used."""
 
-    def answered(self, connection: LoadConnection, row: int) -> None:
-        """The answer to request `row` is complete: see `status`, `outcome` and `timing`."""
+    def on_response(self, connection: LoadConnection, row: int) -> None:
+        """The response to request `row` is complete: see `status`, `outcome` and `timing`."""
 
-    def lost(self, connection: LoadConnection, row: int) -> None:
-        """It is gone. `row` is the request that was never answered, or IDLE."""
+    def on_lost(self, connection: LoadConnection, row: int) -> None:
+        """The connection is closed. `row` is the request that was not answered, or IDLE."""
 
 
 class LoadConnection(asyncio.Protocol):
-    """One request at a time. `row` is the one under way."""
+    """One keep-alive connection, with one request at a time: `row` is the one in flight.
 
-    __slots__ = ("_owner", "_parser", "_transport", "outcome", "row", "status", "timing")
+    Written for speed: a request is one `write` of bytes encoded beforehand, a response is parsed
+    by httptools, and neither costs a task, a future or an object.
+    """
 
-    def __init__(self, owner: Owner) -> None:
-        self._owner = owner
+    __slots__ = ("_listener", "_parser", "_transport", "outcome", "row", "status", "timing")
+
+    def __init__(self, listener: ConnectionListener) -> None:
+        self._listener = listener
         self._transport: asyncio.Transport | None = None
         self._parser = HttpResponseParser(self)
         self.row = IDLE
         self.status = 0
-        self.outcome = b""  # X-Headgate-Outcome of the answer
-        self.timing = b""  # Server-Timing of the answer
+        self.outcome = b""  # X-Headgate-Outcome of the response
+        self.timing = b""  # Server-Timing of the response
 
     @property
     def is_usable(self) -> bool:
@@ -58,34 +61,31 @@ class LoadConnection(asyncio.Protocol):
         return self._transport is not None and self.row == IDLE
 
     def send(self, row: int, request: bytes) -> None:
-        """Send a request."""
         assert self._transport is not None and self.row == IDLE
         self.row = row
         self.outcome = self.timing = b""
         self._transport.write(request)
 
     def abort(self) -> None:
-        """Close it without a word to the owner."""
+        """Close the connection without notifying the listener."""
         self.row = IDLE
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by the loop."""
         self._transport = cast("asyncio.Transport", transport)
-        self._owner.opened(self)
+        self._listener.on_open(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by the loop, also after `abort`."""
+        """Called by the event loop, also after `abort`."""
         if self._transport is not None:
             self._transport = None
             row, self.row = self.row, IDLE
-            self._owner.lost(self, row)
+            self._listener.on_lost(self, row)
 
     def data_received(self, data: bytes) -> None:
-        """Called by the loop."""
-        if self.row == IDLE:  # nobody asked
+        if self.row == IDLE:  # data that no request has asked for
             self._drop()
             return
         try:
@@ -94,40 +94,39 @@ class LoadConnection(asyncio.Protocol):
             self._drop()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Called by the parser."""
-        length = len(name)  # most headers are told apart by it alone
+        length = len(name)  # rules out most headers at once
         if length == 18 and name.lower() == b"x-headgate-outcome":
             self.outcome = value
         elif length == 13 and name.lower() == b"server-timing":
             self.timing = value
 
     def on_message_complete(self) -> None:
-        """Called by the parser."""
         status = self._parser.get_status_code()
-        if status < 200:  # 100 Continue and its like: the answer is still to come
+        if status < 200:  # 100 Continue and the like: the response is still to come
             return
         self.status = status
         row, self.row = self.row, IDLE
-        if row == IDLE:  # more than one answer to one request
+        if row == IDLE:  # a second response to one request
             return
         if not self._parser.should_keep_alive():
             transport, self._transport = self._transport, None
             if transport is not None:
                 transport.close()
-        self._owner.answered(self, row)
+        self._listener.on_response(self, row)
 
     def _drop(self) -> None:
-        """Close it; `connection_lost` follows."""
+        """Close the connection; `connection_lost` follows."""
         if self._transport is not None:
             self._transport.abort()
 
 
 @final
 class ConnectionPool:
-    """Sends each request on a connection of its own; where none is free, it waits its turn.
+    """The connections of one run: as many as are needed at once, up to `connections_max`.
 
-    Never raises for what a server does: that ends up in the rows. `on_end` is called after a
-    row has ended. Must be made inside the running loop, and closed.
+    Every request in flight has a connection of its own; a request that finds none free waits, first
+    come, first served. Failures of the server never raise: they are recorded in the rows. `on_end`
+    is called after a row has ended. Must be created inside the running loop, and closed.
     """
 
     def __init__(
@@ -148,13 +147,13 @@ class ConnectionPool:
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._open: set[LoadConnection] = set()
-        self._idle: list[LoadConnection] = []  # the last one used is taken first
+        self._idle: list[LoadConnection] = []  # a stack: the one used last is reused first
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._opening: set[asyncio.Task[None]] = set()
         self.opened_count = 0
 
     def submit(self, row: int, request: bytes) -> None:
-        """Send it now, or as soon as a connection is free."""
+        """Send a request now, or as soon as a connection is free."""
         if self._idle:
             self._send(self._idle.pop(), row, request)
         else:
@@ -162,7 +161,7 @@ class ConnectionPool:
             self._grow()
 
     def sweep(self) -> None:
-        """Give up what has taken too long. Call it often."""
+        """Time out requests that are overdue. Call it often: it sets the precision of timeouts."""
         due_ns = monotonic_ns() - self._start_ns - self._timeout_ns
         rows = self._rows
         late = [c for c in self._open if c.row != IDLE and rows.intended_ns[c.row] <= due_ns]
@@ -170,31 +169,29 @@ class ConnectionPool:
             row = connection.row
             self._open.discard(connection)
             connection.abort()
-            self._give_up(row)
+            self._time_out(row)
         while self._waiting and rows.intended_ns[self._waiting[0][0]] <= due_ns:
-            self._give_up(self._waiting.popleft()[0])
+            self._time_out(self._waiting.popleft()[0])
         self._grow()
 
     async def close(self) -> None:
-        """Close everything, whatever is under way."""
+        """Close all connections, also those with a request in flight."""
         for task in self._opening:
             task.cancel()
         await asyncio.gather(*self._opening, return_exceptions=True)
         for connection in self._open:
             connection.abort()
         self._open.clear()
-        await asyncio.sleep(0)  # transports end in the next turn of the loop
+        await asyncio.sleep(0)  # transports close in the next iteration of the event loop
 
-    def opened(self, connection: LoadConnection) -> None:
-        """Called by a connection."""
+    def on_open(self, connection: LoadConnection) -> None:
         self.opened_count += 1
         self._open.add(connection)
         self._use(connection)
 
-    def answered(self, connection: LoadConnection, row: int) -> None:
-        """Called by a connection."""
+    def on_response(self, connection: LoadConnection, row: int) -> None:
         now_ns = monotonic_ns() - self._start_ns
-        self._rows.answer(row, now_ns, connection.status, connection.outcome, connection.timing)
+        self._rows.complete(row, now_ns, connection.status, connection.outcome, connection.timing)
         if connection.is_usable:
             self._use(connection)
         else:
@@ -202,11 +199,10 @@ class ConnectionPool:
             self._grow()
         self._on_end()
 
-    def lost(self, connection: LoadConnection, row: int) -> None:
-        """Called by a connection."""
+    def on_lost(self, connection: LoadConnection, row: int) -> None:
         self._open.discard(connection)
         if row != IDLE:
-            self._rows.give_up(row, monotonic_ns() - self._start_ns, FailureReason.LOST)
+            self._rows.fail(row, monotonic_ns() - self._start_ns, FailureReason.LOST)
             self._on_end()
         elif connection in self._idle:
             self._idle.remove(connection)
@@ -223,7 +219,7 @@ class ConnectionPool:
         connection.send(row, request)
 
     def _grow(self) -> None:
-        """Open one more connection if a request waits that none of those under way is for."""
+        """Open one more connection if more requests wait than connections are being opened."""
         opening = len(self._opening)
         if opening < len(self._waiting) and opening + len(self._open) < self._connections_max:
             task = self._loop.create_task(self._connect())
@@ -238,34 +234,25 @@ class ConnectionPool:
                 lambda: LoadConnection(self), address.host, address.port, ssl=secure
             )
         except OSError:
-            # It was opened for some request, and none can be told from another: the oldest pays.
+            # The connection was not opened for a particular request: the oldest one fails.
             if self._waiting:
                 row, _ = self._waiting.popleft()
-                self._rows.give_up(row, monotonic_ns() - self._start_ns, FailureReason.REFUSED)
+                self._rows.fail(row, monotonic_ns() - self._start_ns, FailureReason.REFUSED)
                 self._on_end()
 
-    def _give_up(self, row: int) -> None:
+    def _time_out(self, row: int) -> None:
         ended_ns = self._rows.intended_ns[row] + self._timeout_ns
-        self._rows.give_up(row, ended_ns, FailureReason.TIMED_OUT)
+        self._rows.fail(row, ended_ns, FailureReason.TIMED_OUT)
         self._on_end()
-
-
-# The run as a whole: its event loop, its timeouts, and the word on how it goes.
-
-
-R = TypeVar("R")
-OnStanding = Callable[[LoadProgress], None]
-_SWEEP_S: Final = 0.02  # how exactly timeouts are kept
-_STANDING_TURNS: Final = 12  # of sweeps, between two words on how it goes
 
 
 async def sweep_until_done(
     done: asyncio.Event,
     pool: ConnectionPool,
-    tally: ProgressCounter,
-    on_standing: OnStanding | None,
+    progress: ProgressCounter,
+    on_progress: OnProgress | None,
 ) -> None:
-    """Give up what takes too long, and tell how it goes, until all is done."""
+    """Time out overdue requests and report the progress until `done` is set."""
     start_ns = monotonic_ns()
     turn = 0
     while not done.is_set():
@@ -274,19 +261,19 @@ async def sweep_until_done(
             await asyncio.wait_for(done.wait(), _SWEEP_S)
         except TimeoutError:
             pool.sweep()
-        if on_standing is not None and turn % _STANDING_TURNS == 0:
-            on_standing(tally.update(monotonic_ns() - start_ns))
+        if on_progress is not None and turn % _PROGRESS_TURNS == 0:
+            on_progress(progress.update(monotonic_ns() - start_ns))
 
 
 def run_in_loop(main: Coroutine[Any, Any, R]) -> R:
-    """Run it to its end in a fast event loop, undisturbed by the garbage collector."""
-    with _no_collections(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    """Run a coroutine in a uvloop event loop, with the garbage collector switched off."""
+    with _garbage_collector_paused(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
 
 
 @contextmanager
-def _no_collections() -> Iterator[None]:
-    """A collection may stop the sender for longer than an answer takes."""
+def _garbage_collector_paused() -> Iterator[None]:
+    """Switch the garbage collector off: a collection may take longer than a response does."""
     was_on = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -1,8 +1,8 @@
-"""Open-loop load: every request is sent at its own time, whatever became of those before it.
+"""Open-loop load: every request is sent at its own time, whether or not earlier ones have ended.
 
-A client that waits for an answer before it sends the next request slows down together with the
-server, and then measures how fast it is asked rather than how long people wait ("coordinated
-omission"). Here the times are fixed beforehand, and latency counts from them.
+A client that waits for a response before it sends the next request slows down together with the
+server, and so leaves out the requests that would have waited longest ("coordinated omission").
+Here the times are fixed beforehand, and latency counts from them.
 """
 
 from __future__ import annotations
@@ -16,39 +16,27 @@ from time import CLOCK_MONOTONIC, monotonic_ns
 from typing import Final
 
 from headgate.core.clock import MILLISECOND_NS, SECOND_NS
-from headgate.loadgen.connections import ConnectionPool, OnStanding, run_in_loop, sweep_until_done
+from headgate.loadgen.connections import ConnectionPool, OnProgress, run_in_loop, sweep_until_done
 from headgate.loadgen.requests import EncodedRequests, LoadOptions, parse_address
 from headgate.loadgen.results import LoadResult, ProgressCounter, Rows, make_result
 from headgate.workload.arrivals import Arrivals
 
-# Wakes the event loop at an instant, to some microseconds.
-#
-# The timers of event loops count whole milliseconds, which is more than many an answer takes. The
-# kernel's own (timerfd) count nanoseconds and are a descriptor like any other.
-
-
 _ABSOLUTE: Final = 1  # TFD_TIMER_ABSTIME
-
-
-class _Spec(ctypes.Structure):
-    """`struct itimerspec`: every how often, and when first."""
-
-    _fields_ = (
-        ("every_s", ctypes.c_long),
-        ("every_ns", ctypes.c_long),
-        ("at_s", ctypes.c_long),
-        ("at_ns", ctypes.c_long),
-    )
+_LEAD_NS: Final = 20 * MILLISECOND_NS  # between the set-up and time 0: the first request is in time
 
 
 class PreciseTimer:
-    """Calls `ring` once for each `set`; a later `set` replaces an earlier one. Linux only."""
+    """Calls `callback` once for each `set`; a later `set` replaces an earlier one. Linux only.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+    Precise to some microseconds: the timers of event loops count whole milliseconds, which is
+    longer than many responses take, while those of the kernel (timerfd) count nanoseconds.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         self._settime = libc.timerfd_settime
         self._spec = _Spec()
-        self._ring = ring
+        self._callback = callback
         self._loop = loop
         self._fd: int = libc.timerfd_create(CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
@@ -56,24 +44,21 @@ class PreciseTimer:
         loop.add_reader(self._fd, self._on_readable)
 
     def set(self, at_ns: int) -> None:
-        """Ring at this instant of the monotonic clock; at once if it is past."""
+        """Call back at this time of the monotonic clock, or at once if it has passed."""
         spec = self._spec
-        # Zero would disarm the timer, and so would never ring.
+        # Zero would disarm the timer.
         spec.at_s, spec.at_ns = divmod(max(at_ns, 1), SECOND_NS)
         self._settime(self._fd, _ABSOLUTE, ctypes.byref(spec), None)
 
     def close(self) -> None:
-        """Never ring again."""
+        """Release the descriptor; the callback is never called again."""
         self._loop.remove_reader(self._fd)
         os.close(self._fd)
 
     def _on_readable(self) -> None:
-        with suppress(BlockingIOError):  # set anew between its ringing and now
+        with suppress(BlockingIOError):  # the timer has been set anew since it expired
             os.read(self._fd, 8)
-            self._ring()
-
-
-_HEADWAY_NS: Final = 20 * MILLISECOND_NS  # so that the first request is not late already
+            self._callback()
 
 
 def run_open_loop(
@@ -81,11 +66,11 @@ def run_open_loop(
     arrivals: Arrivals,
     options: LoadOptions | None = None,
     *,
-    on_standing: OnStanding | None = None,
+    on_progress: OnProgress | None = None,
 ) -> LoadResult:
-    """Send the arrivals to a server and return what became of each.
+    """Send the arrivals to a server and return the result of each request.
 
-    What the server does is in the result; raises ConfigError for what cannot be sent at all.
+    Failures of the server are part of the result; raises ConfigError if a request cannot be made.
     """
     options = options or LoadOptions()
     address = parse_address(url)
@@ -96,7 +81,7 @@ def run_open_loop(
 
     async def main() -> LoadResult:
         rows = Rows()
-        start_ns = monotonic_ns() + _HEADWAY_NS
+        start_ns = monotonic_ns() + _LEAD_NS
         sender = _Sender(arrivals.times_ns.tolist(), to_send, rows, start_ns)
         pool = ConnectionPool(
             address,
@@ -109,7 +94,7 @@ def run_open_loop(
         try:
             sender.begin(pool)
             await sweep_until_done(
-                sender.done, pool, ProgressCounter(rows, options.slo_ns), on_standing
+                sender.done, pool, ProgressCounter(rows, options.slo_ns), on_progress
             )
         finally:
             sender.close()
@@ -128,7 +113,7 @@ def run_open_loop(
 
 
 class _Sender:
-    """Hands requests to the pool as they fall due."""
+    """Passes requests to the connection pool when they are due."""
 
     def __init__(
         self, times_ns: list[int], to_send: list[bytes], rows: Rows, start_ns: int
@@ -138,11 +123,10 @@ class _Sender:
         self._rows = rows
         self._start_ns = start_ns
         self._pool: ConnectionPool | None = None
-        self._alarm = PreciseTimer(asyncio.get_running_loop(), self._send_due)
+        self._timer = PreciseTimer(asyncio.get_running_loop(), self._send_due)
         self.done = asyncio.Event()
 
     def begin(self, pool: ConnectionPool) -> None:
-        """Send from now on."""
         self._pool = pool
         self.on_end()
         self._send_due()
@@ -153,7 +137,7 @@ class _Sender:
             self.done.set()
 
     def close(self) -> None:
-        self._alarm.close()
+        self._timer.close()
 
     def _send_due(self) -> None:
         assert self._pool is not None
@@ -167,4 +151,15 @@ class _Sender:
             row += 1
             now_ns = monotonic_ns() - self._start_ns
         if row < total:
-            self._alarm.set(self._start_ns + times_ns[row])
+            self._timer.set(self._start_ns + times_ns[row])
+
+
+class _Spec(ctypes.Structure):
+    """`struct itimerspec`: the interval, then the first expiry."""
+
+    _fields_ = (
+        ("every_s", ctypes.c_long),
+        ("every_ns", ctypes.c_long),
+        ("at_s", ctypes.c_long),
+        ("at_ns", ctypes.c_long),
+    )

@@ -1,4 +1,8 @@
-"""Where requests go, and the bytes that they are."""
+"""Requests of a load run: the address of the server, options, bodies, and the encoded bytes.
+
+Bodies are generated from the metadata of a model (Open Inference Protocol), with tensors as JSON or
+as raw bytes after the JSON (binary extension), or are read from a file.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +25,19 @@ from headgate.core.rng import stream
 from headgate.functions.tensor import ITEM_BYTES
 from headgate.workload.arrivals import DEFAULT_NAME
 
+CONNECTIONS_MAX: Final = 512
+JSON_HEADERS: Final = {"Content-Type": "application/json"}
+_DTYPES: Final = (
+    *("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
+    *("FP16", "FP32", "FP64", "BYTES"),
+)
+_ELEMENTS_MAX: Final = 64 << 20  # per generated tensor
+_RESPONSE_BYTES_MAX: Final = 256 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A server, and the path that its URL ends in: without a slash at the end, if it is more."""
+    """A server and the path of its URL, which has no slash at its end unless it is "/"."""
 
     host: str
     port: int
@@ -33,25 +46,25 @@ class Address:
 
     @property
     def authority(self) -> str:
-        """Host and port, as the `Host` header has them."""
+        """Host and port in the form of the `Host` header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
     def model_path(self, model: str) -> str:
-        """Where the Open Inference Protocol has a model."""
+        """Return the path of a model in the Open Inference Protocol."""
         return f"{self.path.rstrip('/')}/v2/models/{quote(model, safe='')}"
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What a request carries, and the headers that say how to read it."""
+    """The body of a request, and the headers that describe it."""
 
     content: bytes
     headers: Mapping[str, str]
 
 
 def parse_address(url: str) -> Address:
-    """Read a URL.
+    """Parse a URL; raise ConfigError if it is not the URL of an HTTP server.
 
     >>> parse_address("http://127.0.0.1:8080/v2/").path
     '/v2'
@@ -65,7 +78,7 @@ def parse_address(url: str) -> Address:
         allowed = "http://HOST:PORT or https://HOST:PORT"
         raise ConfigError("is not a URL of a server", where="URL", value=url, allowed=allowed)
     if not url.isascii() or not url.isprintable() or " " in url:
-        raise ConfigError("holds a character that no URL may", where="URL", value=url)
+        raise ConfigError("contains a character that a URL must not", where="URL", value=url)
     is_secure = parts.scheme == "https"
     path = parts.path if parts.path == "/" else parts.path.rstrip("/")
     path += f"?{parts.query}" if parts.query else ""
@@ -75,7 +88,7 @@ def parse_address(url: str) -> Address:
 def request_bytes(
     address: Address, method: str, path: str, body: Body | None, headers: Mapping[str, str]
 ) -> bytes:
-    """Return a whole request. What cannot stand in a header is refused."""
+    """Return a whole HTTP request; raise ConfigError for an invalid header."""
     content = b"" if body is None else body.content
     lines = {"Host": address.authority}
     if body is not None:
@@ -85,21 +98,18 @@ def request_bytes(
     for name, value in lines.items():
         line = f"{name}: {value}"
         if not name or not line.isascii() or not line.isprintable() or ":" in name or " " in name:
-            raise ConfigError("is not a header", where="--header", value=line)
+            raise ConfigError("is not a valid header", where="--header", value=line)
         head.append(line)
     return "\r\n".join((*head, "", "")).encode() + content
 
 
-# One request and its whole answer: for what is asked before and after a run.
-
-
-_ANSWER_BYTES_MAX: Final = 256 << 20
-
-
-def exchange(
+def fetch(
     address: Address, method: str, path: str, body: Body | None = None, *, timeout_s: float = 10.0
 ) -> tuple[int, bytes]:
-    """Return status and content. Raises OSError, also for what is not HTTP."""
+    """Send one request, before or after a run; return the status and the content.
+
+    Raises OSError, also if the server does not speak HTTP.
+    """
     if address.is_secure:
         context = ssl.create_default_context()
         connection: HTTPConnection = HTTPSConnection(
@@ -110,29 +120,16 @@ def exchange(
     try:
         content = None if body is None else body.content
         connection.request(method, path or "/", content, {} if body is None else dict(body.headers))
-        answer = connection.getresponse()
-        return answer.status, answer.read(_ANSWER_BYTES_MAX)
+        response = connection.getresponse()
+        return response.status, response.read(_RESPONSE_BYTES_MAX)
     except HTTPException as error:
         raise OSError(f"does not speak HTTP: {type(error).__name__}") from None
     finally:
         connection.close()
 
 
-# What requests carry: made up from what a model says that it takes, or read from a file.
-#
-# The Open Inference Protocol has tensors as JSON, and as raw bytes after it (the binary extension).
-
-
-_DTYPES: Final = (
-    *("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
-    *("FP16", "FP32", "FP64", "BYTES"),
-)
-_ELEMENTS_MAX: Final = 64 << 20
-JSON_HEADERS: Final = {"Content-Type": "application/json"}
-
-
 class InputSpec(msgspec.Struct, frozen=True):
-    """One input of a model, as its metadata describe it."""
+    """One input of a model, from its metadata."""
 
     name: str
     datatype: str
@@ -144,22 +141,22 @@ class _Metadata(msgspec.Struct):
 
 
 def fetch_inputs(address: Address, model: str) -> tuple[InputSpec, ...]:
-    """Ask the server what a model takes."""
+    """Fetch the inputs of a model from the metadata that the server has of it."""
     path = address.model_path(model)
     where = f"http{'s' if address.is_secure else ''}://{address.authority}{path}"
     try:
-        status, content = exchange(address, "GET", path)
+        status, content = fetch(address, "GET", path)
     except OSError as error:
         raise ConfigError(f"cannot be reached: {error}", where=where) from None
     if status != 200:
         text = content[:200].decode(errors="replace").strip()
-        raise ConfigError(f"answers {status}: {text}", where=where)
+        raise ConfigError(f"responds with status {status}: {text}", where=where)
     try:
         inputs = msgspec.json.decode(content, type=_Metadata).inputs
     except msgspec.DecodeError as error:
-        raise ConfigError(f"are no metadata of a model: {error}", where=where) from None
+        raise ConfigError(f"is not the metadata of a model: {error}", where=where) from None
     if not inputs:
-        problem = "does not say what inputs it takes"
+        problem = "the metadata of the model list no inputs"
         raise ConfigError(problem, where=where, allowed="--payload FILE")
     return inputs
 
@@ -167,7 +164,7 @@ def fetch_inputs(address: Address, model: str) -> tuple[InputSpec, ...]:
 def make_body(
     inputs: Sequence[InputSpec], items: int, rng: Random, *, is_binary: bool = False
 ) -> Body:
-    """Return tensors of the right shape: fractions in [0, 1), integers 0 or 1, texts of a digit.
+    """Return random tensors: floats in [0, 1), integers 0 or 1, strings of one digit.
 
     A dimension of -1 is `items` if it comes first, and 1 elsewhere.
 
@@ -185,7 +182,7 @@ def make_body(
             raw.append(_raw(values))
             tensor["parameters"] = {"binary_data_size": len(raw[-1])}
         else:
-            tensor["data"] = _plain(values)
+            tensor["data"] = _json_values(values)
         described.append(tensor)
     document: dict[str, object] = {"inputs": described}
     if not is_binary:
@@ -200,7 +197,7 @@ def make_body(
 
 
 def read_body(path: Path) -> Body:
-    """Return a file as it is: JSON if that is what it holds, else bytes."""
+    """Return the content of a file as a body, with the content type of JSON if it is JSON."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -218,10 +215,11 @@ def _shape(spec: InputSpec, items: int) -> list[int]:
     if spec.shape and spec.shape[0] == -1:
         shape[0] = items
     elif items > 1:
-        problem = f"takes no requests of {items} items"
+        problem = f"does not accept requests of {items} items"
         raise ConfigError(problem, key=f"input {spec.name}", value=list(spec.shape))
     if min(shape, default=1) < 0 or np.prod(shape, dtype=float) > _ELEMENTS_MAX:
-        raise ConfigError("has no usable shape", key=f"input {spec.name}", value=list(spec.shape))
+        problem = "has an unusable shape"
+        raise ConfigError(problem, key=f"input {spec.name}", value=list(spec.shape))
     return shape
 
 
@@ -229,14 +227,14 @@ def _values(
     spec: InputSpec, shape: list[int], generator: np.random.Generator
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
     if spec.datatype not in _DTYPES:
-        problem = "no such tensors can be made up"
+        problem = "tensors of this type cannot be generated"
         allowed = f"{', '.join(_DTYPES)}, or --payload FILE"
         key = f"input {spec.name}"
         raise ConfigError(problem, key=key, value=spec.datatype, allowed=allowed)
     if spec.datatype.startswith("FP"):
         width = ITEM_BYTES[spec.datatype]
         return generator.random(shape).astype(f"<f{width}")
-    # Integers are often positions in some table, and every table has two.
+    # Integers are often indices into a table, and nearly every table has two entries.
     bits = generator.integers(0, 2, shape)
     if spec.datatype == "BYTES":
         return bits.astype("S1")
@@ -253,7 +251,7 @@ def _raw(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> bytes:
     return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
 
 
-def _plain(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> list[object]:
+def _json_values(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> list[object]:
     flat: list[object] = values.ravel().tolist()
     if values.dtype.kind == "S":
         return [text.decode() if isinstance(text, bytes) else text for text in flat]
@@ -264,23 +262,17 @@ def _json(document: dict[str, object]) -> bytes:
     return msgspec.json.encode(document)
 
 
-# What is sent and how: what both kinds of run share.
-
-
-CONNECTIONS_MAX: Final = 512
-
-
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How requests look and how long they are waited for."""
+    """Options of both kinds of load run: what requests contain, timeouts and connections."""
 
-    model: str | None = None  # every request goes to it; None: to the model its pipeline names
-    body: Body | None = None  # None: made up from what the model says it takes
+    model: str | None = None  # the model of every request; None: the model of its pipeline's name
+    body: Body | None = None  # None: generated from the metadata of the model
     is_binary: bool = False  # tensors as raw bytes
     headers: Mapping[str, str] = field(default_factory=dict)
     connections_max: int = CONNECTIONS_MAX
     timeout_ns: int = 30 * SECOND_NS  # from the intended time
-    slo_ns: int | None = None  # None: an answer is late if the server says so
+    slo_ns: int | None = None  # None: a response is late if the server says so
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -290,26 +282,29 @@ class LoadOptions:
 
 
 class EncodedRequests:
-    """The bytes of each kind of request, made before the run."""
+    """The encoded requests of a run, one per model and number of items, made before the run."""
 
     def __init__(self, address: Address, options: LoadOptions) -> None:
         self._address = address
         self._options = options
-        self._made: dict[tuple[str, int], bytes] = {}
+        self._encoded: dict[tuple[str, int], bytes] = {}
 
     def of(self, pipeline: str, items: int) -> bytes:
-        """Return the request for so many items of a pipeline. Asks the server, the first time."""
+        """Return the request of a pipeline with `items` items.
+
+        The first call per model and number of items fetches the metadata of the model.
+        """
         model = self._options.model or (None if pipeline == DEFAULT_NAME else pipeline)
         key = model or "", items
-        if key not in self._made:
-            self._made[key] = self._make(model, items)
-        return self._made[key]
+        if key not in self._encoded:
+            self._encoded[key] = self._encode(model, items)
+        return self._encoded[key]
 
-    def _make(self, model: str | None, items: int) -> bytes:
+    def _encode(self, model: str | None, items: int) -> bytes:
         address, options = self._address, self._options
         body = options.body
         if model is None and (body is None or not address.path):
-            problem = "does not say what to send"
+            problem = "neither the URL nor the options say what to send"
             allowed = "--model NAME, or a URL with a path together with --payload FILE"
             raise ConfigError(problem, where="URL", value=address.authority, allowed=allowed)
         if body is None:

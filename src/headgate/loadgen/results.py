@@ -1,4 +1,4 @@
-"""What happens to every request while it happens: one row each, filled in as it goes."""
+"""Results of a load run: rows while it runs, progress, the columns of the result, the summary."""
 
 from __future__ import annotations
 
@@ -19,49 +19,62 @@ from headgate.core.states import OUTCOME_NAMES, Outcome
 from headgate.metrics.columns import Int8, Int32, Int64, RequestColumns, RunColumns, SpanColumns
 from headgate.metrics.summary import Summary, nearest_rank, summarise
 
-UNSAID: Final = -1
+Int16 = NDArray[np.int16]
+
+NOT_REPORTED: Final = -1
+_EXPIRED: Final = (408, 504)  # statuses
+_REJECTED: Final = 429
+_TIMINGS_MAX: Final = 8  # metric names of Server-Timing that are kept; Headgate sends fewer
+
+_PER_OCTAVE: Final = 16  # histogram buckets per doubling: percentiles are right within 4 %
+_BUCKETS: Final = 64 * _PER_OCTAVE
+
+# The lag of the sender is part of every latency. Below the larger of these it is negligible.
+_LAG_SHARE_MAX: Final = 0.25
+_LAG_MS_MAX: Final = 1.0
+_IMMEDIATE_NS: Final = 100 * MICROSECOND_NS  # a shorter wait for a connection does not count
 _OUTCOMES: Final[Mapping[bytes, int]] = MappingProxyType(
     {name.encode(): outcome for outcome, name in enumerate(OUTCOME_NAMES)}
 )
 
 
 class FailureReason:
-    """Why a request has no answer. Its status is 0 then."""
+    """Why a request has no response. Its status is then 0."""
 
     NONE: Final = 0
     REFUSED: Final = 1  # no connection could be opened
-    LOST: Final = 2  # the connection ended, or spoke no HTTP, before the answer was complete
-    TIMED_OUT: Final = 3  # the client would wait no longer
+    LOST: Final = 2  # the connection closed, or broke HTTP, before the response was complete
+    TIMED_OUT: Final = 3  # the client's timeout has passed
 
 
-TROUBLE_NAMES: Final = ("", "no connection", "connection lost", "timed out")
+FAILURE_NAMES: Final = ("", "no connection", "connection lost", "timed out")
 
 
 @final
 class Rows:
-    """Columns that grow. Times are nanoseconds since the start; NEVER_NS: it did not happen."""
+    """Growing columns, one row per request. Times are ns since the start; NEVER_NS is never."""
 
     __slots__ = (
         "ended",
         "ended_ns",
+        "failure",
         "intended_ns",
         "reached_ns",
-        "said",
+        "reported",
         "sent_ns",
         "status",
         "timing",
-        "trouble",
     )
 
     def __init__(self) -> None:
-        self.intended_ns = array("q")  # when it should be sent
-        self.reached_ns = array("q")  # when the sender got to it
-        self.sent_ns = array("q")  # when a connection took it
-        self.ended_ns = array("q")  # when its answer was complete, or it was given up
+        self.intended_ns = array("q")  # when it was scheduled to be sent
+        self.reached_ns = array("q")  # when the sender passed it to the connection pool
+        self.sent_ns = array("q")  # when it was written to a connection
+        self.ended_ns = array("q")  # when its response was complete, or it failed
         self.status = array("h")
-        self.trouble = array("b")
-        self.said = array("b")  # the outcome in the server's own words, or UNSAID
-        self.timing: list[bytes] = []  # Server-Timing, as it came
+        self.failure = array("b")  # one of `FailureReason`
+        self.reported = array("b")  # the outcome that the server reports, or NOT_REPORTED
+        self.timing: list[bytes] = []  # the Server-Timing header, unparsed
         self.ended: list[int] = []  # rows in the order in which they ended
 
     def __len__(self) -> int:
@@ -75,60 +88,51 @@ class Rows:
         self.sent_ns.append(NEVER_NS)
         self.ended_ns.append(NEVER_NS)
         self.status.append(0)
-        self.trouble.append(FailureReason.NONE)
-        self.said.append(UNSAID)
+        self.failure.append(FailureReason.NONE)
+        self.reported.append(NOT_REPORTED)
         self.timing.append(b"")
         return row
 
-    def answer(self, row: int, now_ns: int, status: int, outcome: bytes, timing: bytes) -> None:
-        """The answer is complete."""
+    def complete(self, row: int, now_ns: int, status: int, outcome: bytes, timing: bytes) -> None:
+        """Record a complete response."""
         self.ended_ns[row] = now_ns
         self.status[row] = status
         if outcome:
-            self.said[row] = _OUTCOMES.get(outcome, UNSAID)
+            self.reported[row] = _OUTCOMES.get(outcome, NOT_REPORTED)
         if timing:
             self.timing[row] = timing
         self.ended.append(row)
 
-    def give_up(self, row: int, now_ns: int, trouble: int) -> None:
-        """There will be no answer."""
+    def fail(self, row: int, now_ns: int, failure: int) -> None:
+        """Record that there will be no response."""
         self.ended_ns[row] = now_ns
-        self.trouble[row] = trouble
+        self.failure[row] = failure
         self.ended.append(row)
-
-
-# What a load run measured, as columns, and how that becomes the columns of any other run.
-
-
-Int16 = NDArray[np.int16]
-_TIMINGS_MAX: Final = 8  # names of Server-Timing; a server that sends more is not ours
-_EXPIRED: Final = (408, 504)
-_REJECTED: Final = 429
 
 
 @dataclass(frozen=True, eq=False)
 class LoadResult:
-    """One row per request, in order of its intended time.
+    """The columns of a load run: one row per request, in order of the intended times.
 
-    Times are nanoseconds since the start; NEVER_NS: it did not happen. Latency counts from the
-    intended time, so whatever made a request wait is in it, the sender included.
+    Times are nanoseconds since the start; `NEVER_NS` means "never". Latency counts from the
+    intended time, so that it includes every delay, also that of the sender.
     """
 
     intended_ns: Int64
-    reached_ns: Int64  # when the sender got to it: later than intended, the sender was too slow
-    sent_ns: Int64  # when a connection took it
-    ended_ns: Int64  # when its answer was complete, or it was given up
-    status: Int16  # 0: there is no answer
-    trouble: Int8  # why there is none: one of `FailureReason`
-    said: Int8  # the outcome that the server named, or UNSAID
-    timings_ns: dict[str, Int64]  # the parts of Server-Timing
+    reached_ns: Int64  # when the sender passed it on; later than intended if the sender was slow
+    sent_ns: Int64  # when it was written to a connection
+    ended_ns: Int64  # when its response was complete, or it failed
+    status: Int16  # 0: there is no response
+    failure: Int8  # one of `FailureReason`
+    reported: Int8  # the outcome that the server reports, or NOT_REPORTED
+    timings_ns: dict[str, Int64]  # by metric name of the Server-Timing header
     pipeline: Int32
     client: Int32
     pipelines: tuple[str, ...]
     clients: tuple[str, ...]
     window_ns: int
     slo_ns: int | None
-    connections: int  # how many were opened
+    connections: int  # number of connections opened
     is_closed_loop: bool = False
 
     def __len__(self) -> int:
@@ -136,28 +140,28 @@ class LoadResult:
 
     @cached_property
     def latency_ns(self) -> Int64:
-        """From the intended time to the end, whatever the end."""
+        """The time from the intended time to the response or the failure."""
         return self.ended_ns - self.intended_ns
 
     @cached_property
     def lag_ns(self) -> Int64:
-        """How far the sender was behind its own schedule."""
+        """The delay of the sender behind its schedule."""
         return self.reached_ns - self.intended_ns
 
     @cached_property
     def connection_wait_ns(self) -> Int64:
-        """How long each request that was sent had waited for a free connection."""
+        """The time that each request that was sent waited for a free connection."""
         was_sent = self.sent_ns != NEVER_NS
         waits_ns: Int64 = self.sent_ns[was_sent] - self.reached_ns[was_sent]
         return waits_ns
 
     @cached_property
     def outcome(self) -> Int8:
-        """One of `Outcome` per request."""
-        return classify(self.status, self.trouble, self.said, self.latency_ns, self.slo_ns)
+        """The `Outcome` of each request."""
+        return classify(self.status, self.failure, self.reported, self.latency_ns, self.slo_ns)
 
     def to_run(self) -> RunColumns:
-        """Return what summaries and reports read. A load run knows nothing of resources."""
+        """Return the columns that summaries and reports read, without spans and resources."""
         never = np.full(len(self), NEVER_NS, np.int64)
         deadline_ns = never if self.slo_ns is None else self.intended_ns + self.slo_ns
         requests = RequestColumns(
@@ -183,7 +187,7 @@ class LoadResult:
         )
 
     def _started_ns(self) -> Int64:
-        """When work began, as far as the server tells: it ran last, just before it answered."""
+        """Return when execution began, if the server reports it: it ends with the response."""
         exec_ns = self.timings_ns.get("exec")
         if exec_ns is None:
             return np.full(len(self), NEVER_NS, np.int64)
@@ -192,22 +196,22 @@ class LoadResult:
 
 
 def classify(
-    status: Int16, trouble: Int8, said: Int8, latency_ns: Int64, slo_ns: int | None
+    status: Int16, failure: Int8, reported: Int8, latency_ns: Int64, slo_ns: int | None
 ) -> Int8:
     """Return the outcome of each request.
 
-    An answer is late by the client's own objective, else by what the server says. Anything else is
-    what the server says it is; where it says nothing, what its status means.
+    A response is late by the client's own SLO, or else if the server reports it as late. Otherwise
+    the outcome is the one that the server reports, or else the one that the status implies.
     """
     outcome = np.full(len(status), Outcome.FAILED, np.int8)
     outcome[status == _REJECTED] = Outcome.REJECTED
-    outcome[np.isin(status, _EXPIRED) | (trouble == FailureReason.TIMED_OUT)] = Outcome.EXPIRED
-    outcome = np.where(said != UNSAID, said, outcome)
+    outcome[np.isin(status, _EXPIRED) | (failure == FailureReason.TIMED_OUT)] = Outcome.EXPIRED
+    outcome = np.where(reported != NOT_REPORTED, reported, outcome)
     answered = (status >= 200) & (status < 300)
     if slo_ns is not None:
         in_time = latency_ns <= slo_ns
     else:
-        in_time = said != Outcome.LATE
+        in_time = reported != Outcome.LATE
     outcome[answered] = np.where(in_time[answered], Outcome.MET, Outcome.LATE)
     return outcome.astype(np.int8)
 
@@ -224,15 +228,15 @@ def make_result(
     first: int = 0,
     is_closed_loop: bool = False,
 ) -> LoadResult:
-    """Return the columns of a run that is over, without the rows before `first`."""
+    """Return the columns of a finished run, without the rows before `first`."""
     return LoadResult(
         intended_ns=np.array(rows.intended_ns[first:], np.int64),
         reached_ns=np.array(rows.reached_ns[first:], np.int64),
         sent_ns=np.array(rows.sent_ns[first:], np.int64),
         ended_ns=np.array(rows.ended_ns[first:], np.int64),
         status=np.array(rows.status[first:], np.int16),
-        trouble=np.array(rows.trouble[first:], np.int8),
-        said=np.array(rows.said[first:], np.int8),
+        failure=np.array(rows.failure[first:], np.int8),
+        reported=np.array(rows.reported[first:], np.int8),
         timings_ns=parse_timings(rows.timing[first:]),
         pipeline=pipeline[first:],
         client=client[first:],
@@ -246,7 +250,7 @@ def make_result(
 
 
 def parse_timings(texts: list[bytes]) -> dict[str, Int64]:
-    """Return a column per name of Server-Timing, in nanoseconds; what is no number is left out.
+    """Return a column per metric name of Server-Timing, in ns; invalid numbers are left out.
 
     >>> parse_timings([b"queue;dur=1.5, exec;dur=2", b"exec;dur=1"])["exec"].tolist()
     [2000000, 1000000]
@@ -254,9 +258,9 @@ def parse_timings(texts: list[bytes]) -> dict[str, Int64]:
     columns: dict[str, Int64] = {}
     for row, text in enumerate(texts):
         for part in text.split(b",") if text else ():
-            name, found, rest = part.partition(b";dur=")
+            name, separator, rest = part.partition(b";dur=")
             key = name.strip().decode("latin-1")
-            if not found or (key not in columns and len(columns) == _TIMINGS_MAX):
+            if not separator or (key not in columns and len(columns) == _TIMINGS_MAX):
                 continue
             try:
                 took_ns = round(float(rest.partition(b";")[0]) * MILLISECOND_NS)
@@ -274,42 +278,35 @@ def _no_spans() -> SpanColumns:
     return SpanColumns(narrow, narrow, empty.astype(np.int8), empty, empty, empty, narrow)
 
 
-# How a run goes so far: counts and percentiles that cost next to nothing to keep.
-
-
-_PER_OCTAVE = 16  # buckets per doubling: percentiles are right within 4 %
-_BUCKETS = 64 * _PER_OCTAVE
-
-
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """What to show while a run is under way."""
+    """The progress of a run, for display."""
 
     elapsed_ns: int
     sent: int
     ended: int
-    rate_per_s: float  # of answers, since the last time
+    rate_per_s: float  # requests ended per second, since the previous update
     outcomes: tuple[int, ...]  # in the order of `OUTCOME_NAMES`
     p50_ms: float  # of the answered requests
     p99_ms: float
 
 
 class ProgressCounter:
-    """Reads the rows that have ended since it was last asked."""
+    """Counts outcomes and estimates percentiles of a run, incrementally and cheaply."""
 
     def __init__(self, rows: Rows, slo_ns: int | None) -> None:
         self._rows = rows
         self._slo_ns = slo_ns
-        self._seen = 0
+        self._counted = 0
         self._at_ns = 0
         self._outcomes = np.zeros(len(OUTCOME_NAMES), np.int64)
         self._histogram = np.zeros(_BUCKETS, np.int64)
 
     def update(self, now_ns: int) -> LoadProgress:
-        """Count what is new."""
+        """Count the rows that have ended since the previous update."""
         rows = self._rows
-        new = rows.ended[self._seen :]
-        self._seen += len(new)
+        new = rows.ended[self._counted :]
+        self._counted += len(new)
         if new:
             self._count(new)
         since_ns = max(now_ns - self._at_ns, 1)
@@ -317,7 +314,7 @@ class ProgressCounter:
         return LoadProgress(
             elapsed_ns=now_ns,
             sent=len(rows),
-            ended=self._seen,
+            ended=self._counted,
             rate_per_s=len(new) * SECOND_NS / since_ns,
             outcomes=tuple(self._outcomes.tolist()),
             p50_ms=self._percentile_ms(500),
@@ -329,8 +326,8 @@ class ProgressCounter:
         latency_ns = np.array([rows.ended_ns[row] - rows.intended_ns[row] for row in new], np.int64)
         outcome = classify(
             np.array([rows.status[row] for row in new], np.int16),
-            np.array([rows.trouble[row] for row in new], np.int8),
-            np.array([rows.said[row] for row in new], np.int8),
+            np.array([rows.failure[row] for row in new], np.int8),
+            np.array([rows.reported[row] for row in new], np.int8),
             latency_ns,
             self._slo_ns,
         )
@@ -351,78 +348,72 @@ def _bucket(latency_ns: NDArray[np.int64]) -> NDArray[np.int64]:
     return (np.log2(np.maximum(latency_ns, 1)) * _PER_OCTAVE).astype(np.int64)
 
 
-# A load run in numbers: those of every run, and what only a client can know.
-
-
-# The sender's own lateness is part of every latency. Below these it is lost in them.
-_LAG_SHARE_MAX: Final = 0.25
-_LAG_MS_MAX: Final = 1.0
-_TOOK_NO_TIME_NS: Final = 100 * MICROSECOND_NS
-
-
 @dataclass(frozen=True, slots=True)
 class LoadSummary:
-    """What is not a number had nothing to count."""
+    """The summary of a load run: that of any run, and what only a client can measure.
+
+    NaN where there was nothing to count.
+    """
 
     run: Summary
     offered_rps: float
-    answers: dict[str, int]  # by status, or by why there was none
-    rejected_p50_ms: float  # how soon a rejected request was told so
+    answers: dict[str, int]  # responses by status, and requests without one by reason
+    rejected_p50_ms: float  # latency of rejections
     rejected_p99_ms: float
     connections: int
     waited_for_connection: int  # requests that found no free connection
     connection_wait_p99_ms: float  # of all requests that were sent
-    lag_p50_ms: float  # how far the sender was behind its own schedule
+    lag_p50_ms: float  # delay of the sender behind its schedule
     lag_p99_ms: float
     lag_max_ms: float
-    is_doubtful: bool  # the sender was so late that it measured itself
-    timings_p50_ms: dict[str, float]  # the parts that the server names
+    is_doubtful: bool  # the lag of the sender is a large part of the latencies
+    timings_p50_ms: dict[str, float]  # by metric name of the Server-Timing header
 
     def to_json(self) -> dict[str, object]:
-        """Return plain dicts, lists and numbers; the summary's own come first."""
+        """Return dicts, lists and numbers: the keys of `Summary`, and the others under `load`."""
         rest = asdict(self)
         del rest["run"]
         return {**self.run.to_json(), "load": rest}
 
 
 def summarise_load(result: LoadResult) -> LoadSummary:
-    """Condense a run."""
+    """Return the summary of a load run."""
     run = summarise(result.to_run())
     rejected_ns = result.latency_ns[result.outcome == Outcome.REJECTED]
-    rejected_p50_ms, rejected_p99_ms, _ = _spread_ms(rejected_ns)
-    lag_p50_ms, lag_p99_ms, lag_max_ms = _spread_ms(result.lag_ns)
+    rejected_p50_ms, rejected_p99_ms, _ = _percentiles_ms(rejected_ns)
+    lag_p50_ms, lag_p99_ms, lag_max_ms = _percentiles_ms(result.lag_ns)
     waits_ns = result.connection_wait_ns
     return LoadSummary(
         run=run,
         offered_rps=len(result) * 1e9 / result.window_ns if result.window_ns else 0.0,
-        answers=_answers(result),
+        answers=_response_counts(result),
         rejected_p50_ms=rejected_p50_ms,
         rejected_p99_ms=rejected_p99_ms,
         connections=result.connections,
-        waited_for_connection=int(np.count_nonzero(waits_ns > _TOOK_NO_TIME_NS)),
-        connection_wait_p99_ms=_spread_ms(waits_ns)[1],
+        waited_for_connection=int(np.count_nonzero(waits_ns > _IMMEDIATE_NS)),
+        connection_wait_p99_ms=_percentiles_ms(waits_ns)[1],
         lag_p50_ms=lag_p50_ms,
         lag_p99_ms=lag_p99_ms,
         lag_max_ms=lag_max_ms,
         is_doubtful=lag_p99_ms > max(_LAG_MS_MAX, _LAG_SHARE_MAX * run.p99_ms),
         timings_p50_ms={
-            name: _spread_ms(column[column != NEVER_NS])[0]
+            name: _percentiles_ms(column[column != NEVER_NS])[0]
             for name, column in result.timings_ns.items()
         },
     )
 
 
-def _answers(result: LoadResult) -> dict[str, int]:
-    """Count answers by status, the most frequent first."""
-    counts = Counter(result.status[result.trouble == FailureReason.NONE].tolist())
+def _response_counts(result: LoadResult) -> dict[str, int]:
+    """Count responses by status and failures by reason, the most frequent first."""
+    counts = Counter(result.status[result.failure == FailureReason.NONE].tolist())
     answers = {str(status): count for status, count in counts.most_common()}
-    for trouble, count in Counter(result.trouble.tolist()).most_common():
-        if trouble != FailureReason.NONE:
-            answers[TROUBLE_NAMES[trouble]] = count
+    for failure, count in Counter(result.failure.tolist()).most_common():
+        if failure != FailureReason.NONE:
+            answers[FAILURE_NAMES[failure]] = count
     return answers
 
 
-def _spread_ms(values_ns: Int64) -> tuple[float, float, float]:
+def _percentiles_ms(values_ns: Int64) -> tuple[float, float, float]:
     """Return median, 99th percentile and maximum."""
     if not len(values_ns):
         return nan, nan, nan

@@ -1,7 +1,7 @@
-"""What a run leaves behind, as columns: one row per request, per span of work, per resource.
+"""The columns of a run: one row per request, per span of work, per resource.
 
-The simulator and the live runtime fill these; summaries, reports and traces read them. Times are
-nanoseconds since the start of the run; `NEVER_NS` stands for "it did not happen".
+The simulator, the load generator and the reader of event logs fill them; summaries, reports and
+traces read them. Times are nanoseconds since the start of the run; `NEVER_NS` means "never".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Int8 = NDArray[np.int8]
 
 
 class SpanKind:
-    """What a node was doing during a span."""
+    """The kind of work of a span."""
 
     START: Final = 0  # starting an instance: process, imports, weights
     LOAD: Final = 1  # swapping weights from host memory to the device
@@ -33,14 +33,14 @@ class RequestColumns:
     """One row per request, in order of request id."""
 
     arrival_ns: Int64
-    started_ns: Int64  # when a worker first began to work for it (a cold start is work)
+    started_ns: Int64  # when the first work for it began (a cold start is work)
     finished_ns: Int64  # when it was settled, whatever the outcome
     deadline_ns: Int64
     outcome: Int8
     pipeline: Int32  # index into `RunColumns.pipelines`
     client: Int32  # index into `RunColumns.clients`
-    attempts: Int32  # batches it was sent out in
-    cold: Int8  # 1 when it waited for an instance to start
+    attempts: Int32  # batches it was part of
+    cold: Int8  # 1 if it waited for an instance to start
 
     def __len__(self) -> int:
         return len(self.arrival_ns)
@@ -48,7 +48,7 @@ class RequestColumns:
 
 @dataclass(frozen=True, slots=True)
 class SpanColumns:
-    """One row per span of work on a node, in order of its end. Empty when not recorded."""
+    """One row per span of work on a node, in order of the ends. Empty if not recorded."""
 
     node: Int32  # index into `RunColumns.resources`
     function: Int32  # index into `RunColumns.functions`
@@ -64,22 +64,22 @@ class SpanColumns:
 
 @dataclass(frozen=True, slots=True)
 class ResourceUse:
-    """What one node, or one serverless pool, was used for and what it cost."""
+    """The use and the cost of one node, or of one serverless pool."""
 
     name: str
     pool: str
     tier: str
-    up_ns: int  # how long it was there (for a serverless pool: the sum over its instances)
-    busy_ns: int  # how long it worked, per unit of its own concurrency
+    up_ns: int  # time in service (for a serverless pool: the sum over its instances)
+    busy_ns: int  # time at work, divided by the slots of a node
     cold_starts: int
     loads: int
-    usage_usd: float  # paying only for what ran
-    allocation_usd: float  # paying for what was held, idle or not
+    usage_usd: float  # cost of the busy time alone
+    allocation_usd: float  # cost of everything that was held, idle or not
 
 
 @dataclass(frozen=True, slots=True)
 class RunColumns:
-    """Everything that reports need about one run."""
+    """Everything about one run that summaries and reports need."""
 
     requests: RequestColumns
     spans: SpanColumns
@@ -87,17 +87,15 @@ class RunColumns:
     pipelines: tuple[str, ...]
     functions: tuple[str, ...]
     clients: tuple[str, ...]
-    window_ns: int  # arrivals stop here; goodput counts answers inside [0, window_ns)
-    end_ns: int  # the last event
-
-
-# What lies outside of the Scheduler's sight: a client sends earlier and hears later.
+    window_ns: int  # end of the arrivals; goodput counts responses inside [0, window_ns)
+    end_ns: int  # time of the last event
 
 
 def with_client_overhead(requests: RequestColumns, overhead_ns: int) -> RequestColumns:
-    """Return the columns with every end later by that much: what was just in time is late then.
+    """Return the columns with every request ending `overhead_ns` later, and LATE where it then is.
 
-    Deadlines stay, because a client's objective counts from when it sent its request.
+    The overhead is the time before a request reaches the Scheduler and after its response leaves.
+    Deadlines stay, because the objective of a client counts from when it sends its request.
     """
     finished_ns = np.where(
         requests.finished_ns == NEVER_NS, NEVER_NS, requests.finished_ns + overhead_ns

@@ -1,4 +1,4 @@
-"""How sure a mean is: intervals over independent seeds, and over one autocorrelated series."""
+"""Confidence intervals of a mean: over independent seeds, and over one autocorrelated series."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from numpy.typing import ArrayLike
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean and the bounds that hold the true mean with the chosen confidence."""
+    """A mean and the bounds of its confidence interval."""
 
     mean: float
-    low: float  # not a number when one value alone says nothing about the spread
+    low: float  # NaN for a single value, which says nothing about the variance
     high: float
-    n: int  # independent values behind it
+    n: int  # number of independent values
 
 
 def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval:
@@ -38,11 +38,11 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval:
 
 
 def batch_means(series: ArrayLike, batches: int = 20, level: float = 0.95) -> Interval:
-    """Return the mean of a correlated series, with an interval from the means of its batches.
+    """Return the mean of an autocorrelated series, with the interval of the batch-means method.
 
-    Neighbouring latencies of one run resemble each other, so treating them as independent would
-    give far too narrow an interval; means of long batches are nearly independent. The rows that
-    do not fill a batch are left out at the front, where the run is still warming up.
+    Successive latencies of one run are correlated, so treating them as independent would give far
+    too narrow an interval; means of long batches are nearly independent. Values that do not fill a
+    batch are left out at the front, where the run is still warming up.
     """
     values = np.asarray(series, dtype=np.float64)
     assert 2 <= batches <= len(values), "needs at least two batches of at least one value"
@@ -60,7 +60,7 @@ def student_t(level: float, dof: int) -> float:
     assert 0.0 < level < 1.0, level
     assert dof >= 1, dof
     if dof > 200:
-        return _student_t_of_many(level, dof)
+        return _student_t_large(level, dof)
     low, high = 0.0, math.pi / 2
     for _ in range(60):  # the angle to full double precision
         middle = (low + high) / 2
@@ -85,7 +85,7 @@ def _probability_within(angle: float, dof: int) -> float:
     return sine * total
 
 
-def _student_t_of_many(level: float, dof: int) -> float:
+def _student_t_large(level: float, dof: int) -> float:
     """Return the normal quantile, corrected up to order dof**-2 (Cornish and Fisher)."""
     z = NormalDist().inv_cdf((1 + level) / 2)
     first = (z**3 + z) / 4

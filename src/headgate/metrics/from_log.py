@@ -1,8 +1,8 @@
-"""An event log as columns: what came, what became of it, and how long every batch took.
+"""From an event log to columns: the requests of a run with their outcomes, and its batches.
 
-Times count from the first event, as those of any run do. A log sees what its Scheduler saw: a
-request from when it was understood to when it was settled, and a batch from when it was ordered
-to when its end was heard of, so the way to the worker and back is part of a batch.
+Times count from the first event, as in the columns of any run. A log contains what its Scheduler
+saw: a request from its arrival at the Scheduler to its outcome, and a batch from its dispatch to
+the event of its completion, so that the network to and from the worker is part of the batch.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from headgate.metrics.columns import Int8, Int32, Int64, RequestColumns
 
 @dataclass(frozen=True, slots=True)
 class BatchColumns:
-    """One row per batch that was sent and came back, in order of its end."""
+    """One row per batch that was dispatched and has ended, in order of the ends."""
 
     variant: Int32
     items: Int32
     sent_ns: Int64
     ended_ns: Int64
-    cold: Int8  # 1 when it had to wait for a start or a load
-    finished: Int8  # 1 when it ran to its end
+    cold: Int8  # 1 if it waited for a start or a load
+    finished: Int8  # 1 if it ran to completion
 
     def __len__(self) -> int:
         return len(self.variant)
@@ -51,17 +51,17 @@ class BatchColumns:
 
 @dataclass(frozen=True, slots=True)
 class LoggedColumns:
-    """What a log tells. Requests that it leaves open count as cancelled, at NEVER_NS."""
+    """The columns of a log. Requests that are open at its end count as CANCELLED at NEVER_NS."""
 
-    requests: RequestColumns  # `started_ns` is when it was first sent to a worker
+    requests: RequestColumns  # `started_ns` is the time of the first dispatch
     items: Int32  # by request
-    own_deadline: Int8  # by request: 1 when the client set its deadline, not the objective
+    own_deadline: Int8  # by request: 1 if the client set the deadline, 0 if the SLO did
     batches: BatchColumns
-    end_ns: int  # the last event
+    end_ns: int  # time of the last event
 
 
 def read_columns(entries: Iterable[LogEntry], app: App) -> LoggedColumns:
-    """Read a whole log. Keeps some 50 bytes per request and per batch."""
+    """Read a whole log. Needs about 50 bytes of memory per request and per batch."""
     reader = _Reader(app)
     for entry in entries:
         reader.read(entry)
@@ -77,35 +77,36 @@ class _Reader:
         self._first_ns: int | None = None
         self._now_ns = 0
         self._requests = {name: array(code) for name, code in _REQUEST_TYPES.items()}
-        self._rows: dict[int, int] = {}  # by request id, while it is open
+        self._rows: dict[int, int] = {}  # by id of an open request
         self._batches = {name: array(code) for name, code in _BATCH_TYPES.items()}
-        self._out: dict[int, tuple[Dispatch, int, bool]] = {}  # by batch: when sent, whether cold
+        # By batch id: the action, when it was sent, and whether it waits for a start or a load.
+        self._in_flight: dict[int, tuple[Dispatch, int, bool]] = {}
         self._preparing: set[int] = set()  # instances that are starting or loading
 
     def read(self, entry: LogEntry) -> None:
         if self._first_ns is None:
             self._first_ns = entry.now_ns
         self._now_ns = entry.now_ns - self._first_ns
-        self._happened(entry.event)
+        self._on_event(entry.event)
         for action in entry.actions:
-            self._ordered(action)
+            self._on_action(action)
 
-    def _happened(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if isinstance(event, RequestArrived):
-            self._arrived(event)
+            self._on_arrival(event)
         elif isinstance(event, BatchFinished | BatchFailed | BatchRefused | BatchLost):
-            sent = self._out.pop(event.batch_id, None)
-            if sent is not None:  # else it came back before
-                self._ended(*sent, is_finished=isinstance(event, BatchFinished))
+            batch = self._in_flight.pop(event.batch_id, None)
+            if batch is not None:  # else the batch has ended before, and this is a duplicate
+                self._on_batch_end(*batch, is_finished=isinstance(event, BatchFinished))
         elif isinstance(event, InstanceStarted | WeightsLoaded):
             self._preparing.discard(event.instance_id)
 
-    def _ordered(self, action: Action) -> None:
+    def _on_action(self, action: Action) -> None:
         if isinstance(action, Dispatch):
             is_cold = action.instance_id is None or action.instance_id in self._preparing
-            self._out[action.batch_id] = (action, self._now_ns, is_cold)
+            self._in_flight[action.batch_id] = (action, self._now_ns, is_cold)
             for task_id in action.task_ids:
-                self._sent(task_id // STAGES_MAX, is_cold)
+                self._on_dispatch(task_id // STAGES_MAX, is_cold)
         elif isinstance(action, Settle):
             row = self._rows.pop(action.request_id, None)
             if row is not None:
@@ -114,7 +115,7 @@ class _Reader:
         elif isinstance(action, StartInstance | LoadWeights):
             self._preparing.add(action.instance_id)
 
-    def _arrived(self, event: RequestArrived) -> None:
+    def _on_arrival(self, event: RequestArrived) -> None:
         assert self._first_ns is not None
         app = self._app
         slo = app.pipelines[_checked("pipeline", event.pipeline, len(app.pipelines))].slo
@@ -135,7 +136,7 @@ class _Reader:
             own_deadline=1 if own_ns else 0,
         )
 
-    def _sent(self, request_id: int, is_cold: bool) -> None:
+    def _on_dispatch(self, request_id: int, is_cold: bool) -> None:
         row = self._rows.get(request_id)
         if row is None:
             return
@@ -144,11 +145,13 @@ class _Reader:
         self._requests["attempts"][row] += 1
         self._requests["cold"][row] |= is_cold
 
-    def _ended(self, order: Dispatch, sent_ns: int, is_cold: bool, *, is_finished: bool) -> None:
+    def _on_batch_end(
+        self, dispatch: Dispatch, sent_ns: int, is_cold: bool, *, is_finished: bool
+    ) -> None:
         _append(
             self._batches,
-            variant=_checked("variant", order.variant_id, len(self._app.variants)),
-            items=_checked("items", order.items, _ITEMS_MAX),
+            variant=_checked("variant", dispatch.variant_id, len(self._app.variants)),
+            items=_checked("items", dispatch.items, _ITEMS_MAX),
             sent_ns=sent_ns,
             ended_ns=self._now_ns,
             cold=int(is_cold),
@@ -156,7 +159,6 @@ class _Reader:
         )
 
     def columns(self) -> LoggedColumns:
-        """What was read so far."""
         requests = {name: np.array(column) for name, column in self._requests.items()}
         items, own_deadline = requests.pop("items"), requests.pop("own_deadline")
         batches = {name: np.array(column) for name, column in self._batches.items()}
@@ -195,7 +197,7 @@ def _append(columns: Mapping[str, array[int]], **row: int) -> None:
 
 
 def _checked(key: str, value: int, limit: int) -> int:
-    """Refuse what the application of the log does not have."""
+    """Return an id of the log, or raise ConfigError if the application does not have it."""
     if not 0 <= value < limit:
-        raise ConfigError("there is no such thing", key=key, value=value, allowed=f"below {limit}")
+        raise ConfigError("does not exist", key=key, value=value, allowed=f"below {limit}")
     return value

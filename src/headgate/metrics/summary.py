@@ -1,4 +1,9 @@
-"""The numbers that describe one run."""
+"""The summary of a run: outcomes, latencies, costs and fairness, in total and by group.
+
+Percentiles are by nearest rank, on integers: percentile p of n values is the ceil(p n / 100)-th
+smallest of them, so that it is always a value that was observed, never an interpolation. Ranks are
+computed from whole per mille, because `ceil(0.07 * 100)` is 8 in floating point.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +19,8 @@ from headgate.core.clock import MILLISECOND_NS, NEVER_NS, SECOND_NS
 from headgate.core.states import OUTCOME_NAMES, Outcome
 from headgate.metrics.columns import Int32, Int64, RequestColumns, ResourceUse, RunColumns
 
-# Percentiles by nearest rank, on integers, and the fairness index of Jain.
-#
-# The nearest-rank percentile p of n values is the ceil(p n / 100)-th smallest of them: always a
-# value that was observed, never a blend of two. Ranks are computed from whole per mille, because
-# `ceil(0.07 * 100)` is 8 in floating point.
+_ADMITTED: Final = ("met", "late", "expired", "failed")
+_CHUNK_ROWS = 1 << 16  # temporaries of a chunk fit into the cache: faster, and little memory
 
 
 def nearest_rank(
@@ -41,10 +43,10 @@ def nearest_rank(
 
 
 def jain(values: Sequence[float]) -> float:
-    """Return Jain's index of how evenly `values` (none negative) are spread: 1/n to 1.
+    """Return Jain's fairness index of `values`, none of them negative: from 1/n to 1.
 
-    1 means that all are equal, 1/n that one has everything. Nothing, or all zeros, is even: 1.
-    (Jain, Chiu, Hawe: A Quantitative Measure of Fairness, 1984.)
+    1 means that all are equal, 1/n that one has everything. No values, or zeros alone, count as
+    equal: 1. (Jain, Chiu, Hawe: A Quantitative Measure of Fairness, 1984.)
 
     >>> jain([2.0, 2.0]), jain([1.0, 0.0])
     (1.0, 0.5)
@@ -58,15 +60,9 @@ def jain(values: Sequence[float]) -> float:
     return min(1.0, float(shares.sum() ** 2 / (len(shares) * (shares * shares).sum())))
 
 
-# The same few numbers per client and per pipeline: who was served how well.
-
-
-_CHUNK_ROWS = 1 << 16  # the temporaries of a chunk fit the cache: faster, and no memory to speak of
-
-
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """How the requests of one client, or of one pipeline, fared. Not a number: nothing to count."""
+    """The summary of one client or of one pipeline. NaN where there was nothing to count."""
 
     name: str
     requests: int
@@ -74,7 +70,7 @@ class GroupSummary:
     slo_attainment: float  # MET over everything but CANCELLED
     mean_wait_ms: float  # of the requests that started
     p99_ms: float  # latency of the answered requests
-    service_share: float  # of all the time between start and finish, how much was this group's
+    service_share: float  # this group's part of all time between start and finish
     # Mean of service / latency: the reciprocal of the slowdown, and 0 for a request that was
     # never answered, so that starving a group cannot look like serving it well.
     pace: float
@@ -83,7 +79,7 @@ class GroupSummary:
 def group_summaries(
     requests: RequestColumns, group: Int32, names: tuple[str, ...], latency_ns: Int64
 ) -> tuple[GroupSummary, ...]:
-    """Return one row per name; `group` holds, per request, an index into `names`.
+    """Return one summary per name; `group` holds, per request, an index into `names`.
 
     `latency_ns` is `latencies_ns(requests)`: computed once, used for several groupings.
     """
@@ -135,7 +131,7 @@ class _Sums:
     """Sums per group."""
 
     requests: NDArray[np.float64]
-    counted: NDArray[np.float64]  # all but the cancelled ones
+    counted: NDArray[np.float64]  # all except the cancelled requests
     met: NDArray[np.float64]
     started: NDArray[np.float64]
     wait_ns: NDArray[np.float64]
@@ -153,7 +149,7 @@ def _sum_by_group(requests: RequestColumns, group: Int32, n: int) -> _Sums:
         service_ns = finished_ns - started_ns
         latency_ns = finished_ns - arrival_ns
         answered = outcome <= Outcome.LATE
-        # An answer in no time at all was as quick as can be; the maximum avoids 0 / 0.
+        # A latency of 0 has the best pace, 1; the maximum avoids 0 / 0.
         pace = np.where(latency_ns > 0, service_ns / np.maximum(latency_ns, 1), 1.0)
         sums.requests += np.bincount(key, minlength=n)
         sums.counted += np.bincount(key, outcome != Outcome.CANCELLED, n)
@@ -169,12 +165,12 @@ def _p99_ms(latency_ns: Int64) -> float:
     return nearest_rank(latency_ns, (990,))[0] / MILLISECOND_NS if len(latency_ns) else nan
 
 
-def _differences(later_ns: Int64, earlier_ns: Int64, chosen: NDArray[np.bool_]) -> Int64:
-    """Return later - earlier of the chosen rows, without whole columns in between."""
-    differences_ns = np.empty(np.count_nonzero(chosen), dtype=np.int64)
+def _differences(later_ns: Int64, earlier_ns: Int64, mask: NDArray[np.bool_]) -> Int64:
+    """Return later - earlier of the masked rows, without whole temporary columns."""
+    differences_ns = np.empty(np.count_nonzero(mask), dtype=np.int64)
     filled = 0
-    for rows in _chunks(len(chosen)):
-        chunk_ns = (later_ns[rows] - earlier_ns[rows])[chosen[rows]]
+    for rows in _chunks(len(mask)):
+        chunk_ns = (later_ns[rows] - earlier_ns[rows])[mask[rows]]
         differences_ns[filled : filled + len(chunk_ns)] = chunk_ns
         filled += len(chunk_ns)
     return differences_ns
@@ -189,12 +185,9 @@ def _ratio(part: float, whole: float, *, empty: float) -> float:
     return float(part / whole) if whole else empty
 
 
-_ADMITTED: Final = ("met", "late", "expired", "failed")
-
-
 @dataclass(frozen=True, slots=True)
 class ResourceSummary:
-    """What one node, or one serverless pool, did and cost."""
+    """The utilisation and the cost of one node, or of one serverless pool."""
 
     name: str
     pool: str
@@ -209,10 +202,10 @@ class ResourceSummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One run in numbers.
+    """The summary of one run.
 
-    Shares are 0 to 1. A latency or cost with nothing to count is not a number (null in JSON).
-    Percentiles are by nearest rank, so each is a latency that some request really had.
+    Shares are 0 to 1. A latency or a cost with nothing to count is NaN (null in JSON). Percentiles
+    are by nearest rank, so each is the latency of some request.
     """
 
     requests: int
@@ -222,15 +215,15 @@ class Summary:
     expired: int
     failed: int
     cancelled: int
-    slo_attainment: float  # MET over everything but CANCELLED; 1 when nothing counts
-    admitted_kept: float  # MET over everything admitted and not cancelled; 1 when nothing counts
+    slo_attainment: float  # MET over everything but CANCELLED; 1 if there is nothing to count
+    admitted_kept: float  # MET over everything admitted and not cancelled; 1 if there is none
 
     window_ms: float
     makespan_ms: float  # from the first arrival until the last request was settled
-    goodput_rps: float  # MET answers that finished inside the window, per second of window
-    throughput_rps: float  # the same for all answers, in time or late
+    goodput_rps: float  # MET responses that finished inside the window, per second of window
+    throughput_rps: float  # the same for all responses, in time or late
 
-    mean_ms: float  # latency, from arrival to answer, of the answered requests
+    mean_ms: float  # latency, from arrival to response, of the answered requests
     p50_ms: float
     p90_ms: float
     p99_ms: float
@@ -243,13 +236,13 @@ class Summary:
     cold_request_share: float  # of the requests that started
     utilisation: float  # all busy time over all up time
 
-    cost_usage_usd: float  # paying only for what ran
-    cost_allocation_usd: float  # paying for what was held, idle or not
-    cost_usd: float  # the allocation: idle hardware is not free
+    cost_usage_usd: float  # cost of the busy time alone
+    cost_allocation_usd: float  # cost of everything that was held, idle or not
+    cost_usd: float  # the cost of the allocation: idle hardware is not free
     cost_per_1000_met_usd: float
 
-    # Jain's index over the clients' mean pace (see `GroupSummary.pace`): service per time in the
-    # system does not depend on how much a client asks for, as attained service would.
+    # Jain's index over the clients' mean pace (see `GroupSummary.pace`). Service per time in the
+    # system does not depend on the number of requests of a client, as attained service does.
     fairness: float
 
     clients: tuple[GroupSummary, ...]
@@ -257,20 +250,20 @@ class Summary:
     resources: tuple[ResourceSummary, ...]
 
     def to_json(self) -> dict[str, object]:
-        """Return plain dicts, lists and numbers; what is not a number becomes null."""
-        return {key: _plain(value) for key, value in asdict(self).items()}
+        """Return dicts, lists and numbers; NaN and infinity become null."""
+        return {key: _json_value(value) for key, value in asdict(self).items()}
 
 
 def summarise(run: RunColumns) -> Summary:
-    """Condense a run. Linear in its rows; needs less extra memory than the columns take."""
+    """Return the summary of a run. Linear in its rows; needs less memory than the columns take."""
     requests, resources = run.requests, run.resources
     counts = dict(zip(OUTCOME_NAMES, count_outcomes(requests), strict=True))
     met, admitted = counts["met"], sum(counts[name] for name in _ADMITTED)
     latency_ns = latencies_ns(requests)
     clients = group_summaries(requests, requests.client, run.clients, latency_ns)
     pipelines = group_summaries(requests, requests.pipeline, run.pipelines, latency_ns)
-    mean_ms, p50_ms, p90_ms, p99_ms, p999_ms = _spread_ms(latency_ns, (500, 900, 990, 999))
-    mean_wait_ms, p99_wait_ms = _spread_ms(waits_ns(requests), (990,))
+    mean_ms, p50_ms, p90_ms, p99_ms, p999_ms = _statistics_ms(latency_ns, (500, 900, 990, 999))
+    mean_wait_ms, p99_wait_ms = _statistics_ms(waits_ns(requests), (990,))
     allocation_usd = sum(resource.allocation_usd for resource in resources)
     return Summary(
         requests=len(requests),
@@ -305,14 +298,14 @@ def summarise(run: RunColumns) -> Summary:
 
 def count_outcomes(requests: RequestColumns) -> tuple[int, ...]:
     """Return how many requests ended in each outcome, in the order of `OUTCOME_NAMES`."""
-    # One comparison per outcome reads a byte a row; counting with bincount would widen to int64.
+    # One comparison per outcome reads a byte per row; bincount would convert all to int64.
     return tuple(
         int(np.count_nonzero(requests.outcome == outcome)) for outcome in range(len(OUTCOME_NAMES))
     )
 
 
-def _spread_ms(values_ns: Int64, per_mille: Sequence[int]) -> tuple[float, ...]:
-    """Return the mean, then the percentiles. Puts its argument out of order."""
+def _statistics_ms(values_ns: Int64, per_mille: Sequence[int]) -> tuple[float, ...]:
+    """Return the mean, then the percentiles. Reorders its argument in place."""
     if not len(values_ns):
         return (nan,) * (1 + len(per_mille))
     mean_ms = float(values_ns.mean()) / MILLISECOND_NS
@@ -321,7 +314,7 @@ def _spread_ms(values_ns: Int64, per_mille: Sequence[int]) -> tuple[float, ...]:
 
 
 def _rate_in_window(run: RunColumns, worst_outcome: int) -> float:
-    """Return the requests per second that finished in the window, as well as that or better."""
+    """Return the rate of requests that finished in the window with this outcome or a better one."""
     if run.window_ns <= 0:
         return 0.0
     requests = run.requests
@@ -364,11 +357,11 @@ def _share(part: float, whole: float, *, empty: float) -> float:
     return part / whole if whole else empty
 
 
-def _plain(value: object) -> object:
+def _json_value(value: object) -> object:
     if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
+        return {key: _json_value(inner) for key, inner in value.items()}
     if isinstance(value, tuple | list):
-        return [_plain(inner) for inner in value]
+        return [_json_value(inner) for inner in value]
     if isinstance(value, float) and not isfinite(value):
         return None
     return value

@@ -1,6 +1,7 @@
-"""Numbers laid out as text: one sheet for the terminal and for the HTML report alike.
+"""Formatted tables of summaries, for the terminal and for the HTML report.
 
-A column has one unit and one number of decimals, so that its values can be compared at a glance.
+A `ReportTable` holds formatted cells; `TableView` prints one with rich. A column has one unit and
+one number of decimals, so that its values can be compared at a glance.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from headgate.metrics.summary import GroupSummary, ResourceSummary, Summary
 
 Quantity = Literal["text", "count", "share", "time_ms", "rate", "usd", "index"]
 MISSING: Final = "-"
+_GAP: Final = 2  # blanks between two columns
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column, already formatted. `unit` may be empty."""
+    """One formatted column. `unit` may be empty."""
 
     title: str
     unit: str
@@ -46,8 +48,8 @@ class ReportTable:
         return tuple(zip(*(column.cells for column in self.columns), strict=True))
 
 
-def comparison_sheet(rows: Sequence[tuple[str, Summary]]) -> ReportTable:
-    """Return one row per labelled run, with the numbers that decide between policies."""
+def comparison_table(rows: Sequence[tuple[str, Summary]]) -> ReportTable:
+    """Return one row per labelled run, with the numbers by which policies are compared."""
     summaries = [summary for _, summary in rows]
     return ReportTable(
         "Comparison",
@@ -66,11 +68,10 @@ def comparison_sheet(rows: Sequence[tuple[str, Summary]]) -> ReportTable:
     )
 
 
-def headline_sheet(summary: Summary) -> ReportTable:
-    """Return one run as a list: name, value, unit."""
+def summary_table(summary: Summary) -> ReportTable:
+    """Return one run as rows of name, value and unit."""
     columns = [
-        format_column(title, quantity, [value])
-        for title, quantity, value in _headline_rows(summary)
+        format_column(title, quantity, [value]) for title, quantity, value in _summary_rows(summary)
     ]
     return ReportTable(
         "Summary",
@@ -82,7 +83,7 @@ def headline_sheet(summary: Summary) -> ReportTable:
     )
 
 
-def group_sheet(title: str, rows: Sequence[GroupSummary]) -> ReportTable:
+def group_table(title: str, rows: Sequence[GroupSummary]) -> ReportTable:
     """Return one row per client or per pipeline."""
     return ReportTable(
         title,
@@ -97,7 +98,7 @@ def group_sheet(title: str, rows: Sequence[GroupSummary]) -> ReportTable:
     )
 
 
-def resource_sheet(rows: Sequence[ResourceSummary]) -> ReportTable:
+def resource_table(rows: Sequence[ResourceSummary]) -> ReportTable:
     """Return one row per node or serverless pool."""
     return ReportTable(
         "Resources",
@@ -116,7 +117,7 @@ def resource_sheet(rows: Sequence[ResourceSummary]) -> ReportTable:
 
 
 def format_column(title: str, quantity: Quantity, values: Sequence[float | str]) -> Column:
-    """Format values of one quantity alike, in the unit that suits them.
+    """Format values of one quantity with the same unit and the same number of decimals.
 
     >>> column = format_column("wait", "time_ms", [0.5, 12.25, math.nan])
     >>> column.unit, column.cells
@@ -133,7 +134,7 @@ def format_column(title: str, quantity: Quantity, values: Sequence[float | str])
 
 
 def format_value(quantity: Quantity, value: float) -> str:
-    """Format one number with its unit, as in running text.
+    """Format one number with its unit.
 
     >>> format_value("share", 0.98765), format_value("usd", 1234.5), format_value("time_ms", 0.02)
     ('98.77 %', '$1,234.50', '20.0 µs')
@@ -146,7 +147,7 @@ def format_value(quantity: Quantity, value: float) -> str:
 
 
 def _unit(quantity: Quantity, largest: float) -> tuple[str, float]:
-    """Return the unit to show, and what to multiply by to get there."""
+    """Return the unit to print, and the factor that converts values to it."""
     if quantity == "time_ms":
         if largest < 1.0:
             return ("µs", 1000.0) if largest else ("ms", 1.0)
@@ -156,7 +157,7 @@ def _unit(quantity: Quantity, largest: float) -> tuple[str, float]:
 
 
 def _decimals(quantity: Quantity, sizes: Sequence[float]) -> int:
-    """Return enough decimals to tell the values apart: three digits of the largest at least."""
+    """Return the number of decimals: at least three significant digits of the largest value."""
     if quantity in ("share", "index"):
         return 2 if quantity == "share" else 3
     if quantity == "count" or not sizes:
@@ -167,7 +168,7 @@ def _decimals(quantity: Quantity, sizes: Sequence[float]) -> int:
     return min(wanted, 6 if quantity == "usd" else 3)
 
 
-def _headline_rows(s: Summary) -> tuple[tuple[str, Quantity, float], ...]:
+def _summary_rows(s: Summary) -> tuple[tuple[str, Quantity, float], ...]:
     return (
         ("requests", "count", s.requests),
         ("met", "count", s.met),
@@ -199,51 +200,45 @@ def _headline_rows(s: Summary) -> tuple[tuple[str, Quantity, float], ...]:
     )
 
 
-# Tables for the terminal.
-
-
-_GAP: Final = 2  # blanks between two columns
-
-
 class TableView:
-    """A sheet that any rich console can print, whatever its width.
+    """A table that a rich console of any width can print.
 
-    Columns that do not fit are printed below, beside the first column again: nothing is cut off.
+    Columns that do not fit are printed below, with the first column repeated: nothing is cut off.
     """
 
-    def __init__(self, sheet: ReportTable, title: str = "") -> None:
-        self._sheet = sheet
+    def __init__(self, table: ReportTable, title: str = "") -> None:
+        self._table = table
         self._title = title
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the title and as many tables as the width asks for."""
+        """Yield the title and as many tables as the width requires."""
         if self._title:
             yield Text(self._title, style="bold")
-        for columns in _blocks(self._sheet.columns, options.max_width):
+        for columns in _blocks(self._table.columns, options.max_width):
             yield _rich_table(columns)
             yield ""
 
 
-def summary_table(rows: Sequence[tuple[str, Summary]]) -> TableView:
-    """Return a list for one run, or one row per run for several."""
+def summary_view(rows: Sequence[tuple[str, Summary]]) -> TableView:
+    """Return name, value and unit for one run, or one row per run for several."""
     if len(rows) == 1:
         label, summary = rows[0]
-        return TableView(headline_sheet(summary), label)
-    return TableView(comparison_sheet(rows))
+        return TableView(summary_table(summary), label)
+    return TableView(comparison_table(rows))
 
 
-def group_table(title: str, rows: Sequence[GroupSummary]) -> TableView:
+def group_view(title: str, rows: Sequence[GroupSummary]) -> TableView:
     """Return one row per client or pipeline."""
-    return TableView(group_sheet(title, rows), title)
+    return TableView(group_table(title, rows), title)
 
 
-def resource_table(rows: Sequence[ResourceSummary]) -> TableView:
+def resource_view(rows: Sequence[ResourceSummary]) -> TableView:
     """Return one row per node or serverless pool."""
-    return TableView(resource_sheet(rows), "Resources")
+    return TableView(resource_table(rows), "Resources")
 
 
 def render(*tables: TableView, is_terminal: bool = False, width: int = 10_000) -> str:
-    """Return the tables as text, without colour unless it goes to a terminal."""
+    """Return the tables as text, coloured only if `is_terminal`."""
     console = Console(
         file=StringIO(), force_terminal=is_terminal, no_color=not is_terminal, width=width
     )
@@ -266,7 +261,7 @@ def _blocks(columns: Sequence[Column], width: int) -> Iterator[list[Column]]:
 
 
 def _rich_table(columns: Sequence[Column]) -> Table:
-    """Return a rich table; its text is shown as it is, never read as markup."""
+    """Return a rich table; cells are printed verbatim, never interpreted as markup."""
     table = Table(
         box=box.SIMPLE_HEAD,
         show_edge=False,

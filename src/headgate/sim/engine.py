@@ -1,15 +1,17 @@
-"""The engine: takes what is due, tells the Scheduler, and does what it says.
+"""The simulation engine: a discrete-event loop that drives one or more Schedulers.
 
-A driver of the seam, and a small one: no decision is made here. At one instant things happen in
-the order completions, arrivals, timers, and among equals in the order they came about. Open-loop
-arrivals come from presorted columns; everything else is on the agenda. A run ends when nothing is
-left to happen, so every request has been settled or something is wrong (and the checkers say so).
+The engine pops the next item, gives the resulting event to a Scheduler and carries out the actions
+that the Scheduler returns. It takes no decision of its own. Items at the same instant are processed
+in the order completions, arrivals, timers, and within one rank in the order of insertion. Open-loop
+arrivals are read from sorted columns; everything else is on the event queue. A run ends when no
+request is open and no client has anything left to do, or at a time limit: if a request is open at
+the end, something is wrong, and the checkers (`headgate.sim.checkers`) report it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop
 from typing import final
 
@@ -66,15 +68,15 @@ from headgate.sim.event_queue import (
 )
 from headgate.sim.faas import KeepWarmTick, SimFaasPlatform, SimInvocation
 from headgate.sim.ground_truth import GroundTruth
-from headgate.sim.interfaces import FaultAction, Observer, SimClient
-from headgate.sim.node import RESTART_NS, EventInTransit, NodeJob, Restart, SimNode, Wake
+from headgate.sim.interfaces import Observer, SimClient
+from headgate.sim.node import RESTART_NS, EventInTransit, IdleCheck, NodeJob, Restart, SimNode
 from headgate.sim.recorder import Recorder
 from headgate.sim.shared_pools import SharedPools
 
 
 @final
 class Engine:
-    """One run. Build it, `run()` it once, read the recorder."""
+    """One simulation run: build it, call `run()` once, then read the recorder."""
 
     def __init__(
         self,
@@ -82,9 +84,9 @@ class Engine:
         schedulers: list[Scheduler],
         nodes: list[SimNode],
         platforms: dict[int, SimFaasPlatform],
-        agenda: EventQueue,
+        queue: EventQueue,
         recorder: Recorder,
-        feed: ArrivalCursor,
+        cursor: ArrivalCursor,
         truth: GroundTruth,
         *,
         clients: Sequence[SimClient] = (),
@@ -98,45 +100,43 @@ class Engine:
         self.schedulers = schedulers
         self.nodes = nodes
         self.platforms = platforms  # by pool id
-        self.agenda = agenda
+        self.queue = queue
         self.recorder = recorder
         self.truth = truth  # faults may change it
-        self.killers: set[int] = set()  # requests whose tasks end the node that runs them
+        self.poisonous_requests: set[int] = set()  # a node that runs one of these crashes
         self.now_ns = 0
-        self._feed = feed
+        self._cursor = cursor
         self._clients = clients
         self._observer = observer
         self._peers = len(schedulers)
         self._decision_ns = decision_ns
         self._work_unit_ns = work_unit_ns
-        self._thinking_takes_time = decision_ns > 0 or work_unit_ns > 0
+        self._has_decision_cost = decision_ns > 0 or work_unit_ns > 0
         self._network_ns = [pool.network_ns for pool in app.pools]
         self._is_direct = self._peers == 1 and not any(self._network_ns)
         self._free_at_ns = [0] * self._peers
         self._inboxes: list[deque[Event]] = [deque() for _ in schedulers]
         self._limit_ns = limit_ns
-        self._survives_faults = survives_faults  # of policies, as a live gateway does
+        self._survives_faults = survives_faults  # continue after a PolicyError, as live
         self._timers: list[dict[TimerKey, int]] = [{} for _ in schedulers]
         self._token = 0
-        self._expected = 0  # submissions and clients on the agenda
+        self._pending_clients = 0  # `Submission` and `ClientDue` items on the queue
         self._senders: dict[int, SimClient] = {}
-        self._shared = SharedPools(app, nodes, agenda)
+        self._shared = SharedPools(app, nodes, queue)
         self._variant_of: dict[int, int] = {}  # instance id -> variant id, where pools are shared
 
-    # --- the loop ------------------------------------------------------------------------------
-
     def run(self) -> None:
-        """Let everything happen."""
+        """Run to the end: until every request has ended and no client is left, or the limit."""
         for node in self.nodes:
             self.join(0, node)
         for sender in self._clients:
             sender.on_start(self)
-        heap = self.agenda.heap
-        feed = self._feed
-        while feed.read():
-            # A plain zip: a compiled build makes no tuples of it.
+        heap = self.queue.heap
+        cursor = self._cursor
+        while cursor.read():
+            # zip without `strict`: mypyc compiles this form to a loop that builds no tuples.
             for arrival_ns, pipeline, client, items in zip(  # noqa: B905
-                feed.times, feed.pipelines, feed.clients, feed.items
+                cursor.times, cursor.pipelines, cursor.clients, cursor.items
             ):
                 while heap:
                     first = heap[0]
@@ -144,20 +144,20 @@ class Engine:
                     if at_ns >= arrival_ns and (at_ns > arrival_ns or first[1] > Rank.ARRIVAL):
                         break
                     self.now_ns = at_ns
-                    self._happen(at_ns, heappop(heap)[3])
+                    self._process(at_ns, heappop(heap)[3])
                 self.now_ns = arrival_ns
-                self._submit_now(arrival_ns, pipeline, client, items)
-        while heap and not self._is_over(heap[0][0]):
-            at_ns, _, _, what = heappop(heap)
+                self._admit(arrival_ns, pipeline, client, items)
+        while heap and not self._is_finished(heap[0][0]):
+            at_ns, _, _, item = heappop(heap)
             self.now_ns = at_ns
-            self._happen(at_ns, what)
+            self._process(at_ns, item)
 
-    def _is_over(self, next_ns: int) -> bool:
+    def _is_finished(self, next_ns: int) -> bool:
         recorder = self.recorder
-        is_idle = recorder.count == recorder.ended and self._expected == 0
+        is_idle = recorder.count == recorder.ended and self._pending_clients == 0
         return is_idle or next_ns > self._limit_ns
 
-    def _submit_now(self, now_ns: int, pipeline: int, client: int, items: int) -> None:
+    def _admit(self, now_ns: int, pipeline: int, client: int, items: int) -> None:
         recorder = self.recorder
         request_id = recorder.count
         recorder.count = request_id + 1
@@ -165,211 +165,218 @@ class Engine:
             recorder.arrived(now_ns, pipeline, client)
         index = 0 if self._peers == 1 else self._scheduler_of_request(request_id)
         event = RequestArrived(request_id, pipeline, client, items)
-        if self._thinking_takes_time:  # a deadline counts from now, not from when it is heard of
+        # The event may wait in the Scheduler's inbox; the deadline counts from the arrival.
+        if self._has_decision_cost:
             event.deadline_ns = self.app.pipelines[pipeline].slo.deadline_ns(now_ns)
-        self.tell(now_ns, index, event)
+        self.handle_event(now_ns, index, event)
 
     def _scheduler_of_request(self, request_id: int) -> int:
-        """What stands in front of the gateways spreads requests evenly, and not in lockstep."""
+        """Return the Scheduler that receives a request: a hash, as of a load balancer.
+
+        Round robin would send every n-th request of a periodic workload to the same Scheduler.
+        """
         return (request_id * 2_654_435_761 >> 16) % self._peers
 
-    def _happen(self, now_ns: int, what: QueueItem) -> None:
-        if isinstance(what, NodeJob):
-            if self.killers and what.ends_ns == now_ns and self._kills(what.order):
-                self._die(now_ns, what.node)
+    def _process(self, now_ns: int, item: QueueItem) -> None:
+        if isinstance(item, NodeJob):
+            if (
+                self.poisonous_requests
+                and item.ends_ns == now_ns
+                and self._is_poisoned(item.action)
+            ):
+                self._kill_node(now_ns, item.node)
                 return
-            event = what.node.end_job(now_ns, what)
+            event = item.node.end_job(now_ns, item)
             if self._is_direct and isinstance(event, BatchFinished):
-                self.tell(now_ns, 0, event)
+                self.handle_event(now_ns, 0, event)
             elif event is not None:
-                self._reported(now_ns, event, what.node.pool.network_ns)
-        elif isinstance(what, SimInvocation):
-            platform = what.platform
-            self._reported(now_ns, platform.end(now_ns, what), platform.pool.network_ns)
-        elif isinstance(what, TimerDue):
-            timers = self._timers[what.scheduler]
-            if timers.get(what.key) == what.token:
-                del timers[what.key]
-                self.tell(now_ns, what.scheduler, TimerFired(what.key))
-        elif isinstance(what, EventInTransit):
-            self._deliver(now_ns, what.event)
-        elif isinstance(what, ActionInTransit):
-            self._carry_out(now_ns, what.scheduler, what.action)
+                self._deliver_after_network(now_ns, event, item.node.pool.network_ns)
+        elif isinstance(item, SimInvocation):
+            platform = item.platform
+            self._deliver_after_network(
+                now_ns, platform.complete(now_ns, item), platform.pool.network_ns
+            )
+        elif isinstance(item, TimerDue):
+            timers = self._timers[item.scheduler]
+            if timers.get(item.key) == item.token:
+                del timers[item.key]
+                self.handle_event(now_ns, item.scheduler, TimerFired(item.key))
+        elif isinstance(item, EventInTransit):
+            self._deliver(now_ns, item.event)
+        elif isinstance(item, ActionInTransit):
+            self._execute(now_ns, item.scheduler, item.action)
         else:
-            self._happen_rarely(now_ns, what)
+            self._process_rare(now_ns, item)
 
-    def _happen_rarely(self, now_ns: int, what: QueueItem) -> None:
-        if isinstance(what, Submission):
-            self._expected -= 1
-            if what.sender is not None:
-                self._senders[self.recorder.count] = what.sender
-                what.sender.on_arrived(self, now_ns, self.recorder.count)
-            self._submit_now(now_ns, what.pipeline, what.client, what.items)
-        elif isinstance(what, ClientDue):
-            self._expected -= 1
-            what.client.on_wake(self, now_ns)
-        elif isinstance(what, Cancellation):
-            index = self._scheduler_of_request(what.request_id)
-            self.tell(now_ns, index, RequestCancelled(what.request_id))
-        elif isinstance(what, Wake):
-            what.node.wake(now_ns, what.instance_id)
-        elif isinstance(what, Inbox):
-            self._think(now_ns, what.scheduler, self._inboxes[what.scheduler].popleft())
-            if self._inboxes[what.scheduler]:
-                self.agenda.push(self._free_at_ns[what.scheduler], Rank.COMPLETION, what)
-        elif isinstance(what, DelayedAction):
-            self._perform(now_ns, what.scheduler, what.action)
-        elif isinstance(what, KeepWarmTick):
-            what.platform.awaken(now_ns, what)
-        elif isinstance(what, FaultDue):
-            what.trouble.apply(self, now_ns)
-        elif isinstance(what, Restart):
-            self.join(now_ns, what.node)
+    def _process_rare(self, now_ns: int, item: QueueItem) -> None:
+        if isinstance(item, Submission):
+            self._pending_clients -= 1
+            if item.sender is not None:
+                self._senders[self.recorder.count] = item.sender
+                item.sender.on_arrived(self, now_ns, self.recorder.count)
+            self._admit(now_ns, item.pipeline, item.client, item.items)
+        elif isinstance(item, ClientDue):
+            self._pending_clients -= 1
+            item.client.on_wake(self, now_ns)
+        elif isinstance(item, Cancellation):
+            index = self._scheduler_of_request(item.request_id)
+            self.handle_event(now_ns, index, RequestCancelled(item.request_id))
+        elif isinstance(item, IdleCheck):
+            item.node.on_idle_timeout(now_ns, item.instance_id)
+        elif isinstance(item, Inbox):
+            self._decide(now_ns, item.scheduler, self._inboxes[item.scheduler].popleft())
+            if self._inboxes[item.scheduler]:
+                self.queue.push(self._free_at_ns[item.scheduler], Rank.COMPLETION, item)
+        elif isinstance(item, DelayedAction):
+            self._send_action(now_ns, item.scheduler, item.action)
+        elif isinstance(item, KeepWarmTick):
+            item.platform.on_keep_warm_tick(now_ns, item)
+        elif isinstance(item, FaultDue):
+            item.apply(now_ns)
+        elif isinstance(item, Restart):
+            self.join(now_ns, item.node)
         else:
-            raise DriverError(f"nothing is known about {type(what).__name__}")
+            raise DriverError(f"unknown kind of queue item: {type(item).__name__}")
 
-    # --- to the Schedulers ---------------------------------------------------------------------
-
-    def _reported(self, now_ns: int, event: Event, network_ns: int) -> None:
+    def _deliver_after_network(self, now_ns: int, event: Event, network_ns: int) -> None:
         if network_ns:
-            self.agenda.push(now_ns + network_ns, Rank.COMPLETION, EventInTransit(event))
+            self.queue.push(now_ns + network_ns, Rank.COMPLETION, EventInTransit(event))
         else:
             self._deliver(now_ns, event)
 
     def _deliver(self, now_ns: int, event: Event) -> None:
-        """Tell whom it concerns: the sender of a batch, or everybody about instances."""
+        """Send a batch's event to the Scheduler that dispatched it, an instance's to all."""
         if isinstance(event, BatchFinished | BatchFailed | BatchRefused | BatchLost):
-            self.tell(now_ns, event.batch_id % self._peers, event)
+            self.handle_event(now_ns, event.batch_id % self._peers, event)
             return
         assert isinstance(event, InstanceStarted | InstanceStopped | WeightsLoaded | WeightsEvicted)
         owner = event.instance_id % self._peers
         if isinstance(event, InstanceStarted):
             if event.instance_id not in self.nodes[event.node_id].backend.instances:
-                return  # the node has crashed since, and everybody was told
-            self._shared.started(event.instance_id)
+                return  # the node has crashed since, and every Scheduler knows
+            self._shared.on_started(event.instance_id)
         elif isinstance(event, InstanceStopped):
-            self._shared.stopped(now_ns, event.instance_id)
+            self._shared.on_stopped(now_ns, event.instance_id)
         for index in range(self._peers):
             if index == owner or not isinstance(event, InstanceStarted):
-                self.tell(now_ns, index, event)
+                self.handle_event(now_ns, index, event)
             else:
                 variant_id = self._variant_of[event.instance_id]
                 appeared = InstanceAppeared(event.instance_id, variant_id, event.node_id)
-                self.tell(now_ns, index, appeared)
+                self.handle_event(now_ns, index, appeared)
 
-    def tell(self, now_ns: int, index: int, event: Event) -> None:
-        """Feed one Scheduler one event and carry out what it says."""
-        if self._thinking_takes_time:
-            self._tell_a_thinker(now_ns, index, event)
+    def handle_event(self, now_ns: int, index: int, event: Event) -> None:
+        """Give one Scheduler one event and carry out the actions it returns."""
+        if self._has_decision_cost:
+            self._handle_with_decision_cost(now_ns, index, event)
             return
         try:
             actions = self.schedulers[index].handle(now_ns, event)
         except PolicyError as error:
-            actions = self._actions_of(error)
+            actions = self._actions_after(error)
         if self._observer is not None:
             self._observer.on_event(now_ns, index, event, actions)
         for action in actions:
             if isinstance(action, Settle):
                 self.recorder.settled(now_ns, action.request_id, action.outcome)
                 if self._senders:
-                    self._answer(now_ns, action)
+                    self._notify_sender(now_ns, action)
             elif self._is_direct and isinstance(action, Dispatch) and action.node_id is not None:
-                self.nodes[action.node_id].take_batch(now_ns, action)
+                self.nodes[action.node_id].execute_batch(now_ns, action)
             else:
-                self._perform(now_ns, index, action)
+                self._send_action(now_ns, index, action)
 
-    def _actions_of(self, error: PolicyError) -> list[Action]:
-        """What is to be done after a fault of a policy, if the run is to go on after one."""
+    def _actions_after(self, error: PolicyError) -> list[Action]:
+        """Return the actions to carry out after a policy failed, or raise its error again."""
         if not self._survives_faults:
             raise error
         return [action for action in error.actions if isinstance(action, Action)]
 
-    def _tell_a_thinker(self, now_ns: int, index: int, event: Event) -> None:
-        """Events wait in line: none overtakes another, even at the instant the thinking ends."""
+    def _handle_with_decision_cost(self, now_ns: int, index: int, event: Event) -> None:
+        """Handle an event now, or queue it while the Scheduler is busy with a decision.
+
+        Events are handled first come, first served, also at the instant at which a decision ends.
+        """
         inbox = self._inboxes[index]
         if inbox:
             inbox.append(event)
         elif now_ns < self._free_at_ns[index]:
             inbox.append(event)
-            self.agenda.push(self._free_at_ns[index], Rank.COMPLETION, Inbox(index))
+            self.queue.push(self._free_at_ns[index], Rank.COMPLETION, Inbox(index))
         else:
-            self._think(now_ns, index, event)
+            self._decide(now_ns, index, event)
 
-    def _think(self, now_ns: int, index: int, event: Event) -> None:
+    def _decide(self, now_ns: int, index: int, event: Event) -> None:
         scheduler = self.schedulers[index]
         work = scheduler.work
         try:
             actions = scheduler.handle(now_ns, event)
         except PolicyError as error:
-            actions = self._actions_of(error)
+            actions = self._actions_after(error)
         if self._observer is not None:
             self._observer.on_event(now_ns, index, event, actions)
         cost_ns = self._decision_ns + (scheduler.work - work) * self._work_unit_ns
         if isinstance(event, RequestAnnounced):
-            cost_ns = 0  # that was thought before the run
+            cost_ns = 0  # announcements precede the run, and so does the work they cause
         done_ns = now_ns + cost_ns
         self._free_at_ns[index] = done_ns
         for action in actions:
-            self.agenda.push(done_ns, Rank.COMPLETION, DelayedAction(index, action))
+            self.queue.push(done_ns, Rank.COMPLETION, DelayedAction(index, action))
 
-    # --- from the Schedulers -------------------------------------------------------------------
-
-    def _perform(self, now_ns: int, index: int, action: Action) -> None:
-        """Carry an action out, after the time the network takes."""
+    def _send_action(self, now_ns: int, index: int, action: Action) -> None:
+        """Carry out an action, after the network delay of its pool."""
         if isinstance(action, Dispatch):
             if self._network_ns[action.pool_id]:
                 at_ns = now_ns + self._network_ns[action.pool_id]
-                self.agenda.push(at_ns, Rank.COMPLETION, ActionInTransit(index, action))
+                self.queue.push(at_ns, Rank.COMPLETION, ActionInTransit(index, action))
             elif action.node_id is not None:
-                self.nodes[action.node_id].take_batch(now_ns, action)
+                self.nodes[action.node_id].execute_batch(now_ns, action)
             else:
-                self.platforms[action.pool_id].take(now_ns, action)
+                self.platforms[action.pool_id].invoke(now_ns, action)
         elif isinstance(action, SetTimer):
             self._token += 1
             self._timers[index][action.key] = self._token
             due = TimerDue(index, action.key, self._token)
-            self.agenda.push(max(now_ns, action.at_ns), Rank.TIMER, due)
+            self.queue.push(max(now_ns, action.at_ns), Rank.TIMER, due)
         elif isinstance(action, CancelTimer):
             self._timers[index].pop(action.key, None)
         elif isinstance(action, Settle):
             self.recorder.settled(now_ns, action.request_id, action.outcome)
-            self._answer(now_ns, action)
+            self._notify_sender(now_ns, action)
         elif isinstance(action, KeepWarm):
             self.platforms[action.pool_id].keep_warm(now_ns, action)
-        elif not isinstance(action, ReportFault):  # that is for people
-            self._perform_on_node(now_ns, index, action)
+        elif not isinstance(action, ReportFault):  # a report is for operators: nothing to do
+            self._send_to_node(now_ns, index, action)
 
-    def _perform_on_node(self, now_ns: int, index: int, action: Action) -> None:
+    def _send_to_node(self, now_ns: int, index: int, action: Action) -> None:
         assert isinstance(action, PlacedAction)
         if isinstance(action, StartInstance):
             self._variant_of[action.instance_id] = action.variant_id
         node_id = action.node_id
         network_ns = 0 if node_id is None else self.nodes[node_id].pool.network_ns
         if network_ns:
-            self.agenda.push(now_ns + network_ns, Rank.COMPLETION, ActionInTransit(index, action))
+            self.queue.push(now_ns + network_ns, Rank.COMPLETION, ActionInTransit(index, action))
         else:
-            self._carry_out(now_ns, index, action)
+            self._execute(now_ns, index, action)
 
-    def _carry_out(self, now_ns: int, index: int, action: Action) -> None:
-        """An action has reached the place where it is carried out."""
+    def _execute(self, now_ns: int, index: int, action: Action) -> None:
+        """Carry out an action that has reached its node, its platform or its shared pool."""
         if isinstance(action, Dispatch) and action.node_id is None:
-            self.platforms[action.pool_id].take(now_ns, action)
+            self.platforms[action.pool_id].invoke(now_ns, action)
         elif isinstance(action, StartInstance) and action.node_id is None:
-            self._shared.ask(now_ns, action)
+            self._shared.request_start(now_ns, action)
         elif isinstance(action, StopInstance) and action.node_id is None:
-            self._shared.call_off(now_ns, action)
+            self._shared.cancel_start(now_ns, action)
         else:
             assert isinstance(action, PlacedAction)
             if action.node_id is not None:
-                self.nodes[action.node_id].take(now_ns, action)
+                self.nodes[action.node_id].execute(now_ns, action)
 
-    def _answer(self, now_ns: int, action: Settle) -> None:
-        """Tell whoever sent this request how it ended, if that is somebody who wants to know."""
+    def _notify_sender(self, now_ns: int, action: Settle) -> None:
+        """Notify the client that sent this request, if one did, of the outcome."""
         sender = self._senders.pop(action.request_id, None)
         if sender is not None:
             sender.on_settled(self, now_ns, action.request_id, action.outcome)
-
-    # --- what clients and faults may do --------------------------------------------------------
 
     def submit(
         self,
@@ -379,60 +386,70 @@ class Engine:
         items: int = 1,
         sender: SimClient | None = None,
     ) -> None:
-        """Have a request arrive."""
-        self._expected += 1
-        self.agenda.push(at_ns, Rank.ARRIVAL, Submission(pipeline, client, items, sender))
+        """Have a request arrive at `at_ns`; `sender` is notified of its arrival and its outcome."""
+        self._pending_clients += 1
+        self.queue.push(at_ns, Rank.ARRIVAL, Submission(pipeline, client, items, sender))
 
     def cancel(self, now_ns: int, request_id: int) -> None:
-        """Have a client withdraw its request, if it is still open."""
-        self.agenda.push(now_ns, Rank.ARRIVAL, Cancellation(request_id))
+        """Cancel a request, if it is still open."""
+        self.queue.push(now_ns, Rank.ARRIVAL, Cancellation(request_id))
 
     def wake_client(self, at_ns: int, client: SimClient) -> None:
-        """Call `client.woken` then."""
-        self._expected += 1
-        self.agenda.push(at_ns, Rank.ARRIVAL, ClientDue(client))
+        """Call `client.on_wake` at `at_ns`."""
+        self._pending_clients += 1
+        self.queue.push(at_ns, Rank.ARRIVAL, ClientDue(client))
 
     def announce(self, request_id: int, pipeline: int, client: int, arrival_ns: int) -> None:
-        """Tell clairvoyant policies, before the run, of a request that will arrive."""
+        """Announce to a clairvoyant policy, before the run, a request that will arrive."""
         index = self._scheduler_of_request(request_id)
-        self.tell(0, index, RequestAnnounced(request_id, pipeline, client, arrival_ns))
+        self.handle_event(0, index, RequestAnnounced(request_id, pipeline, client, arrival_ns))
 
-    def expect_trouble(self, at_ns: int, trouble: FaultAction) -> None:
-        """Have a fault begin or end then."""
-        self.agenda.push(at_ns, Rank.TIMER, FaultDue(trouble))
+    def schedule_fault(self, at_ns: int, apply: Callable[[int], None]) -> None:
+        """Call `apply` with the time at `at_ns`: a fault begins or ends."""
+        self.queue.push(at_ns, Rank.TIMER, FaultDue(apply))
 
-    def _kills(self, order: Action) -> bool:
-        return isinstance(order, Dispatch) and any(
-            task_id // STAGES_MAX in self.killers for task_id in order.task_ids
+    def has_pending_completions(self) -> bool:
+        """Whether any batch, start, load or message is still in flight. O(queue length)."""
+        return any(entry[1] == Rank.COMPLETION for entry in self.queue.heap)
+
+    def open_requests(self) -> list[int]:
+        """Return the ids of the requests that have arrived and not ended. O(requests)."""
+        return self.recorder.open_rows()
+
+    def _is_poisoned(self, action: Action) -> bool:
+        return isinstance(action, Dispatch) and any(
+            task_id // STAGES_MAX in self.poisonous_requests for task_id in action.task_ids
         )
 
-    def _die(self, now_ns: int, node: SimNode) -> None:
-        """A node is killed by what it runs; something starts it again."""
+    def _kill_node(self, now_ns: int, node: SimNode) -> None:
+        """Crash a node because of the request it runs, and restart it after `RESTART_NS`."""
         self.crash(now_ns, node)
-        self.agenda.push(now_ns + RESTART_NS, Rank.TIMER, Restart(node))
+        self.queue.push(now_ns + RESTART_NS, Rank.TIMER, Restart(node))
 
     def crash(self, now_ns: int, node: SimNode) -> None:
-        """A node goes down and takes everything on it with it."""
+        """Take a node down; its batches are lost and its instances are gone. Idempotent."""
         if not node.is_up:
             return
         events = node.crash(now_ns)
-        orphans = self._shared.node_lost(node)
+        orphans = self._shared.on_node_lost(node)
         for event in events:
             self._deliver(now_ns, event)
         for index in range(self._peers):
-            self.tell(now_ns, index, NodeLost(node.id))
+            self.handle_event(now_ns, index, NodeLost(node.id))
         for instance_id in orphans:
-            self._deliver(now_ns, InstanceStopped(instance_id, "its node is gone"))
+            self._deliver(now_ns, InstanceStopped(instance_id, "the node was lost"))
 
     def join(self, now_ns: int, node: SimNode) -> None:
-        """A node is there, or back."""
+        """Bring a node up, empty, at the start of a run or after a crash. Idempotent."""
         if node.is_up:
             return
         node.join(now_ns)
         for index in range(self._peers):
-            self.tell(now_ns, index, NodeJoined(node.id, node.pool.id, node.name))
-        self._shared.node_joined(now_ns, node)
+            self.handle_event(now_ns, index, NodeJoined(node.id, node.pool.id, node.name))
+        self._shared.on_node_joined(now_ns, node)
         for variant in self.app.variants_on(node.pool.id) if self.truth.unloadable else ():
             if variant is not None and variant.function_id in self.truth.unloadable:
-                for index in range(self._peers):  # it has tried before it joined
-                    self.tell(now_ns, index, LoadFailed(variant.id, node.id, "cannot be loaded"))
+                for index in range(self._peers):  # a node tries its models before it joins
+                    self.handle_event(
+                        now_ns, index, LoadFailed(variant.id, node.id, "cannot be loaded")
+                    )

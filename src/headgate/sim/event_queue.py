@@ -1,7 +1,9 @@
-"""What is due to happen, in order: time, then rank, then the order it was put down.
+"""The event queue of the simulator, the items on it, and the cursor over open-loop arrivals.
 
-Open-loop arrivals are not in here (they are sorted columns); the agenda holds only work in flight,
-timers and messages, so it stays as small as what is going on.
+The queue is a binary heap ordered by time, then by rank (`Rank`: completions, then arrivals, then
+timers), then by the order of insertion. Open-loop arrivals are not on the heap: they are sorted
+columns that `ArrivalCursor` reads. The heap holds only work in flight, timers and messages, so its
+size follows the load and not the length of the trace.
 """
 
 from __future__ import annotations
@@ -15,39 +17,38 @@ from numpy.typing import NDArray
 
 from headgate.core.actions import Action
 from headgate.core.events import TimerKey
-from headgate.sim.interfaces import FaultAction, SimClient
+from headgate.sim.interfaces import SimClient
 from headgate.workload.arrivals import Arrivals
+
+_CHUNK = 65_536  # arrivals converted to lists at a time
 
 
 class QueueItem:
-    """Something that will happen. The engine knows what to do about each kind."""
+    """Base of everything on the event queue. The engine knows how to process each kind."""
 
     __slots__ = ()
 
 
-Entry = tuple[int, int, int, QueueItem]  # (at_ns, rank, sequence, what)
+Entry = tuple[int, int, int, QueueItem]  # (at_ns, rank, sequence, item)
 
 
 @final
 class EventQueue:
-    """A heap with a documented order of ties."""
+    """A heap in which ties in time are broken by rank, then by the order of insertion."""
 
     def __init__(self) -> None:
         self.heap: list[Entry] = []
         self._sequence = 0
 
-    def push(self, at_ns: int, rank: int, happening: QueueItem) -> None:
-        """Put something down."""
+    def push(self, at_ns: int, rank: int, item: QueueItem) -> None:
+        """Schedule an item. O(log n)."""
         self._sequence += 1
-        heappush(self.heap, (at_ns, rank, self._sequence, happening))
-
-
-# What the engine puts on its agenda, other than the work that nodes and platforms have begun.
+        heappush(self.heap, (at_ns, rank, self._sequence, item))
 
 
 @final
 class TimerDue(QueueItem):
-    """A Scheduler's timer."""
+    """A timer that a Scheduler has set. Void if the timer has another token by now."""
 
     __slots__ = ("key", "scheduler", "token")
 
@@ -59,7 +60,7 @@ class TimerDue(QueueItem):
 
 @final
 class Submission(QueueItem):
-    """A client, or a fault, sends a request."""
+    """A request that a client, or a fault, sends."""
 
     __slots__ = ("client", "items", "pipeline", "sender")
 
@@ -72,7 +73,7 @@ class Submission(QueueItem):
 
 @final
 class Cancellation(QueueItem):
-    """A client withdraws a request."""
+    """A client cancels a request."""
 
     __slots__ = ("request_id",)
 
@@ -82,7 +83,7 @@ class Cancellation(QueueItem):
 
 @final
 class ClientDue(QueueItem):
-    """A client asked to be woken."""
+    """A client asked to be called at this time."""
 
     __slots__ = ("client",)
 
@@ -92,17 +93,17 @@ class ClientDue(QueueItem):
 
 @final
 class FaultDue(QueueItem):
-    """A fault begins or ends."""
+    """A fault begins or ends: `apply` is called with the time."""
 
-    __slots__ = ("trouble",)
+    __slots__ = ("apply",)
 
-    def __init__(self, trouble: FaultAction) -> None:
-        self.trouble = trouble
+    def __init__(self, apply: Callable[[int], None]) -> None:
+        self.apply = apply
 
 
 @final
 class ActionInTransit(QueueItem):
-    """An action on its way to where it is carried out."""
+    """An action on the network, between its Scheduler and the node or platform it is for."""
 
     __slots__ = ("action", "scheduler")
 
@@ -113,7 +114,7 @@ class ActionInTransit(QueueItem):
 
 @final
 class DelayedAction(QueueItem):
-    """An action that took the Scheduler until now to decide on."""
+    """An action held back until the decision that led to it has taken its time."""
 
     __slots__ = ("action", "scheduler")
 
@@ -124,7 +125,7 @@ class DelayedAction(QueueItem):
 
 @final
 class Inbox(QueueItem):
-    """A Scheduler that was thinking looks at the next event that waits for it."""
+    """A Scheduler has finished a decision and handles the next event in its inbox."""
 
     __slots__ = ("scheduler",)
 
@@ -132,18 +133,14 @@ class Inbox(QueueItem):
         self.scheduler = scheduler
 
 
-# Open-loop arrivals as the engine reads them: columns, handed over in chunks of plain lists.
-#
-# Reading a numpy array element by element is slow; a chunk at a time as a list is fast, and a
-# list of everything would not fit in memory for a trace of many millions.
-
-
-_CHUNK = 65_536
-
-
 @final
 class ArrivalCursor:
-    """A cursor over arrivals. The trace's names for pipelines and clients become the app's ids."""
+    """Reads open-loop arrivals in chunks, as lists, with the application's ids.
+
+    Reading a numpy array element by element is slow and reading a list is fast, but one list of
+    everything would not fit in memory for a trace of many millions: hence chunks. The indices by
+    which a trace names pipelines and clients become the ids of the application.
+    """
 
     def __init__(
         self,
@@ -155,7 +152,7 @@ class ArrivalCursor:
         self._arrivals = arrivals
         self._pipeline_ids = np.array(pipelines, dtype=np.int32)  # trace index -> app id
         self._client_ids = np.array(clients, dtype=np.int32)
-        self._on_chunk = on_chunk  # told, before each chunk, how many arrivals are through
+        self._on_chunk = on_chunk  # called before each chunk with the number of arrivals read
         self._offset = 0
         self.times: list[int] = []
         self.pipelines: list[int] = []
@@ -163,7 +160,7 @@ class ArrivalCursor:
         self.items: list[int] = []
 
     def read(self) -> bool:
-        """Put the next chunk into the lists; False when there are no more arrivals."""
+        """Read the next chunk into the lists; return False when no arrivals are left."""
         arrivals = self._arrivals
         if self._on_chunk is not None:
             self._on_chunk(self._offset)
@@ -178,7 +175,7 @@ class ArrivalCursor:
         return True
 
     def columns(self) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
-        """All arrival times, pipeline ids and client ids."""
+        """Return the times, pipeline ids and client ids of all arrivals."""
         arrivals = self._arrivals
         if arrivals is None:
             return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32)

@@ -1,10 +1,13 @@
-"""A simulated function platform: a serverless pool that picks or starts its own instances.
+"""A simulated FaaS platform: a serverless pool that reuses or starts its own instances.
 
-An instance per concurrent request; the one used last is reused first; idle ones vanish after
-keep-alive and old ones are not used again; starts draw from a burst that refills at a rate; beyond
-the concurrency limit, or with the burst spent, a request is throttled; one that has more to bring
-along than a call can carry is refused. Instances can be kept ready:
-provisioned ones are there for as long as they are paid for, others are called now and then.
+- Every concurrent call has an instance of its own. The instance used last is reused first; an idle
+  instance is dropped after its keep-alive, and one beyond its maximum age is not reused.
+- Cold starts take tokens from a bucket: its size is the burst concurrency, and it refills at a set
+  rate. A call beyond the concurrency limit, or one that needs a cold start while the bucket is
+  empty, is throttled.
+- A call whose payload exceeds the platform's limit is refused.
+- Instances can be kept warm in two ways. Provisioned concurrency exists for as long as it is paid
+  for; other instances are kept by calling (pinging) them periodically.
 """
 
 from __future__ import annotations
@@ -20,61 +23,60 @@ from headgate.sim.ground_truth import GroundTruth, has_cascades, unsure_tasks
 from headgate.sim.node import EventInTransit
 from headgate.sim.recorder import Recorder
 
-# Provisioned instances of a function: there for as long as they are paid for.
-
 
 @final
 class ProvisionedConcurrency:
-    """How many there are, how many are in use, and what they cost while they wait."""
+    """The provisioned instances of one variant: how many are ready, in use and paid for."""
 
     def __init__(self, spec: FaasPlatform) -> None:
         self._spec = spec
-        self._count = 0  # paid for
-        self._there = 0  # of those, so many are ready,
-        self._coming: list[tuple[int, int]] = []  # and from when on how many, the soonest first
+        self._count = 0  # instances paid for
+        self._ready = 0  # of those, ready
+        # (time, ready instances from then on), earliest first
+        self._provisioning: list[tuple[int, int]] = []
         self._running = 0
         self._since_ns = 0
-        self._held_ns = 0  # instances x time
+        self._held_ns = 0  # instances x time, up to `_since_ns`
 
-    def set(self, now_ns: int, count: int) -> None:
-        """Have so many from now on; more take a while to come, fewer go at once."""
-        self._account(now_ns)
-        self._arrive(now_ns)
-        self._there = min(self._there, count)
-        self._coming = [(at_ns, min(there, count)) for at_ns, there in self._coming]
-        if count > (self._coming[-1][1] if self._coming else self._there):
-            self._coming.append((now_ns + self._spec.provisioning_ns, count))
+    def resize(self, now_ns: int, count: int) -> None:
+        """Provision `count` instances: growing takes the provisioning time, shrinking none."""
+        self._accrue(now_ns)
+        self._update_ready(now_ns)
+        self._ready = min(self._ready, count)
+        self._provisioning = [(at_ns, min(ready, count)) for at_ns, ready in self._provisioning]
+        if count > (self._provisioning[-1][1] if self._provisioning else self._ready):
+            self._provisioning.append((now_ns + self._spec.provisioning_ns, count))
         self._count = count
 
-    def take(self, now_ns: int) -> bool:
-        """Use one, if one is free."""
-        self._arrive(now_ns)
-        if self._running >= self._there:
+    def acquire(self, now_ns: int) -> bool:
+        """Occupy a ready instance; return False if none is free."""
+        self._update_ready(now_ns)
+        if self._running >= self._ready:
             return False
         self._running += 1
         return True
 
-    def give(self, now_ns: int) -> None:
-        """It is free again."""
+    def release(self) -> None:
+        """Free an instance that `acquire` occupied."""
         self._running -= 1
 
     def usd(self, end_ns: int) -> float:
-        """What they cost besides what their calls cost."""
-        self._account(end_ns)
+        """Return the cost of having the instances until `end_ns`, without that of their calls."""
+        self._accrue(end_ns)
         return self._held_ns / 1e9 * self._spec.gigabytes * self._spec.provisioned_usd_per_gb_s
 
-    def _arrive(self, now_ns: int) -> None:
-        while self._coming and self._coming[0][0] <= now_ns:
-            self._there = self._coming.pop(0)[1]
+    def _update_ready(self, now_ns: int) -> None:
+        while self._provisioning and self._provisioning[0][0] <= now_ns:
+            self._ready = self._provisioning.pop(0)[1]
 
-    def _account(self, now_ns: int) -> None:
+    def _accrue(self, now_ns: int) -> None:
         self._held_ns += self._count * (now_ns - self._since_ns)
         self._since_ns = now_ns
 
 
 @final
 class IdleInstance:
-    """An instance that waits for a call."""
+    """An instance that is warm and not in use."""
 
     __slots__ = ("born_ns", "since_ns")
 
@@ -85,21 +87,21 @@ class IdleInstance:
 
 @final
 class SimInvocation(QueueItem):
-    """A batch that runs on the platform."""
+    """A call in progress; on the event queue it stands for the end of the call."""
 
-    __slots__ = ("began_ns", "born_ns", "is_provisioned", "order", "platform", "start_ns")
+    __slots__ = ("began_ns", "born_ns", "dispatch", "is_provisioned", "platform", "start_ns")
 
     def __init__(
         self,
         platform: SimFaasPlatform,
-        order: Dispatch,
+        dispatch: Dispatch,
         began_ns: int,
         born_ns: int,
         start_ns: int,
         is_provisioned: bool,
     ) -> None:
         self.platform = platform
-        self.order = order
+        self.dispatch = dispatch
         self.began_ns = began_ns
         self.born_ns = born_ns
         self.start_ns = start_ns
@@ -108,19 +110,19 @@ class SimInvocation(QueueItem):
 
 @final
 class KeepWarmTick(QueueItem):
-    """Instances come up that nobody has called, or it is time to call those that are kept."""
+    """It is time to ping the instances that are kept warm, or one started for that is ready."""
 
-    __slots__ = ("platform", "round", "variant_id")
+    __slots__ = ("cycle", "platform", "variant_id")
 
-    def __init__(self, platform: SimFaasPlatform, variant_id: int, round: int | None) -> None:
+    def __init__(self, platform: SimFaasPlatform, variant_id: int, cycle: int | None) -> None:
         self.platform = platform
         self.variant_id = variant_id
-        self.round = round  # of calls to keep instances awake; None: one has come up
+        self.cycle = cycle  # which `KeepWarm` the ping belongs to; None: an instance is ready
 
 
 @final
 class SimFaasPlatform:
-    """One serverless pool."""
+    """The platform behind one serverless pool."""
 
     def __init__(
         self,
@@ -128,26 +130,26 @@ class SimFaasPlatform:
         pool: Pool,
         spec: FaasPlatform,
         app: App,
-        agenda: EventQueue,
+        queue: EventQueue,
         truth: GroundTruth,
         recorder: Recorder,
     ) -> None:
-        self.id = id  # its row among the resources of the run
+        self.id = id  # index among the resources of the run
         self.pool = pool
         self._spec = spec
         self._app = app
-        self._agenda = agenda
+        self._queue = queue
         self._truth = truth
         self._recorder = recorder
         self._has_cascades = has_cascades(app)
         self._idle: dict[int, list[IdleInstance]] = {}  # by variant id, a stack
-        self._running_of: dict[int, int] = {}  # by variant id, those waking up included
+        self._running_of: dict[int, int] = {}  # by variant id, instances being started included
         self._running = 0
         self._tokens = float(spec.burst_concurrency)
         self._refilled_ns = 0
-        self._kept: dict[int, int] = {}  # by variant id: how many are called now and then
-        self._rounds: dict[int, int] = {}
-        self._provisions: dict[int, ProvisionedConcurrency] = {}
+        self._ping_counts: dict[int, int] = {}  # by variant id: instances kept warm by pings
+        self._ping_cycles: dict[int, int] = {}  # by variant id: `KeepWarm` actions so far
+        self._provisioned: dict[int, ProvisionedConcurrency] = {}
         self.throttles = 0  # faults in force
         self.busy_ns = 0
         self.up_ns = 0
@@ -156,61 +158,59 @@ class SimFaasPlatform:
         self._calls_usd = 0.0
 
     def cost_usd(self, end_ns: int) -> float:
-        """The bill, up to the end of the run."""
-        return self._calls_usd + sum(p.usd(end_ns) for p in self._provisions.values())
+        """Return the cost of all calls and of provisioned concurrency until `end_ns`."""
+        return self._calls_usd + sum(p.usd(end_ns) for p in self._provisioned.values())
 
-    # --- calls ---------------------------------------------------------------------------------
-
-    def take(self, now_ns: int, order: Dispatch) -> None:
-        """Run a batch on an idle instance or a new one, or refuse it: too large, or throttled."""
-        if order.moved_bytes > self._spec.payload_bytes_max:
-            self._report(now_ns, EventInTransit(BatchRefused(order.batch_id, Refusal.TOO_LARGE)))
+    def invoke(self, now_ns: int, dispatch: Dispatch) -> None:
+        """Run a batch on a warm or a new instance, or refuse it: too large, or throttled."""
+        if dispatch.moved_bytes > self._spec.payload_bytes_max:
+            self._report(now_ns, EventInTransit(BatchRefused(dispatch.batch_id, Refusal.TOO_LARGE)))
             return
-        variant_id = order.variant_id
-        provision = self._provisions.get(variant_id)
-        is_provisioned = provision is not None and provision.take(now_ns)
-        idler = None if is_provisioned else self._pop_idle(now_ns, variant_id)
+        variant_id = dispatch.variant_id
+        provisioned = self._provisioned.get(variant_id)
+        is_provisioned = provisioned is not None and provisioned.acquire(now_ns)
+        instance = None if is_provisioned else self._pop_idle(now_ns, variant_id)
         is_full = self._running >= self._spec.concurrency_max or self.throttles > 0
-        may_begin = is_provisioned or idler is not None or self._may_start(now_ns)
-        if is_full or not may_begin:
-            if idler is not None:
-                self._idle[variant_id].append(idler)
-            if is_provisioned and provision is not None:
-                provision.give(now_ns)
+        can_begin = is_provisioned or instance is not None or self._can_start(now_ns)
+        if is_full or not can_begin:
+            if instance is not None:
+                self._idle[variant_id].append(instance)
+            if is_provisioned and provisioned is not None:
+                provisioned.release()
             self.throttled += 1
-            self._report(now_ns, EventInTransit(BatchRefused(order.batch_id, Refusal.THROTTLED)))
+            self._report(now_ns, EventInTransit(BatchRefused(dispatch.batch_id, Refusal.THROTTLED)))
             return
         start_ns = 0
-        if idler is not None:
-            self.up_ns += now_ns - idler.since_ns
+        if instance is not None:
+            self.up_ns += now_ns - instance.since_ns
         elif not is_provisioned:
             start_ns = self._start(variant_id)
             self.cold_starts += 1
-        born_ns = now_ns if idler is None else idler.born_ns
-        self._begin(SimInvocation(self, order, now_ns, born_ns, start_ns, is_provisioned))
+        born_ns = now_ns if instance is None else instance.born_ns
+        self._begin(SimInvocation(self, dispatch, now_ns, born_ns, start_ns, is_provisioned))
 
     def _begin(self, invocation: SimInvocation) -> None:
-        order, now_ns, start_ns = invocation.order, invocation.began_ns, invocation.start_ns
+        dispatch, now_ns, start_ns = invocation.dispatch, invocation.began_ns, invocation.start_ns
         self._running += 1
-        self._count(order.variant_id, 0 if invocation.is_provisioned else 1)
-        self._recorder.began(now_ns, order.task_ids)
+        self._change_running(dispatch.variant_id, 0 if invocation.is_provisioned else 1)
+        self._recorder.began(now_ns, dispatch.task_ids)
         if start_ns:
-            self._recorder.waits_for_start(now_ns, order.task_ids)
-        variant = self._app.variants[order.variant_id]
-        length_ns = start_ns + self._truth.exec_ns(variant, order.items)
-        if order.moved_bytes and self.pool.bytes_per_s > 0:
-            length_ns += int(order.moved_bytes / self.pool.bytes_per_s * 1e9)
-        self._agenda.push(now_ns + length_ns, Rank.COMPLETION, invocation)
+            self._recorder.waiting_for_start(now_ns, dispatch.task_ids)
+        variant = self._app.variants[dispatch.variant_id]
+        length_ns = start_ns + self._truth.exec_ns(variant, dispatch.items)
+        if dispatch.moved_bytes and self.pool.bytes_per_s > 0:
+            length_ns += int(dispatch.moved_bytes / self.pool.bytes_per_s * 1e9)
+        self._queue.push(now_ns + length_ns, Rank.COMPLETION, invocation)
 
-    def end(self, now_ns: int, invocation: SimInvocation) -> BatchFinished:
-        """A batch has run: its instance is idle, and the bill is written."""
-        order = invocation.order
+    def complete(self, now_ns: int, invocation: SimInvocation) -> BatchFinished:
+        """End a call: bill it and make its instance idle. Returns the event for the Scheduler."""
+        dispatch = invocation.dispatch
         self._running -= 1
         if invocation.is_provisioned:
-            self._provisions[order.variant_id].give(now_ns)
+            self._provisioned[dispatch.variant_id].release()
         else:
-            self._count(order.variant_id, -1)
-            self._put_idle(now_ns, order.variant_id, invocation.born_ns)
+            self._change_running(dispatch.variant_id, -1)
+            self._put_idle(now_ns, dispatch.variant_id, invocation.born_ns)
         length_ns = now_ns - invocation.began_ns
         self.busy_ns += length_ns
         self.up_ns += length_ns
@@ -218,35 +218,33 @@ class SimFaasPlatform:
         self._calls_usd += self._spec.usd(billed_ns, is_provisioned=invocation.is_provisioned)
         self._record(now_ns, invocation)
         if not self._has_cascades:
-            return BatchFinished(order.batch_id)
-        unsure = unsure_tasks(self._app, self._recorder, order.task_ids)
-        return BatchFinished(order.batch_id, unsure)
+            return BatchFinished(dispatch.batch_id)
+        unsure = unsure_tasks(self._app, self._recorder, dispatch.task_ids)
+        return BatchFinished(dispatch.batch_id, unsure)
 
     def _record(self, now_ns: int, invocation: SimInvocation) -> None:
-        order, began_ns = invocation.order, invocation.began_ns
-        function_id = self._app.variants[order.variant_id].function_id
+        dispatch, began_ns = invocation.dispatch, invocation.began_ns
+        function_id = self._app.variants[dispatch.variant_id].function_id
         if invocation.start_ns:
             ready_ns = began_ns + invocation.start_ns
             self._recorder.span(
-                self.id, function_id, SpanKind.START, began_ns, ready_ns, order.batch_id, 0
+                self.id, function_id, SpanKind.START, began_ns, ready_ns, dispatch.batch_id, 0
             )
             began_ns = ready_ns
         self._recorder.span(
-            self.id, function_id, SpanKind.RUN, began_ns, now_ns, order.batch_id, order.items
+            self.id, function_id, SpanKind.RUN, began_ns, now_ns, dispatch.batch_id, dispatch.items
         )
 
-    # --- instances -----------------------------------------------------------------------------
-
     def _pop_idle(self, now_ns: int, variant_id: int) -> IdleInstance | None:
-        """The instance that was used last, if one is there and not too old."""
+        """Take the idle instance that was used last and is not too old, if there is one."""
         idle = self._idle.get(variant_id)
         if not idle:
             return None
         self._forget_expired(now_ns, idle)
         while idle:
-            idler = idle.pop()
-            if now_ns - idler.born_ns <= self._spec.age_max_ns:
-                return idler
+            instance = idle.pop()
+            if now_ns - instance.born_ns <= self._spec.age_max_ns:
+                return instance
         return None
 
     def _put_idle(self, now_ns: int, variant_id: int, born_ns: int) -> None:
@@ -254,16 +252,16 @@ class SimFaasPlatform:
 
     def _forget_expired(self, now_ns: int, idle: list[IdleInstance]) -> None:
         keep_alive_ns = self._spec.keep_alive_ns
-        gone = 0
-        while gone < len(idle) and now_ns - idle[gone].since_ns > keep_alive_ns:
+        expired = 0
+        while expired < len(idle) and now_ns - idle[expired].since_ns > keep_alive_ns:
             self.up_ns += keep_alive_ns
-            gone += 1
-        del idle[:gone]
+            expired += 1
+        del idle[:expired]
 
-    def _count(self, variant_id: int, change: int) -> None:
+    def _change_running(self, variant_id: int, change: int) -> None:
         self._running_of[variant_id] = self._running_of.get(variant_id, 0) + change
 
-    def _may_start(self, now_ns: int) -> bool:
+    def _can_start(self, now_ns: int) -> bool:
         spec = self._spec
         elapsed_s = (now_ns - self._refilled_ns) / 1e9
         self._tokens = min(
@@ -276,50 +274,48 @@ class SimFaasPlatform:
         self._tokens -= 1.0
         return self._app.variants[variant_id].profile.cold_start_ns
 
-    # --- keeping them ready --------------------------------------------------------------------
+    def keep_warm(self, now_ns: int, action: KeepWarm) -> None:
+        """Keep `count` instances warm from now on, provisioned or by pings as the action says."""
+        variant_id = action.variant_id
+        provisioned = self._provisioned.setdefault(variant_id, ProvisionedConcurrency(self._spec))
+        provisioned.resize(now_ns, action.count if action.is_provisioned else 0)
+        self._ping_counts[variant_id] = 0 if action.is_provisioned else action.count
+        cycle = self._ping_cycles[variant_id] = self._ping_cycles.get(variant_id, 0) + 1
+        self.on_keep_warm_tick(now_ns, KeepWarmTick(self, variant_id, cycle))
 
-    def keep_warm(self, now_ns: int, order: KeepWarm) -> None:
-        """Keep so many instances ready from now on, by the means that the order names."""
-        variant_id = order.variant_id
-        provision = self._provisions.setdefault(variant_id, ProvisionedConcurrency(self._spec))
-        provision.set(now_ns, order.count if order.is_provisioned else 0)
-        self._kept[variant_id] = 0 if order.is_provisioned else order.count
-        round = self._rounds[variant_id] = self._rounds.get(variant_id, 0) + 1
-        self.awaken(now_ns, KeepWarmTick(self, variant_id, round))
-
-    def awaken(self, now_ns: int, what: KeepWarmTick) -> None:
-        """One has come up; or call as many as are to be kept, so that they stay, and start more."""
-        variant_id = what.variant_id
-        if what.round is None:
+    def on_keep_warm_tick(self, now_ns: int, tick: KeepWarmTick) -> None:
+        """Make a started instance idle; or ping those kept warm and start the missing ones."""
+        variant_id = tick.variant_id
+        if tick.cycle is None:
             self._running -= 1
-            self._count(variant_id, -1)
+            self._change_running(variant_id, -1)
             self._put_idle(now_ns, variant_id, now_ns)
             return
-        kept = self._kept[variant_id]
-        is_over = what.round != self._rounds[variant_id] or kept == 0
-        if is_over or self._spec.ping_every_ns == 0:  # where none stays, calling keeps none
+        count = self._ping_counts[variant_id]
+        is_over = tick.cycle != self._ping_cycles[variant_id] or count == 0
+        if is_over or self._spec.ping_every_ns == 0:  # without keep-alive pings keep nothing warm
             return
         idle = self._idle.setdefault(variant_id, [])
         self._forget_expired(now_ns, idle)
         idle[:] = [i for i in idle if now_ns - i.born_ns <= self._spec.age_max_ns]
-        for idler in idle[-kept:]:
-            self.up_ns += now_ns - idler.since_ns
-            idler.since_ns = now_ns
+        for instance in idle[-count:]:
+            self.up_ns += now_ns - instance.since_ns
+            instance.since_ns = now_ns
             self._calls_usd += self._spec.usd(self._spec.ping_ns)
-        for _ in range(kept - len(idle) - self._running_of.get(variant_id, 0)):
-            self._start_uncalled(now_ns, variant_id)
-        self._agenda.push(now_ns + self._spec.ping_every_ns, Rank.TIMER, what)
+        for _ in range(count - len(idle) - self._running_of.get(variant_id, 0)):
+            self._start_keep_warm(now_ns, variant_id)
+        self._queue.push(now_ns + self._spec.ping_every_ns, Rank.TIMER, tick)
 
-    def _start_uncalled(self, now_ns: int, variant_id: int) -> None:
+    def _start_keep_warm(self, now_ns: int, variant_id: int) -> None:
         is_full = self._running >= self._spec.concurrency_max or self.throttles > 0
-        if is_full or not self._may_start(now_ns):
+        if is_full or not self._can_start(now_ns):
             return
         start_ns = self._start(variant_id)
         self._running += 1
-        self._count(variant_id, 1)
+        self._change_running(variant_id, 1)
         billed_ns = self._spec.ping_ns + (start_ns if self._spec.bills_cold_start else 0)
         self._calls_usd += self._spec.usd(billed_ns)
-        self._agenda.push(now_ns + start_ns, Rank.COMPLETION, KeepWarmTick(self, variant_id, None))
+        self._queue.push(now_ns + start_ns, Rank.COMPLETION, KeepWarmTick(self, variant_id, None))
 
     def _report(self, now_ns: int, report: EventInTransit) -> None:
-        self._agenda.push(now_ns + self.pool.network_ns, Rank.COMPLETION, report)
+        self._queue.push(now_ns + self.pool.network_ns, Rank.COMPLETION, report)

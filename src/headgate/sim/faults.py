@@ -1,9 +1,13 @@
-"""Fault plans: what goes wrong in a run, and when, as data.
+"""Fault injection: fault plans as data, and what each kind of fault does to a run.
 
-A plan is part of the input, like the arrivals: the same plan gives the same trouble, so a run that
-fails can be repeated to the bit. Plans are written down (`FaultPlan.from_spec`) or drawn from a
-seed (`random_plan`). Every plan ends: windows close and nodes return, so whatever is still open
-then must be settled.
+A plan is part of the input of a run, as the arrivals are: the same plan causes the same faults, so
+a run that fails can be repeated bit for bit. Plans are read from a specification
+(`FaultPlan.from_spec`) or drawn from a seed (`random_plan`). Every plan ends: windows close and
+nodes return, so every request that is open then must still be settled.
+
+`FaultPlan.actions` turns a plan into `FaultAction` objects, which `Setup.faults` takes. They hold
+no state of a run, so that the same setup can be run again. This module is never compiled, so tests
+may extend `FaultAction` also where the simulator's loop is compiled.
 """
 
 from __future__ import annotations
@@ -18,29 +22,32 @@ from headgate.core.errors import ConfigError
 from headgate.core.model import App
 from headgate.core.rng import stream
 from headgate.sim.engine import Engine
-from headgate.sim.interfaces import FaultAction
 
-# What a fault does to a run. `headgate.sim.faults` says when.
-#
-# Troubles hold no state of a run, so that the same setup can be run again.
-
-
-# The counters of `SimNode` that stand for the faults in force on it.
+# The attributes of `SimNode` that count the faults in force on it.
 COUNTERS: Final[Mapping[str, str]] = {
-    "lose": "loses",
-    "duplicate": "duplicates",
-    "refuse": "refuses",
-    "break": "breaks",
-    "break_starts": "breaks_starts",
+    "lose": "lose_faults",
+    "duplicate": "duplicate_faults",
+    "refuse": "refuse_faults",
+    "break": "break_faults",
+    "break_starts": "break_start_faults",
 }
+
+
+class FaultAction:
+    """The beginning or the end of a fault, applied to a running engine."""
+
+    __slots__ = ()
+
+    def apply(self, engine: Engine, now_ns: int) -> None:
+        """Change the engine, or what it simulates, as the fault demands."""
 
 
 @final
 class SetFault(FaultAction):
-    """From now on so many faults of one kind are in force on one node, platform or function.
+    """Sets how many faults of one kind are in force on one node, platform or function.
 
-    It sets what is wrong rather than adding to it and taking away again, so that overlapping
-    windows leave nothing behind: not even the rounding of a factor and its inverse.
+    The number is set, not incremented and decremented, so that overlapping windows leave nothing
+    behind, not even the rounding error of a factor and its inverse.
     """
 
     __slots__ = ("_factor", "_in_force", "_kind", "_target")
@@ -49,10 +56,9 @@ class SetFault(FaultAction):
         self._kind = kind
         self._target = target
         self._in_force = in_force
-        self._factor = factor  # all of them together
+        self._factor = factor  # the product over all faults in force
 
     def apply(self, engine: Engine, now_ns: int) -> None:
-        """Let it happen."""
         if self._kind == "throttle":
             engine.platforms[self._target].throttles = self._in_force
             return
@@ -73,7 +79,7 @@ class SetFault(FaultAction):
 
 @final
 class Cancellations(FaultAction):
-    """Clients withdraw a share of the requests that are open."""
+    """Clients cancel a random share of the open requests."""
 
     __slots__ = ("_share",)
 
@@ -81,16 +87,15 @@ class Cancellations(FaultAction):
         self._share = share
 
     def apply(self, engine: Engine, now_ns: int) -> None:
-        """Let it happen."""
         rng = stream(now_ns, "cancellations")
-        for request_id in engine.recorder.open_rows():
+        for request_id in engine.open_requests():
             if rng.random() < self._share:
                 engine.cancel(now_ns, request_id)
 
 
 @final
 class Poison(FaultAction):
-    """A share of the requests that are open end whatever node runs them from now on."""
+    """A random share of the open requests crashes every node that runs one of them from now on."""
 
     __slots__ = ("_share",)
 
@@ -98,16 +103,15 @@ class Poison(FaultAction):
         self._share = share
 
     def apply(self, engine: Engine, now_ns: int) -> None:
-        """Let it happen."""
         rng = stream(now_ns, "poison")
-        for request_id in engine.recorder.open_rows():
+        for request_id in engine.open_requests():
             if rng.random() < self._share:
-                engine.killers.add(request_id)
+                engine.poisonous_requests.add(request_id)
 
 
 @final
 class Burst(FaultAction):
-    """So many more requests arrive at once, unless the run is over by then."""
+    """`count` additional requests arrive at once, unless the run is over by then."""
 
     __slots__ = ("_count", "_pipeline")
 
@@ -116,14 +120,13 @@ class Burst(FaultAction):
         self._count = count
 
     def apply(self, engine: Engine, now_ns: int) -> None:
-        """Let it happen."""
         for _ in range(self._count):
             engine.submit(now_ns, self._pipeline, client=0)
 
 
 @final
 class WrongProfile(FaultAction):
-    """From now on a function takes so many times as long as it did, and nobody is told."""
+    """From now on a function takes `factor` times as long; its profile does not change."""
 
     __slots__ = ("_factor", "_function")
 
@@ -132,36 +135,35 @@ class WrongProfile(FaultAction):
         self._factor = factor
 
     def apply(self, engine: Engine, now_ns: int) -> None:
-        """Let it happen."""
         scale = engine.truth.scale
         scale.extend([1.0] * (self._function + 1 - len(scale)))
         scale[self._function] *= self._factor
 
 
-# What each kind must be told beside its beginning. Those with an end are windows.
+# The fields that each kind of fault has besides `at_ns`. A kind with `until_ns` is a window.
 KINDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "crash": ("until_ns", "node"),  # the node is gone, and all that was on it
-    "slow": ("until_ns", "node", "factor"),  # what it begins takes `factor` times as long
-    "lose": ("until_ns", "node"),  # what it finishes is never heard of
-    "duplicate": ("until_ns", "node"),  # what it finishes is reported twice
-    "refuse": ("until_ns", "node"),  # it takes no batches
-    "break": ("until_ns", "node"),  # what it finishes has failed
-    "break_starts": ("until_ns", "node"),  # no instance can be started
-    "throttle": ("until_ns", "pool"),  # a serverless pool takes nothing
-    "cannot_load": ("until_ns", "function"),  # no instance of it can be started, anywhere
-    "cancel": ("share",),  # so many of the open requests are withdrawn
-    "poison": ("share",),  # so many of the open requests end whatever node runs them
-    "burst": ("pipeline", "count"),  # so many more requests arrive at once
-    "wrong_profile": ("function", "factor"),  # from now on it takes `factor` times as long
+    "crash": ("until_ns", "node"),  # the node is down, and everything on it is lost
+    "slow": ("until_ns", "node", "factor"),  # jobs that begin on the node take `factor` times
+    "lose": ("until_ns", "node"),  # completions of the node are never reported
+    "duplicate": ("until_ns", "node"),  # completions of the node are reported twice
+    "refuse": ("until_ns", "node"),  # the node refuses batches
+    "break": ("until_ns", "node"),  # batches on the node fail when they end
+    "break_starts": ("until_ns", "node"),  # no instance can be started on the node
+    "throttle": ("until_ns", "pool"),  # a serverless pool throttles every call
+    "cannot_load": ("until_ns", "function"),  # no instance of the function can start, anywhere
+    "cancel": ("share",),  # this share of the open requests is cancelled
+    "poison": ("share",),  # this share of the open requests crashes every node that runs it
+    "burst": ("pipeline", "count"),  # `count` additional requests arrive at once
+    "wrong_profile": ("function", "factor"),  # the function takes `factor` times from now on
 }
 _NODE_KINDS: Final = tuple(kind for kind, needs in KINDS.items() if "node" in needs)
-_FAULTS_MEAN: Final = 4.0  # of a random plan of intensity 1
+_FAULTS_MEAN: Final = 4.0  # number of faults of a random plan of intensity 1
 _FAULTS_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that goes wrong. `KINDS` says which of the fields each kind has.
+    """One fault. `KINDS` says which of the fields each kind has; the others must be absent.
 
     >>> Fault("slow", at_ns=0, until_ns=5, node=1)
     Traceback (most recent call last):
@@ -172,7 +174,7 @@ class Fault:
     kind: str
     at_ns: int
     until_ns: int | None = None
-    node: int | None = None  # by place in the run: the nodes of the first pool come first
+    node: int | None = None  # index in the run: the nodes of the first pool come first
     pool: int | None = None
     function: int | None = None
     pipeline: int | None = None
@@ -183,44 +185,44 @@ class Fault:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             allowed = ", ".join(KINDS)
-            raise ConfigError("no such fault", key="kind", value=self.kind, allowed=allowed)
+            raise ConfigError("unknown kind of fault", key="kind", value=self.kind, allowed=allowed)
         if self.at_ns < 0:
             raise ConfigError("must not be negative", key=f"{self.kind}.at_ns", value=self.at_ns)
         for name in _FIELDS:
             value = getattr(self, name)
             if (value is not None) != (name in KINDS[self.kind]):
-                problem = "is missing" if value is None else "means nothing here"
+                problem = "is missing" if value is None else "does not apply to this kind of fault"
                 raise ConfigError(problem, key=f"{self.kind}.{name}", value=value)
             if value is not None:
                 self._check(name, value)
 
     def _check(self, name: str, value: float) -> None:
         if name == "share":
-            is_good, allowed = 0 < value <= 1, "more than 0, at most 1"
+            is_valid, allowed = 0 < value <= 1, "more than 0, at most 1"
         elif name == "factor":
-            is_good, allowed = value > 0, "more than 0"
+            is_valid, allowed = value > 0, "more than 0"
         else:
             least = {"until_ns": self.at_ns + 1, "count": 1}.get(name, 0)
-            is_good, allowed = value >= least, f"{least} or more"
-        if not is_good:
+            is_valid, allowed = value >= least, f"{least} or more"
+        if not is_valid:
             key = f"{self.kind}.{name}"
             raise ConfigError("is out of range", key=key, value=value, allowed=allowed)
 
     @property
     def end_ns(self) -> int:
-        """When it is over; what happens in an instant is over at once."""
+        """When the fault is over; for an instantaneous fault, when it happens."""
         return self.at_ns if self.until_ns is None else self.until_ns
 
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """Faults in any order; windows of one kind on one target may overlap."""
+    """A set of faults, in any order; windows of one kind on one target may overlap."""
 
     faults: tuple[Fault, ...] = ()
 
     @property
     def kinds(self) -> frozenset[str]:
-        """What can go wrong under this plan."""
+        """The kinds of faults in this plan."""
         return frozenset(fault.kind for fault in self.faults)
 
     @property
@@ -228,27 +230,27 @@ class FaultPlan:
         """When the last fault is over."""
         return max((fault.end_ns for fault in self.faults), default=0)
 
-    def troubles(self) -> tuple[tuple[int, FaultAction], ...]:
-        """Return what `Setup.faults` takes, in order of time."""
-        found: list[tuple[int, FaultAction]] = []
+    def actions(self) -> tuple[tuple[int, FaultAction], ...]:
+        """Return the plan as timed actions, in order of time, as `Setup.faults` takes it."""
+        actions: list[tuple[int, FaultAction]] = []
         windows: dict[tuple[str, int], list[Fault]] = {}
         for fault in self.faults:
             target = fault.pool if fault.node is None else fault.node
             if fault.until_ns is not None and target is None:
                 target = fault.function
             if target is None:
-                found.append((fault.at_ns, _blow(fault)))
+                actions.append((fault.at_ns, _instant_action(fault)))
             else:
                 windows.setdefault((fault.kind, target), []).append(fault)
         for (kind, target), group in windows.items():
             for at_ns in sorted({ns for fault in group for ns in (fault.at_ns, fault.end_ns)}):
                 in_force = [fault for fault in group if fault.at_ns <= at_ns < fault.end_ns]
                 factor = prod(fault.factor or 1.0 for fault in in_force)
-                found.append((at_ns, SetFault(kind, target, len(in_force), factor)))
-        return tuple(sorted(found, key=lambda pair: pair[0]))
+                actions.append((at_ns, SetFault(kind, target, len(in_force), factor)))
+        return tuple(sorted(actions, key=lambda pair: pair[0]))
 
     def check(self, app: App) -> FaultPlan:
-        """Return the plan, or raise `ConfigError` if it names what the application has not."""
+        """Return the plan; raise `ConfigError` if a fault has a target that `app` does not have."""
         limits = {
             "node": _node_count(app),
             "pool": len(app.pools),
@@ -260,14 +262,14 @@ class FaultPlan:
                 value = getattr(fault, name)
                 if value is not None and value >= limit:
                     key, allowed = f"faults[{number}].{name}", f"0 to {limit - 1}"
-                    raise ConfigError("there is none", key=key, value=value, allowed=allowed)
+                    raise ConfigError("does not exist", key=key, value=value, allowed=allowed)
             if fault.pool is not None and app.pools[fault.pool].faas is None:
                 key, name = f"faults[{number}].pool", app.pools[fault.pool].name
-                raise ConfigError("is not serverless", key=key, value=name)
+                raise ConfigError("is not a serverless pool", key=key, value=name)
         return self
 
     def to_spec(self) -> list[dict[str, object]]:
-        """Return the plan as plain JSON.
+        """Return the plan as JSON values.
 
         >>> FaultPlan((Fault("crash", 5, until_ns=9, node=0),)).to_spec()
         [{'kind': 'crash', 'at_ns': 5, 'until_ns': 9, 'node': 0}]
@@ -279,7 +281,7 @@ class FaultPlan:
 
     @staticmethod
     def from_spec(spec: object, *, where: str | None = None) -> FaultPlan:
-        """Return the plan that `to_spec` wrote, or raise `ConfigError` saying what is wrong."""
+        """Return the plan of a specification such as `to_spec` writes; raise `ConfigError`."""
         if not isinstance(spec, list):
             raise ConfigError("must be a list", where=where, key="faults", value=spec)
         entries = enumerate(spec)
@@ -287,28 +289,28 @@ class FaultPlan:
 
 
 def random_plan(app: App, duration_ns: int, seed: int, *, intensity: float = 1.0) -> FaultPlan:
-    """Return a plan for a run of that length. Everything in it is over by `duration_ns`.
+    """Return a random plan for a run of that length. All its faults are over by `duration_ns`.
 
-    Completions are lost only where the Scheduler can notice (`Limits.timeout_factor`): else a
-    request could wait for ever, and rightly so.
+    Completions are lost only if the Scheduler has timeouts (`Limits.timeout_factor`): without
+    them a request whose completion is lost stays open for ever, as specified.
 
     >>> random_plan(App((), (), ()), 1_000, seed=7).faults
     ()
     """
     rng = stream(seed, "faults")
-    makers = _FaultGenerator(app, max(8, duration_ns), rng).makers()
+    generators = _FaultGenerator(app, max(8, duration_ns), rng).generators()
     faults: list[Fault] = []
-    if makers and intensity > 0:
+    if generators and intensity > 0:
         for _ in range(round(rng.expovariate(1.0 / (_FAULTS_MEAN * intensity)))):
-            faults.extend(rng.choice(makers)())
+            faults.extend(rng.choice(generators)())
     return FaultPlan(tuple(faults[:_FAULTS_MAX]))
 
 
 def swizzle(kind: str, nodes: list[int], begin_ns: int, end_ns: int, rng: Random) -> list[Fault]:
-    """Strike these nodes one by one, then let them go one by one in another order.
+    """Begin a fault on these nodes one by one, then end it one by one in another order.
 
-    FoundationDB's tests are fond of this: each next subset of nodes that are well differs from
-    the last by one, so that many more subsets are met than by striking all of them at once.
+    FoundationDB's swizzle-clogging: each subset of healthy nodes differs from the previous one by
+    one node, so that a run meets many more subsets than if the fault began everywhere at once.
     """
     middle_ns = (begin_ns + end_ns) // 2
     factor = rng.choice((4.0, 50.0)) if kind == "slow" else None
@@ -326,7 +328,7 @@ def swizzle(kind: str, nodes: list[int], begin_ns: int, end_ns: int, rng: Random
 
 @final
 class _FaultGenerator:
-    """Draws whatever can go wrong with an application."""
+    """Draws random faults that apply to an application."""
 
     def __init__(self, app: App, duration_ns: int, rng: Random) -> None:
         self._app = app
@@ -338,8 +340,8 @@ class _FaultGenerator:
             kind for kind in _NODE_KINDS if kind != "lose" or app.limits.timeout_factor > 0
         ]
 
-    def makers(self) -> list[Callable[[], list[Fault]]]:
-        """The methods that apply, each as often as it should be drawn."""
+    def generators(self) -> list[Callable[[], list[Fault]]]:
+        """Return the methods that apply, each repeated according to its weight in the draw."""
         return (
             [self.node] * (4 if self._nodes else 0)
             + [self.many_nodes] * (1 if self._nodes > 1 else 0)
@@ -350,7 +352,7 @@ class _FaultGenerator:
         )
 
     def node(self) -> list[Fault]:
-        """Something is wrong with one node, for a while."""
+        """Draw a fault of one node."""
         rng = self._rng
         kind = rng.choice(self._kinds)
         at_ns, until_ns = self._window()
@@ -359,20 +361,20 @@ class _FaultGenerator:
         return [Fault(kind, at_ns, until_ns=until_ns, node=node, factor=factor)]
 
     def many_nodes(self) -> list[Fault]:
-        """The same goes wrong with one node after the other."""
+        """Draw a fault that befalls several nodes, one after the other."""
         rng = self._rng
-        struck = rng.sample(range(self._nodes), rng.randint(2, self._nodes))
+        nodes = rng.sample(range(self._nodes), rng.randint(2, self._nodes))
         begin_ns = rng.randrange(self._duration_ns // 2)
         end_ns = rng.randint(begin_ns + self._duration_ns // 2, self._duration_ns)
-        return swizzle(rng.choice(self._kinds), struck, begin_ns, end_ns, rng)
+        return swizzle(rng.choice(self._kinds), nodes, begin_ns, end_ns, rng)
 
     def platform(self) -> list[Fault]:
-        """A function platform takes nothing, for a while."""
+        """Draw a window in which a serverless pool throttles every call."""
         at_ns, until_ns = self._window()
         return [Fault("throttle", at_ns, until_ns=until_ns, pool=self._rng.choice(self._platforms))]
 
     def requests(self) -> list[Fault]:
-        """Clients give up, more of them come, or some ask for what ends the node that does it."""
+        """Draw cancellations, poisonous requests or a burst of requests."""
         rng = self._rng
         at_ns = rng.randrange(self._duration_ns)
         kind = rng.choice(("cancel", "poison", "burst"))
@@ -382,7 +384,7 @@ class _FaultGenerator:
         return [Fault("burst", at_ns, pipeline=pipeline, count=rng.randint(1, 10))]
 
     def profile(self) -> list[Fault]:
-        """A function becomes slower or faster than its profile says."""
+        """Draw a function that becomes slower or faster than its profile says."""
         rng = self._rng
         function = rng.randrange(len(self._app.functions))
         factor = rng.choice((0.3, 2.0, 10.0))
@@ -390,7 +392,10 @@ class _FaultGenerator:
         return [Fault("wrong_profile", at_ns, function=function, factor=factor)]
 
     def function(self) -> list[Fault]:
-        """A function cannot be loaded, for a while; a node that comes back finds that out."""
+        """Draw a window in which a function cannot be loaded, perhaps with a node that rejoins.
+
+        A node that joins within the window reports the function as not loadable.
+        """
         rng = self._rng
         at_ns, until_ns = self._window()
         function = rng.randrange(len(self._app.functions))
@@ -417,8 +422,8 @@ _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
 }
 
 
-def _blow(fault: Fault) -> FaultAction:
-    """What a fault without a target does, in its instant."""
+def _instant_action(fault: Fault) -> FaultAction:
+    """Return the action of a fault that is not a window."""
     if fault.share is not None:
         is_poison = fault.kind == "poison"
         return Poison(fault.share) if is_poison else Cancellations(fault.share)
@@ -433,7 +438,7 @@ def _fault(entry: object, where: str | None, key: str) -> Fault:
     for name, value in entry.items():
         kind = _TYPES.get(name)
         if kind is None or isinstance(value, bool) or not isinstance(value, kind):
-            problem = "is of a wrong type" if kind else "is unknown"
+            problem = "has the wrong type" if kind else "is unknown"
             allowed = None if kind else ", ".join(_TYPES)
             raise ConfigError(
                 problem, where=where, key=f"{key}.{name}", value=value, allowed=allowed

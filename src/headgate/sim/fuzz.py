@@ -1,6 +1,10 @@
-"""One seed, one random world: is a policy, and all that is under it, right in it?
+"""Fuzzing of policies: random applications, workloads and faults, under all checkers.
 
-A failure is reported as the command that repeats it.
+`fuzz` runs a policy in the random case of a seed, twice, and replays its log: the run must keep
+every rule and be deterministic. A failure is reported as the command that repeats it.
+
+Random cases are small and stay within the capabilities of the policy. Times lie on a coarse grid
+in half of the cases, so that events coincide, and limits are tight, so that they are reached.
 """
 
 from __future__ import annotations
@@ -51,18 +55,84 @@ from headgate.sim.interfaces import Observer, SimClient
 from headgate.sim.run import Setup, build_schedulers, simulate
 from headgate.workload import Arrivals, ClosedLoop, ConcurrencyStep
 
-# Small random applications and workloads, within what a policy can take.
-#
-# Times lie on a coarse grid in half of the cases, so that things happen at the same instant, and
-# limits are tight, so that they are met.
-
-
 _GIGABYTE = 1024**3
+_LIMIT_NS: Final = 3_600 * SECOND_NS  # long after the last fault: an open request stays open
+_EVENTS_MAX: Final = 100_000  # far more than any random case needs
+
+
+@dataclass(frozen=True, slots=True)
+class FuzzReport:
+    """The result of one seed: the checks made, their failures, and counts of what was covered."""
+
+    policy: str
+    seed: int
+    checks: tuple[str, ...]
+    failures: tuple[str, ...]
+    events: Mapping[str, int]  # how often each kind of event was handled
+    outcomes: Mapping[str, int]
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether no check has failed."""
+        return not self.failures
+
+    @property
+    def command(self) -> str:
+        """The command that repeats this case."""
+        return f"headgate fuzz --policy {self.policy} --seed {self.seed}"
+
+    def __str__(self) -> str:
+        return "\n  ".join((self.command, *(self.failures or ("ok",))))
+
+
+def fuzz(policy: str, seed: int) -> FuzzReport:
+    """Run a policy in the random case of a seed, twice, under all checkers; then replay its log.
+
+    >>> fuzz("balance", seed=1).is_ok
+    True
+    """
+    return fuzz_kind(policy, find_policy(policy), seed)
+
+
+def fuzz_kind(
+    name: str, kind: PolicyKind, seed: int, *, survives_faults: bool = False
+) -> FuzzReport:
+    """Do the same with a policy that need not be registered.
+
+    With `survives_faults` the run continues after a `PolicyError`, as a live gateway does.
+    """
+    case = random_case(kind.capabilities, seed)
+    setup = replace(_setup(case, kind, seed), survives_faults=survives_faults)
+    first = _Log(case.schedulers)
+    checkers = all_checkers(
+        case.app,
+        allows_duplicates="duplicate" in case.plan.kinds,
+        allows_losses="lose" in case.plan.kinds,
+        has_decision_cost=case.decision_ns > 0 or case.work_unit_ns > 0,
+        is_drained=True,
+        events_max=_EVENTS_MAX,
+    )
+    failures: list[str] = []
+    try:
+        run = simulate(
+            setup, case.arrivals, clients=_clients(case), observer=_LogThenCheck(first, checkers)
+        )
+        checkers.finish(run)
+        failures.extend(checkers.violations)
+        failures.extend(_differences(first, setup, case))
+        outcomes = Counter(OUTCOME_NAMES[outcome] for outcome in run.requests.outcome)
+    except Exception as error:  # any error must be reported together with its seed
+        frame = extract_tb(error.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}:{frame.lineno}"
+        failures.append(f"{type(error).__name__}: {error} ({where})")
+        outcomes = Counter()
+    checks = (*checkers.names, "validate", "determinism", "replay")
+    return FuzzReport(name, seed, checks, tuple(failures), first.counts(), outcomes)
 
 
 @dataclass(frozen=True, slots=True)
 class RandomCase:
-    """All that determines a run but its policy."""
+    """Everything that determines a run, except its policy."""
 
     app: App
     arrivals: Arrivals
@@ -75,14 +145,15 @@ class RandomCase:
     announces: bool
 
 
-def random_case(takes: Capabilities, seed: int) -> RandomCase:
-    """Return a case that a policy which takes this must cope with. The same seed, the same case."""
+def random_case(capabilities: Capabilities, seed: int) -> RandomCase:
+    """Return the case of a seed, which a policy of these capabilities must handle."""
     rng = stream(seed, "case")
-    schedulers = rng.randint(1, 3) if takes.multi_gateway else 1
-    app = _with_small_calls(_Draft(takes, schedulers, rng).app(), stream(seed, "calls"))
+    schedulers = rng.randint(1, 3) if capabilities.multi_gateway else 1
+    generator = _AppGenerator(capabilities, schedulers, rng)
+    app = _with_small_payloads(generator.app(), stream(seed, "calls"))
     duration_ns = rng.randint(50, 500) * MILLISECOND_NS
-    # Requests are announced by the id they will have, so nobody else may send any.
-    announces = takes.clairvoyance and rng.random() < 0.5
+    # Requests are announced with the ids they will have, so no others may be sent in between.
+    announces = capabilities.clairvoyance and rng.random() < 0.5
     plan = random_plan(app, duration_ns, seed, intensity=rng.choice((0.0, 0.5, 1.5)))
     if announces:
         plan = FaultPlan(tuple(fault for fault in plan.faults if fault.kind != "burst"))
@@ -100,24 +171,25 @@ def random_case(takes: Capabilities, seed: int) -> RandomCase:
 
 
 @final
-class _Draft:
-    """An application in the making."""
+class _AppGenerator:
+    """Draws the parts of a random application."""
 
-    def __init__(self, takes: Capabilities, schedulers: int, rng: Random) -> None:
-        self._takes = takes
+    def __init__(self, capabilities: Capabilities, schedulers: int, rng: Random) -> None:
+        self._capabilities = capabilities
         self._rng = rng
-        # A node that several Schedulers share holds one instance at a time: see `Broker`.
+        # A node that several Schedulers share holds one instance at a time (see `Broker`).
         self._is_shared = schedulers > 1
         self._variants = 0
 
     def app(self) -> App:
-        """Draw everything."""
+        """Draw the whole application."""
         rng = self._rng
-        drafts = [self._pool(i) for i in range(rng.randint(1, 2) if self._takes.mixed_pools else 1)]
-        if self._takes.serverless:
-            drafts.append(self._serverless(len(drafts)))
-        functions = tuple(self._function(i, drafts) for i in range(rng.randint(1, 4)))
-        pools = tuple(self._with_memory(pool, functions) for pool in drafts)
+        count = rng.randint(1, 2) if self._capabilities.mixed_pools else 1
+        drawn = [self._pool(i) for i in range(count)]
+        if self._capabilities.serverless:
+            drawn.append(self._serverless(len(drawn)))
+        functions = tuple(self._function(i, drawn) for i in range(rng.randint(1, 4)))
+        pools = tuple(self._with_memory(pool, functions) for pool in drawn)
         pipelines = tuple(self._pipeline(i, functions) for i in range(rng.randint(1, 3)))
         clients = tuple(
             DeclaredClient(i, f"c{i}", rng.choice((1.0, 2.0))) for i in range(rng.randint(1, 3))
@@ -140,7 +212,7 @@ class _Draft:
             network_ns=rng.choice((0, 0, MILLISECOND_NS, 300_000)),
             bytes_per_s=rng.choice((0.0, 1e9)),
         )
-        if self._takes.serverless and not self._is_shared and rng.random() < 0.5:
+        if self._capabilities.serverless and not self._is_shared and rng.random() < 0.5:
             boot_ns = rng.choice((0, 5, 100)) * MILLISECOND_NS
             return replace(pool, is_elastic=True, boot_ns=boot_ns)
         return pool
@@ -156,10 +228,10 @@ class _Draft:
             usd_per_gb_s=1e-5,
             usd_per_request=1e-7,
         )
-        guard = BreakerConfig(
+        breaker = BreakerConfig(
             failure_threshold=rng.randint(1, 5),
             cooldown_ns=rng.choice((5, 100)) * MILLISECOND_NS,
-            # What only a broken platform can run is to have failed within the run.
+            # Short enough for requests that only a failing platform can run to fail within the run.
             cooldown_max_ns=1_000 * MILLISECOND_NS,
             usd_per_minute=rng.choice((inf, inf, 5e-5)),
         )
@@ -169,11 +241,11 @@ class _Draft:
             Tier.SERVERLESS,
             network_ns=rng.choice((0, MILLISECOND_NS)),
             faas=platform,
-            breaker=guard,
+            breaker=breaker,
         )
 
     def _with_memory(self, pool: Pool, functions: tuple[Function, ...]) -> Pool:
-        """Give a pool's nodes room for the largest variant at least, for all at most."""
+        """Limit the memory of a pool's nodes: between the largest variant and all variants."""
         rng = self._rng
         sizes = [
             v.profile.memory_bytes for f in functions for v in f.variants if pool.id in v.pool_ids
@@ -189,13 +261,13 @@ class _Draft:
     def _function(self, id: int, pools: list[Pool]) -> Function:
         rng = self._rng
         own = [pool for pool in pools if pool.faas is None]
-        chosen = rng.sample(own, rng.randint(1, len(own)))
-        chosen += [pool for pool in pools if pool.faas is not None]
+        targets = rng.sample(own, rng.randint(1, len(own)))
+        targets += [pool for pool in pools if pool.faas is not None]
         base_ns = rng.randint(1, 20) * MILLISECOND_NS
         items_max = rng.randint(1, 4)
-        variants = tuple(self._variant(id, pool, base_ns, items_max) for pool in chosen)
+        variants = tuple(self._variant(id, pool, base_ns, items_max) for pool in targets)
         is_idempotent = rng.random() < 0.8
-        warm = rng.choice((0, 1, 2)) if self._takes.serverless else 0
+        warm = rng.choice((0, 1, 2)) if self._capabilities.serverless else 0
         return Function(id, f"f{id}", variants, is_idempotent, warm)
 
     def _variant(self, function_id: int, pool: Pool, base_ns: int, items_max: int) -> Variant:
@@ -218,7 +290,7 @@ class _Draft:
     def _pipeline(self, id: int, functions: tuple[Function, ...]) -> Pipeline:
         rng = self._rng
         stages: list[Stage] = []
-        for index in range(rng.choice((1, 1, 2, 3, 4)) if self._takes.pipelines else 1):
+        for index in range(rng.choice((1, 1, 2, 3, 4)) if self._capabilities.pipelines else 1):
             after = tuple(before for before in range(index) if rng.random() < 0.6)
             is_cascade = bool(after) and rng.random() < 0.3
             function = rng.choice(functions)
@@ -240,8 +312,8 @@ class _Draft:
         )
 
 
-def _with_small_calls(app: App, rng: Random) -> App:
-    """Have platforms carry no more than 500 kB a call, in some cases: less than a result may be."""
+def _with_small_payloads(app: App, rng: Random) -> App:
+    """Limit the payload of calls to 500 kB, in some cases: less than the largest output."""
     payload_bytes_max = rng.choice((LAMBDA_PAYLOAD_BYTES_MAX, 500_000))
     pools = tuple(
         pool
@@ -270,7 +342,7 @@ def _arrivals(app: App, duration_ns: int, rng: Random) -> Arrivals:
 
 
 def _items(app: App, pipeline: int, has_sizes: bool, rng: Random) -> int:
-    """A size that every variant can take which the request may come to."""
+    """Draw a request size that every variant that may run the request can take."""
     functions = [stage.function for stage in app.pipelines[pipeline].stages]
     largest = min(v.profile.items_max for f in functions for v in f.variants)
     return rng.randint(1, largest) if has_sizes else 1
@@ -291,78 +363,6 @@ def _loop(app: App, duration_ns: int, rng: Random) -> ClosedLoop:
     )
 
 
-_LIMIT_NS: Final = 3_600 * SECOND_NS  # long after the last fault: what is open now stays open
-
-_EVENTS_MAX: Final = 100_000  # far more than any of these worlds needs
-
-
-@dataclass(frozen=True, slots=True)
-class FuzzReport:
-    """What was checked, what happened, and what was wrong."""
-
-    policy: str
-    seed: int
-    checks: tuple[str, ...]
-    failures: tuple[str, ...]
-    events: Mapping[str, int]  # how often each kind of event was handled
-    outcomes: Mapping[str, int]
-
-    @property
-    def is_ok(self) -> bool:
-        """Whether nothing was wrong."""
-        return not self.failures
-
-    @property
-    def line(self) -> str:
-        """The command that repeats it."""
-        return f"headgate fuzz --policy {self.policy} --seed {self.seed}"
-
-    def __str__(self) -> str:
-        return "\n  ".join((self.line, *(self.failures or ("ok",))))
-
-
-def fuzz(policy: str, seed: int) -> FuzzReport:
-    """Run a policy in the world of this seed, twice, under all checkers; then replay its log.
-
-    >>> fuzz("balance", seed=1).is_ok
-    True
-    """
-    return fuzz_kind(policy, find_policy(policy), seed)
-
-
-def fuzz_kind(
-    name: str, kind: PolicyKind, seed: int, *, survives_faults: bool = False
-) -> FuzzReport:
-    """Do the same to a policy that need not be one of the package's, nor free of faults."""
-    case = random_case(kind.capabilities, seed)
-    setup = replace(_setup(case, kind, seed), survives_faults=survives_faults)
-    first = _Log(case.schedulers)
-    checkers = all_checkers(
-        case.app,
-        duplicates="duplicate" in case.plan.kinds,
-        losses="lose" in case.plan.kinds,
-        thinks=case.decision_ns > 0 or case.work_unit_ns > 0,
-        drained=True,
-        events_max=_EVENTS_MAX,
-    )
-    failures: list[str] = []
-    try:
-        run = simulate(
-            setup, case.arrivals, clients=_clients(case), observer=_Both(first, checkers)
-        )
-        checkers.finish(run)
-        failures.extend(checkers.violations)
-        failures.extend(_differences(first, setup, case))
-        outcomes = Counter(OUTCOME_NAMES[outcome] for outcome in run.requests.outcome)
-    except Exception as error:  # whatever it is, the seed must be told
-        frame = extract_tb(error.__traceback__)[-1]
-        where = f"{Path(frame.filename).name}:{frame.lineno}"
-        failures.append(f"{type(error).__name__}: {error} ({where})")
-        outcomes = Counter()
-    checks = (*checkers.names, "validate", "determinism", "replay")
-    return FuzzReport(name, seed, checks, tuple(failures), first.counts(), outcomes)
-
-
 def _setup(case: RandomCase, kind: PolicyKind, seed: int) -> Setup:
     return Setup(
         case.app,
@@ -376,13 +376,13 @@ def _setup(case: RandomCase, kind: PolicyKind, seed: int) -> Setup:
         announces=case.announces,
         validate=True,
         records_spans=True,
-        faults=case.plan.troubles(),
+        faults=case.plan.actions(),
         limit_ns=_LIMIT_NS,
     )
 
 
 def _config(case: RandomCase, kind: PolicyKind, seed: int) -> PolicyConfig:
-    """Draw settings near their defaults: rare paths of a policy hide behind large numbers."""
+    """Draw settings near or below their defaults: large limits would hide rare paths."""
     rng = stream(seed, "config")
     drawn: dict[str, object] = {}
     for field in fields(kind.config):
@@ -397,7 +397,7 @@ def _config(case: RandomCase, kind: PolicyKind, seed: int) -> PolicyConfig:
             drawn[field.name] = rng.choice((default, 1.5 * default))
     try:
         return kind.config(**drawn)
-    except ConfigError:  # then it does not take them together
+    except ConfigError:  # the policy does not allow this combination
         return kind.config()
 
 
@@ -407,50 +407,48 @@ def _clients(case: RandomCase) -> list[SimClient]:
 
 
 def _differences(first: _Log, setup: Setup, case: RandomCase) -> list[str]:
-    """Run it again, without validation, and replay every Scheduler's log: all must be the same."""
+    """Repeat the run without validation and replay every Scheduler's log; return differences."""
     second = _Log(case.schedulers)
-    again = replace(setup, validate=False)
-    simulate(again, case.arrivals, clients=_clients(case), observer=second)
-    found: list[str] = []
+    unvalidated = replace(setup, validate=False)
+    simulate(unvalidated, case.arrivals, clients=_clients(case), observer=second)
+    differences: list[str] = []
     if first.wires != second.wires:
         pairs = zip_longest(first.wires, second.wires)
         one, other = next((a, b) for a, b in pairs if a != b)
-        found.append(f"determinism: first {one}, then {other}")
-    for scheduler, entries in zip(build_schedulers(again), first.entries, strict=True):
+        differences.append(f"determinism: first {one}, then {other}")
+    for scheduler, entries in zip(build_schedulers(unvalidated), first.entries, strict=True):
         result = replay(entries, scheduler)
         if result.first_difference is not None:
-            found.append(f"replay: {result.first_difference}")
-    return found
+            differences.append(f"replay: {result.first_difference}")
+    return differences
 
 
 @final
 class _Log(Observer):
-    """Every event and action, as they were when they came about."""
+    """Records every event and action, encoded at once because objects may change later."""
 
     def __init__(self, schedulers: int) -> None:
         self.wires: list[tuple[int, int, Wire, list[Wire]]] = []
         self.entries: list[list[LogEntry]] = [[] for _ in range(schedulers)]
 
     def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
-        """Write it down."""
         wire, wires = to_wire(event), [to_wire(action) for action in actions]
         self.wires.append((now_ns, scheduler, wire, wires))
         self.entries[scheduler].append(LogEntry(len(self.wires), now_ns, event, actions))
 
     def counts(self) -> Counter[str]:
-        """How often each kind of event was handled."""
+        """Return how often each kind of event was handled."""
         return Counter(str(wire[0]) for _, _, wire, _ in self.wires)
 
 
 @final
-class _Both(Observer):
-    """Logs, then checks: a checker that raises leaves the log complete."""
+class _LogThenCheck(Observer):
+    """Logs an event before checking it, so that the log is complete if a checker raises."""
 
     def __init__(self, log: _Log, checkers: Checkers) -> None:
         self._log = log
         self._checkers = checkers
 
     def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
-        """Pass it on."""
         self._log.on_event(now_ns, scheduler, event, actions)
         self._checkers.on_event(now_ns, scheduler, event, actions)

@@ -1,7 +1,7 @@
-"""The truth behind the profile: how long things really take, and whether they can be started.
+"""Ground truth of a simulation: true service times, loadable functions and cascade outcomes.
 
-Policies see the `Profile`; the simulator draws from this. The two agree on the mean unless the
-truth is scaled, which is how an error in a profile is studied.
+Policies see the `Profile` of a variant; the simulator draws the true times from this module. The
+two agree on the mean unless `scale` says otherwise, which is how profile errors are studied.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ OBSERVED = "observed"
 
 @dataclass(frozen=True)
 class GroundTruthConfig:
-    """How true times scatter around the profile, and by how much the profile is wrong."""
+    """The distribution of true service times around the profile, and the error of the profile."""
 
     distribution: str = "exact"
-    cv: float = 0.1  # of log-normal times; uniform ones lie within +-cv of the mean
-    scale: tuple[float, ...] = ()  # by function id: truth over profile; missing is 1
-    observed: tuple[tuple[float, ...], ...] = ()  # by function id: factors, all equally likely
+    cv: float = 0.1  # lognormal: coefficient of variation; uniform: half-width over the mean
+    scale: tuple[float, ...] = ()  # by function id: true time over profiled time; 1 if missing
+    observed: tuple[tuple[float, ...], ...] = ()  # by function id: equally likely factors
 
     def __post_init__(self) -> None:
         if self.distribution not in DISTRIBUTIONS and self.distribution != OBSERVED:
@@ -40,25 +40,27 @@ class GroundTruthConfig:
                 allowed=f"{', '.join(DISTRIBUTIONS)}, {OBSERVED}",
             )
         if (self.distribution == OBSERVED) != bool(self.observed):
-            problem = "goes together with the distribution of the same name"
+            problem = f"must be given if, and only if, the distribution is {OBSERVED}"
             raise ConfigError(problem, key="simulation.truth.observed")
 
 
 @final
 class GroundTruth:
-    """Draws true durations. Factors of mean 1 are drawn in chunks, because that is fast."""
+    """Draws true service times. Random factors of mean 1 are drawn in chunks, for speed."""
 
     def __init__(self, config: GroundTruthConfig, seed: int) -> None:
         self._config = config
         self._is_exact = config.distribution == "exact"
         self._observed = config.observed
-        self._rng = np.random.default_rng([seed, 0x7472757468])  # its own stream: "truth"
-        self._factors: list[float] = []  # drawn and not used yet; the next is the last
+        # A stream of its own. The constant is "truth" in ASCII: other streams are seeded with a
+        # name (`headgate.core.rng.stream`), but another seed would change every simulated run.
+        self._rng = np.random.default_rng([seed, 0x7472757468])
+        self._factors: list[float] = []  # drawn and not used yet, in reverse order
         self.scale = list(config.scale)
-        self.unloadable: set[int] = set()  # functions that cannot be started just now, anywhere
+        self.unloadable: set[int] = set()  # ids of functions that no node can load at present
 
     def exec_ns(self, variant: Variant, items: int) -> int:
-        """True time of a batch that has its node to itself. At least a nanosecond."""
+        """Return the true time of a batch that runs alone on its node: at least 1 ns."""
         expected_ns = variant.profile.exec_ns[items - 1]
         scale = self.scale
         if self._is_exact and not scale:
@@ -68,9 +70,9 @@ class GroundTruth:
             if not self._factors:
                 self._factors = self._draw()
             factor = self._factors.pop()
-            if self._observed:  # what was drawn is then a place in the distribution, of [0, 1)
-                likely = self._observed[variant.function_id]
-                factor = likely[int(factor * len(likely))]
+            if self._observed:  # the number drawn is a quantile in [0, 1)
+                observed = self._observed[variant.function_id]
+                factor = observed[int(factor * len(observed))]
         if scale and variant.function_id < len(scale):
             factor *= scale[variant.function_id]
         return int(expected_ns * factor) or 1
@@ -90,16 +92,16 @@ class GroundTruth:
         return factors
 
 
-# Which answers of a cascade are unsure, so that its next stage runs.
-
-
 def has_cascades(app: App) -> bool:
-    """Whether any stage runs only for some requests."""
+    """Whether any stage runs only if an earlier stage was unsure of its result."""
     return any(s.only_if_unsure for p in app.pipelines for s in p.stages)
 
 
 def unsure_tasks(app: App, recorder: Recorder, task_ids: list[int]) -> tuple[int, ...]:
-    """Which of these tasks a cascade should go on with; drawn by hashing, so order is no matter."""
+    """Return the tasks whose results are unsure, so that the next stage of their cascade runs.
+
+    The draw is a hash of the task id, so that it does not depend on the order of execution.
+    """
     return tuple(task_id for task_id in task_ids if _is_unsure(app, recorder, task_id))
 
 

@@ -1,45 +1,67 @@
-"""What may watch, load or disturb a run from outside: the bases that everybody else extends.
+"""Interfaces through which other code watches a run or sends requests into it.
 
-They are never compiled, so that code which is not may extend them.
+This module is never compiled and imports nothing of the simulator: interpreted code may extend its
+classes, also where the simulator's loop is compiled.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from headgate.core.actions import Action
     from headgate.core.events import Event
-    from headgate.sim.engine import Engine
+
+
+class Simulation(Protocol):
+    """What a client may ask of the run that it takes part in. `Engine` implements it."""
+
+    def submit(
+        self,
+        at_ns: int,
+        pipeline: int,
+        client: int,
+        items: int = 1,
+        sender: SimClient | None = None,
+    ) -> None:
+        """Have a request arrive at `at_ns`; `sender` is notified of its arrival and its outcome."""
+
+    def cancel(self, now_ns: int, request_id: int) -> None:
+        """Cancel a request, if it is still open."""
+
+    def wake_client(self, at_ns: int, client: SimClient) -> None:
+        """Call `client.on_wake` at `at_ns`."""
+
+    def has_pending_completions(self) -> bool:
+        """Whether any batch, start, load or message is still in flight. O(queue length)."""
+
+    def open_requests(self) -> list[int]:
+        """Return the ids of the requests that have arrived and not ended. O(requests)."""
 
 
 class Observer:
-    """Watches a run from outside: logs it, checks it. All methods are optional."""
+    """Watches a run without taking part in it, for example to log it or to check it."""
 
     def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
-        """An event was handled, and these are the actions it led to."""
+        """Scheduler number `scheduler` has handled `event` and has returned `actions`."""
 
 
 class SimClient:
-    """Somebody who reacts to answers: closed-loop load. `Engine` calls these."""
+    """A client that reacts to what becomes of its requests, such as a closed-loop load generator.
 
-    def on_start(self, engine: Engine) -> None:
-        """The run begins."""
+    The engine calls these methods; each of them may be left out.
+    """
 
-    def on_wake(self, engine: Engine, now_ns: int) -> None:
-        """A time asked for with `Engine.wake_client` has come."""
+    def on_start(self, simulation: Simulation) -> None:
+        """The run begins, at time 0."""
 
-    def on_arrived(self, engine: Engine, now_ns: int, request_id: int) -> None:
-        """One of its requests has arrived, and this is its id. They arrive in order."""
+    def on_wake(self, simulation: Simulation, now_ns: int) -> None:
+        """A time that this client passed to `Simulation.wake_client` has come."""
 
-    def on_settled(self, engine: Engine, now_ns: int, request_id: int, outcome: int) -> None:
-        """One of its requests has ended."""
+    def on_arrived(self, simulation: Simulation, now_ns: int, request_id: int) -> None:
+        """A request of this client has arrived and has this id. They arrive in order of sending."""
 
-
-class FaultAction:
-    """A fault that begins or ends. See `headgate.sim.faults`."""
-
-    __slots__ = ()
-
-    def apply(self, engine: Engine, now_ns: int) -> None:
-        """Let it happen."""
+    def on_settled(
+        self, simulation: Simulation, now_ns: int, request_id: int, outcome: int
+    ) -> None:
+        """A request of this client has ended with this `Outcome`."""

@@ -1,8 +1,8 @@
-"""Writes down what happens in a run, and makes the columns of it.
+"""Records the requests and the spans of a run, and builds the columns of the run.
 
-What nearly every request does (begin once, end once, in time) is stored straight into its row,
-through memory views: a store into a numpy array itself costs more than twice as much. The rest is
-rare; it goes into journals, which are put into their rows when the columns are asked for.
+What nearly every request does (begin once, end once, in time) is stored directly in its row,
+through memory views: a store into a numpy array costs more than twice as much. The rare rest is
+appended to lists, which are merged into the rows when the columns are built.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from headgate.core.records import STAGES_MAX
 from headgate.core.states import Outcome
 from headgate.metrics.columns import Int32, Int64, RequestColumns, SpanColumns
 
-_MET: Final = Outcome.MET  # interpreted, a name of the module is read much faster
+_MET: Final = Outcome.MET  # interpreted code reads a global much faster than a class attribute
 
 
 @final
 class Recorder:
-    """One row per request (by request id) and, if wanted, one per span of work.
+    """One row per request (by request id) and, if `records_spans`, one per span of work.
 
     In a purely open-loop run the arrivals are known beforehand, row by row, and need not be
-    written down again: then `records_arrivals` is off.
+    recorded: then `records_arrivals` is off.
     """
 
     def __init__(self, *, records_arrivals: bool, records_spans: bool, size: int) -> None:
         self.count = 0  # requests that have arrived
-        self.ended = 0  # and of these, those that have been settled
+        self.ended = 0  # requests that have been settled
         self.records_arrivals = records_arrivals
         self.records_spans = records_spans
         self.arrival_ns = array("q")
@@ -41,15 +41,15 @@ class Recorder:
         self._finished = np.full(size, NEVER_NS, dtype=np.int64)
         self._started_ns = self._started.data
         self._finished_ns = self._finished.data
-        self._again = array("q")  # a row for every time work began that was not the first
+        self._retry_rows = array("q")  # one entry for every attempt after the first of a request
         self._cold_rows = array("q")
         self._cold_ns = array("q")
-        self._other_rows = array("q")  # of those that ended, but not as MET
+        self._other_rows = array("q")  # requests whose outcome is not MET
         self._other_outcomes = array("b")
         self._spans = [array(code) for code in "iibqqqi"]
 
     def arrived(self, now_ns: int, pipeline: int, client: int) -> None:
-        """Write down an arrival that was not known beforehand; its row is the last."""
+        """Record an arrival that was not known beforehand, in the last row."""
         self.arrival_ns.append(now_ns)
         self.pipeline.append(pipeline)
         self.client.append(client)
@@ -57,23 +57,23 @@ class Recorder:
             self._grow()
 
     def began(self, now_ns: int, task_ids: list[int]) -> None:
-        """A worker begins to run these tasks."""
+        """Record that a node or a platform begins to run these tasks."""
         started_ns = self._started_ns
         for task_id in task_ids:
             row = task_id // STAGES_MAX
             if started_ns[row] == NEVER_NS:
                 started_ns[row] = now_ns
             else:
-                self._again.append(row)
+                self._retry_rows.append(row)
 
-    def waits_for_start(self, now_ns: int, task_ids: list[int]) -> None:
-        """A worker begins to start an instance, or to load one, that these tasks wait for."""
+    def waiting_for_start(self, now_ns: int, task_ids: list[int]) -> None:
+        """Record that these tasks wait for the start of an instance or a load of weights."""
         for task_id in task_ids:
             self._cold_rows.append(task_id // STAGES_MAX)
             self._cold_ns.append(now_ns)
 
     def settled(self, now_ns: int, request_id: int, outcome: int) -> None:
-        """A request has ended."""
+        """Record the outcome of a request."""
         self.ended += 1
         self._finished_ns[request_id] = now_ns
         if outcome != _MET:
@@ -83,7 +83,7 @@ class Recorder:
     def span(
         self, node: int, function: int, kind: int, start_ns: int, end_ns: int, id: int, items: int
     ) -> None:
-        """Something was done on a node."""
+        """Record a span of work on a node or a platform, unless spans are not recorded."""
         if self.records_spans:
             for column, value in zip(
                 self._spans, (node, function, kind, start_ns, end_ns, id, items), strict=True
@@ -91,22 +91,24 @@ class Recorder:
                 column.append(value)
 
     def open_rows(self) -> list[int]:
-        """The requests that have arrived and not ended."""
+        """Return the requests that have arrived and not ended. O(requests)."""
         rows: list[int] = np.flatnonzero(self._finished[: self.count] == NEVER_NS).tolist()
         return rows
 
     def requests(
         self, app: App, arrival_ns: Int64, pipeline: Int32, client: Int32
     ) -> RequestColumns:
-        """The rows so far; the arguments are the arrivals that were known beforehand."""
+        """Return the rows so far; the arguments are the arrivals that were known beforehand."""
         n = self.count
         if self.records_arrivals:
             arrival_ns = np.array(self.arrival_ns, dtype=np.int64)
             pipeline = np.array(self.pipeline, dtype=np.int32)
             client = np.array(self.client, dtype=np.int32)
         attempts = (self._started[:n] != NEVER_NS).astype(np.int32)
-        np.add.at(attempts, np.array(self._again), np.ones(len(self._again), dtype=np.int32))
-        # A request has started when work for it first began, and a cold start is work.
+        np.add.at(
+            attempts, np.array(self._retry_rows), np.ones(len(self._retry_rows), dtype=np.int32)
+        )
+        # A request has started when the first work for it began, and a cold start is work.
         started_ns = self._started[:n].copy()
         cold_rows = np.array(self._cold_rows)
         np.minimum.at(started_ns, cold_rows, np.array(self._cold_ns))
@@ -127,7 +129,6 @@ class Recorder:
         )
 
     def spans(self) -> SpanColumns:
-        """The spans so far."""
         node, function, kind, start_ns, end_ns, batch, items = self._spans
         return SpanColumns(
             node=np.array(node, dtype=np.int32),
@@ -140,7 +141,7 @@ class Recorder:
         )
 
     def _grow(self) -> None:
-        """Make room for as many rows again, and for at least the last."""
+        """Double the capacity: appending a row costs amortized O(1)."""
         more = np.full(max(self.count, 1_024), NEVER_NS, dtype=np.int64)
         self._started = np.concatenate((self._started, more))
         self._finished = np.concatenate((self._finished, more))

@@ -1,9 +1,10 @@
-"""Running a simulation: from declarations and arrivals to the columns of a run."""
+"""Running a simulation: from an application, a policy and arrivals to the columns of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from headgate.core.clock import HOUR_NS, NEVER_NS
 from headgate.core.errors import ConfigError
@@ -15,8 +16,9 @@ from headgate.metrics.columns import ResourceUse, RunColumns, with_client_overhe
 from headgate.sim.engine import Engine
 from headgate.sim.event_queue import ArrivalCursor, EventQueue
 from headgate.sim.faas import SimFaasPlatform
+from headgate.sim.faults import FaultAction
 from headgate.sim.ground_truth import GroundTruth, GroundTruthConfig, has_cascades
-from headgate.sim.interfaces import FaultAction, Observer, SimClient
+from headgate.sim.interfaces import Observer, SimClient
 from headgate.sim.node import SimNode
 from headgate.sim.recorder import Recorder
 from headgate.workload.arrivals import Arrivals
@@ -24,7 +26,7 @@ from headgate.workload.arrivals import Arrivals
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything that determines a run but its arrivals. The same setup gives the same run."""
+    """Everything that determines a run except its arrivals. Runs of one setup are identical."""
 
     app: App
     policy: PolicyKind
@@ -32,15 +34,15 @@ class Setup:
     seed: int = 0
     truth: GroundTruthConfig = field(default=GroundTruthConfig())
     schedulers: int = 1  # gateways that share the pools
-    decision_ns: int = 0  # what one decision costs, and
-    work_unit_ns: int = 0  # what one unit of a policy's reported work costs
-    request_ns: int = 0  # what a client waits beyond what the Scheduler sees of its request
-    announces: bool = False  # tell the policy of every open-loop request before the run
-    validate: bool = False  # check the whole state after every event
+    decision_ns: int = 0  # time per decision
+    work_unit_ns: int = 0  # time per unit of work that the policy reports
+    request_ns: int = 0  # client-side latency on top of what the Scheduler sees
+    announces: bool = False  # announce every open-loop request to the policy before the run
+    validate: bool = False  # check the invariants of the whole state after every event
     records_spans: bool = False
     faults: tuple[tuple[int, FaultAction], ...] = field(default=())
-    limit_ns: int = NEVER_NS  # stop here even if requests are still open
-    survives_faults: bool = False  # go on after a fault of the policy, as a live gateway does
+    limit_ns: int = NEVER_NS  # stop at this time even if requests are still open
+    survives_faults: bool = False  # continue after a PolicyError, as a live gateway does
 
 
 def simulate(
@@ -52,37 +54,37 @@ def simulate(
     window_ns: int | None = None,
     on_chunk: Callable[[int], None] | None = None,
 ) -> RunColumns:
-    """Run to the end and return what happened. Deterministic in `setup` and `arrivals`.
+    """Run to the end and return the columns of the run. Deterministic in `setup` and `arrivals`.
 
-    `on_chunk` is told now and then how many of the arrivals have been handed over.
+    `on_chunk` is called once per chunk of arrivals with the number of arrivals read so far.
     """
     app = setup.app
-    agenda = EventQueue()
+    queue = EventQueue()
     recorder = Recorder(
         records_arrivals=bool(clients or setup.faults or has_cascades(app)),
         records_spans=setup.records_spans,
         size=0 if arrivals is None else len(arrivals),
     )
-    feed = _feed(app, arrivals, on_chunk)
+    cursor = _cursor(app, arrivals, on_chunk)
     truth = GroundTruth(setup.truth, setup.seed)
     nodes: list[SimNode] = []
     platforms: dict[int, SimFaasPlatform] = {}
     for pool in app.pools:
         if pool.faas is not None:
             row = sum(p.nodes for p in app.pools if p.faas is None) + len(platforms)
-            platforms[pool.id] = SimFaasPlatform(row, pool, pool.faas, app, agenda, truth, recorder)
+            platforms[pool.id] = SimFaasPlatform(row, pool, pool.faas, app, queue, truth, recorder)
         else:
             for number in range(pool.nodes):
                 name = f"{pool.name}{number + 1}"
-                nodes.append(SimNode(len(nodes), name, pool, app, agenda, truth, recorder))
+                nodes.append(SimNode(len(nodes), name, pool, app, queue, truth, recorder))
     engine = Engine(
         app,
         build_schedulers(setup),
         nodes,
         platforms,
-        agenda,
+        queue,
         recorder,
-        feed,
+        cursor,
         truth,
         clients=clients,
         observer=observer,
@@ -91,18 +93,18 @@ def simulate(
         limit_ns=setup.limit_ns,
         survives_faults=setup.survives_faults,
     )
-    for at_ns, trouble in setup.faults:
-        engine.expect_trouble(at_ns, trouble)
+    for at_ns, fault in setup.faults:
+        engine.schedule_fault(at_ns, partial(fault.apply, engine))
     if setup.announces and arrivals is not None:
         _announce(engine, app, arrivals)
     engine.run()
     if window_ns is None:
         window_ns = engine.now_ns if arrivals is None else arrivals.duration_ns
-    return _columns(engine, feed, window_ns, setup.request_ns)
+    return _columns(engine, cursor, window_ns, setup.request_ns)
 
 
 def build_schedulers(setup: Setup) -> list[Scheduler]:
-    """Return the Schedulers of a run, fresh: to drive them, or to replay what they were told."""
+    """Return the Schedulers of a run in their initial state, to drive them or to replay a log."""
     return [
         Scheduler(
             setup.app,
@@ -117,7 +119,7 @@ def build_schedulers(setup: Setup) -> list[Scheduler]:
     ]
 
 
-def _feed(
+def _cursor(
     app: App, arrivals: Arrivals | None, on_chunk: Callable[[int], None] | None = None
 ) -> ArrivalCursor:
     if arrivals is None:
@@ -135,7 +137,7 @@ def _feed(
 def _id_of(name: str, known: dict[str, int], kind: str) -> int:
     if name in known:
         return known[name]
-    if len(known) == 1:  # a trace that names nobody in an application that has only one
+    if len(known) == 1:  # a trace need not name the only pipeline or client there is
         return next(iter(known.values()))
     raise ConfigError(
         f"the workload names a {kind} that the application does not have",
@@ -146,7 +148,7 @@ def _id_of(name: str, known: dict[str, int], kind: str) -> int:
 
 
 def _announce(engine: Engine, app: App, arrivals: Arrivals) -> None:
-    times_ns, pipelines, clients = _feed(app, arrivals).columns()
+    times_ns, pipelines, clients = _cursor(app, arrivals).columns()
     for request_id in range(len(arrivals)):
         engine.announce(
             request_id,
@@ -156,12 +158,12 @@ def _announce(engine: Engine, app: App, arrivals: Arrivals) -> None:
         )
 
 
-def _columns(engine: Engine, feed: ArrivalCursor, window_ns: int, request_ns: int) -> RunColumns:
+def _columns(engine: Engine, cursor: ArrivalCursor, window_ns: int, request_ns: int) -> RunColumns:
     app = engine.app
     end_ns = engine.now_ns
     nodes = [_node_use(node, end_ns) for node in engine.nodes]
     platforms = [_platform_use(p, end_ns) for p in engine.platforms.values()]
-    requests = engine.recorder.requests(app, *feed.columns())
+    requests = engine.recorder.requests(app, *cursor.columns())
     return RunColumns(
         requests=with_client_overhead(requests, request_ns) if request_ns else requests,
         spans=engine.recorder.spans(),
@@ -176,8 +178,8 @@ def _columns(engine: Engine, feed: ArrivalCursor, window_ns: int, request_ns: in
 
 def _node_use(node: SimNode, end_ns: int) -> ResourceUse:
     up_ns = node.up_ns + (end_ns - node.up_since_ns if node.is_up else 0)
-    if node.rent is not None:
-        up_ns = node.rent.paid_ns(end_ns)
+    if node.rental is not None:
+        up_ns = node.rental.paid_ns(end_ns)
     busy_ns = node.busy_ns // node.pool.slots
     rate = node.pool.usd_per_hour / HOUR_NS
     return ResourceUse(

@@ -1,7 +1,8 @@
-"""Pools that pick the node themselves: the real Broker decides, this carries it out.
+"""Pools that several Schedulers share and that pick the node of an instance themselves.
 
-A Scheduler that asks for an instance "anywhere" is told where it is only when it has started. Until
-then what it orders about that instance, and what befalls it, is settled here.
+The `Broker` of the core decides which node an instance gets; this module carries that out in the
+simulator. A Scheduler that starts an instance without naming a node learns the node only when the
+instance has started. Until then this module handles the actions for, and the loss of, the instance.
 """
 
 from __future__ import annotations
@@ -18,52 +19,48 @@ from headgate.sim.node import EventInTransit, SimNode
 
 @final
 class SharedPools:
-    """A Broker for every pool that was ever asked for a node."""
+    """The Brokers of a run: one for every pool that was ever asked to pick a node."""
 
-    def __init__(self, app: App, nodes: list[SimNode], agenda: EventQueue) -> None:
+    def __init__(self, app: App, nodes: list[SimNode], queue: EventQueue) -> None:
         self._app = app
         self._nodes = nodes
-        self._agenda = agenda
+        self._queue = queue
         self._brokers: dict[int, Broker] = {}  # by pool id
         self._starts: dict[int, StartInstance] = {}  # by instance id, waiting for a grant
         self._granted: dict[int, int] = {}  # instance id -> node id
-        self._untold: set[int] = set()  # those of them whose Scheduler does not know where yet
+        self._unannounced: set[int] = set()  # granted, but the Scheduler does not know the node yet
 
-    # --- orders --------------------------------------------------------------------------------
-
-    def ask(self, now_ns: int, order: StartInstance) -> None:
-        """Find a node for an instance, now or when one is free."""
-        broker = self._brokers.get(order.pool_id)
+    def request_start(self, now_ns: int, action: StartInstance) -> None:
+        """Start an instance on a node of the pool, now or as soon as a node is free."""
+        broker = self._brokers.get(action.pool_id)
         if broker is None:
-            broker = self._open(order.pool_id)
-        variant = self._app.variants[order.variant_id]
-        if broker.request(order.instance_id, variant.function_id):
-            self._starts[order.instance_id] = order
+            broker = self._create_broker(action.pool_id)
+        variant = self._app.variants[action.variant_id]
+        if broker.request(action.instance_id, variant.function_id):
+            self._starts[action.instance_id] = action
             self._grant(now_ns, broker)
         else:
-            self._report(now_ns, order.instance_id, "the pool is exhausted")
+            self._report(now_ns, action.instance_id, "the pool is exhausted")
 
-    def call_off(self, now_ns: int, order: StopInstance) -> None:
-        """Stop an instance whose Scheduler does not know where it is, if it is anywhere yet."""
-        start = self._starts.pop(order.instance_id, None)
-        node_id = self._granted.get(order.instance_id)
+    def cancel_start(self, now_ns: int, action: StopInstance) -> None:
+        """Stop an instance whose Scheduler does not know its node, or cancel its start."""
+        start = self._starts.pop(action.instance_id, None)
+        node_id = self._granted.get(action.instance_id)
         if start is not None:
-            self._brokers[start.pool_id].withdraw(order.instance_id)
-            self._report(now_ns, order.instance_id, "never started")
+            self._brokers[start.pool_id].withdraw(action.instance_id)
+            self._report(now_ns, action.instance_id, "the start was cancelled")
         elif node_id is not None:
-            self._nodes[node_id].take(now_ns, StopInstance(order.instance_id, node_id))
+            self._nodes[node_id].execute(now_ns, StopInstance(action.instance_id, node_id))
         else:
-            self._report(now_ns, order.instance_id, "gone already")
+            self._report(now_ns, action.instance_id, "the instance had already stopped")
 
-    # --- what happens --------------------------------------------------------------------------
+    def on_started(self, instance_id: int) -> None:
+        """Note that the Scheduler of an instance now learns its node."""
+        self._unannounced.discard(instance_id)
 
-    def started(self, instance_id: int) -> None:
-        """Its Scheduler is being told where an instance is."""
-        self._untold.discard(instance_id)
-
-    def stopped(self, now_ns: int, instance_id: int) -> None:
-        """An instance is gone; its node may be granted again."""
-        self._untold.discard(instance_id)
+    def on_stopped(self, now_ns: int, instance_id: int) -> None:
+        """Free the node of an instance that has stopped, and grant it to the next in line."""
+        self._unannounced.discard(instance_id)
         self._granted.pop(instance_id, None)
         for pool_id, broker in self._brokers.items():
             for node in self._nodes:
@@ -71,24 +68,27 @@ class SharedPools:
                     broker.node_freed(node.id)
             self._grant(now_ns, broker)
 
-    def node_joined(self, now_ns: int, node: SimNode) -> None:
-        """A node is there to be granted."""
+    def on_node_joined(self, now_ns: int, node: SimNode) -> None:
+        """Offer a node that has joined to the Broker of its pool, if the pool has one."""
         broker = self._brokers.get(node.pool.id)
         if broker is not None:
             broker.node_joined(node.id)
             self._grant(now_ns, broker)
 
-    def node_lost(self, node: SimNode) -> list[int]:
-        """A node is gone; returns the instances whose Schedulers do not know it was theirs."""
+    def on_node_lost(self, node: SimNode) -> list[int]:
+        """Withdraw a node; return its instances whose Schedulers do not know their node yet.
+
+        Those Schedulers cannot tell from `NodeLost` that their instance is gone.
+        """
         broker = self._brokers.get(node.pool.id)
         if broker is not None:
             broker.node_lost(node.id)
         here = [i for i, node_id in self._granted.items() if node_id == node.id]
         for instance_id in here:
             del self._granted[instance_id]
-        return [instance_id for instance_id in here if instance_id in self._untold]
+        return [instance_id for instance_id in here if instance_id in self._unannounced]
 
-    def _open(self, pool_id: int) -> Broker:
+    def _create_broker(self, pool_id: int) -> Broker:
         broker = self._brokers[pool_id] = Broker()
         for node in self._nodes:
             if node.pool.id == pool_id and node.is_up:
@@ -97,12 +97,12 @@ class SharedPools:
 
     def _grant(self, now_ns: int, broker: Broker) -> None:
         for grant in broker.grants():
-            asked = self._starts.pop(grant.instance_id)
+            start = self._starts.pop(grant.instance_id)
             self._granted[grant.instance_id] = grant.node_id
-            self._untold.add(grant.instance_id)
-            order = StartInstance(asked.instance_id, asked.variant_id, asked.pool_id, grant.node_id)
-            self._nodes[grant.node_id].take(now_ns, order)
+            self._unannounced.add(grant.instance_id)
+            start = StartInstance(start.instance_id, start.variant_id, start.pool_id, grant.node_id)
+            self._nodes[grant.node_id].execute(now_ns, start)
 
     def _report(self, now_ns: int, instance_id: int, reason: str) -> None:
         stopped = InstanceStopped(instance_id, reason)
-        self._agenda.push(now_ns, Rank.COMPLETION, EventInTransit(stopped))
+        self._queue.push(now_ns, Rank.COMPLETION, EventInTransit(stopped))

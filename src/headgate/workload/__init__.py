@@ -1,4 +1,4 @@
-"""What arrives: synthetic processes, closed loops and traces, as columns."""
+"""Workloads: synthetic arrival processes, closed loops and traces, as columns."""
 
 from headgate.workload.arrivals import (
     Arrivals,
@@ -20,7 +20,7 @@ from headgate.workload.readers import layouts
 from headgate.workload.spec import parse_arrivals
 from headgate.workload.trace_file import ReadOptions
 from headgate.workload.traces import find_trace, read_trace
-from headgate.workload.transforms import assign, mix, named, rescale_rate, shift, stretch, window
+from headgate.workload.transforms import assign, mix, named, rescale_rate, scale_time, shift, window
 
 __all__ = [
     "Arrivals",
@@ -43,8 +43,8 @@ __all__ = [
     "poisson",
     "read_trace",
     "rescale_rate",
+    "scale_time",
     "shift",
     "stepped",
-    "stretch",
     "window",
 ]

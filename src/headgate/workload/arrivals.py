@@ -1,4 +1,4 @@
-"""Open-loop arrivals as columns: what came, when, for which pipeline, from whom, how large."""
+"""Workloads as data: open-loop arrivals as columns, and closed loops as steps of concurrency."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headgate.core.errors import ConfigError
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
 
-ARRIVALS_MAX: Final = 1_000_000_000  # 8 GB of times; more is surely a slip in a rate
+ARRIVALS_MAX: Final = 1_000_000_000  # 8 GB of times; more is surely a mistake in a rate
 DEFAULT_NAME: Final = "default"
 _CHECK_ROWS: Final = 1 << 20
 
@@ -25,9 +25,8 @@ _CHECK_ROWS: Final = 1 << 20
 class Arrivals:
     """Requests in order of arrival, within the window `[0, duration_ns)`.
 
-    Checked on construction; the columns become read-only views of what was given, not copies.
-    A column with one value throughout costs no memory when it is made by `constant_column`,
-    so 72 million arrivals take 8 bytes each.
+    Checked on construction; the columns become read-only views of the arguments, not copies. A
+    column made by `constant_column` takes no memory, so 72 million arrivals take 8 bytes each.
     """
 
     times_ns: Int64  # ascending
@@ -36,7 +35,7 @@ class Arrivals:
     client: Int32  # index into `clients`
     pipelines: tuple[str, ...] = (DEFAULT_NAME,)
     clients: tuple[str, ...] = (DEFAULT_NAME,)
-    items: Int32 | None = None  # the size of each request; None: one item each
+    items: Int32 | None = None  # the number of items of each request; None: one each
 
     def __post_init__(self) -> None:
         _check_times(self.times_ns, self.duration_ns)
@@ -58,7 +57,7 @@ class Arrivals:
 
     @property
     def sizes(self) -> Int32:
-        """The items of each request, as a column even when all are one."""
+        """The number of items of each request, as a column also where `items` is None."""
         return constant_column(len(self), 1) if self.items is None else self.items
 
     @property
@@ -68,7 +67,7 @@ class Arrivals:
 
 
 def arrivals_at(times_ns: Int64, duration_ns: int) -> Arrivals:
-    """Return arrivals of one client for one pipeline, both of the default name, one item each.
+    """Return arrivals of the default client for the default pipeline, one item each.
 
     >>> len(arrivals_at(np.array([0, 5, 5]), 10))
     3
@@ -78,30 +77,30 @@ def arrivals_at(times_ns: Int64, duration_ns: int) -> Arrivals:
 
 
 def constant_column(length: int, value: int = 0) -> Int32:
-    """Return a read-only column with one value throughout, in no memory."""
+    """Return a read-only column of one repeated value, which takes no memory."""
     return np.broadcast_to(np.array(value, dtype=np.int32), (length,))
 
 
 def is_constant(column: Int32) -> bool:
-    """Tell whether the column is stored as one value."""
+    """Whether the column is stored as one repeated value."""
     return column.strides == (0,)
 
 
 def take_rows(column: Int32, rows: slice | NDArray[np.integer]) -> Int32:
-    """Return some rows of a column; a constant column stays one."""
+    """Return some rows of a column; constant columns stay constant."""
     if isinstance(rows, slice) or not len(column) or not is_constant(column):
         return column[rows]
     return constant_column(len(rows), int(column[0]))
 
 
 def check_total(total: float) -> None:
-    """Refuse more arrivals than fit in memory, before they are made."""
+    """Raise ConfigError if there would be more arrivals than fit into memory."""
     if not total <= ARRIVALS_MAX:
         raise ConfigError(f"{total:.3g} arrivals are too many", allowed=f"up to {ARRIVALS_MAX:,}")
 
 
 def check_positive(key: str, value: float) -> None:
-    """Refuse a number that is not positive and finite."""
+    """Raise ConfigError if a number is not positive and finite."""
     if not 0 < value < math.inf:
         raise ConfigError("must be positive", key=key, value=value, allowed="more than 0")
 
@@ -112,7 +111,7 @@ def _check_times(times_ns: Int64, duration_ns: int) -> None:
         raise ConfigError("must not be negative", key="duration_ns", value=duration_ns)
     if not len(times_ns):
         return
-    for start in range(0, len(times_ns), _CHECK_ROWS):  # in parts: a full mask would be 72 MB
+    for start in range(0, len(times_ns), _CHECK_ROWS):  # in chunks: a whole mask may take 1 GB
         part = times_ns[start : start + _CHECK_ROWS + 1]
         if (part[1:] < part[:-1]).any():
             row = start + 1 + int(np.argmax(part[1:] < part[:-1]))
@@ -147,9 +146,6 @@ def _check_column(name: str, column: NDArray[np.generic], dtype: type, length: i
         raise ConfigError(f"has {len(column)} rows beside {length} times", key=name)
 
 
-# A closed loop: so many clients, each sending its next request when the last was answered.
-
-
 @dataclass(frozen=True, slots=True)
 class ConcurrencyStep:
     """From `at_ns` on there are `clients` concurrent clients."""
@@ -160,13 +156,14 @@ class ConcurrencyStep:
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """Concurrency that changes in steps. It only describes; the driver sends the requests.
+    """A closed loop: each client sends its next request when its previous one is answered.
 
-    A client thinks for `think_ns` between an answer and its next request. No request is sent at
-    or after `duration_ns`, nor once `requests_max` have been sent.
+    This is only a description; a driver sends the requests. The concurrency changes in steps. A
+    client thinks for `think_ns` between a response and its next request. No request is sent at or
+    after `duration_ns`, nor once `requests_max` have been sent.
     """
 
-    steps: tuple[ConcurrencyStep, ...]  # in order of time; nobody is there before the first
+    steps: tuple[ConcurrencyStep, ...]  # in order of time; no clients before the first step
     duration_ns: int
     think_ns: int = 0
     pipeline: str = DEFAULT_NAME
@@ -185,14 +182,14 @@ class ClosedLoop:
         before_ns = -1
         for step in self.steps:
             if step.at_ns <= before_ns:
-                problem = "steps start at 0 or later, each after the one before"
+                problem = "steps start at 0 or later, each after the previous one"
                 raise ConfigError(problem, key="at_ns", value=step.at_ns)
             if step.clients < 0:
                 raise ConfigError("must not be negative", key="clients", value=step.clients)
             before_ns = step.at_ns
 
     def clients_at(self, now_ns: int) -> int:
-        """Return how many clients there are at an instant.
+        """Return the number of clients at a time.
 
         >>> loop = ClosedLoop((ConcurrencyStep(0, 5), ConcurrencyStep(10, 20)), duration_ns=30)
         >>> [loop.clients_at(ns) for ns in (0, 9, 10, 29, 30)]

@@ -1,7 +1,7 @@
-"""Arrivals in one word of the command line: `poisson:rate=50/s`, `closed:clients=5+20,every=10s`.
+"""Arrival specifications: `poisson:rate=50/s`, `closed:clients=5+20,every=10s`.
 
-A kind, then its parameters; several values of one parameter are joined by `+`. Any kind takes a
-`pipeline` and a `client`, the names that its requests carry.
+A specification is a kind and its parameters; several values of one parameter are joined by `+`. Any
+kind takes a `pipeline` and a `client`, the names that its requests have.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from headgate.workload.arrivals import (
 )
 from headgate.workload.transforms import named
 
-CLIENTS_MAX: Final = 1_000_000  # in one closed loop; more is surely a slip
+CLIENTS_MAX: Final = 1_000_000  # in one closed loop; more is surely a mistake
 Value = TypeVar("Value")
 
 
 def parse_arrivals(spec: str, *, duration_ns: int, seed: int) -> Arrivals | ClosedLoop:
-    """Return what a specification says, over `duration_ns`.
+    """Return the arrivals, or the closed loop, of a specification, over `duration_ns`.
 
-    Raises ConfigError for an unknown kind or parameter, listing those there are.
+    Raises ConfigError for an unknown kind or parameter, listing those that exist.
 
     >>> len(parse_arrivals("deterministic:rate=10/s", duration_ns=10**9, seed=0))
     10
@@ -47,7 +47,7 @@ def parse_arrivals(spec: str, *, duration_ns: int, seed: int) -> Arrivals | Clos
     except ConfigError as error:
         if error.key not in values:
             raise
-        key, value = f"{kind}.{error.key}", values[error.key]  # as it is written
+        key, value = f"{kind}.{error.key}", values[error.key]  # as written in the specification
         raise ConfigError(error.problem, key=key, value=value, allowed=error.allowed) from None
     if isinstance(arrivals, ClosedLoop):
         return replace(arrivals, pipeline=labels[0], client=labels[1])
@@ -67,7 +67,7 @@ def _values(kind: str, text: str, names: tuple[str, ...]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Parameters:
-    """The values of one specification, parsed as each kind asks for them."""
+    """The parameters of one specification, parsed on demand."""
 
     kind: str
     values: dict[str, str]
@@ -113,48 +113,46 @@ def _requests_number(text: str, key: str) -> int:
 def _whole(text: str, key: str, least: int, most: int) -> int:
     if not text.isdecimal():
         raise ConfigError("is not a whole number", key=key, value=text)
-    if len(text) > 20 or not least <= int(text) <= most:  # Python refuses to read endless digits
+    if len(text) > 20 or not least <= int(text) <= most:  # int() raises for thousands of digits
         allowed = f"{least} to {most:,}"
         raise ConfigError("is out of range", key=key, value=text, allowed=allowed)
     return int(text)
 
 
-def _deterministic(given: _Parameters) -> Arrivals:
-    return generators.deterministic(given.one("rate", _rate), given.duration_ns)
+def _deterministic(spec: _Parameters) -> Arrivals:
+    return generators.deterministic(spec.one("rate", _rate), spec.duration_ns)
 
 
-def _poisson(given: _Parameters) -> Arrivals:
-    return generators.poisson(given.one("rate", _rate), given.duration_ns, seed=given.seed)
+def _poisson(spec: _Parameters) -> Arrivals:
+    return generators.poisson(spec.one("rate", _rate), spec.duration_ns, seed=spec.seed)
 
 
-def _gamma(given: _Parameters) -> Arrivals:
-    rate_per_s, cv = given.one("rate", _rate), given.one("cv", _number)
-    return generators.gamma(rate_per_s, cv, given.duration_ns, seed=given.seed)
+def _gamma(spec: _Parameters) -> Arrivals:
+    rate_per_s, cv = spec.one("rate", _rate), spec.one("cv", _number)
+    return generators.gamma(rate_per_s, cv, spec.duration_ns, seed=spec.seed)
 
 
-def _mmpp(given: _Parameters) -> Arrivals:
-    rates_per_s, stays_ns = given.several("rates", _rate), given.several("stay", _duration)
-    return generators.mmpp(rates_per_s, stays_ns, given.duration_ns, seed=given.seed)
+def _mmpp(spec: _Parameters) -> Arrivals:
+    rates_per_s, dwells_ns = spec.several("rates", _rate), spec.several("stay", _duration)
+    return generators.mmpp(rates_per_s, dwells_ns, spec.duration_ns, seed=spec.seed)
 
 
-def _stepped(given: _Parameters) -> Arrivals:
-    rates_per_s, step_ns = given.several("rates", _rate), given.one("every", _duration)
-    return generators.stepped(rates_per_s, step_ns, given.duration_ns, seed=given.seed)
+def _stepped(spec: _Parameters) -> Arrivals:
+    rates_per_s, step_ns = spec.several("rates", _rate), spec.one("every", _duration)
+    return generators.stepped(rates_per_s, step_ns, spec.duration_ns, seed=spec.seed)
 
 
-def _closed(given: _Parameters) -> ClosedLoop:
-    clients = given.several("clients", _clients_number)
+def _closed(spec: _Parameters) -> ClosedLoop:
+    clients = spec.several("clients", _clients_number)
     every_ns = 0
     if len(clients) > 1:
-        every_ns = given.one("every", _duration)
+        every_ns = spec.one("every", _duration)
         check_positive("every", every_ns)
     return ClosedLoop(
         tuple(ConcurrencyStep(step * every_ns, number) for step, number in enumerate(clients)),
-        given.duration_ns,
-        think_ns=given.one("think", _duration, "0s"),
-        requests_max=given.one("requests", _requests_number)
-        if "requests" in given.values
-        else None,
+        spec.duration_ns,
+        think_ns=spec.one("think", _duration, "0s"),
+        requests_max=spec.one("requests", _requests_number) if "requests" in spec.values else None,
     )
 
 

@@ -1,7 +1,7 @@
-"""The rows of a trace file as text, whatever the file's format: CSV, gzipped CSV or Parquet.
+"""Trace files: rows as text from CSV, gzipped CSV or Parquet, and typed columns of them.
 
-Every layout is read through here, so each of them can come in each format, and what can be wrong
-with a file (missing, cut short, not text) is said in one place.
+Every layout (`headgate.workload.readers`) reads its files through this module, so each layout may
+come in each format, and errors of a file (missing, truncated, not text) are reported in one place.
 """
 
 from __future__ import annotations
@@ -34,28 +34,42 @@ from headgate.workload.arrivals import (
     constant_column,
     take_rows,
 )
-from headgate.workload.generators import Draw, Float64, Spread
+from headgate.workload.generators import Draw, Float64, Spacing
 
-Row = tuple[int, list[str]]  # the line it ends on (in Parquet: as if the header were line 1)
+Row = tuple[int, list[str]]  # the last line of the row (Parquet: as if the header were line 1)
+Value = TypeVar("Value", int, float)
 
 SUFFIXES: Final = (".csv.gz", ".csv", ".parquet")
 _BATCH_ROWS: Final = 4096
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How to read a trace. Each layout uses the options that apply to it; defaults suit all."""
+
+    step_ns: int | None = None  # length of a step; None: that of the layout
+    seed: int = 0  # for the position of arrivals inside a step
+    spacing: Spacing = "uniform"
+    draw: Draw | None = None  # how a rate becomes a count; None: by the name of the column
+    sort: bool = False  # accept rows that are not in order of time
+    time_column: str | None = None  # None: the first column of a known name
 
 
 def read_header(path: Path) -> tuple[str, ...]:
-    """Return the names of the columns, stripped and in lower case; none may be there twice."""
+    """Return the names of the columns, stripped and in lower case; duplicates are an error."""
     names = tuple(name.strip().lower() for name in next(read_rows(path))[1])
     for name, times in Counter(names).items():
         if name and times > 1:
-            raise ConfigError("is there twice", where=str(path), key="columns", value=name)
+            raise ConfigError("appears twice", where=str(path), key="columns", value=name)
     return names
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """Yield the header, then each row; all of one width.
+    """Yield the header, then each row; all have the same number of cells.
 
-    Raises ConfigError, at the row concerned, when the file is missing, empty, unreadable or cut
-    short. Blank lines are allowed at the end only: elsewhere they would hide a lost step.
+    Raises ConfigError, with the line, if the file is missing, empty, unreadable or truncated. Blank
+    lines are allowed at the end only: elsewhere they would hide a missing step.
     """
     rows = _parquet_rows(path) if path.name.endswith(".parquet") else _csv_rows(path)
     width = 0
@@ -66,8 +80,8 @@ def read_rows(path: Path) -> Iterator[Row]:
             blank_line = blank_line or line
         elif blank_line or len(cells) != width:
             where = f"{path}:{blank_line or line}"
-            found = 0 if blank_line else len(cells)
-            raise ConfigError(f"the row has {found} cells, the header {width}", where=where)
+            count = 0 if blank_line else len(cells)
+            raise ConfigError(f"the row has {count} cells, the header {width}", where=where)
         else:
             yield line, cells
     if not width:
@@ -85,9 +99,9 @@ def _csv_rows(path: Path) -> Iterator[Row]:
     except FileNotFoundError:
         raise ConfigError("no such file", where=str(path)) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        problem = f"the gzip stream is cut short or damaged ({error})"
+        problem = f"the gzip stream is truncated or damaged ({error})"
         raise ConfigError(problem, where=f"{path}:{line + 1}") from None
-    except UnicodeDecodeError:  # in a block read ahead, so nobody knows on which line
+    except UnicodeDecodeError:  # in a block that was read ahead, so the line is not known
         raise ConfigError("is not text in UTF-8", where=str(path)) from None
     except csv.Error as error:
         raise ConfigError(f"is not CSV ({error})", where=f"{path}:{line + 1}") from None
@@ -96,7 +110,7 @@ def _csv_rows(path: Path) -> Iterator[Row]:
 
 
 def _open_text(path: Path) -> TextIO:
-    # The byte order mark that spreadsheets write is no part of the first column's name.
+    # utf-8-sig: the byte order mark of spreadsheets is not part of the first column's name.
     if path.name.endswith(".gz"):
         return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
     return path.open(encoding="utf-8-sig", newline="")
@@ -125,16 +139,9 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         raise ConfigError(f"cannot be read as Parquet ({reason})", where=str(path)) from None
 
 
-# Some columns of a trace file, turned into numbers, instants, names and arrivals.
-
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-Value = TypeVar("Value", int, float)
-
-
 @dataclass(frozen=True, slots=True)
 class TraceTable:
-    """Columns of text, by name. What a cell may hold is checked when it is asked for."""
+    """Some columns of a trace file, as text, by name. Cells are checked when they are parsed."""
 
     path: Path
     cells: dict[str, list[str]]
@@ -147,10 +154,10 @@ class TraceTable:
         return np.fromiter(self._parsed(column, parse_number), np.float64, len(self))
 
     def times_ns(self, column: str) -> Int64:
-        """Return a column of instants or durations, exact to the nanosecond.
+        """Return a column of times or durations, exact to the nanosecond.
 
-        Numbers are in the unit that the column's name ends with (`arrival_ms`), else in seconds;
-        or all cells are ISO 8601 dates (UTC unless they say otherwise, to the microsecond).
+        Numbers are in the unit at the end of the column's name (`arrival_ms`), or else in seconds;
+        or all cells are ISO 8601 dates (in UTC unless they have an offset, to the microsecond).
         """
         unit_ns = DURATION_NS.get(column.rpartition("_")[2], SECOND_NS)
         is_dated = ":" in self.cells[column][0]
@@ -165,7 +172,7 @@ class TraceTable:
         client: str | None = None,
         items: str | None = None,
     ) -> Arrivals:
-        """Return one arrival per row, put in order of time, with what these columns say.
+        """Return one arrival per row, in order of time, with the values of these columns.
 
         The window ends just after the last arrival.
         """
@@ -183,7 +190,7 @@ class TraceTable:
         )
 
     def error(self, row: int, column: str, problem: str) -> ConfigError:
-        """Return the complaint about one cell, with its line. Reads the file again to find it."""
+        """Return the error of one cell, with its line, for which the file is read again."""
         line = next(islice(read_rows(self.path), row + 1, None))[0]
         where, value = f"{self.path}:{line}", self.cells[column][row]
         return ConfigError(problem, where=where, key=column, value=value)
@@ -228,7 +235,7 @@ def first_of(candidates: Iterable[str], columns: Iterable[str]) -> str | None:
 
 
 def index_names(names: Iterable[str]) -> tuple[Int32, tuple[str, ...]]:
-    """Return names as indices into the distinct ones, which are in order of appearance.
+    """Return names as indices into the distinct names, which are in order of appearance.
 
     >>> index_names(["b", "a", "b"])
     (array([0, 1, 0], dtype=int32), ('b', 'a'))
@@ -239,7 +246,7 @@ def index_names(names: Iterable[str]) -> tuple[Int32, tuple[str, ...]]:
 
 
 def parse_number(text: str) -> float:
-    """Return a finite number that is not negative, or raise ValueError with the complaint."""
+    """Return a finite number that is not negative, or raise ValueError with the problem."""
     try:
         number = float(text)
     except ValueError:
@@ -259,11 +266,11 @@ def _parse_items(text: str) -> int:
 
 
 def _parse_ticks(text: str, unit_ns: int) -> int:
-    # Decimal and not float: a float of seconds since 1970 is good to 240 ns only.
+    # Decimal, not float: seconds since 1970 as a float are precise to 240 ns only.
     try:
         number = Decimal(text)
         is_negative, is_huge = number < 0, number >= NEVER_NS // unit_ns
-    except InvalidOperation:  # no number, or the very text "nan"
+    except InvalidOperation:  # not a number, or the text "nan"
         raise ValueError("is not a number") from None
     if is_negative:
         raise ValueError("must not be negative")
@@ -284,18 +291,3 @@ def _parse_date(text: str) -> int:
     if instant_ns >= NEVER_NS:
         raise ValueError("is more than 292 years after 1970")
     return instant_ns
-
-
-# What a reader of traces may be told. Each layout uses what concerns it.
-
-
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """How to read a trace; the defaults suit the layouts' own conventions."""
-
-    step_ns: int | None = None  # length of a step; None: the layout's own
-    seed: int = 0  # where inside its step an arrival falls
-    spread: Spread = "uniform"
-    draw: Draw | None = None  # how a rate becomes a count; None: by the column's name
-    sort: bool = False  # accept rows that are not in order of time
-    time_column: str | None = None  # None: the first known name

@@ -1,4 +1,4 @@
-"""Finding a trace by name and reading it, whatever its layout and format."""
+"""Finds a trace by name and reads it, in any layout and format."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from headgate.core.errors import ConfigError
 from headgate.workload.arrivals import Arrivals
-from headgate.workload.generators import Draw, Spread
+from headgate.workload.generators import Draw, Spacing
 from headgate.workload.readers import layouts, recognise
 from headgate.workload.trace_file import SUFFIXES, ReadOptions, read_header
 
@@ -17,14 +17,14 @@ def read_trace(
     layout: str = "auto",
     step_ns: int | None = None,
     seed: int = 0,
-    spread: Spread = "uniform",
+    spacing: Spacing = "uniform",
     draw: Draw | None = None,
     sort: bool = False,
     time_column: str | None = None,
 ) -> Arrivals:
-    """Read a trace; `auto` knows the layout by the file's columns. `ReadOptions` says the rest.
+    """Read a trace; `auto` finds the layout by the columns. For the options see `ReadOptions`.
 
-    Raises ConfigError with the file, and where it applies the line, the column and the cell.
+    Raises ConfigError with the file and, where they apply, the line, the column and the cell.
     """
     path, known = Path(path), layouts()
     if layout != "auto" and layout not in known:
@@ -32,7 +32,7 @@ def read_trace(
         raise ConfigError("unknown layout", key="layout", value=layout, allowed=allowed)
     reader = recognise(path, read_header(path)) if layout == "auto" else known[layout]
     try:
-        return reader.read(path, ReadOptions(step_ns, seed, spread, draw, sort, time_column))
+        return reader.read(path, ReadOptions(step_ns, seed, spacing, draw, sort, time_column))
     except ConfigError as error:
         if error.where is not None:
             raise
@@ -46,7 +46,7 @@ def read_trace(
 
 
 def find_trace(name: str, directory: Path | None = None) -> Path:
-    """Return the file that `name` means: a path, else a file of `directory`, suffix or not."""
+    """Return the file of this name: a path, or a file in `directory`, with or without suffix."""
     if Path(name).is_file():
         return Path(name)
     if directory is None:
@@ -58,6 +58,6 @@ def find_trace(name: str, directory: Path | None = None) -> Path:
         path = directory / f"{name}{suffix}"
         if path.is_file():
             return path
-    there = sorted(path.name for path in directory.iterdir() if path.name.endswith(SUFFIXES))
-    allowed = ", ".join(there) or "none are there"
+    names = sorted(path.name for path in directory.iterdir() if path.name.endswith(SUFFIXES))
+    allowed = ", ".join(names) or "the directory has no traces"
     raise ConfigError("no such trace", where=str(directory), value=name, allowed=allowed)

@@ -1,4 +1,4 @@
-"""New arrivals from old ones. Each function returns a new `Arrivals` and leaves its input alone."""
+"""Transformations of arrivals. Each function returns a new `Arrivals`; inputs are not modified."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from headgate.workload.generators import column_stream, fill
 
 
 def rescale_rate(arrivals: Arrivals, factor: float, *, seed: int) -> Arrivals:
-    """Keep shape and duration, with `factor` times the arrivals (on average, at any moment).
+    """Return `factor` times the arrivals (on average, at any time), over the same duration.
 
-    Fewer: each arrival is kept with probability `factor`, which is the thinning of a point
-    process. More: each arrival stays and is joined by copies of itself, `factor` in all on
-    average, that lie at random before the next arrival; so a burst stays where it is and as long
-    as it is, and grows `factor` times as dense. Relative swings are kept, hence the index of
-    dispersion grows with the factor too. To keep the gaps' own statistics, use `stretch`.
+    A factor below 1 keeps each arrival with that probability, which is the thinning of a point
+    process. A factor above 1 adds copies of each arrival, `factor` in all on average, at random
+    times before the next arrival; so a burst keeps its place and its length and becomes `factor`
+    times as dense. Relative variations are kept, hence the index of dispersion grows with the
+    factor. To keep the statistics of the inter-arrival times, use `scale_time`.
     """
     check_positive("factor", factor)
     check_total(len(arrivals) * factor)
@@ -44,8 +44,8 @@ def rescale_rate(arrivals: Arrivals, factor: float, *, seed: int) -> Arrivals:
     return _with_rows(arrivals, rows, times_ns, arrivals.duration_ns)
 
 
-def stretch(arrivals: Arrivals, factor: float) -> Arrivals:
-    """Multiply the time axis: `factor` 0.5 plays the same arrivals in half the time.
+def scale_time(arrivals: Arrivals, factor: float) -> Arrivals:
+    """Multiply all times by `factor`: 0.5 gives the same arrivals in half the time.
 
     Times are rounded to whole nanoseconds.
     """
@@ -57,7 +57,7 @@ def stretch(arrivals: Arrivals, factor: float) -> Arrivals:
 
 
 def shift(arrivals: Arrivals, delta_ns: int) -> Arrivals:
-    """Move everything, and the window's end, later by `delta_ns` (earlier when negative)."""
+    """Move all arrivals, and the end of the window, by `delta_ns`, which may be negative."""
     if delta_ns < 0 and len(arrivals) and arrivals.times_ns[0] < -delta_ns:
         problem = f"moves the first arrival, at {arrivals.times_ns[0]} ns, before 0"
         raise ConfigError(problem, key="delta_ns", value=delta_ns)
@@ -66,22 +66,22 @@ def shift(arrivals: Arrivals, delta_ns: int) -> Arrivals:
 
 
 def window(arrivals: Arrivals, start_ns: int, end_ns: int) -> Arrivals:
-    """Return what arrives in `[start_ns, end_ns)`, with `start_ns` as the new 0."""
+    """Return the arrivals in `[start_ns, end_ns)`, with `start_ns` as the new 0."""
     if not 0 <= start_ns < end_ns <= arrivals.duration_ns:
         allowed = f"start before end, within 0 to {arrivals.duration_ns}"
-        raise ConfigError("no such window", value=(start_ns, end_ns), allowed=allowed)
+        raise ConfigError("is not a valid window", value=(start_ns, end_ns), allowed=allowed)
     first, last = np.searchsorted(arrivals.times_ns, (start_ns, end_ns))
     rows = slice(int(first), int(last))
     return _with_rows(arrivals, rows, arrivals.times_ns[rows] - start_ns, end_ns - start_ns)
 
 
 def mix(parts: Sequence[Arrivals]) -> Arrivals:
-    """Merge arrivals; equal names are the same pipeline or client. At ties, earlier parts first."""
+    """Merge arrivals; equal names are the same pipeline or client. Ties keep the order of parts."""
     if not parts:
         raise ConfigError("nothing to mix")
     check_total(sum(map(len, parts)))
     times_ns = np.concatenate([part.times_ns for part in parts])
-    # Timsort finds the parts, which are sorted already, and merges them in linear time.
+    # Timsort detects the sorted parts and merges them in linear time.
     rows = np.argsort(times_ns, kind="stable")
     pipelines = tuple(dict.fromkeys(name for part in parts for name in part.pipelines))
     clients = tuple(dict.fromkeys(name for part in parts for name in part.clients))
@@ -89,8 +89,8 @@ def mix(parts: Sequence[Arrivals]) -> Arrivals:
     return Arrivals(
         times_ns[rows],
         max(part.duration_ns for part in parts),
-        take_rows(_united([(part.pipeline, part.pipelines) for part in parts], pipelines), rows),
-        take_rows(_united([(part.client, part.clients) for part in parts], clients), rows),
+        take_rows(_merge([(part.pipeline, part.pipelines) for part in parts], pipelines), rows),
+        take_rows(_merge([(part.client, part.clients) for part in parts], clients), rows),
         pipelines,
         clients,
         np.concatenate([part.sizes for part in parts])[rows] if has_items else None,
@@ -98,7 +98,7 @@ def mix(parts: Sequence[Arrivals]) -> Arrivals:
 
 
 def named(arrivals: Arrivals, pipeline: str = DEFAULT_NAME, client: str = DEFAULT_NAME) -> Arrivals:
-    """Give all arrivals one pipeline and one client.
+    """Assign one pipeline and one client to all arrivals.
 
     >>> from headgate.workload.generators import deterministic
     >>> named(deterministic(5.0, 10**9), "ocr").pipelines
@@ -114,13 +114,13 @@ def assign(
     *,
     seed: int,
 ) -> Arrivals:
-    """Give each arrival a pipeline and a client at random, in proportion to the weights."""
+    """Assign each arrival a random pipeline and client, in proportion to the weights."""
     clients = {DEFAULT_NAME: 1.0} if clients is None else clients
     return Arrivals(
         arrivals.times_ns,
         arrivals.duration_ns,
-        _drawn("pipelines", pipelines, len(arrivals), column_stream(seed, "pipelines")),
-        _drawn("clients", clients, len(arrivals), column_stream(seed, "clients")),
+        _draw("pipelines", pipelines, len(arrivals), column_stream(seed, "pipelines")),
+        _draw("clients", clients, len(arrivals), column_stream(seed, "clients")),
         tuple(pipelines),
         tuple(clients),
         arrivals.items,
@@ -141,20 +141,20 @@ def _with_rows(
     )
 
 
-def _united(columns: Sequence[tuple[Int32, tuple[str, ...]]], names: tuple[str, ...]) -> Int32:
-    """Return the columns one after the other, as indices into `names`."""
+def _merge(columns: Sequence[tuple[Int32, tuple[str, ...]]], names: tuple[str, ...]) -> Int32:
+    """Return the concatenated columns, as indices into `names`."""
     length = sum(len(column) for column, _ in columns)
     if len(names) == 1:
         return constant_column(length)
     index = {name: number for number, name in enumerate(names)}
     maps = [np.array([index[name] for name in own], dtype=np.int32) for _, own in columns]
-    united: Int32 = np.concatenate(
+    merged: Int32 = np.concatenate(
         [new[column] for new, (column, _) in zip(maps, columns, strict=True)]
     )
-    return united
+    return merged
 
 
-def _drawn(key: str, weights: Mapping[str, float], length: int, rng: np.random.Generator) -> Int32:
+def _draw(key: str, weights: Mapping[str, float], length: int, rng: np.random.Generator) -> Int32:
     shares = np.array(list(weights.values()), dtype=np.float64)
     if not (len(shares) and np.isfinite(shares).all() and shares.min() >= 0 and shares.sum() > 0):
         problem = "needs weights that are not negative, and one that is positive"
@@ -162,6 +162,6 @@ def _drawn(key: str, weights: Mapping[str, float], length: int, rng: np.random.G
     if len(shares) == 1:
         return constant_column(length)
     bounds = np.cumsum(shares)
-    # The last bound is left out: a draw can then never fall beyond the last name.
+    # Without the last bound a draw can never fall beyond the last name.
     draws = rng.random(length) * float(bounds[-1])
     return np.searchsorted(bounds[:-1], draws, side="right").astype(np.int32)

@@ -60,7 +60,7 @@ def test_a_pipeline_that_waits_for_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ("1.0,resnet\n0.5,resnet\n", ":3: time: '0.5': is earlier than the row before"),
+        ("1.0,resnet\n0.5,resnet\n", ":3: time: '0.5': is earlier than the previous row"),
         ("1.0,resnet\n1.5", ":3: the row has 1 cells, the header 2"),
         ("-1.0,resnet\n", ":2: time: '-1.0': must not be negative"),
         ("1.0,vgg\n", ": pipeline: 'vgg': unknown pipeline (allowed: resnet, bert)"),
@@ -77,7 +77,7 @@ def test_a_compressed_trace_that_was_cut_off(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv.gz"
     rows = "".join(f"{second * 1.37},resnet\n" for second in range(5_000))
     trace.write_bytes(gzip.compress(f"time,pipeline\n{rows}".encode())[:-2_000])
-    assert "cut short" in complaint("simulate", KAAS, "--trace", trace)
+    assert "truncated or damaged" in complaint("simulate", KAAS, "--trace", trace)
 
 
 def test_a_trace_that_names_no_pipeline_where_there_are_several(tmp_path: Path) -> None:

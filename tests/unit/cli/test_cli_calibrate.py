@@ -99,7 +99,7 @@ def test_bad_input(log: Path, tmp_path: Path) -> None:
     arrived[0], arrived[2][2] = 0, 77
     write(tmp_path / "lies.log", f"{lines[0]}\n{json.dumps(arrived)}\n")
     ended = headgate("calibrate", tmp_path / "lies.log")
-    assert (ended.code, "lies.log:2: pipeline: 77: there is no such thing" in ended.err) == (
+    assert (ended.code, "lies.log:2: pipeline: 77: does not exist" in ended.err) == (
         2,
         True,
     )

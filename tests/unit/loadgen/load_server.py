@@ -1,4 +1,4 @@
-"""A tiny server in a thread: it answers as each test tells it to."""
+"""A small HTTP server in a thread, whose responses each test determines."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ METADATA = {
 
 
 @dataclass
-class Answer:
-    """What to answer, and after how long, or after what has happened."""
+class Response:
+    """A response, and the delay or the condition after which it is sent."""
 
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     after_s: float = 0.0
     until: Callable[[], bool] | None = None
     content: bytes = b"{}"
-    hangs_up: bool = False
+    closes: bool = False
 
 
-Decide = Callable[[int], Answer]  # is given the number of the request, from 0
+Responder = Callable[[int], Response]  # called with the number of the request, from 0
 
 
 @dataclass
 class Server:
-    """Where it listens, and what it saw."""
+    """The address of the server, and the requests it received."""
 
     port: int = 0
     bodies: list[bytes] = field(default_factory=list)
     headers: list[dict[bytes, bytes]] = field(default_factory=list)
     paths: list[bytes] = field(default_factory=list)
-    open_count: int = 0  # asked and not answered
+    open_count: int = 0  # received and not answered
     open_count_max: int = 0
 
     @property
@@ -54,11 +54,11 @@ class Server:
 
 
 @contextmanager
-def serving(decide: Decide = lambda _: Answer()) -> Iterator[Server]:
-    """Serve until the end of the block."""
+def serving(respond: Responder = lambda _: Response()) -> Iterator[Server]:
+    """Run the server until the end of the block."""
     server = Server()
     ready, stop = threading.Event(), threading.Event()
-    thread = threading.Thread(target=_serve, args=(server, decide, ready, stop))
+    thread = threading.Thread(target=_serve, args=(server, respond, ready, stop))
     thread.start()
     assert ready.wait(60)
     try:
@@ -68,10 +68,12 @@ def serving(decide: Decide = lambda _: Answer()) -> Iterator[Server]:
         thread.join(60)
 
 
-def _serve(server: Server, decide: Decide, ready: threading.Event, stop: threading.Event) -> None:
+def _serve(
+    server: Server, respond: Responder, ready: threading.Event, stop: threading.Event
+) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        listening = await loop.create_server(lambda: _Peer(server, decide), "127.0.0.1", 0)
+        listening = await loop.create_server(lambda: _Peer(server, respond), "127.0.0.1", 0)
         server.port = listening.sockets[0].getsockname()[1]
         ready.set()
         while not stop.is_set():
@@ -83,8 +85,8 @@ def _serve(server: Server, decide: Decide, ready: threading.Event, stop: threadi
 
 
 class _Peer(asyncio.Protocol):
-    def __init__(self, server: Server, decide: Decide) -> None:
-        self._server, self._decide = server, decide
+    def __init__(self, server: Server, respond: Responder) -> None:
+        self._server, self._respond = server, respond
         self._parser = httptools.HttpRequestParser(self)
         self._headers: dict[bytes, bytes] = {}
         self._body = b""
@@ -107,33 +109,38 @@ class _Peer(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._parser.get_method() == b"GET":
-            self._answer(Answer(content=json.dumps(METADATA).encode()))
+            self._write(Response(content=json.dumps(METADATA).encode()))
             return
         server = self._server
-        answer = self._decide(len(server.bodies))
+        response = self._respond(len(server.bodies))
         server.bodies.append(self._body)
         server.paths.append(self._path)
         server.headers.append(self._headers)
         server.open_count += 1
         server.open_count_max = max(server.open_count_max, server.open_count)
-        if answer.after_s:
-            asyncio.get_running_loop().call_later(answer.after_s, self._finish, answer)
+        if response.after_s:
+            asyncio.get_running_loop().call_later(response.after_s, self._finish, response)
         else:
-            self._finish(answer)
+            self._finish(response)
 
-    def _finish(self, answer: Answer) -> None:
-        if answer.until is not None and not answer.until():
-            asyncio.get_running_loop().call_later(0.002, self._finish, answer)
+    def _finish(self, response: Response) -> None:
+        if response.until is not None and not response.until():
+            asyncio.get_running_loop().call_later(0.002, self._finish, response)
             return
         self._server.open_count -= 1
-        self._answer(answer)
+        self._write(response)
 
-    def _answer(self, answer: Answer) -> None:
-        if answer.hangs_up:
+    def _write(self, response: Response) -> None:
+        if response.closes:
             self._transport.abort()
             return
-        headers = {"Content-Length": str(len(answer.content)), **answer.headers}
-        lines = [f"HTTP/1.1 {answer.status} X", *(f"{k}: {v}" for k, v in headers.items()), "", ""]
-        self._transport.write("\r\n".join(lines).encode() + answer.content)
+        headers = {"Content-Length": str(len(response.content)), **response.headers}
+        lines = [
+            f"HTTP/1.1 {response.status} X",
+            *(f"{k}: {v}" for k, v in headers.items()),
+            "",
+            "",
+        ]
+        self._transport.write("\r\n".join(lines).encode() + response.content)
         if headers.get("Connection") == "close":
             self._transport.close()

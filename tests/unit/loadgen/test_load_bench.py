@@ -1,4 +1,4 @@
-"""The harness of `bench live`: its data is in order, wrong answers do not count, nobody is lost."""
+"""The harness of `bench live`: its peer list, its checks of responses, and missing peers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from textwrap import dedent
 
 import numpy as np
 import pytest
-from load_server import Answer, serving
+from load_server import Response, serving
 
 from headgate.lab.bench import find_bench
 from headgate.lab.bench.live import report
@@ -47,7 +47,7 @@ def stay(who: Peer, rate: float, p99_ms: float = 0.8, number: int = 0) -> Server
     return ServerSession(who, "echo", number, 1.0, 100.0, laps)
 
 
-def test_the_list_of_contestants() -> None:
+def test_the_list_of_peers() -> None:
     """One is ours, the baseline is first and last; each serves every model in a known way."""
     found = read_contestants(PEERS / "contestants.yaml")
     assert [c.name for c in found if c.is_ours] == ["Headgate"]
@@ -66,13 +66,13 @@ def test_the_list_of_contestants() -> None:
 
 
 @pytest.mark.parametrize("kind", ["oip", "values"])
-def test_a_request_read_back_is_right(kind: str) -> None:
+def test_request_bodies_decode_to_the_input(kind: str) -> None:
     """What carries a tensor as JSON holds its numbers, so as an answer it would be right."""
     x = example("echo")
     assert is_right(make_request(kind, x).content, x.ravel().tolist())
 
 
-def test_right_and_wrong_answers() -> None:
+def test_correct_and_wrong_responses() -> None:
     wanted = [0.25, 0.5]
     assert is_right(b"head" + np.array(wanted, np.float32).tobytes(), wanted)
     assert is_right(json.dumps({"predictions": [wanted]}).encode(), wanted)
@@ -102,7 +102,7 @@ def test_a_better_row_of_the_same_peer_counts() -> None:
     assert (ratio.measured, ratio.holds) == ("2.0x", False)
 
 
-def test_who_is_missing_is_named() -> None:
+def test_missing_peers_are_named() -> None:
     """No check against a missing peer holds, and the tables say why it is missing."""
     ours, peer = contestant("Ours", is_ours=True), contestant("Peer")
     found = PeersResult(PeerMeasurementPlan((ours, peer), Path(), models=("echo",)))
@@ -116,7 +116,7 @@ def test_who_is_missing_is_named() -> None:
     assert any(row.get("missing") == "not installed: no such version" for row in result.rows)
 
 
-def test_the_share_of_the_runtime_alone() -> None:
+def test_the_overhead_over_the_bare_runtime() -> None:
     ours = contestant("Ours", is_ours=True)
     found = PeersResult(PeerMeasurementPlan((ours,), Path(), models=("cnn",)))
     found.alone.append(BareOnnxRuntime("cnn", 1, 2000.0, 0.5))
@@ -126,7 +126,7 @@ def test_the_share_of_the_runtime_alone() -> None:
     assert measured["cnn, one at a time"] == 0.3
 
 
-def test_a_server_is_started_asked_weighed_and_ended(tmp_path: Path) -> None:
+def test_a_server_is_started_queried_measured_and_stopped(tmp_path: Path) -> None:
     """It has a child that would outlive it; both are gone in the end."""
     _write_server(tmp_path)
     who = _served(tmp_path, "0.5, 1.5")
@@ -138,7 +138,7 @@ def test_a_server_is_started_asked_weighed_and_ended(tmp_path: Path) -> None:
     assert not _is_alive(child)
 
 
-def test_a_server_that_is_wrong_or_dies(tmp_path: Path) -> None:
+def test_a_server_with_wrong_responses_or_that_dies(tmp_path: Path) -> None:
     _write_server(tmp_path)
     python = python_of(None, tmp_path, "")
     with (
@@ -154,15 +154,15 @@ def test_a_server_that_is_wrong_or_dies(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # it makes an environment
-def test_what_cannot_be_installed_says_why(tmp_path: Path) -> None:
+def test_a_failed_installation_reports_its_reason(tmp_path: Path) -> None:
     requirements = tmp_path / "requirements.txt"
     requirements.write_text("./no-such-folder\n", encoding="utf-8")
     with pytest.raises(NotInstalledError, match="ERROR"):
         python_of(requirements, tmp_path, "peer")
 
 
-def test_our_own_client_measures_a_lap() -> None:
-    with serving(lambda number: Answer(500 if number == 3 else 200, after_s=0.01)) as server:
+def test_the_own_closed_loop_client_measures() -> None:
+    with serving(lambda number: Response(500 if number == 3 else 200, after_s=0.01)) as server:
         lap = _own(f"{server.url}/x", BODY, 2, 1.0)
     assert lap.requests_per_s > 0
     assert 5 < lap.p50_ms <= lap.p99_ms, "timers of the server may be a little early"

@@ -1,4 +1,4 @@
-"""`headgate load`: what it prints, what it writes, what it refuses."""
+"""`headgate load`: its output, its files, and its errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from load_server import Answer, serving
+from load_server import Response, serving
 
 from headgate.cli.main import cli
 from headgate.core.clock import SECOND_NS
@@ -20,8 +20,8 @@ def load(*arguments: object) -> Result:
     return CliRunner().invoke(cli, ["load", *map(str, arguments)])
 
 
-def test_it_prints_outcomes_and_latencies() -> None:
-    with serving(lambda number: Answer(429 if number % 4 == 3 else 200)) as server:
+def test_output_has_outcomes_and_latencies() -> None:
+    with serving(lambda number: Response(429 if number % 4 == 3 else 200)) as server:
         ended = load(
             server.url, "--model", "echo", "--arrivals", "deterministic:rate=100/s", "--duration", 1
         )
@@ -36,7 +36,7 @@ def test_it_prints_outcomes_and_latencies() -> None:
 
 
 def test_json_and_report(tmp_path: Path) -> None:
-    """The report is the one of simulated runs, made from what the client saw."""
+    """The report is that of simulated runs, with the measurements of the client."""
     with serving() as server:
         ended = load(
             server.url,
@@ -71,7 +71,7 @@ def test_a_closed_loop_warns() -> None:
         (("--concurrency", "1", "--model", "m"), "cannot be reached"),
     ],
 )
-def test_bad_input_is_one_line(arguments: tuple[str, ...], problem: str) -> None:
+def test_bad_input_is_a_one_line_error(arguments: tuple[str, ...], problem: str) -> None:
     ended = load("http://127.0.0.1:1", *arguments)
     assert ended.exit_code == 2
     assert problem in ended.stderr
@@ -79,7 +79,7 @@ def test_bad_input_is_one_line(arguments: tuple[str, ...], problem: str) -> None
 
 
 def test_one_process_sends_thousands_a_second() -> None:
-    """Half a second at 4,000/s, all answered: how soon is for benchmarks to say."""
+    """Half a second at 4,000/s, all answered; benchmarks measure the latency."""
     body = Body(b'{"x":[1,2,3,4,5,6,7,8]}', {"Content-Type": "application/json"})
     with serving() as server:
         arrivals = deterministic(4_000, SECOND_NS // 2)

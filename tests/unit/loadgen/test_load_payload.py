@@ -1,4 +1,4 @@
-"""Payloads: what is made up has the shape that a model asks for."""
+"""Payloads: generated tensors have the shapes that the metadata of a model require."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NUMBERS = sorted(set(ITEM_BYTES) - {"BYTES", "BF16"})
     st.integers(1, 5),
 )
 def test_binary_tensors_have_their_size(datatype: str, rest: list[int], items: int) -> None:
-    """The head says how long it is, and how many bytes of each tensor follow it."""
+    """The headers give the length of the JSON, which gives the length of each tensor."""
     spec = InputSpec("x", datatype, (-1, *rest))
     body = make_body([spec], items, Random(1), is_binary=True)
     length = int(body.headers["Inference-Header-Content-Length"])
@@ -43,14 +43,14 @@ def test_json_tensors_have_their_elements(datatype: str, items: int) -> None:
     assert len(tensor["data"]) == items * 3
 
 
-def test_texts_are_preceded_by_their_length() -> None:
+def test_strings_are_preceded_by_their_length() -> None:
     body = make_body([InputSpec("x", "BYTES", (2,))], 1, Random(1), is_binary=True)
     length = int(body.headers["Inference-Header-Content-Length"])
     raw = body.content[length:]
     assert raw[0:4] == raw[5:9] == b"\x01\x00\x00\x00"
 
 
-def test_the_seed_decides() -> None:
+def test_the_seed_determines_the_payload() -> None:
     spec = [InputSpec("x", "FP32", (4,))]
     assert make_body(spec, 1, Random(1)) == make_body(spec, 1, Random(1))
     assert make_body(spec, 1, Random(1)) != make_body(spec, 1, Random(2))
@@ -59,19 +59,19 @@ def test_the_seed_decides() -> None:
 @pytest.mark.parametrize(
     ("spec", "items", "problem"),
     [
-        (InputSpec("x", "BF16", (1,)), 1, "no such tensors"),
-        (InputSpec("x", "FP32", (1, 8)), 2, "takes no requests of 2 items"),
-        (InputSpec("x", "FP32", (10**6, 10**6)), 1, "no usable shape"),
-        (InputSpec("x", "FP32", (4, -2)), 1, "no usable shape"),
+        (InputSpec("x", "BF16", (1,)), 1, "cannot be generated"),
+        (InputSpec("x", "FP32", (1, 8)), 2, "does not accept requests of 2 items"),
+        (InputSpec("x", "FP32", (10**6, 10**6)), 1, "has an unusable shape"),
+        (InputSpec("x", "FP32", (4, -2)), 1, "has an unusable shape"),
     ],
 )
-def test_what_cannot_be_made_up(spec: InputSpec, items: int, problem: str) -> None:
+def test_payloads_that_cannot_be_generated(spec: InputSpec, items: int, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         make_body([spec], items, Random(1))
 
 
-def test_files(tmp_path: Path) -> None:
-    """A file is sent as it is; what it holds says what it is called."""
+def test_payload_files(tmp_path: Path) -> None:
+    """A file is sent verbatim; its content determines the content type."""
     for content, kind in ((b'{"a": 1}', "application/json"), (b"\xff\x00", "application/octet-")):
         (tmp_path / "payload").write_bytes(content)
         body = read_body(tmp_path / "payload")
@@ -82,7 +82,7 @@ def test_files(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.binary(max_size=40)))
-def test_no_server_timing_breaks_it(texts: list[bytes]) -> None:
+def test_malformed_server_timings_are_ignored(texts: list[bytes]) -> None:
     for column in parse_timings(texts).values():
         assert len(column) == len(texts)
         assert (column >= 0).all()

@@ -1,4 +1,4 @@
-"""The curves of `bench overload` beside each other: nobody is lost, everybody counts alike."""
+"""`bench overload` against peers: every peer is reported and counted alike."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def step(load: float, answers: list[tuple[int, int]]) -> LoadStep:
     for number, (status, took_ms) in enumerate(answers):
         row = rows.add(number, number)
         if status:
-            rows.answer(row, number + took_ms * MILLISECOND_NS, status, b"", b"")
+            rows.complete(row, number + took_ms * MILLISECOND_NS, status, b"", b"")
         else:
-            rows.give_up(row, number + took_ms * MILLISECOND_NS, FailureReason.TIMED_OUT)
+            rows.fail(row, number + took_ms * MILLISECOND_NS, FailureReason.TIMED_OUT)
     kinds = np.zeros(len(answers), np.int32)
     slo_ns = SLO_MS * MILLISECOND_NS
     names = (("p",), ("c",))
@@ -43,7 +43,7 @@ def measured(own: list[LoadStep], peer: list[LoadStep]) -> PeersMeasured:
     return PeersMeasured(plan, BareOnnxRuntime(MODEL, 1, 50.0, 20.0), {"Ours": own, "Peer": peer})
 
 
-def test_everybody_takes_part_once() -> None:
+def test_every_peer_takes_part_once() -> None:
     """The baseline has two rows in the list; the objective that ours is told is the client's."""
     found = once(read_contestants(CONTESTANTS))
     assert [c.name for c in found if c.is_baseline] == ["FastAPI by hand"]
@@ -54,7 +54,7 @@ def test_everybody_takes_part_once() -> None:
     assert command[command.index("--slo") + 1] == f"{SLO_MS}ms"
 
 
-def test_what_came_of_a_load() -> None:
+def test_result_of_one_load_step() -> None:
     """Two in time at first; then one in time, one late, two refused, an error and no answer."""
     steps = [
         step(1.0, [(200, 20), (200, 30)]),
@@ -68,7 +68,7 @@ def test_what_came_of_a_load() -> None:
     assert (last["p99_ms"], last["memory_mib"]) == (400.0, 12)
 
 
-def test_ours_has_to_be_the_best_of_all_under_the_highest_load() -> None:
+def test_headgate_must_be_best_under_the_highest_load() -> None:
     """What a peer does under a lower load is not compared."""
     few, many = step(3.0, [(200, 20)]), step(3.0, [(200, 20)] * 2)
     (check,) = report_peers(measured([many], [step(1.0, [(200, 20)] * 9), few])).checks
@@ -78,7 +78,7 @@ def test_ours_has_to_be_the_best_of_all_under_the_highest_load() -> None:
     assert check.measured == "1.0/s; the best other: 2.0/s (Peer)"
 
 
-def test_a_server_that_is_missing_is_named_and_was_not_beaten() -> None:
+def test_a_missing_server_is_named_and_does_not_count_as_beaten() -> None:
     found = measured([step(3.0, [(200, 20)])], [])
     found.missing["Peer"] = "ended with 1: no such module"
     result = report_peers(found)

@@ -1,4 +1,4 @@
-"""Small runs made by hand, for the tests of this folder."""
+"""Small handmade runs for the tests of this folder."""
 
 from __future__ import annotations
 

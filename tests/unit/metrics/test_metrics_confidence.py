@@ -24,14 +24,14 @@ def test_interval_agrees_with_scipy() -> None:
     assert interval.n == 5
 
 
-def test_one_value_says_nothing_about_the_spread() -> None:
+def test_one_value_has_no_interval() -> None:
     interval = mean_interval([7.0])
     assert interval.mean == 7.0
     assert math.isnan(interval.low)
     assert math.isnan(interval.high)
 
 
-def test_ninety_percent_of_the_intervals_hold_the_mean() -> None:
+def test_ninety_percent_of_the_intervals_contain_the_mean() -> None:
     draws = np.random.default_rng(5).normal(10.0, 3.0, size=(400, 6))
     intervals = [mean_interval(row.tolist(), 0.9) for row in draws]
     held = sum(interval.low <= 10.0 <= interval.high for interval in intervals)

@@ -1,4 +1,4 @@
-"""The figures are looked at by people; these tests hold what can be checked without eyes."""
+"""Figures: what can be checked without looking at them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _settings() -> dict[str, object]:
     return {key: mpl.rcParams[key] for key in mpl.rcParams if key != "backend"}
 
 
-def test_plotting_leaves_the_settings_alone_and_pyplot_out(
+def test_plotting_changes_no_settings_and_imports_no_pyplot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # importing it would fail
@@ -49,8 +49,8 @@ def test_a_run_that_answered_nothing_has_no_latency_plot() -> None:
     assert [plot.name for plot in run_plots(run)] == ["outcomes", "goodput"]
 
 
-def test_one_instant_request_can_be_drawn() -> None:
-    """Latency and wait 0 on axes that cannot show it well must at least not break."""
+def test_one_request_of_zero_latency_can_be_drawn() -> None:
+    """Latency and wait 0 on logarithmic axes must not raise."""
     run = make_run([Row(0, 0, 0, deadline=None)], [Span(0, 0, 1)], [node()], end_ms=1)
     for plot in run_plots(run):
         assert to_svg(plot.figure, plot.name).startswith("<svg")
@@ -69,15 +69,15 @@ def test_a_shared_slo_is_marked_once() -> None:
     assert sum(line.is_dashed() for line in axes.lines) == 1
 
 
-def test_odd_names_are_drawn_as_they_read() -> None:
-    """An underscore in front hides a legend entry in matplotlib, a dollar begins a formula."""
+def test_special_characters_in_names_are_drawn_verbatim() -> None:
+    """In matplotlib a leading underscore hides a legend entry, and a dollar begins a formula."""
     pipelines = ("_private", "costs $1 or $2")
     figure = latency_figure(make_run([Row(0, 0, 9), Row(0, 0, 9, pipeline=1)], pipelines=pipelines))
     to_svg(figure, "x")
     assert [label.strip() for label in _legend(figure)] == ["_private", r"costs \$1 or \$2"]
 
 
-def test_waits_show_the_busiest_clients_first_and_count_the_rest() -> None:
+def test_waits_show_the_busiest_clients_and_count_the_others() -> None:
     names = tuple(f"client-{index}" for index in range(40))
     rows = [Row(0, 5, 9, client=c) for c in range(40) for _ in range(c + 1)]
     (axes,) = waits_figure(make_run(rows, clients=names)).axes
@@ -86,7 +86,7 @@ def test_waits_show_the_busiest_clients_first_and_count_the_rest() -> None:
     assert axes.get_title(loc="left") == "Waits per client (the 24 busiest; 16 more)"
 
 
-def test_the_schedule_has_a_row_per_lane_and_a_colour_per_function() -> None:
+def test_the_schedule_has_a_row_per_track_and_a_colour_per_function() -> None:
     figure = schedule_figure(busy_run())
     (axes,) = figure.axes
     labels = [label.get_text() for label in axes.get_yticklabels()]

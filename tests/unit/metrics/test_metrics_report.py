@@ -22,20 +22,20 @@ META: dict[str, object] = {"policy": "headgate", "app": "<script>alert(2)</scrip
 
 
 class WellFormed(HTMLParser):
-    """Fails when a tag is closed that is not the open one; knows which tags it saw."""
+    """Fails if a tag is closed that is not the innermost open one; records all tags."""
 
     def __init__(self) -> None:
         super().__init__()
         self.open: list[str] = []
-        self.seen: set[str] = set()
+        self.tags: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.add(tag)
+        self.tags.add(tag)
         if tag not in VOID:
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.add(tag)
+        self.tags.add(tag)
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -50,7 +50,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_all_files_are_there(directory: Path) -> None:
+def test_all_report_files_are_written(directory: Path) -> None:
     plots = {"outcomes", "goodput", "latency", "waits", "utilisation", "schedule"}
     names = {path.name for path in directory.iterdir()}
     assert names == {
@@ -70,15 +70,15 @@ def test_the_page_is_well_formed_and_fetches_nothing(directory: Path) -> None:
     parser.feed(page)
     parser.close()
     assert parser.open == []
-    assert {"svg", "table", "h1", "figure"} <= parser.seen
-    assert not {"script", "link", "img", "iframe"} & parser.seen
+    assert {"svg", "table", "h1", "figure"} <= parser.tags
+    assert not {"script", "link", "img", "iframe"} & parser.tags
     addresses = re.findall(r"https?://[^\s\"'<>]*", page)
     assert set(addresses) <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
     assert "@import" not in page
     assert set(re.findall(r"url\((.)", page)) <= {"#"}
 
 
-def test_the_page_shows_user_text_as_text(directory: Path) -> None:
+def test_the_page_escapes_user_text(directory: Path) -> None:
     page = (directory / "report.html").read_text(encoding="utf-8")
     assert "<title>A &amp; B</title>" in page
     assert "&lt;script&gt;alert(2)&lt;/script&gt;" in page
@@ -136,12 +136,12 @@ def test_trace_events_have_what_viewers_need() -> None:
     assert names == {"gpu", "cpu", "gpu-0 <b>", "cpu-0 $x$", "cpu-0 $x$ #2"}
 
 
-def test_a_long_trace_is_cut_off_and_says_so() -> None:
+def test_a_long_trace_is_truncated_with_a_mark() -> None:
     run = make_run([], [Span(0, 10 * i, 10 * i + 5) for i in range(9)], [node()])
     events = chrome_trace(run, spans_max=4)["traceEvents"]
     assert isinstance(events, list)
     assert sum(event["ph"] == "X" for event in events) == 4
-    assert [e["name"] for e in events if e["ph"] == "i"] == ["cut off: the first 4 of 9 spans"]
+    assert [e["name"] for e in events if e["ph"] == "i"] == ["truncated: the first 4 of 9 spans"]
 
 
 def test_an_empty_run_has_a_report_without_plots(tmp_path: Path) -> None:
@@ -163,10 +163,10 @@ def test_without_extras_the_rest_is_written(
         write_parquet(tmp_path / "r.parquet", run)
 
 
-def test_a_long_table_is_cut_off_in_the_page() -> None:
+def test_a_long_table_is_truncated_in_the_page() -> None:
     clients = tuple(f"client-{index}" for index in range(300))
     run = make_run([Row(0, 0, 1, client=299)], clients=clients)
     page = run_page("t", summarise(run), {}, [])
     assert "client-199" in page
     assert "client-200" not in page
-    assert "and 100 more, in summary.json" in page
+    assert "100 more rows are in summary.json" in page

@@ -23,8 +23,8 @@ EVERY_OUTCOME = [
 ]
 
 
-def test_every_outcome_counts_where_it_should() -> None:
-    """Two of six that count were met; of the five admitted and not cancelled, two were kept."""
+def test_counts_and_shares_of_every_outcome() -> None:
+    """Two of six that count were MET; of five admitted and not cancelled, two were MET."""
     summary = summarise(make_run(EVERY_OUTCOME))
     counts = [getattr(summary, name) for name in OUTCOME_NAMES]
     assert counts == [2, 1, 1, 1, 1, 1]
@@ -33,7 +33,7 @@ def test_every_outcome_counts_where_it_should() -> None:
     assert summary.admitted_kept == pytest.approx(2 / 5)
 
 
-def test_latency_is_of_answers_and_wait_of_what_started() -> None:
+def test_latency_of_answered_and_wait_of_started_requests() -> None:
     summary = summarise(make_run(EVERY_OUTCOME))
     assert summary.mean_ms == pytest.approx((50 + 90 + 150) / 3)
     assert (summary.p50_ms, summary.p90_ms, summary.p999_ms) == (90, 150, 150)
@@ -42,8 +42,8 @@ def test_latency_is_of_answers_and_wait_of_what_started() -> None:
     assert summary.makespan_ms == 150
 
 
-def test_goodput_counts_only_answers_inside_the_window() -> None:
-    """One in time inside, one exactly at its end (outside), one late inside, one after it."""
+def test_goodput_counts_only_responses_inside_the_window() -> None:
+    """One MET inside the window, one exactly at its end (outside), one LATE inside, one after."""
     rows = [
         Row(0, 0, 1999),
         Row(1950, 1950, 2000),
@@ -55,7 +55,7 @@ def test_goodput_counts_only_answers_inside_the_window() -> None:
     assert summary.throughput_rps == pytest.approx(1.0)
 
 
-def test_money_and_machines_add_up() -> None:
+def test_costs_and_utilisation_add_up() -> None:
     rows = [Row(0, 0, 10, cold=1), Row(0, 10, 20), Row(0, None, 0, Outcome.REJECTED)]
     resources = [node("a", busy=1000), node("b", up=3000, busy=0)]
     summary = summarise(make_run(rows, (), resources))
@@ -67,8 +67,8 @@ def test_money_and_machines_add_up() -> None:
     assert summary.cold_request_share == pytest.approx(0.5)
 
 
-def test_clients_get_their_own_rows() -> None:
-    """The web client is served for 30 of 40 ms; the mobile one waits, and one is turned away."""
+def test_summaries_by_client() -> None:
+    """The web client is served for 30 of 40 ms; the mobile one waits, and one is rejected."""
     rows = [
         Row(0, 0, 10, client=0),
         Row(0, 0, 20, client=0),
@@ -79,18 +79,18 @@ def test_clients_get_their_own_rows() -> None:
     assert (web.name, web.requests, web.met, web.slo_attainment) == ("web", 2, 2, 1.0)
     assert (web.mean_wait_ms, web.p99_ms, web.service_share) == (0, 20, 0.75)
     assert (mobile.requests, mobile.slo_attainment, mobile.mean_wait_ms) == (2, 0.5, 10)
-    assert (web.pace, mobile.pace) == (1.0, 0.25)  # half speed, and half of them not at all
+    assert (web.pace, mobile.pace) == (1.0, 0.25)  # half speed, and half of the requests rejected
 
 
 def test_starving_a_client_is_unfair_even_if_it_never_waits() -> None:
-    """Turning one of two clients away entirely gives the worst index there is for two."""
+    """Rejecting all requests of one of two clients gives the worst index of two."""
     rows = [Row(0, 0, 10), Row(0, None, 0, Outcome.REJECTED, client=1)]
     assert summarise(make_run(rows)).fairness == pytest.approx(0.5)
     assert summarise(make_run([Row(0, 0, 10), Row(0, 0, 30, client=1)])).fairness == 1.0
 
 
-def test_nothing_happened() -> None:
-    """With nothing to count no promise was broken, and what cannot be known is not a number."""
+def test_summary_of_an_empty_run() -> None:
+    """Without requests attainment is 1, and latencies are NaN."""
     summary = summarise(make_run([]))
     assert (summary.slo_attainment, summary.admitted_kept, summary.fairness) == (1, 1, 1)
     assert math.isnan(summary.p99_ms)
@@ -99,8 +99,8 @@ def test_nothing_happened() -> None:
     assert summarise(make_run([], window_ms=0, end_ms=0)).goodput_rps == 0
 
 
-def test_json_is_plain_and_strict() -> None:
-    """No NaN, which strict readers of JSON refuse, and no numpy types."""
+def test_json_is_strict() -> None:
+    """No NaN, which strict JSON parsers refuse, and no numpy types."""
     for run in (busy_run(), make_run([])):
         document = summarise(run).to_json()
         assert json.loads(json.dumps(document, allow_nan=False)) == document
@@ -147,7 +147,7 @@ def test_counts_and_shares_add_up(requests: list[Row]) -> None:
 
 
 @given(rows, st.integers(0, 10_000))
-def test_later_by_a_constant_changes_no_latency(requests: list[Row], shift: int) -> None:
+def test_a_constant_shift_changes_no_latency(requests: list[Row], shift: int) -> None:
     later = [
         replace(
             row,
@@ -162,7 +162,7 @@ def test_later_by_a_constant_changes_no_latency(requests: list[Row], shift: int)
     assert before == after
 
 
-def test_many_groups_are_split_like_few() -> None:
+def test_many_groups_are_split_as_few_are() -> None:
     """More groups than fit the 16-bit sort key take another path to the same rows."""
     requests = [Row(0, 0, 10 + i, client=70_000 - i) for i in range(5)]
     names = [str(index) for index in range(70_001)]

@@ -10,10 +10,10 @@ from headgate.metrics.table import (
     Quantity,
     format_column,
     format_value,
-    group_table,
+    group_view,
     render,
-    resource_table,
-    summary_table,
+    resource_view,
+    summary_view,
 )
 
 BUSY = summarise(busy_run())
@@ -40,13 +40,13 @@ def test_one_unit_and_precision_per_column(
     assert (column.unit, column.cells) == (unit, cells)
 
 
-def test_values_in_running_text() -> None:
+def test_format_value() -> None:
     assert format_value("usd", 3.0) == "$3.00"
     assert format_value("time_ms", math.nan) == "-"
 
 
 def test_a_comparison_fits_eighty_columns_and_aligns() -> None:
-    text = render(summary_table([("headgate", ONE), ("round_robin", BUSY)]), width=80)
+    text = render(summary_view([("headgate", ONE), ("round_robin", BUSY)]), width=80)
     lines = text.splitlines()
     assert len(lines) == 5
     assert max(map(len, lines)) <= 80
@@ -56,27 +56,27 @@ def test_a_comparison_fits_eighty_columns_and_aligns() -> None:
 
 def test_a_narrow_terminal_gets_all_columns_in_blocks() -> None:
     rows = [("headgate", ONE), ("round_robin", BUSY)]
-    narrow, wide = render(summary_table(rows), width=40), render(summary_table(rows))
+    narrow, wide = render(summary_view(rows), width=40), render(summary_view(rows))
     assert max(map(len, narrow.splitlines())) <= 40
     assert narrow.count("round_robin") > 1
     assert "…" not in narrow
     assert set(wide.split()) == set(narrow.replace("─", "").split()) | {wide.splitlines()[2]}
 
 
-def test_one_run_is_a_list_of_its_numbers() -> None:
-    text = render(summary_table([("demo", ONE)]))
+def test_one_run_is_a_list_of_values() -> None:
+    text = render(summary_view([("demo", ONE)]))
     assert text.startswith("demo\n")
     assert "latency p99.9        20.0  ms\n" in text
 
 
 def test_labels_are_not_markup_and_a_file_gets_no_colour() -> None:
-    text = render(summary_table([("[red]a[/red]", ONE), ("b", ONE)]))
+    text = render(summary_view([("[red]a[/red]", ONE), ("b", ONE)]))
     assert "[red]a[/red]" in text
     assert "\x1b" not in text
-    assert "\x1b" in render(summary_table([("a", ONE), ("b", ONE)]), is_terminal=True)
+    assert "\x1b" in render(summary_view([("a", ONE), ("b", ONE)]), is_terminal=True)
 
 
 def test_groups_and_resources() -> None:
-    text = render(group_table("Clients", BUSY.clients), resource_table(BUSY.resources))
+    text = render(group_view("Clients", BUSY.clients), resource_view(BUSY.resources))
     assert "web & co" in text
     assert "cpu-0 $x$" in text

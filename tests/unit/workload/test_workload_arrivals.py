@@ -37,7 +37,7 @@ def test_bad_times_are_refused(times_ns: list[int], duration_ns: int, problem: s
         arrivals_at(np.array(times_ns, dtype=np.int64), duration_ns)
 
 
-def test_disorder_is_found_across_the_parts_of_the_check() -> None:
+def test_unsorted_times_are_found_across_chunks() -> None:
     times_ns = np.arange(1 << 21)
     times_ns[1 << 20] = 0
     with pytest.raises(ConfigError, match=f"row {1 << 20} is earlier"):
@@ -68,7 +68,7 @@ def test_a_name_may_appear_once_only() -> None:
         Arrivals(np.array([1]), 3, zeros, zeros, ("a", "a"))
 
 
-def test_constant_columns_cost_nothing() -> None:
+def test_constant_columns_take_no_memory() -> None:
     """72 million arrivals must fit: beside the times, nothing may grow with their number."""
     times_ns = np.broadcast_to(np.array(0), (72_000_000,))
     tracemalloc.start()

@@ -6,7 +6,7 @@ from headgate.core.errors import ConfigError
 from headgate.workload import ClosedLoop, ConcurrencyStep
 
 
-def test_nobody_is_there_before_the_first_step() -> None:
+def test_no_clients_before_the_first_step() -> None:
     loop = ClosedLoop((ConcurrencyStep(10, 5),), duration_ns=20)
     assert [loop.clients_at(ns) for ns in (0, 9, 10, 19, 20)] == [0, 0, 5, 5, 0]
 
@@ -24,7 +24,7 @@ def test_nobody_is_there_before_the_first_step() -> None:
         ([(0, 1)], 10, 0, 0),
     ],
 )
-def test_a_senseless_loop_is_refused(
+def test_an_invalid_closed_loop_is_refused(
     steps: list[tuple[int, int]], duration_ns: int, think_ns: int, requests_max: int | None
 ) -> None:
     with pytest.raises(ConfigError):

@@ -6,27 +6,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.errors import ConfigError
-from headgate.workload.generators import Spread, column_stream, counts_of_means, expand_counts, fill
+from headgate.workload.generators import (
+    Spacing,
+    column_stream,
+    counts_of_means,
+    expand_counts,
+    fill,
+)
 
-SPREADS: tuple[Spread, ...] = ("uniform", "even")
+SPACINGS: tuple[Spacing, ...] = ("uniform", "even")
 
 
-@given(st.lists(st.integers(0, 50)), st.integers(1, 10**12), st.sampled_from(SPREADS))
-def test_each_step_gets_exactly_its_count(counts: list[int], step_ns: int, spread: Spread) -> None:
-    arrivals = expand_counts(np.array(counts, dtype=int), step_ns=step_ns, seed=1, spread=spread)
-    found = np.bincount(arrivals.times_ns // step_ns, minlength=len(counts))
-    assert found.tolist() == counts
+@given(st.lists(st.integers(0, 50)), st.integers(1, 10**12), st.sampled_from(SPACINGS))
+def test_each_step_gets_exactly_its_count(
+    counts: list[int], step_ns: int, spacing: Spacing
+) -> None:
+    arrivals = expand_counts(np.array(counts, dtype=int), step_ns=step_ns, seed=1, spacing=spacing)
+    per_step = np.bincount(arrivals.times_ns // step_ns, minlength=len(counts))
+    assert per_step.tolist() == counts
     assert arrivals.duration_ns == step_ns * len(counts)
 
 
-@pytest.mark.parametrize("spread", SPREADS)
-def test_a_step_larger_than_a_part_is_filled_alike(spread: Spread) -> None:
-    """A step of 300,000 is cut in pieces to bound memory; nobody may see the seams."""
-    arrivals = expand_counts(np.array([3, 300_000, 0, 2]), seed=1, spread=spread)
+@pytest.mark.parametrize("spacing", SPACINGS)
+def test_a_step_larger_than_a_chunk_is_filled_alike(spacing: Spacing) -> None:
+    """A step of 300,000 is split to bound memory, which must not change the distribution."""
+    arrivals = expand_counts(np.array([3, 300_000, 0, 2]), seed=1, spacing=spacing)
     assert np.bincount(arrivals.times_ns // 10**9, minlength=4).tolist() == [3, 300_000, 0, 2]
     tenths = np.bincount(arrivals.times_ns[3:-2] // 10**8 - 10)
-    slack = 4 * (30_000 * 0.9) ** 0.5 if spread == "uniform" else 1
-    assert np.abs(tenths - 30_000).max() <= slack
+    tolerance = 4 * (30_000 * 0.9) ** 0.5 if spacing == "uniform" else 1
+    assert np.abs(tenths - 30_000).max() <= tolerance
 
 
 def test_arrivals_in_a_step_are_distributed_as_sorted_uniforms() -> None:
@@ -47,7 +55,7 @@ def test_a_seed_fixes_the_arrivals() -> None:
     assert (same[0] != expand_counts(counts, seed=6).times_ns).any()
 
 
-def test_a_cell_of_no_length_puts_its_arrivals_on_its_edge() -> None:
+def test_an_empty_cell_has_its_arrivals_on_its_edge() -> None:
     edges_ns = np.array([0, 7, 7, 9])
     times_ns = fill(edges_ns, np.array([0, 3, 0]), column_stream(0, "x"))
     assert times_ns.tolist() == [7, 7, 7]

@@ -1,4 +1,4 @@
-"""Fixed seeds; the tolerances are some four standard errors of each statistic."""
+"""Synthetic arrivals. Seeds are fixed; tolerances are about four standard errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_deterministic_stops_before_the_end() -> None:
     assert deterministic(1.0, 3 * SECOND_NS + 1).times_ns[-1] == 3 * SECOND_NS
 
 
-def test_poisson_has_its_rate_and_exponential_gaps() -> None:
+def test_poisson_has_its_rate_and_exponential_inter_arrival_times() -> None:
     arrivals = poisson(50.0, HOUR_NS, seed=1)
     assert arrivals.mean_rate_per_s == pytest.approx(50, rel=0.01)
     assert cv_of_gaps(arrivals) == pytest.approx(1, rel=0.01)
@@ -65,8 +65,8 @@ def test_mmpp_has_the_mean_rate_and_dispersion_of_theory() -> None:
 
 def test_mmpp_visits_each_of_three_states_for_its_share() -> None:
     """With rates 0, 0 and 90, and equal shares of time, the mean is 30."""
-    stays_ns = [SECOND_NS, SECOND_NS, SECOND_NS]
-    arrivals = mmpp([0.0, 0.0, 90.0], stays_ns, 5 * HOUR_NS, seed=4)
+    dwells_ns = [SECOND_NS, SECOND_NS, SECOND_NS]
+    arrivals = mmpp([0.0, 0.0, 90.0], dwells_ns, 5 * HOUR_NS, seed=4)
     assert arrivals.mean_rate_per_s == pytest.approx(30, rel=0.05)
 
 
@@ -114,6 +114,6 @@ def test_a_seed_fixes_the_arrivals(name: str) -> None:
         lambda: stepped([1.0, -2.0], SECOND_NS, SECOND_NS, seed=0),
     ],
 )
-def test_senseless_parameters_are_refused(make: Callable[[], Arrivals]) -> None:
+def test_invalid_parameters_are_refused(make: Callable[[], Arrivals]) -> None:
     with pytest.raises(ConfigError):
         make()

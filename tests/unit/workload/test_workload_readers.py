@@ -44,8 +44,8 @@ def test_one_row_per_request(tmp_path: Path, name: str) -> None:
     assert arrivals.duration_ns == 1_421_637_500_000_001
 
 
-def test_stamps_of_a_clock_start_at_zero_and_stay_exact(tmp_path: Path) -> None:
-    """As floats, these two stamps of 2023 would be 200 ns apart or none."""
+def test_timestamps_start_at_zero_and_stay_exact(tmp_path: Path) -> None:
+    """As floats, these two timestamps of 2023 would be 200 ns apart or equal."""
     text = "timestamp\n1700000000.000000001\n1700000000.000000101\n"
     assert read_trace(write(tmp_path, text)).times_ns.tolist() == [0, 100]
 
@@ -57,7 +57,7 @@ def test_dates_start_at_zero(tmp_path: Path) -> None:
     assert read_trace(write(tmp_path, zoned)).times_ns.tolist() == [0, 3600 * SECOND_NS]
 
 
-def test_rows_out_of_order_are_sorted_when_asked(tmp_path: Path) -> None:
+def test_rows_out_of_order_are_sorted_with_sort(tmp_path: Path) -> None:
     path = write(tmp_path, "arrival_ms,pipeline\n5,a\n3,b\n4,c\n")
     with pytest.raises(ConfigError, match=r"csv:3: arrival_ms: '3': is earlier.*\(5\).*--sort"):
         read_trace(path)
@@ -84,7 +84,7 @@ def test_one_row_per_step_keeps_counts(tmp_path: Path, column: str) -> None:
 def test_a_step_can_be_longer(tmp_path: Path) -> None:
     """In steps of ten seconds a count stays a count, and 2 rps are 20 arrivals."""
     ten_s = 10 * SECOND_NS
-    counts = read_trace(write(tmp_path, "count\n3\n0\n2\n"), step_ns=ten_s, spread="even")
+    counts = read_trace(write(tmp_path, "count\n3\n0\n2\n"), step_ns=ten_s, spacing="even")
     assert (counts.times_ns // ten_s).tolist() == [0, 0, 0, 2, 2]
     assert len(read_trace(write(tmp_path, "rps\n2\n"), step_ns=ten_s)) == 20
 
@@ -135,7 +135,7 @@ def test_parquet_has_the_same_columns(tmp_path: Path) -> None:
         read_trace(hole)
 
 
-def test_a_damaged_parquet_file_is_one_line(tmp_path: Path) -> None:
+def test_a_damaged_parquet_file_is_a_one_line_error(tmp_path: Path) -> None:
     path = write_parquet(tmp_path, {"count": [3, 0, 1]})
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ConfigError, match="cannot be read as Parquet") as caught:
@@ -172,11 +172,11 @@ def test_parquet_without_pyarrow_says_what_to_install(
         ("t,value\n1,2\n", "no layout has the columns t,value .*requests: one of arrival_s, .*rps"),
         ("time\n2500-01-01T00:00:00\n", "csv:2: time: '2500-.*': is more than 292 years"),
         ("time\n9999-12-31T23:00:00-12:00\n", "is more than 292 years"),
-        ("time,model, Time\n1,a,2\n", "trace.csv: columns: 'time': is there twice"),
+        ("time,model, Time\n1,a,2\n", "trace.csv: columns: 'time': appears twice"),
         ("count\n1e12\n", r"trace.csv: 1e\+12 arrivals are too many"),
     ],
 )
-def test_a_bad_file_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+def test_a_bad_file_is_a_one_line_error(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         read_trace(write(tmp_path, text))
     assert "\n" not in str(caught.value).replace("\\n", "")
@@ -190,13 +190,13 @@ def test_blank_lines_at_the_end_are_no_steps(tmp_path: Path) -> None:
 def test_a_truncated_gzip_file_is_refused(tmp_path: Path, keep: float) -> None:
     path = write(tmp_path, "rps\n" + "17\n23\n5\n" * 5000, "trace.csv.gz")
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * keep)])
-    with pytest.raises(ConfigError, match="the gzip stream is cut short or damaged"):
+    with pytest.raises(ConfigError, match="the gzip stream is truncated or damaged"):
         read_trace(path)
 
 
-def test_a_file_that_is_not_what_its_name_says(tmp_path: Path) -> None:
+def test_a_file_whose_suffix_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "a.csv.gz").write_text("rps\n1\n")
-    with pytest.raises(ConfigError, match="cut short or damaged"):
+    with pytest.raises(ConfigError, match="truncated or damaged"):
         read_trace(tmp_path / "a.csv.gz")
     (tmp_path / "b.csv").write_bytes(gzip.compress(b"rps\n1\n"))
     with pytest.raises(ConfigError, match=r"b\.csv: is not text in UTF-8"):
@@ -205,7 +205,7 @@ def test_a_file_that_is_not_what_its_name_says(tmp_path: Path) -> None:
         read_trace(tmp_path)
 
 
-def test_dates_of_parquet_have_the_same_end(tmp_path: Path) -> None:
+def test_parquet_dates_have_the_same_limit(tmp_path: Path) -> None:
     path = write_parquet(tmp_path, {"timestamp": [datetime(2500, 1, 1, tzinfo=UTC)]})
     with pytest.raises(ConfigError, match=r"parquet:2: timestamp: .*is more than 292 years"):
         read_trace(path)
@@ -223,6 +223,6 @@ def test_an_unknown_layout_lists_the_known_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", list(layouts()))
-def test_each_layout_refuses_columns_it_does_not_know(tmp_path: Path, layout: str) -> None:
+def test_each_layout_refuses_other_columns(tmp_path: Path, layout: str) -> None:
     with pytest.raises(ConfigError, match=r"trace.csv: has .*allowed: "):
         read_trace(write(tmp_path, "t,value\n1,2\n"), layout=layout)

@@ -35,7 +35,7 @@ MINUTE_NS = 60 * SECOND_NS
         ),
     ],
 )
-def test_a_specification_says_what_the_generator_is_told(spec: str, expected: Arrivals) -> None:
+def test_a_specification_gives_the_arrivals_of_its_generator(spec: str, expected: Arrivals) -> None:
     arrivals = parse_arrivals(spec, duration_ns=MINUTE_NS, seed=3)
     assert isinstance(arrivals, Arrivals)
     assert arrivals.times_ns.tolist() == expected.times_ns.tolist()
@@ -54,7 +54,7 @@ def test_a_closed_loop() -> None:
     )
 
 
-def test_a_closed_loop_of_one_step_needs_no_more_than_its_clients() -> None:
+def test_a_closed_loop_of_one_step_needs_only_clients() -> None:
     loop = parse_arrivals("closed:clients=5", duration_ns=MINUTE_NS, seed=0)
     assert loop == ClosedLoop((ConcurrencyStep(0, 5),), MINUTE_NS)
 
@@ -81,7 +81,7 @@ def test_names_can_be_given_to_any_kind() -> None:
         ("poisson:rate", "'rate': is not a parameter with a value"),
         ("poisson:rate=5/s,rate=6/s", "is given twice"),
         ("gamma:rate=5/s,cv=x", "gamma.cv: 'x': is not a number"),
-        ("mmpp:rates=5/s+6/s,stay=1s", "one stay for each of 2 rates"),
+        ("mmpp:rates=5/s+6/s,stay=1s", "one dwell time for each of 2 rates"),
         ("closed:clients=2.5", "closed.clients: '2.5': is not a whole number"),
         ("closed:clients=2+3", "closed.every: is missing"),
         ("closed:clients=2+3,every=0s", "^closed.every: '0s': must be positive .*more than 0"),

@@ -1,4 +1,4 @@
-"""Finding traces; and, where HEADGATE_TRACES names a directory of public ones, reading them."""
+"""Finding traces, and reading public ones if HEADGATE_TRACES names a directory of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from headgate.core.errors import ConfigError
 from headgate.workload import find_trace, read_trace
 
 
-def test_a_path_comes_before_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_takes_precedence_over_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     traces = tmp_path / "traces"
     traces.mkdir()
@@ -25,7 +27,7 @@ def test_a_path_comes_before_the_directory(tmp_path: Path, monkeypatch: pytest.M
     assert find_trace("b.csv", traces) == traces / "b.csv"
 
 
-def test_a_missing_trace_lists_those_there_are(tmp_path: Path) -> None:
+def test_a_missing_trace_lists_the_available_ones(tmp_path: Path) -> None:
     (tmp_path / "calm.csv.gz").touch()
     (tmp_path / "notes.txt").touch()
     with pytest.raises(ConfigError, match=r"'wild': no such trace \(allowed: calm.csv.gz\)"):
@@ -58,7 +60,7 @@ def test_public_traces_have_their_known_statistics(
     public_traces: Path, name: str, requests: int, duration_s: float, idc_10s: float
 ) -> None:
     arrivals = read_trace(find_trace(name, public_traces))
-    counts = np.bincount(arrivals.times_ns // (10 * SECOND_NS))[:-1]  # the last is cut short
+    counts = np.bincount(arrivals.times_ns // (10 * SECOND_NS))[:-1]  # the last step is shorter
     assert len(arrivals) == requests
     assert arrivals.duration_ns == pytest.approx(duration_s * SECOND_NS, rel=1e-4)
     assert counts.var() / counts.mean() == pytest.approx(idc_10s, rel=0.03)

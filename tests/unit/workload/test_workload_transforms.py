@@ -9,7 +9,7 @@ from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.workload.arrivals import Arrivals, arrivals_at, is_constant
 from headgate.workload.generators import poisson, stepped
-from headgate.workload.transforms import assign, mix, named, rescale_rate, shift, stretch, window
+from headgate.workload.transforms import assign, mix, named, rescale_rate, scale_time, shift, window
 
 
 def small(*times_ns: int, duration_ns: int = 100) -> Arrivals:
@@ -48,7 +48,7 @@ def test_rescaling_by_one_changes_nothing() -> None:
     assert rows_of(rescale_rate(arrivals, 1.0, seed=0)) == rows_of(arrivals)
 
 
-def test_copies_keep_their_labels_and_lie_before_the_next_arrival() -> None:
+def test_copies_keep_their_names_and_precede_the_next_arrival() -> None:
     rescaled = rescale_rate(labelled((10, "a", 3), (50, "b", 1)), 3.0, seed=0)
     rows = rows_of(rescaled)
     assert [row[1:] for row in rows] == [("a", 3)] * 3 + [("b", 1)] * 3
@@ -64,15 +64,15 @@ def test_thinning_keeps_arrivals_where_they_were() -> None:
     assert is_constant(thinned.pipeline)
 
 
-def test_stretch_multiplies_times_and_duration() -> None:
-    stretched = stretch(small(0, 10, 99), 2.5)
-    assert stretched.times_ns.tolist() == [0, 25, 248]
-    assert stretched.duration_ns == 250
+def test_scale_time_multiplies_times_and_duration() -> None:
+    scaled = scale_time(small(0, 10, 99), 2.5)
+    assert scaled.times_ns.tolist() == [0, 25, 248]
+    assert scaled.duration_ns == 250
 
 
 @given(st.lists(st.integers(0, 99), max_size=20), st.floats(1e-6, 1e6))
-def test_stretched_arrivals_stay_in_the_window(times_ns: list[int], factor: float) -> None:
-    assert len(stretch(small(*sorted(times_ns)), factor)) == len(times_ns)
+def test_scaled_arrivals_stay_in_the_window(times_ns: list[int], factor: float) -> None:
+    assert len(scale_time(small(*sorted(times_ns)), factor)) == len(times_ns)
 
 
 def test_shift_moves_the_window_too() -> None:
@@ -90,19 +90,19 @@ def test_a_window_is_half_open_and_starts_at_zero() -> None:
 
 
 @pytest.mark.parametrize(("start_ns", "end_ns"), [(-1, 5), (5, 5), (5, 101)])
-def test_a_window_outside_is_refused(start_ns: int, end_ns: int) -> None:
-    with pytest.raises(ConfigError, match="no such window"):
+def test_an_invalid_window_is_refused(start_ns: int, end_ns: int) -> None:
+    with pytest.raises(ConfigError, match="is not a valid window"):
         window(small(1), start_ns, end_ns)
 
 
-def test_mixing_unites_names_and_keeps_the_order_of_ties() -> None:
+def test_mixing_merges_names_and_keeps_the_order_of_ties() -> None:
     mixed = mix([labelled((5, "b", 2), (7, "a", 1)), named(small(5, 6, duration_ns=200), "a")])
     assert rows_of(mixed) == [(5, "b", 2), (5, "a", 1), (6, "a", 1), (7, "a", 1)]
     assert mixed.pipelines == ("b", "a")
     assert mixed.duration_ns == 200
 
 
-def test_mixing_one_pipeline_keeps_columns_free() -> None:
+def test_mixing_one_pipeline_keeps_constant_columns() -> None:
     mixed = mix([small(1, 2), small(3)])
     assert is_constant(mixed.pipeline)
     assert mixed.items is None
@@ -127,6 +127,6 @@ def test_assignment_follows_the_weights() -> None:
 
 
 @pytest.mark.parametrize("weights", [{}, {"a": 0.0}, {"a": -1.0, "b": 2.0}, {"a": float("inf")}])
-def test_senseless_weights_are_refused(weights: dict[str, float]) -> None:
+def test_invalid_weights_are_refused(weights: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="weights"):
         assign(small(1), weights, seed=0)

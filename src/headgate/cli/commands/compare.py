@@ -50,7 +50,7 @@ from headgate.metrics.table import (
     Quantity,
     ReportTable,
     TableView,
-    comparison_sheet,
+    comparison_table,
     format_column,
     format_value,
 )
@@ -143,7 +143,7 @@ class Comparison:
     def sheet(self) -> ReportTable:
         """One row per policy."""
         if self.seeds == 1:
-            return comparison_sheet(self._means())
+            return comparison_table(self._means())
         return spread_sheet([(name, _summaries(runs)) for name, runs in self.runs.items()])
 
     def to_json(self) -> dict[str, object]:

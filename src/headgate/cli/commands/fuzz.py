@@ -57,7 +57,7 @@ def _to_json(policy: str, seed: int, reports: list[FuzzReport]) -> dict[str, obj
         "events": _sum([report.events for report in reports]),
         "outcomes": _sum([report.outcomes for report in reports]),
         "failures": [
-            {"seed": report.seed, "repeat": report.line, "found": list(report.failures)}
+            {"seed": report.seed, "repeat": report.command, "found": list(report.failures)}
             for report in reports
             if not report.is_ok
         ],
@@ -74,7 +74,10 @@ def _show(policy: str, reports: list[FuzzReport]) -> None:
     )
     failing = [report for report in reports if not report.is_ok]
     for report in failing:
-        show(Text(report.line, "bold"), *(hanging_indent("✗", 2, text) for text in report.failures))
+        show(
+            Text(report.command, "bold"),
+            *(hanging_indent("✗", 2, text) for text in report.failures),
+        )
     worlds = "1 world" if len(reports) == 1 else f"{len(reports):,} worlds"
     if failing:
         show(Text(f"{policy} fails in {len(failing):,} of {worlds}", "bold red"))

@@ -278,7 +278,7 @@ def _open(url: str, arrivals: Arrivals, options: LoadOptions) -> LoadResult:
             url,
             arrivals,
             options,
-            on_standing=lambda now: progress.say(standing_line(now), now.ended, len(arrivals)),
+            on_progress=lambda now: progress.say(standing_line(now), now.ended, len(arrivals)),
         )
 
 
@@ -289,7 +289,7 @@ def _closed(url: str, concurrency: int, duration_ns: int, options: LoadOptions) 
             concurrency,
             duration_ns,
             options,
-            on_standing=lambda now: progress.say(standing_line(now), now.elapsed_ns, duration_ns),
+            on_progress=lambda now: progress.say(standing_line(now), now.elapsed_ns, duration_ns),
         )
 
 

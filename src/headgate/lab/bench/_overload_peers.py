@@ -39,7 +39,7 @@ from headgate.lab.bench.live.server_process import (
 )
 from headgate.lab.experiments.experiment import Check, Progress, Result, Row
 from headgate.loadgen import Body, LoadOptions, parse_address
-from headgate.loadgen.requests import exchange
+from headgate.loadgen.requests import fetch
 
 MODEL: Final = "slow"
 _TIMEOUT_NS: Final = 2 * SECOND_NS  # no client waits longer
@@ -140,7 +140,7 @@ def _settle(server: Running, body: Body) -> None:
     while time.monotonic() < end_s:
         began_s = time.monotonic()
         with suppress(OSError):
-            status, _ = exchange(address, "POST", address.path, body)
+            status, _ = fetch(address, "POST", address.path, body)
             if status == 200 and time.monotonic() - began_s <= SLO_MS / 1e3:
                 return
         time.sleep(_ASK_AGAIN_S)

@@ -222,7 +222,7 @@ def take_step(
         server.url,
         arrivals,
         options,
-        on_standing=lambda _: seen_mib.append(server.memory_mib()),
+        on_progress=lambda _: seen_mib.append(server.memory_mib()),
     )
     memory_mib = (before_mib, max(seen_mib), server.memory_mib())
     return LoadStep(load, summarise_load(result), _has_one_answer_each(result), memory_mib)
@@ -230,4 +230,4 @@ def take_step(
 
 def _has_one_answer_each(result: LoadResult) -> bool:
     """Whether no answer is missing; that there are no more than that, the log must tell."""
-    return bool(np.all((result.trouble == FailureReason.NONE) & (result.status > 0)))
+    return bool(np.all((result.failure == FailureReason.NONE) & (result.status > 0)))

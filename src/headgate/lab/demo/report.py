@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from headgate.lab.demo.hybrid import DemoResult
 from headgate.lab.demo.runs import DemoRunResult
 from headgate.metrics.report.html import Picture, Tile, html_page
-from headgate.metrics.report.style import BLUE, INK, VERMILION, dress, new_figure, to_svg
+from headgate.metrics.report.style import BLUE, INK, VERMILION, new_figure, style_axes, to_svg
 from headgate.metrics.table import Column, ReportTable, format_value
 from headgate.profiling.report import profile_figure
 
@@ -85,7 +85,7 @@ def response_figure(shown: DemoResult) -> Figure:
             axes.scatter(live.arrival_s[rows], live.latency_ms[rows], s=6, color=colour)
         axes.axhline(shown.planned.scale.slo_ms, color=INK, linewidth=0.8, linestyle="--")
         axes.set_yscale("log")
-        dress(axes, title=label, x_label="s", y_label="ms")
+        style_axes(axes, title=label, x_label="s", y_label="ms")
     return figure
 
 

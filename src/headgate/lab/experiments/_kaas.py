@@ -23,10 +23,10 @@ from headgate.metrics.report.style import (
     MUTED,
     SERIES,
     add_legend,
-    dress,
     new_figure,
     number_log_axis,
     save_png,
+    style_axes,
 )
 from headgate.metrics.summary import summarise
 from headgate.policies import find_policy
@@ -252,7 +252,7 @@ def waits_figure(series: Mapping[str, Mapping[str, Interval]], *, title: str) ->
     axes.set_xscale("log")
     axes.set_yticks(range(len(policies)), policies)
     axes.set_ylim(len(policies) - 0.4, -0.6)
-    dress(axes, title=title, x_label="mean time on the queue (timesteps)", grid="x")
+    style_axes(axes, title=title, x_label="mean time on the queue (timesteps)", grid="x")
     number_log_axis(axes.xaxis)
     axes.tick_params(axis="y", length=0)
     add_legend(axes, handles, list(series))

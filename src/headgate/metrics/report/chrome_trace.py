@@ -1,7 +1,8 @@
-"""The schedule as Chrome trace events: open the file in Perfetto or in chrome://tracing.
+"""The schedule of a run as Chrome trace events, for Perfetto or chrome://tracing.
 
-One process per pool, one thread per node (more when a node does several things at a time, because
-complete events of one thread must not overlap), one complete event per start, load and run.
+One process per pool, one thread per node, one complete event per start, load and run. A node that
+runs several jobs at a time has several threads (tracks), because complete events of one thread
+must not overlap.
 """
 
 from __future__ import annotations
@@ -17,61 +18,61 @@ import numpy as np
 
 from headgate.metrics.columns import Int64, RunColumns, SpanColumns, SpanKind
 
-# Which spans to draw, and beside which: spans that overlap on a node need lanes of their own.
-
-
-@dataclass(frozen=True, slots=True)
-class SpanTracks:
-    """Some rows of a `SpanColumns`, in order of their start, each in a lane of its node."""
-
-    rows: Int64
-    lanes: tuple[int, ...]
-    left_out: int  # spans that began later than those, beyond the limit
-
-
-def assign_lanes(spans: SpanColumns, limit: int) -> SpanTracks:
-    """Take the first `limit` spans by start; spans of one node and lane never overlap.
-
-    Each span takes the lowest lane that is free, so a node that does one thing at a time has one.
-    """
-    rows = np.argsort(spans.start_ns, kind="stable")[:limit]
-    free: dict[int, list[int]] = {}  # per node: lanes given back, lowest first
-    taken: dict[int, list[tuple[int, int]]] = {}  # per node: (end, lane), earliest first
-    lanes = []
-    for row in rows.tolist():
-        node, start_ns, end_ns = int(spans.node[row]), spans.start_ns[row], spans.end_ns[row]
-        node_free, node_taken = free.setdefault(node, []), taken.setdefault(node, [])
-        while node_taken and node_taken[0][0] <= start_ns:
-            heapq.heappush(node_free, heapq.heappop(node_taken)[1])
-        lane = heapq.heappop(node_free) if node_free else len(node_taken)
-        heapq.heappush(node_taken, (int(end_ns), lane))
-        lanes.append(lane)
-    return SpanTracks(rows, tuple(lanes), len(spans) - len(rows))
-
-
 Event = dict[str, object]
 
 _KIND_NAMES: Final = {SpanKind.START: "start", SpanKind.LOAD: "load", SpanKind.RUN: "run"}
 
 
+@dataclass(frozen=True, slots=True)
+class SpanTracks:
+    """The first rows of a `SpanColumns` by start, each on a track of its node.
+
+    Spans of one node that overlap are on different tracks, so that they can be drawn.
+    """
+
+    rows: Int64
+    tracks: tuple[int, ...]  # by row
+    left_out: int  # later spans, beyond the limit
+
+
+def assign_tracks(spans: SpanColumns, limit: int) -> SpanTracks:
+    """Assign tracks to the first `limit` spans by start; spans of one track never overlap.
+
+    Each span gets the lowest free track, so a node that runs one job at a time has one track.
+    """
+    rows = np.argsort(spans.start_ns, kind="stable")[:limit]
+    free: dict[int, list[int]] = {}  # per node: tracks that are free again, lowest first
+    taken: dict[int, list[tuple[int, int]]] = {}  # per node: (end, track), earliest first
+    tracks = []
+    for row in rows.tolist():
+        node, start_ns, end_ns = int(spans.node[row]), spans.start_ns[row], spans.end_ns[row]
+        node_free, node_taken = free.setdefault(node, []), taken.setdefault(node, [])
+        while node_taken and node_taken[0][0] <= start_ns:
+            heapq.heappush(node_free, heapq.heappop(node_taken)[1])
+        track = heapq.heappop(node_free) if node_free else len(node_taken)
+        heapq.heappush(node_taken, (int(end_ns), track))
+        tracks.append(track)
+    return SpanTracks(rows, tuple(tracks), len(spans) - len(rows))
+
+
 def write_chrome_trace(path: Path, run: RunColumns, *, spans_max: int = 200_000) -> Path:
-    """Write the first `spans_max` spans; a longer schedule is cut off there, and says so."""
+    """Write the first `spans_max` spans; a mark in the trace says where it is truncated."""
     path.write_text(json.dumps(chrome_trace(run, spans_max=spans_max)) + "\n", encoding="utf-8")
     return path
 
 
 def chrome_trace(run: RunColumns, *, spans_max: int = 200_000) -> dict[str, object]:
     """Return the trace as a JSON object."""
-    laned = assign_lanes(run.spans, spans_max)
-    shown = len(laned.rows)
-    note = f"the first {shown:,} of {len(run.spans):,} spans" if laned.left_out else "all spans"
+    tracks = assign_tracks(run.spans, spans_max)
+    shown = len(tracks.rows)
+    note = f"the first {shown:,} of {len(run.spans):,} spans" if tracks.left_out else "all spans"
     return {
         "displayTimeUnit": "ms",
         "otherData": {"spans": note},
         "traceEvents": [
-            *_names(run, laned),
-            *_complete_events(run, laned),
-            *([_cut_off(run, laned, note)] if laned.left_out else []),
+            *_names(run, tracks),
+            *_complete_events(run, tracks),
+            *([_truncation_mark(run, tracks, note)] if tracks.left_out else []),
         ],
     }
 
@@ -81,22 +82,23 @@ def _process_ids(run: RunColumns) -> dict[str, int]:
     return {pool: number for number, pool in enumerate(pools, start=1)}
 
 
-def _thread_id(node: int, lane: int) -> int:
-    # Far apart, so that a viewer that sorts threads by id keeps the lanes of a node together.
-    return (node + 1) * 1000 + lane
+def _thread_id(node: int, track: int) -> int:
+    # Far apart, so that a viewer which sorts threads by id keeps the tracks of a node together.
+    return (node + 1) * 1000 + track
 
 
-def _names(run: RunColumns, laned: SpanTracks) -> Iterator[Event]:
+def _names(run: RunColumns, tracks: SpanTracks) -> Iterator[Event]:
     process_ids = _process_ids(run)
     for pool, pid in process_ids.items():
         yield _metadata("process_name", pid, 0, name=pool)
     used = {
-        (int(run.spans.node[row]), lane) for row, lane in zip(laned.rows, laned.lanes, strict=True)
+        (int(run.spans.node[row]), track)
+        for row, track in zip(tracks.rows, tracks.tracks, strict=True)
     }
-    for node, lane in sorted(used | {(node, 0) for node in range(len(run.resources))}):
+    for node, track in sorted(used | {(node, 0) for node in range(len(run.resources))}):
         resource = run.resources[node]
-        pid, tid = process_ids[resource.pool], _thread_id(node, lane)
-        name = resource.name if lane == 0 else f"{resource.name} #{lane + 1}"
+        pid, tid = process_ids[resource.pool], _thread_id(node, track)
+        name = resource.name if track == 0 else f"{resource.name} #{track + 1}"
         yield _metadata("thread_name", pid, tid, name=name)
         yield _metadata("thread_sort_index", pid, tid, sort_index=tid)
 
@@ -105,14 +107,14 @@ def _metadata(kind: str, pid: int, tid: int, **args: object) -> Event:
     return {"name": kind, "ph": "M", "ts": 0, "pid": pid, "tid": tid, "args": args}
 
 
-def _complete_events(run: RunColumns, laned: SpanTracks) -> Iterator[Event]:
+def _complete_events(run: RunColumns, tracks: SpanTracks) -> Iterator[Event]:
     process_ids = _process_ids(run)
     spans = run.spans
-    for row, lane in zip(laned.rows.tolist(), laned.lanes, strict=True):
+    for row, track in zip(tracks.rows.tolist(), tracks.tracks, strict=True):
         node, kind = int(spans.node[row]), _KIND_NAMES[int(spans.kind[row])]
         function = run.functions[int(spans.function[row])]
         start_ns, end_ns = int(spans.start_ns[row]), int(spans.end_ns[row])
-        subject = "batch" if kind == "run" else "instance"
+        id_name = "batch" if kind == "run" else "instance"
         yield {
             "name": function if kind == "run" else f"{kind} {function}",
             "cat": kind,
@@ -120,13 +122,13 @@ def _complete_events(run: RunColumns, laned: SpanTracks) -> Iterator[Event]:
             "ts": start_ns / 1000,  # microseconds
             "dur": (end_ns - start_ns) / 1000,
             "pid": process_ids[run.resources[node].pool],
-            "tid": _thread_id(node, lane),
-            "args": {subject: int(spans.batch[row]), "items": int(spans.items[row])},
+            "tid": _thread_id(node, track),
+            "args": {id_name: int(spans.batch[row]), "items": int(spans.items[row])},
         }
 
 
-def _cut_off(run: RunColumns, laned: SpanTracks, note: str) -> Event:
-    """Return a global mark where the trace ends before the run does."""
-    last_us = int(run.spans.start_ns[laned.rows[-1]]) / 1000 if len(laned.rows) else 0.0
-    mark = {"name": f"cut off: {note}", "cat": "note", "ph": "i", "s": "g"}
+def _truncation_mark(run: RunColumns, tracks: SpanTracks, note: str) -> Event:
+    """Return a global mark at the end of a trace that ends before its run."""
+    last_us = int(run.spans.start_ns[tracks.rows[-1]]) / 1000 if len(tracks.rows) else 0.0
+    mark = {"name": f"truncated: {note}", "cat": "note", "ph": "i", "s": "g"}
     return {**mark, "ts": last_us, "pid": 0, "tid": 0, "args": {}}

@@ -1,4 +1,4 @@
-"""Figures that set several runs side by side."""
+"""Figures that compare several runs, or several measurements of one workload."""
 
 from __future__ import annotations
 
@@ -18,23 +18,16 @@ from headgate.metrics.report.style import (
     MUTED,
     SERIES,
     add_legend,
-    dress,
+    escape_label,
     new_figure,
-    plain,
+    number_log_axis,
+    style_axes,
 )
 from headgate.metrics.summary import Summary
 from headgate.metrics.table import Quantity, format_column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-
-from typing import TYPE_CHECKING
-
-from headgate.metrics.report.style import number_log_axis
-
-if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
@@ -53,7 +46,7 @@ _PANELS = (
 
 
 def comparison_figure(rows: Sequence[tuple[str, Summary]]) -> Figure:
-    """Plot attainment, wait and cost of labelled runs: one dot per run, values beside them."""
+    """Plot attainment, wait and cost of labelled runs: one dot per run, with its value."""
     figure = new_figure(1.4 + 0.34 * len(rows))
     first: Axes | None = None
     for number, panel in enumerate(_PANELS, start=1):
@@ -61,7 +54,7 @@ def comparison_figure(rows: Sequence[tuple[str, Summary]]) -> Figure:
         _draw_panel(axes, panel, [panel.value(summary) for _, summary in rows])
         if first is None:
             first = axes
-            axes.set_yticks(range(len(rows)), [plain(label, 24) for label, _ in rows])
+            axes.set_yticks(range(len(rows)), [escape_label(label, 24) for label, _ in rows])
             axes.set_ylim(len(rows) - 0.4, -0.6)
         else:
             axes.tick_params(axis="y", labelleft=False)
@@ -80,14 +73,14 @@ def sweep_figure(
     figure = new_figure()
     axes = figure.add_subplot()
     handles = []
-    for place, intervals in enumerate(series.values()):
-        colour, marker = SERIES[place % len(SERIES)], MARKERS[place % len(MARKERS)]
+    for index, intervals in enumerate(series.values()):
+        colour, marker = SERIES[index % len(SERIES)], MARKERS[index % len(MARKERS)]
         means = [interval.mean for interval in intervals]
         low = np.array([interval.low for interval in intervals])
         high = np.array([interval.high for interval in intervals])
         axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
         handles += axes.plot(x, means, color=colour, marker=marker, markersize=5, linewidth=1.8)
-    dress(axes, title=title, x_label=x_label, y_label=y_label, grid="both")
+    style_axes(axes, title=title, x_label=x_label, y_label=y_label, grid="both")
     add_legend(axes, handles, list(series))
     return figure
 
@@ -97,14 +90,14 @@ def _draw_panel(axes: Axes, panel: _Panel, values: Sequence[float]) -> None:
     rows = np.arange(len(values))
     shown = np.array(values, dtype=np.float64)
     unit = column.unit
-    if _spans_decades(panel, shown):  # or the largest would leave nothing to see of the others
+    if _spans_decades(panel, shown):  # else the largest would make the others invisible
         unit += ", log"
         shown = np.log10(shown / (0.5 * np.nanmin(shown)))
     axes.hlines(rows, 0, shown, color=GRID, linewidth=2.5, zorder=1)
     axes.plot(shown, rows, "o", color=BLUE, markersize=8, zorder=2, clip_on=False)
     for row, (value, cell) in enumerate(zip(shown, column.cells, strict=True)):
         axes.annotate(
-            plain(cell),
+            escape_label(cell),
             (value if np.isfinite(value) else 0.0, row),
             xytext=(9, 0),
             textcoords="offset points",
@@ -114,7 +107,7 @@ def _draw_panel(axes: Axes, panel: _Panel, values: Sequence[float]) -> None:
         )
     largest = float(np.nanmax(shown, initial=0.0))
     axes.set_xlim(0, (largest or 1.0) * 1.45)  # room for the values
-    dress(axes, title=f"{panel.title} ({unit})", grid="")
+    style_axes(axes, title=f"{panel.title} ({unit})", grid="")
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
     axes.tick_params(axis="y", length=0)
@@ -130,23 +123,20 @@ def _spans_decades(panel: _Panel, values: NDArray[np.float64]) -> bool:
     )
 
 
-# The figure of a workload characterisation: response time against requests at once.
-
-
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Response times on one number of cores, by rising numbers of requests at once."""
+    """Response times on one number of cores, by rising concurrency of requests."""
 
     cores: float
     concurrency: tuple[int, ...]
     times_ms: tuple[float, ...]
-    # Where the true value lies with 95 % confidence; empty if nobody knows.
+    # The bounds of the 95 % confidence intervals; empty if they are not known.
     lows_ms: tuple[float, ...] = ()
     highs_ms: tuple[float, ...] = ()
 
     @property
     def label(self) -> str:
-        """What the legend says.
+        """The label in the legend.
 
         >>> Curve(0.5, (1,), (8.0,)).label, Curve(1, (1,), (4.0,)).label
         ('0.5 cores', '1 core')
@@ -157,16 +147,16 @@ class Curve:
 def characterisation_figure(
     title: str, curves: Sequence[Curve], *, quantity: str = "median", slo_ms: float | None = None
 ) -> Figure:
-    """Plot one line per number of cores, and the objective as a line across.
+    """Plot response time against concurrency, one line per number of cores, and the SLO.
 
-    Both axes are logarithmic where times span more than a decade: or the lone requests, by which
-    cores are told apart, would all lie on the floor.
+    Both axes are logarithmic if times span more than a decade: on linear axes the times at low
+    concurrency, by which numbers of cores differ most, could not be read.
     """
     figure = new_figure()
     axes = figure.add_subplot()
     handles, labels = [], []
-    for place, curve in enumerate(curves):
-        colour, marker = SERIES[place % len(SERIES)], MARKERS[place % len(MARKERS)]
+    for index, curve in enumerate(curves):
+        colour, marker = SERIES[index % len(SERIES)], MARKERS[index % len(MARKERS)]
         if curve.lows_ms:
             axes.fill_between(
                 curve.concurrency, curve.lows_ms, curve.highs_ms, color=colour, alpha=0.18, lw=0
@@ -186,10 +176,10 @@ def characterisation_figure(
         number_log_axis(axes.yaxis)
     else:
         axes.set_ylim(bottom=0.0)
-    dress(
+    style_axes(
         axes,
         title=title,
-        x_label="requests at once",
+        x_label="concurrent requests",
         y_label=f"response time, {quantity} (ms)",
         grid="both",
     )

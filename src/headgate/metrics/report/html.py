@@ -1,4 +1,4 @@
-"""One self-contained HTML page: headline numbers, plots, tables. No scripts, nothing to fetch."""
+"""One self-contained HTML page: key figures, plots, tables. No scripts, no external files."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from headgate.metrics.summary import Summary
 from headgate.metrics.table import (
     ReportTable,
     format_value,
-    group_sheet,
-    headline_sheet,
-    resource_sheet,
+    group_table,
+    resource_table,
+    summary_table,
 )
 
-_ROWS_MAX: Final = 200  # of a table; the rest is in summary.json
+_ROWS_MAX: Final = 200  # rows of a table; all rows are in summary.json
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A headline number. `value` and `name` are text, not HTML."""
+    """A key figure. `value` and `name` are text, not HTML."""
 
     value: str
     name: str
@@ -29,7 +29,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """An inline `<svg>` element, trusted, with its caption, plain text."""
+    """An inline `<svg>` element, which is trusted, with its caption, which is text."""
 
     caption: str
     svg: str
@@ -38,18 +38,18 @@ class Picture:
 def run_page(
     title: str, summary: Summary, meta: Mapping[str, object], pictures: Sequence[Picture]
 ) -> str:
-    """Return the page about one run."""
-    sheets = (
-        headline_sheet(summary),
-        group_sheet("Pipelines", summary.pipelines),
-        group_sheet("Clients", summary.clients),
-        resource_sheet(summary.resources),
+    """Return the page of one run."""
+    tables = (
+        summary_table(summary),
+        group_table("Pipelines", summary.pipelines),
+        group_table("Clients", summary.clients),
+        resource_table(summary.resources),
     )
-    return html_page(title, meta, headline_tiles(summary), pictures, sheets)
+    return html_page(title, meta, summary_tiles(summary), pictures, tables)
 
 
-def headline_tiles(summary: Summary) -> tuple[Tile, ...]:
-    """Return the few numbers that say how a run went."""
+def summary_tiles(summary: Summary) -> tuple[Tile, ...]:
+    """Return the key figures of a run."""
     return (
         Tile(format_value("share", summary.slo_attainment), "SLO attainment"),
         Tile(format_value("share", summary.admitted_kept), "admitted kept"),
@@ -67,26 +67,26 @@ def html_page(
     meta: Mapping[str, object],
     tiles: Iterable[Tile],
     pictures: Iterable[Picture],
-    sheets: Iterable[ReportTable],
+    tables: Iterable[ReportTable],
 ) -> str:
-    """Return a whole page. All text is escaped; only the pictures are taken as they are."""
-    tables = [_sheet_html(sheet) for sheet in sheets] or [""]
-    facts = "".join(
+    """Return a whole page. All text is escaped; only the pictures are inserted verbatim."""
+    rendered = [_table_html(table) for table in tables] or [""]
+    metadata = "".join(
         f"<div><dt>{escape(key)}</dt><dd>{escape(str(value))}</dd></div>"
         for key, value in meta.items()
     )
     parts = (
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8">',
-        # The browser itself sees to it that the page fetches nothing and runs nothing.
+        # The policy makes the browser enforce that the page loads nothing and runs nothing.
         '<meta http-equiv="Content-Security-Policy"'
         " content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">",
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
-        f"<header><h1>{escape(title)}</h1><dl>{facts}</dl></header>",
+        f"<header><h1>{escape(title)}</h1><dl>{metadata}</dl></header>",
         f'<main><section class="tiles">{"".join(map(_tile_html, tiles))}</section>',
         f'<section class="plots">{"".join(map(_picture_html, pictures))}</section>',
-        f'<section class="tables">{tables[0]}<div>{"".join(tables[1:])}</div></section>',
+        f'<section class="tables">{rendered[0]}<div>{"".join(rendered[1:])}</div></section>',
         "</main></body></html>",
     )
     return "\n".join(parts) + "\n"
@@ -102,21 +102,21 @@ def _picture_html(picture: Picture) -> str:
     return f"<figure>{svg}<figcaption>{caption}</figcaption></figure>\n"
 
 
-def _sheet_html(sheet: ReportTable) -> str:
-    if not sheet.rows:
+def _table_html(table: ReportTable) -> str:
+    if not table.rows:
         return ""
-    classes = ["text" if column.is_text else "number" for column in sheet.columns]
+    classes = ["text" if column.is_text else "number" for column in table.columns]
     header = "".join(
         f'<th class="{kind}" scope="col">{escape(column.title)}'
         f"<small>{escape(column.unit)}</small></th>"
-        for kind, column in zip(classes, sheet.columns, strict=True)
+        for kind, column in zip(classes, table.columns, strict=True)
     )
-    has_header = any(column.title for column in sheet.columns)
-    body = "".join(f"<tr>{_row_html(classes, row)}</tr>\n" for row in sheet.rows[:_ROWS_MAX])
-    hidden = len(sheet.rows) - _ROWS_MAX
-    note = f"<p>and {hidden:,} more, in summary.json</p>" if hidden > 0 else ""
+    has_header = any(column.title for column in table.columns)
+    body = "".join(f"<tr>{_row_html(classes, row)}</tr>\n" for row in table.rows[:_ROWS_MAX])
+    hidden = len(table.rows) - _ROWS_MAX
+    note = f"<p>{hidden:,} more rows are in summary.json</p>" if hidden > 0 else ""
     return (
-        f'<div class="table"><h2>{escape(sheet.title)}</h2><table>'
+        f'<div class="table"><h2>{escape(table.title)}</h2><table>'
         + (f"<thead><tr>{header}</tr></thead>" if has_header else "")
         + f"<tbody>{body}</tbody></table>{note}</div>\n"
     )

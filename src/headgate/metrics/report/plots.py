@@ -1,4 +1,4 @@
-"""Figures of one run."""
+"""Figures of one run, and the binned time series that they plot."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from headgate.core.clock import MICROSECOND_NS, MILLISECOND_NS, NEVER_NS
+from headgate.core.clock import MICROSECOND_NS, MILLISECOND_NS, NEVER_NS, SECOND_NS
 from headgate.core.states import OUTCOME_NAMES, Outcome
-from headgate.metrics.columns import Int64, RunColumns
+from headgate.metrics.columns import Int64, RunColumns, SpanKind
+from headgate.metrics.report.chrome_trace import SpanTracks, assign_tracks
 from headgate.metrics.report.style import (
     BLUE,
     GREEN,
@@ -22,10 +24,10 @@ from headgate.metrics.report.style import (
     SKY,
     VERMILION,
     add_legend,
-    dress,
+    escape_label,
     new_figure,
     number_log_axis,
-    plain,
+    style_axes,
     time_scale,
 )
 from headgate.metrics.summary import latencies_ns, nearest_rank, split_by_group, waits_ns
@@ -34,194 +36,18 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-
-from typing import TYPE_CHECKING
-
-from headgate.metrics.columns import SpanKind
-from headgate.metrics.report.chrome_trace import SpanTracks, assign_lanes
-
-if TYPE_CHECKING:
-    from matplotlib.artist import Artist
-    from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
-
-
-from numpy.typing import NDArray
-
-from headgate.core.clock import SECOND_NS
-
-# The schedule of a short run, or the beginning of a long one, as bars.
-
-
-_LANES_MAX: Final = 32
-
-
-def schedule_figure(run: RunColumns, *, spans_max: int = 250) -> Figure:
-    """Draw the first `spans_max` spans, one row per node and lane, one colour per function."""
-    laned = assign_lanes(run.spans, spans_max)
-    places = _places(run, laned)
-    figure = new_figure(1.5 + 0.3 * len(places))
-    axes = figure.add_subplot()
-    last_ns = int(run.spans.end_ns[laned.rows].max())
-    scale = time_scale(last_ns)
-    bars: dict[int, Artist] = {}
-    for row, lane in zip(laned.rows.tolist(), laned.lanes, strict=True):
-        place = places.get((int(run.spans.node[row]), lane))
-        if place is None:
-            continue
-        function, kind = int(run.spans.function[row]), int(run.spans.kind[row])
-        start = int(run.spans.start_ns[row]) / scale.unit_ns
-        width = int(run.spans.end_ns[row]) / scale.unit_ns - start
-        (bar,) = axes.barh(place, width, left=start, height=0.74)
-        _paint(bar, function, kind)
-        if kind == SpanKind.RUN:
-            bars.setdefault(min(function, len(SERIES)), bar)
-    axes.set_xlim(0, last_ns / scale.unit_ns)
-    axes.set_ylim(len(places) - 0.4, -0.6)
-    axes.set_yticks(list(places.values()), [_lane_label(run, *key) for key in places])
-    dress(axes, title=_title(run, laned), x_label=f"time ({scale.unit})", grid="x")
-    axes.tick_params(axis="y", length=0)
-    labels = [run.functions[key] if key < len(SERIES) else "others" for key in sorted(bars)]
-    add_legend(axes, [bars[key] for key in sorted(bars)], labels)
-    return figure
-
-
-def _places(run: RunColumns, laned: SpanTracks) -> dict[tuple[int, int], int]:
-    """Return the row of each node and lane that has work, as many as can be read."""
-    nodes = run.spans.node[laned.rows].tolist()
-    used = sorted(set(zip(nodes, laned.lanes, strict=True)))[:_LANES_MAX]
-    return {key: place for place, key in enumerate(used)}
-
-
-def _paint(bar: Rectangle, function: int, kind: int) -> None:
-    colour = SERIES[function] if function < len(SERIES) else OTHER
-    is_start = kind == SpanKind.START
-    bar.set(
-        facecolor="white" if is_start else colour,
-        edgecolor=colour if is_start else "white",
-        hatch="//////" if is_start else None,
-        linewidth=0.8 if is_start else 0.3,
-        alpha=0.4 if kind == SpanKind.LOAD else 1.0,
-    )
-
-
-def _lane_label(run: RunColumns, node: int, lane: int) -> str:
-    name = plain(run.resources[node].name, 28)
-    return name if lane == 0 else f"#{lane + 1}"
-
-
-def _title(run: RunColumns, laned: SpanTracks) -> str:
-    if not laned.left_out:
-        return "Schedule"
-    return f"Schedule: the first {len(laned.rows):,} of {len(run.spans):,} spans"
-
-
-# A run over time, in equal bins: outcomes, rates, and how busy each resource was.
-
 
 Floats = NDArray[np.float64]
 
-
-@dataclass(frozen=True, slots=True)
-class TimeBins:
-    """The bins [0, step), [step, 2 step), ... that cover a run."""
-
-    step_ns: int
-    count: int
-
-    @property
-    def edges_ns(self) -> Int64:
-        """The bounds of the bins: one more than there are bins."""
-        return np.arange(self.count + 1, dtype=np.int64) * self.step_ns
-
-    def index(self, times_ns: Int64) -> Int64:
-        """Return the bin of each time; what lies outside falls into the first or the last bin."""
-        return np.clip(times_ns // self.step_ns, 0, self.count - 1)
-
-
-def time_bins(run: RunColumns, count_max: int = 120) -> TimeBins:
-    """Return bins fine enough to see a burst, with ten requests a bin or so if there are few."""
-    count = min(count_max, max(20, len(run.requests) // 10))
-    # Rounding up makes the last bin as wide as the others: no false drop at the end of a rate.
-    return TimeBins(max(1, -(-max(run.end_ns, run.window_ns) // count)), count)
-
-
-def outcomes_by_arrival(run: RunColumns, bins: TimeBins) -> Int64:
-    """Return counts [outcome, bin]: how the requests that arrived in a bin ended."""
-    kinds = len(OUTCOME_NAMES)
-    cell = bins.index(run.requests.arrival_ns)
-    cell *= kinds
-    cell += run.requests.outcome
-    counts = np.bincount(cell, minlength=bins.count * kinds)
-    return counts.reshape(bins.count, kinds).T.astype(np.int64)
-
-
-def arrival_rps(run: RunColumns, bins: TimeBins) -> Floats:
-    """Return the requests that arrived, per second, in each bin."""
-    return _rate_rps(run.requests.arrival_ns, bins)
-
-
-def goodput_rps(run: RunColumns, bins: TimeBins) -> Floats:
-    """Return the answers in time that were given, per second, in each bin."""
-    met = run.requests.outcome == Outcome.MET
-    return _rate_rps(run.requests.finished_ns[met], bins)
-
-
-def busy_share(run: RunColumns, bins: TimeBins) -> Floats:
-    """Return shares [resource, bin]: how much of each resource was working, 0 to 1.
-
-    A node with several slots is fully busy when all of them work, and a serverless pool when as
-    many instances work as it had on average.
-    """
-    cumulative = _cumulative_work_ns(run, bins)
-    units = np.array(_parallel_units(run, cumulative[:, -1]))
-    share = np.diff(cumulative, axis=1) / (bins.step_ns * units[:, None])
-    busy: Floats = np.clip(share, 0.0, 1.0)
-    return busy
-
-
-def _rate_rps(times_ns: Int64, bins: TimeBins) -> Floats:
-    counts = np.bincount(bins.index(times_ns), minlength=bins.count)
-    return counts.astype(np.float64) * (SECOND_NS / bins.step_ns)
-
-
-def _cumulative_work_ns(run: RunColumns, bins: TimeBins) -> Floats:
-    """Return [resource, edge]: the work done on a resource before each edge.
-
-    A span that began at s has done e - s by the edge e, and one that ended at t takes e - t away
-    again. So the work at an edge is e times (begun - ended before it), less the sum of the begins,
-    plus the sum of the ends: two counts and two sums per bin instead of a loop over spans.
-    """
-    shape = (len(run.resources), bins.count)
-    open_spans, offset_ns = np.zeros(shape), np.zeros(shape)
-    for times_ns, sign in ((run.spans.start_ns, 1), (run.spans.end_ns, -1)):
-        cell = bins.index(times_ns) + run.spans.node * np.int64(bins.count)
-        size = shape[0] * shape[1]
-        open_spans += sign * np.bincount(cell, minlength=size).reshape(shape)
-        offset_ns += sign * np.bincount(cell, times_ns, size).reshape(shape)
-    edges_ns = bins.edges_ns[1:]
-    work_ns = np.cumsum(open_spans, axis=1) * edges_ns - np.cumsum(offset_ns, axis=1)
-    return np.hstack((np.zeros((shape[0], 1)), work_ns))
-
-
-def _parallel_units(run: RunColumns, work_ns: Floats) -> list[float]:
-    """Return, per resource, how many spans can run on it side by side."""
-    units = []
-    for resource, total_ns in zip(run.resources, work_ns, strict=True):
-        slots = max(1, round(total_ns / resource.busy_ns)) if resource.busy_ns else 1
-        instances = max(1.0, resource.up_ns / run.end_ns) if run.end_ns else 1.0
-        units.append(slots * instances)
-    return units
-
-
-_CURVE_POINTS: Final = 400  # per decade of the tail there are far fewer pixels than that
-_ROWS_MAX: Final = 24  # rows of text that fit a figure
+_CURVE_POINTS: Final = 400  # far more than a decade of the tail has pixels
+_ROWS_MAX: Final = 24  # rows of text that fit into a figure
+_TRACKS_MAX: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A figure with its file name and what it shows."""
+    """A figure with its file name and its caption."""
 
     name: str
     caption: str
@@ -232,8 +58,8 @@ def run_plots(run: RunColumns) -> Iterator[Plot]:
     """Yield the figures that this run has data for, one at a time. Needs matplotlib."""
     if not len(run.requests):
         return
-    yield Plot("outcomes", "How the requests ended, by time of arrival.", outcomes_figure(run))
-    yield Plot("goodput", "Requests that came, and answers given in time.", goodput_figure(run))
+    yield Plot("outcomes", "Outcomes of the requests, by time of arrival.", outcomes_figure(run))
+    yield Plot("goodput", "Arrivals, and responses in time.", goodput_figure(run))
     if (run.requests.outcome <= Outcome.LATE).any():
         yield Plot(
             "latency",
@@ -243,16 +69,16 @@ def run_plots(run: RunColumns) -> Iterator[Plot]:
     if (run.requests.started_ns != NEVER_NS).any():
         yield Plot("waits", "Time from arrival to first work, per client.", waits_figure(run))
     if len(run.spans):
-        yield Plot("utilisation", "Share of each resource at work.", utilisation_figure(run))
+        yield Plot("utilisation", "Utilisation of each resource.", utilisation_figure(run))
         yield Plot(
             "schedule",
-            "What each node did; starts are hatched, loads are pale.",
+            "Work of each node; starts are hatched, loads are pale.",
             schedule_figure(run),
         )
 
 
 def latency_figure(run: RunColumns) -> Figure:
-    """Plot, per pipeline, the share of answers slower than a latency; SLOs are marked."""
+    """Plot, per pipeline, the share of responses slower than a latency; mark the SLOs."""
     figure = new_figure()
     axes = figure.add_subplot()
     requests = run.requests
@@ -268,7 +94,7 @@ def latency_figure(run: RunColumns) -> Figure:
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_ylim(min(0.09, 0.7 / max(len(parts[index]) for index in shown)), 1.1)
-    dress(
+    style_axes(
         axes,
         title="Latency: the tail" + _note(shown, hidden),
         x_label="latency (ms); dashed: the SLO",
@@ -306,7 +132,7 @@ def outcomes_figure(run: RunColumns) -> Figure:
         labels.append(name)
     axes.set_xlim(0, float(edges[-1]))
     axes.set_ylim(bottom=0)
-    dress(
+    style_axes(
         axes,
         title="Outcomes",
         x_label=f"time of arrival ({scale.unit})",
@@ -317,7 +143,7 @@ def outcomes_figure(run: RunColumns) -> Figure:
 
 
 def goodput_figure(run: RunColumns) -> Figure:
-    """Plot what came in, and what was answered in time."""
+    """Plot arrivals and MET responses over time."""
     figure = new_figure()
     axes = figure.add_subplot()
     bins, scale = time_bins(run), time_scale(run.end_ns)
@@ -335,7 +161,7 @@ def goodput_figure(run: RunColumns) -> Figure:
         labels.append("end of window")
     axes.set_xlim(0, float(edges[-1]))
     axes.set_ylim(bottom=0)
-    dress(
+    style_axes(
         axes,
         title="Arrivals and goodput",
         x_label=f"time ({scale.unit})",
@@ -346,26 +172,26 @@ def goodput_figure(run: RunColumns) -> Figure:
 
 
 def waits_figure(run: RunColumns) -> Figure:
-    """Plot the spread of the waits per client, the clients with most requests first."""
+    """Plot the distribution of the waits per client, clients with most requests first."""
     requests = run.requests
     started = requests.started_ns != NEVER_NS
     parts = split_by_group(waits_ns(requests), requests.client[started], len(run.clients))
     shown, hidden = _busiest(parts, _ROWS_MAX)
     figure = new_figure(1.5 + 0.32 * len(shown))
     axes = figure.add_subplot()
-    spreads = np.array([nearest_rank(parts[index], (100, 500, 900, 990)) for index in shown])
-    scale = time_scale(int(spreads.max()))
-    p10, p50, p90, p99 = spreads.T / scale.unit_ns
+    percentiles = np.array([nearest_rank(parts[index], (100, 500, 900, 990)) for index in shown])
+    scale = time_scale(int(percentiles.max()))
+    p10, p50, p90, p99 = percentiles.T / scale.unit_ns
     rows = np.arange(len(shown))
     thin = axes.hlines(rows, p90, p99, color=OTHER, linewidth=1.2)
     thick = axes.hlines(rows, p10, p90, color=SKY, linewidth=6)
     (middle,) = axes.plot(p50, rows, "o", color=BLUE, markersize=6, clip_on=False)
     (last,) = axes.plot(p99, rows, "|", color=VERMILION, markersize=11, markeredgewidth=2)
-    axes.set_yticks(rows, [plain(run.clients[index], 28) for index in shown])
+    axes.set_yticks(rows, [escape_label(run.clients[index], 28) for index in shown])
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlim(0, 1.05 * float(p99.max()) or 1.0)
     title = "Waits per client" + _note(shown, hidden)
-    dress(axes, title=title, x_label=f"wait ({scale.unit})", grid="x")
+    style_axes(axes, title=title, x_label=f"wait ({scale.unit})", grid="x")
     axes.tick_params(axis="y", length=0, pad=8)
     add_legend(axes, [middle, thick, thin, last], ["median", "p10 to p90", "p90 to p99", "p99"])
     return figure
@@ -388,10 +214,10 @@ def utilisation_figure(run: RunColumns) -> Figure:
         vmax=1,
         extent=(0, float(end), count - 0.5, -0.5),
     )
-    dress(axes, title="Utilisation", x_label=f"time ({scale.unit})", grid="")
+    style_axes(axes, title="Utilisation", x_label=f"time ({scale.unit})", grid="")
     every = -(-count // _ROWS_MAX)
     rows = range(0, count, every)
-    axes.set_yticks(rows, [plain(run.resources[row].name, 28) for row in rows])
+    axes.set_yticks(rows, [escape_label(run.resources[row].name, 28) for row in rows])
     axes.tick_params(axis="y", length=0)
     for edge in range(1, count):
         axes.axhline(edge - 0.5, color="white", linewidth=1.5 if count <= _ROWS_MAX else 0)
@@ -401,8 +227,160 @@ def utilisation_figure(run: RunColumns) -> Figure:
     return figure
 
 
+def schedule_figure(run: RunColumns, *, spans_max: int = 250) -> Figure:
+    """Plot the first `spans_max` spans: one row per node and track, one colour per function."""
+    tracks = assign_tracks(run.spans, spans_max)
+    positions = _track_rows(run, tracks)
+    figure = new_figure(1.5 + 0.3 * len(positions))
+    axes = figure.add_subplot()
+    last_ns = int(run.spans.end_ns[tracks.rows].max())
+    scale = time_scale(last_ns)
+    bars: dict[int, Artist] = {}
+    for row, track in zip(tracks.rows.tolist(), tracks.tracks, strict=True):
+        position = positions.get((int(run.spans.node[row]), track))
+        if position is None:
+            continue
+        function, kind = int(run.spans.function[row]), int(run.spans.kind[row])
+        start = int(run.spans.start_ns[row]) / scale.unit_ns
+        width = int(run.spans.end_ns[row]) / scale.unit_ns - start
+        (bar,) = axes.barh(position, width, left=start, height=0.74)
+        _paint(bar, function, kind)
+        if kind == SpanKind.RUN:
+            bars.setdefault(min(function, len(SERIES)), bar)
+    axes.set_xlim(0, last_ns / scale.unit_ns)
+    axes.set_ylim(len(positions) - 0.4, -0.6)
+    axes.set_yticks(list(positions.values()), [_track_label(run, *key) for key in positions])
+    style_axes(axes, title=_title(run, tracks), x_label=f"time ({scale.unit})", grid="x")
+    axes.tick_params(axis="y", length=0)
+    labels = [run.functions[key] if key < len(SERIES) else "others" for key in sorted(bars)]
+    add_legend(axes, [bars[key] for key in sorted(bars)], labels)
+    return figure
+
+
+def _track_rows(run: RunColumns, tracks: SpanTracks) -> dict[tuple[int, int], int]:
+    """Return the row of each used (node, track), at most as many as are readable."""
+    nodes = run.spans.node[tracks.rows].tolist()
+    used = sorted(set(zip(nodes, tracks.tracks, strict=True)))[:_TRACKS_MAX]
+    return {key: position for position, key in enumerate(used)}
+
+
+def _paint(bar: Rectangle, function: int, kind: int) -> None:
+    colour = SERIES[function] if function < len(SERIES) else OTHER
+    is_start = kind == SpanKind.START
+    bar.set(
+        facecolor="white" if is_start else colour,
+        edgecolor=colour if is_start else "white",
+        hatch="//////" if is_start else None,
+        linewidth=0.8 if is_start else 0.3,
+        alpha=0.4 if kind == SpanKind.LOAD else 1.0,
+    )
+
+
+def _track_label(run: RunColumns, node: int, track: int) -> str:
+    name = escape_label(run.resources[node].name, 28)
+    return name if track == 0 else f"#{track + 1}"
+
+
+def _title(run: RunColumns, tracks: SpanTracks) -> str:
+    if not tracks.left_out:
+        return "Schedule"
+    return f"Schedule: the first {len(tracks.rows):,} of {len(run.spans):,} spans"
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBins:
+    """The bins [0, step), [step, 2 step), ... that cover a run."""
+
+    step_ns: int
+    count: int
+
+    @property
+    def edges_ns(self) -> Int64:
+        """The edges of the bins: one more than there are bins."""
+        return np.arange(self.count + 1, dtype=np.int64) * self.step_ns
+
+    def index(self, times_ns: Int64) -> Int64:
+        """Return the bin of each time; times outside belong to the first or the last bin."""
+        return np.clip(times_ns // self.step_ns, 0, self.count - 1)
+
+
+def time_bins(run: RunColumns, count_max: int = 120) -> TimeBins:
+    """Return bins fine enough to see a burst, with about ten requests each if there are few."""
+    count = min(count_max, max(20, len(run.requests) // 10))
+    # Rounding up makes the last bin as wide as the others: a shorter one would show a false drop.
+    return TimeBins(max(1, -(-max(run.end_ns, run.window_ns) // count)), count)
+
+
+def outcomes_by_arrival(run: RunColumns, bins: TimeBins) -> Int64:
+    """Return counts [outcome, bin]: how the requests that arrived in a bin ended."""
+    kinds = len(OUTCOME_NAMES)
+    cell = bins.index(run.requests.arrival_ns)
+    cell *= kinds
+    cell += run.requests.outcome
+    counts = np.bincount(cell, minlength=bins.count * kinds)
+    return counts.reshape(bins.count, kinds).T.astype(np.int64)
+
+
+def arrival_rps(run: RunColumns, bins: TimeBins) -> Floats:
+    """Return the arrivals per second in each bin."""
+    return _rate_rps(run.requests.arrival_ns, bins)
+
+
+def goodput_rps(run: RunColumns, bins: TimeBins) -> Floats:
+    """Return the MET responses per second in each bin."""
+    met = run.requests.outcome == Outcome.MET
+    return _rate_rps(run.requests.finished_ns[met], bins)
+
+
+def busy_share(run: RunColumns, bins: TimeBins) -> Floats:
+    """Return shares [resource, bin]: the utilisation of each resource, 0 to 1.
+
+    A node with several slots is fully busy when all of them work, and a serverless pool when as
+    many instances work as it had on average.
+    """
+    cumulative = _cumulative_work_ns(run, bins)
+    units = np.array(_parallel_units(run, cumulative[:, -1]))
+    share = np.diff(cumulative, axis=1) / (bins.step_ns * units[:, None])
+    busy: Floats = np.clip(share, 0.0, 1.0)
+    return busy
+
+
+def _rate_rps(times_ns: Int64, bins: TimeBins) -> Floats:
+    counts = np.bincount(bins.index(times_ns), minlength=bins.count)
+    return counts.astype(np.float64) * (SECOND_NS / bins.step_ns)
+
+
+def _cumulative_work_ns(run: RunColumns, bins: TimeBins) -> Floats:
+    """Return [resource, edge]: the work done on a resource before each edge.
+
+    By the edge e a span that began at s contributes e - s, and one that ended at t subtracts e - t
+    again. So the work at an edge is e times (begun - ended before it), less the sum of the begins,
+    plus the sum of the ends: two counts and two sums per bin instead of a loop over spans.
+    """
+    shape = (len(run.resources), bins.count)
+    open_spans, offset_ns = np.zeros(shape), np.zeros(shape)
+    for times_ns, sign in ((run.spans.start_ns, 1), (run.spans.end_ns, -1)):
+        cell = bins.index(times_ns) + run.spans.node * np.int64(bins.count)
+        size = shape[0] * shape[1]
+        open_spans += sign * np.bincount(cell, minlength=size).reshape(shape)
+        offset_ns += sign * np.bincount(cell, times_ns, size).reshape(shape)
+    edges_ns = bins.edges_ns[1:]
+    work_ns = np.cumsum(open_spans, axis=1) * edges_ns - np.cumsum(offset_ns, axis=1)
+    return np.hstack((np.zeros((shape[0], 1)), work_ns))
+
+
+def _parallel_units(run: RunColumns, work_ns: Floats) -> list[float]:
+    """Return, per resource, how many spans can run on it concurrently."""
+    units = []
+    for resource, total_ns in zip(run.resources, work_ns, strict=True):
+        slots = max(1, round(total_ns / resource.busy_ns)) if resource.busy_ns else 1
+        instances = max(1.0, resource.up_ns / run.end_ns) if run.end_ns else 1.0
+        units.append(slots * instances)
+    return units
+
+
 def _busiest(parts: list[Int64], count_max: int) -> tuple[list[int], int]:
-    """Return the groups with most values, and how many others have any."""
+    """Return the groups with the most values, and the number of other groups that have any."""
     order = sorted(range(len(parts)), key=lambda index: -len(parts[index]))
     shown = [index for index in order if len(parts[index])]
     return shown[:count_max], max(0, len(shown) - count_max)
@@ -418,22 +396,22 @@ def _tail_curve(latency_ns: Int64) -> tuple[Floats, Floats]:
     count = len(latency_ns)
     shares = np.geomspace(1.0, 1.0 / count, min(_CURVE_POINTS, count))
     ranks = np.unique(np.clip(count - np.round(shares * count), 0, count - 1)).astype(np.int64)
-    # The slowest one is drawn at 1 / n, and no time at all as 1 us: logarithms have no zero.
+    # The slowest request is drawn at 1 / n and a latency of 0 as 1 us: logarithms have no zero.
     slower = np.maximum(count - 1 - ranks, 1) / count
     latency_ms = np.maximum(latency_ns[ranks], MICROSECOND_NS) / MILLISECOND_NS
     return np.insert(latency_ms, 0, latency_ms[0]), np.insert(slower, 0, 1.0)
 
 
 def _mark_slos(axes: Axes, run: RunColumns, colours: dict[int, str]) -> None:
-    """Mark the latency targets: a line each, or the band between the least and the greatest."""
+    """Mark the latency targets: one line each, or the band between the least and the greatest."""
     requests = run.requests
     marks: dict[tuple[int, int], str] = {}
     for index, colour in colours.items():
-        chosen = (requests.pipeline == index) & (requests.deadline_ns != NEVER_NS)
-        if chosen.any():
-            target_ns = requests.deadline_ns[chosen] - requests.arrival_ns[chosen]
+        rows = (requests.pipeline == index) & (requests.deadline_ns != NEVER_NS)
+        if rows.any():
+            target_ns = requests.deadline_ns[rows] - requests.arrival_ns[rows]
             key = (int(target_ns.min()), int(target_ns.max()))
-            marks[key] = MUTED if key in marks else colour  # one that is shared has no colour
+            marks[key] = MUTED if key in marks else colour  # a target that pipelines share is grey
     for (low_ns, high_ns), colour in marks.items():
         low_ms, high_ms = low_ns / MILLISECOND_NS, high_ns / MILLISECOND_NS
         axes.axvline(low_ms, color=colour, linewidth=1.1, linestyle=(0, (4, 3)))

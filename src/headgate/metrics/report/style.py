@@ -1,7 +1,7 @@
-"""One look for all figures, set on each figure itself: nothing global is touched.
+"""The style of all figures, set on each figure: no global state of matplotlib is changed.
 
 Colours are those of Okabe and Ito, which people with any of the common colour-vision deficiencies
-can tell apart; yellow is left out because it vanishes on white. matplotlib is an extra and is
+can tell apart; yellow is left out because it is invisible on white. matplotlib is an extra and is
 imported when the first figure is made; pyplot is never imported.
 """
 
@@ -38,7 +38,7 @@ MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X")
 INK: Final = "#1f2933"
 MUTED: Final = "#5f6b7a"
 GRID: Final = "#e3e8ee"
-OTHER: Final = "#9aa5b1"  # what has no colour of its own
+OTHER: Final = "#9aa5b1"  # for series beyond those that have a colour of their own
 
 # In the order of `OUTCOME_NAMES`.
 OUTCOME_COLOURS: Final = (GREEN, ORANGE, OTHER, VERMILION, PURPLE, "#d5dbe1")
@@ -57,7 +57,7 @@ class TimeScale:
 
 
 def time_scale(end_ns: int) -> TimeScale:
-    """Return the unit that gives an axis up to `end_ns` short numbers."""
+    """Return the unit in which an axis up to `end_ns` has short numbers."""
     if end_ns >= 3 * HOUR_NS:
         return TimeScale("h", HOUR_NS)
     if end_ns >= 600 * SECOND_NS:
@@ -68,7 +68,7 @@ def time_scale(end_ns: int) -> TimeScale:
 
 
 def new_figure(height_in: float = 3.4) -> Figure:
-    """Return an empty figure of the house width. Needs matplotlib."""
+    """Return an empty figure of the common width. Needs matplotlib."""
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
     except ImportError:
@@ -76,11 +76,15 @@ def new_figure(height_in: float = 3.4) -> Figure:
     return Figure(figsize=(_WIDTH_IN, height_in), layout="constrained", facecolor="white")
 
 
-def dress(axes: Axes, *, title: str, x_label: str = "", y_label: str = "", grid: str = "y") -> None:
-    """Give axes the house look. `grid` is "x", "y", "both" or "" for none."""
-    axes.set_title(plain(title), loc="left", fontsize=11, fontweight="bold", color=INK, pad=10)
-    axes.set_xlabel(plain(x_label), fontsize=_SMALL, color=MUTED)
-    axes.set_ylabel(plain(y_label), fontsize=_SMALL, color=MUTED)
+def style_axes(
+    axes: Axes, *, title: str, x_label: str = "", y_label: str = "", grid: str = "y"
+) -> None:
+    """Apply the common style to axes. `grid` is "x", "y", "both" or "" for none."""
+    axes.set_title(
+        escape_label(title), loc="left", fontsize=11, fontweight="bold", color=INK, pad=10
+    )
+    axes.set_xlabel(escape_label(x_label), fontsize=_SMALL, color=MUTED)
+    axes.set_ylabel(escape_label(y_label), fontsize=_SMALL, color=MUTED)
     axes.tick_params(which="both", labelsize=_SMALL, labelcolor=INK, color=OTHER, length=3)
     axes.tick_params(which="minor", length=0)
     for side in ("top", "right"):
@@ -94,7 +98,7 @@ def dress(axes: Axes, *, title: str, x_label: str = "", y_label: str = "", grid:
 
 
 def number_log_axis(axis: Axis) -> None:
-    """Label a logarithmic axis 1, 2, 5, 10, ... in plain numbers; only 1, 10, ... if it is long."""
+    """Label a logarithmic axis 1, 2, 5, 10, ... without exponents; a long one 1, 10, ... only."""
     from matplotlib.ticker import LogLocator, NullFormatter  # noqa: PLC0415 - an extra
 
     low, high = axis.get_view_interval()
@@ -105,10 +109,10 @@ def number_log_axis(axis: Axis) -> None:
 
 
 def add_legend(axes: Axes, handles: Sequence[Artist], labels: Sequence[str]) -> None:
-    """Put a legend right of the axes, where it can hide nothing."""
+    """Put a legend to the right of the axes, where it covers no data."""
     axes.legend(
         handles,
-        [plain(label, 28) for label in labels],
+        [escape_label(label, 28) for label in labels],
         loc="upper left",
         bbox_to_anchor=(1.01, 1.0),
         borderaxespad=0.0,
@@ -119,16 +123,18 @@ def add_legend(axes: Axes, handles: Sequence[Artist], labels: Sequence[str]) -> 
     )
 
 
-def plain(text: str, length_max: int = 60) -> str:
-    """Return text that is drawn as it reads: no formulas, no hidden legend entries, not too long.
+def escape_label(text: str, length_max: int = 60) -> str:
+    """Return text that matplotlib draws verbatim, shortened in the middle if it is too long.
 
-    >>> plain("$5"), plain("_a")[1:], plain("node-001234", 8)
+    A dollar sign would begin a formula, and a leading underscore would hide a legend entry.
+
+    >>> escape_label("$5"), escape_label("_a")[1:], escape_label("node-001234", 8)
     ('\\\\$5', '_a', 'node…234')
     """
     if len(text) > length_max:  # names often differ only at their ends
         text = f"{text[: length_max // 2]}…{text[len(text) - (length_max - 1) // 2 :]}"
-    text = text.replace("$", r"\$")  # or matplotlib would read a formula
-    return f"\u200a{text}" if text.startswith("_") else text  # or a legend would skip it
+    text = text.replace("$", r"\$")
+    return f"\u200a{text}" if text.startswith("_") else text
 
 
 def save_png(figure: Figure, path: Path) -> Path:
@@ -139,10 +145,10 @@ def save_png(figure: Figure, path: Path) -> Path:
 
 
 def to_svg(figure: Figure, prefix: str) -> str:
-    """Return the figure as an `<svg>` element that can stand in a page beside others.
+    """Return the figure as an `<svg>` element that can be embedded in a page beside others.
 
-    Text is drawn as outlines, so it looks the same everywhere. Ids get the prefix and a running
-    number instead of random letters: equal figures give equal text.
+    Text is drawn as outlines, so that it looks the same everywhere. Ids consist of the prefix and
+    a running number instead of random letters, so that equal figures give equal text.
     """
     buffer = StringIO()
     with _unknown_glyphs_allowed():
@@ -163,7 +169,7 @@ def to_svg(figure: Figure, prefix: str) -> str:
 
 @contextmanager
 def _unknown_glyphs_allowed() -> Iterator[None]:
-    """A name in a script that the font lacks shows as boxes; that is no reason to warn."""
+    """Ignore warnings about glyphs that the font lacks: such names are drawn as boxes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield

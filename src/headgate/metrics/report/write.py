@@ -1,4 +1,4 @@
-"""Everything about one run in one directory."""
+"""Writes the report of one run into a directory: JSON, Chrome trace, Parquet, plots and HTML."""
 
 from __future__ import annotations
 
@@ -23,25 +23,21 @@ from headgate.metrics.summary import Summary
 if TYPE_CHECKING:
     import pyarrow
 
-
-# The summary as JSON, with what is needed to know which run it describes.
+_ROW_GROUP: Final = 1 << 20  # rows written at a time: bounds the memory
 
 
 def write_json(path: Path, summary: Summary, meta: Mapping[str, object]) -> Path:
-    """Write `{"meta": ..., "summary": ...}`; values of `meta` that JSON lacks become text."""
+    """Write `{"meta": ..., "summary": ...}`; values of `meta` that JSON lacks become strings.
+
+    `meta` says which run the summary describes.
+    """
     document = {"meta": dict(meta), "summary": summary.to_json()}
     path.write_text(json.dumps(document, indent=2, default=str) + "\n", encoding="utf-8")
     return path
 
 
-# The requests of a run as a Parquet file, for notebooks and SQL.
-
-
-_ROW_GROUP: Final = 1 << 20  # rows written at a time: bounds the memory
-
-
 def write_parquet(path: Path, run: RunColumns) -> Path:
-    """Write one row per request, named columns, `NEVER_NS` as null. Needs pyarrow."""
+    """Write one row per request, for notebooks and SQL; `NEVER_NS` is null. Needs pyarrow."""
     try:
         import pyarrow.parquet  # noqa: PLC0415 - an extra, imported when it is asked for
     except ImportError:
@@ -54,7 +50,7 @@ def write_parquet(path: Path, run: RunColumns) -> Path:
 
 
 def request_batch(run: RunColumns, rows: slice) -> pyarrow.RecordBatch:
-    """Return some of the requests as an Arrow record batch."""
+    """Return these rows of the requests as an Arrow record batch."""
     import pyarrow as pa  # noqa: PLC0415 - see write_parquet
 
     def instants(times_ns: Int64) -> pyarrow.Array:
@@ -90,7 +86,7 @@ def write_report(
     """Write all reports that the installed extras allow and return their paths.
 
     `summary.json`, `trace.json` and `report.html` always; `requests.parquet` with pyarrow; the
-    plots, as PNG files and in the page, with matplotlib. The same run gives the same files.
+    plots, as PNG files and in the page, with matplotlib. Equal runs give equal files.
     """
     directory.mkdir(parents=True, exist_ok=True)
     paths = [

@@ -1,31 +1,41 @@
-"""Independent observers of a run. They know the rules, and nothing of the Scheduler's insides."""
+"""Independent checkers of a run: they see only its events, actions and columns.
+
+They know the rules that every run must keep, and nothing of the Scheduler's internals, so that an
+error in the Scheduler cannot hide itself.
+"""
 
 from headgate.core.model import App
-from headgate.sim.checkers.batches import AttemptLimits, BatchLimits, Causes, Executions
+from headgate.sim.checkers.batches import AttemptLimits, BatchLimits, Completions, Executions
 from headgate.sim.checkers.checker import EVENTS_MAX, Checker, Checkers, Clock
-from headgate.sim.checkers.limits import Budgets, Starts, Suspects
-from headgate.sim.checkers.nodes import Exclusivity, Memory, Presence
-from headgate.sim.checkers.requests import Conservation, Deadlines, GivingUp, Stages, Starvation
+from headgate.sim.checkers.limits import Budgets, StartBackoff, SuspectTasks
+from headgate.sim.checkers.nodes import Exclusivity, LiveTargets, Memory
+from headgate.sim.checkers.requests import (
+    Conservation,
+    Deadlines,
+    HardDeadlines,
+    Stages,
+    Starvation,
+)
 
 __all__ = [
     "AttemptLimits",
     "BatchLimits",
     "Budgets",
-    "Causes",
     "Checker",
     "Checkers",
     "Clock",
+    "Completions",
     "Conservation",
     "Deadlines",
     "Exclusivity",
     "Executions",
-    "GivingUp",
+    "HardDeadlines",
+    "LiveTargets",
     "Memory",
-    "Presence",
     "Stages",
-    "Starts",
+    "StartBackoff",
     "Starvation",
-    "Suspects",
+    "SuspectTasks",
     "all_checkers",
 ]
 
@@ -33,38 +43,44 @@ __all__ = [
 def all_checkers(
     app: App,
     *,
-    duplicates: bool = False,
-    losses: bool = False,
-    thinks: bool = False,
-    drained: bool = False,
+    allows_duplicates: bool = False,
+    allows_losses: bool = False,
+    has_decision_cost: bool = False,
+    is_drained: bool = False,
     wait_max_ns: int | None = None,
     events_max: int = EVENTS_MAX,
 ) -> Checkers:
-    """Return every checker there is, as lenient as the faults of the run demand.
+    """Return all checkers, as lenient as the faults of the run demand.
 
-    `duplicates`: completions may be told twice. `losses`: completions may never be told.
-    `thinks`: decisions take time, so messages cross. `drained`: the run went on until nothing was
-    in flight. `wait_max_ns`: no request may wait for longer than this for its first dispatch.
-    `events_max`: a run of more events stands still, and is stopped.
+    `allows_duplicates`: completions may be reported twice. `allows_losses`: completions may never
+    be reported. `has_decision_cost`: decisions take time, so that events and actions cross.
+    `is_drained`: the run went on until nothing was in flight. `wait_max_ns`: no request may wait
+    longer than this for its first dispatch. `events_max`: a run of more events is taken to be in
+    an endless loop and is stopped.
     """
     checkers: list[Checker] = [
         Clock(events_max),
-        Conservation(thinks=thinks),
-        Deadlines(app, thinks=thinks),
+        Conservation(has_decision_cost=has_decision_cost),
+        Deadlines(app, has_decision_cost=has_decision_cost),
         Stages(app),
-        Causes(duplicates=duplicates, losses=losses, thinks=thinks, drained=drained),
+        Completions(
+            allows_duplicates=allows_duplicates,
+            allows_losses=allows_losses,
+            has_decision_cost=has_decision_cost,
+            is_drained=is_drained,
+        ),
         AttemptLimits(app),
         BatchLimits(app),
         Budgets(app),
         Executions(app),
-        Presence(),
+        LiveTargets(),
         Exclusivity(app),
         Memory(app),
-        Starts(app),
-        Suspects(app),
+        StartBackoff(app),
+        SuspectTasks(app),
     ]
-    if not thinks:
-        checkers.append(GivingUp(app))
+    if not has_decision_cost:
+        checkers.append(HardDeadlines(app))
     if wait_max_ns is not None:
         checkers.append(Starvation(wait_max_ns))
     return Checkers(checkers)

@@ -1,4 +1,4 @@
-"""What a checker is: it watches a run, then says what was wrong with it."""
+"""The base of all checkers, the checker that combines others, and the checker of the clock."""
 
 from __future__ import annotations
 
@@ -11,37 +11,36 @@ from headgate.core.events import Event
 from headgate.metrics.columns import RunColumns
 from headgate.sim.interfaces import Observer
 
-_VIOLATIONS_MAX: Final = 20  # of one checker; one cause tends to have many effects
+_VIOLATIONS_MAX: Final = 20  # per checker: one cause tends to have many effects
 EVENTS_MAX: Final = 1_000_000_000
 
 
 class Checker(Observer):
-    """Collects violations as text. Good for one run.
+    """Observes one run and collects violations as text.
 
-    Subclasses take note of events and actions, in the order they came about, and of the columns
-    of the run once it is over.
+    Subclasses check events and actions in the order in which they occur, and the columns of the
+    run once it is over.
     """
 
     def __init__(self) -> None:
         self.violations: list[str] = []
 
     def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
-        """An event was handled, and these are the actions it led to."""
-        self.note_event(now_ns, scheduler, event)
+        self.check_event(now_ns, scheduler, event)
         for action in actions:
-            self.note_action(now_ns, scheduler, action)
+            self.check_action(now_ns, scheduler, action)
 
-    def note_event(self, now_ns: int, scheduler: int, event: Event) -> None:
-        """Something happened."""
+    def check_event(self, now_ns: int, scheduler: int, event: Event) -> None:
+        """Check or record an event that Scheduler number `scheduler` handles."""
 
-    def note_action(self, now_ns: int, scheduler: int, action: Action) -> None:
-        """Something was ordered."""
+    def check_action(self, now_ns: int, scheduler: int, action: Action) -> None:
+        """Check or record an action that Scheduler number `scheduler` returns."""
 
     def finish(self, run: RunColumns) -> None:
-        """The run is over, and this is what it left behind."""
+        """Check the columns of the run, which is over."""
 
-    def blame(self, now_ns: int, text: str) -> None:
-        """Put a violation down."""
+    def report(self, now_ns: int, text: str) -> None:
+        """Add a violation, unless this checker has reported too many already."""
         if len(self.violations) < _VIOLATIONS_MAX:
             self.violations.append(f"{type(self).__name__}: at {now_ns} ns: {text}")
 
@@ -53,7 +52,7 @@ class Checker(Observer):
 
 @final
 class Checkers(Checker):
-    """Several checkers as one."""
+    """Several checkers combined into one."""
 
     def __init__(self, checkers: Sequence[Checker]) -> None:
         super().__init__()
@@ -61,16 +60,15 @@ class Checkers(Checker):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What is checked."""
+        """The class names of the checkers."""
         return tuple(type(checker).__name__ for checker in self._checkers)
 
     def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
-        """Pass it on to all."""
         for checker in self._checkers:
             checker.on_event(now_ns, scheduler, event, actions)
 
     def finish(self, run: RunColumns) -> None:
-        """Let all finish, and gather what they found."""
+        """Finish all checkers and collect their violations."""
         for checker in self._checkers:
             checker.finish(run)
             self.violations.extend(checker.violations)
@@ -78,17 +76,16 @@ class Checkers(Checker):
 
 @final
 class Clock(Checker):
-    """Time never goes back, and goes on: a run that stands still is stopped."""
+    """Time never goes back, and a run does not loop for ever: raises after `events_max` events."""
 
     def __init__(self, events_max: int = EVENTS_MAX) -> None:
         super().__init__()
         self._events_left = events_max
         self._last_ns = 0
 
-    def note_event(self, now_ns: int, scheduler: int, event: Event) -> None:
-        """Compare with the event before."""
+    def check_event(self, now_ns: int, scheduler: int, event: Event) -> None:
         if now_ns < self._last_ns:
-            self.blame(now_ns, f"time went back from {self._last_ns} ns")
+            self.report(now_ns, f"time went back from {self._last_ns} ns")
         self._last_ns = now_ns
         self._events_left -= 1
         if self._events_left < 0:

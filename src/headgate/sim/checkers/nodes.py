@@ -1,4 +1,4 @@
-"""Checkers of nodes: what is not there is not used, and nothing is used beyond what it has."""
+"""Checkers of nodes: actions go only to live nodes and instances, within slots and memory."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from headgate.sim.checkers.checker import Checker
 
 
 @final
-class Presence(Checker):
-    """Nothing is ordered of a node or an instance that is not there, as far as was told."""
+class LiveTargets(Checker):
+    """Actions go only to nodes and instances that the Scheduler knows to be alive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,8 +37,7 @@ class Presence(Checker):
         # (Scheduler, instance id) -> its node; None while a pool has yet to pick one
         self._instances: dict[tuple[int, int], int | None] = {}
 
-    def note_event(self, now_ns: int, scheduler: int, event: Event) -> None:
-        """Nodes and instances come and go."""
+    def check_event(self, now_ns: int, scheduler: int, event: Event) -> None:
         if isinstance(event, NodeJoined):
             self._up.add((scheduler, event.node_id))
         elif isinstance(event, NodeLost):
@@ -54,8 +53,7 @@ class Presence(Checker):
         elif isinstance(event, InstanceStopped):
             self._instances.pop((scheduler, event.instance_id), None)
 
-    def note_action(self, now_ns: int, scheduler: int, action: Action) -> None:
-        """Compare the place an order goes to with what is there."""
+    def check_action(self, now_ns: int, scheduler: int, action: Action) -> None:
         if isinstance(action, StartInstance):
             self._check_node(now_ns, scheduler, action.node_id)
             self._instances[scheduler, action.instance_id] = action.node_id
@@ -72,20 +70,20 @@ class Presence(Checker):
     ) -> None:
         if key not in self._instances or self._instances[key] != action.node_id:
             name = type(action).__name__
-            self.blame(now_ns, f"{name}: no instance {key[1]} on node {action.node_id}")
+            self.report(now_ns, f"{name}: no instance {key[1]} on node {action.node_id}")
         if isinstance(action, StopInstance):
             self._instances.pop(key, None)
 
     def _check_node(self, now_ns: int, scheduler: int, node_id: int | None) -> None:
         if node_id is not None and (scheduler, node_id) not in self._up:
-            self.blame(now_ns, f"node {node_id} is not there for Scheduler {scheduler}")
+            self.report(now_ns, f"node {node_id} is not up for Scheduler {scheduler}")
 
 
 @final
 class Exclusivity(Checker):
-    """A node never does more at once than it has slots; a platform keeps to its concurrency.
+    """A node never runs more jobs at once than it has slots, nor a platform beyond its limit.
 
-    Looks at the spans of the run, so it checks only runs that record them.
+    Reads the spans of the run, so it checks only runs that record them.
     """
 
     def __init__(self, app: App) -> None:
@@ -97,36 +95,37 @@ class Exclusivity(Checker):
         self._limits += [p.faas.concurrency_max for p in app.pools if p.faas]
 
     def finish(self, run: RunColumns) -> None:
-        """Sweep over the spans of each resource."""
         spans = run.spans
         for resource, limit in enumerate(self._limits):
-            mine = spans.node == resource
-            times_ns = np.concatenate((spans.end_ns[mine], spans.start_ns[mine]))
-            changes = np.repeat((-1, 1), mine.sum())
-            # Stable: at one instant what ends comes before what begins.
+            own = spans.node == resource
+            times_ns = np.concatenate((spans.end_ns[own], spans.start_ns[own]))
+            changes = np.repeat((-1, 1), own.sum())
+            # A stable sort: at one instant ends come before begins.
             order = np.argsort(times_ns, kind="stable")
             running = np.cumsum(changes[order])
             if len(running) and running.max() > limit:
                 worst_ns = int(times_ns[order][running.argmax()])
                 name = run.resources[resource].name
-                self.blame(worst_ns, f"{name} does {running.max()} things at once, of {limit}")
+                self.report(worst_ns, f"{name} runs {running.max()} jobs at once, of {limit}")
 
 
 @final
 class Memory(Checker):
-    """The weights that are ordered onto a node fit its device, and its host memory."""
+    """The weights on a node fit into its device memory and its host memory.
+
+    Weights count as moved in the order in which the actions that move them are returned.
+    """
 
     def __init__(self, app: App) -> None:
         super().__init__()
         self._app = app
         self._pools: dict[int, Pool] = {}  # by node id
-        self._bytes: dict[int, int] = {}  # instance id -> how large
+        self._bytes: dict[int, int] = {}  # by instance id
         self._device: dict[int, dict[int, None]] = {}  # node id -> instance ids
         self._host: dict[int, dict[int, None]] = {}
         self._unplaced: set[int] = set()  # instances whose pool has yet to pick a node
 
-    def note_event(self, now_ns: int, scheduler: int, event: Event) -> None:
-        """What is gone takes no memory; what a pool has placed does."""
+    def check_event(self, now_ns: int, scheduler: int, event: Event) -> None:
         if isinstance(event, NodeJoined):
             self._pools[event.node_id] = self._app.pools[event.pool_id]
         elif isinstance(event, NodeLost):
@@ -138,8 +137,7 @@ class Memory(Checker):
             self._unplaced.discard(event.instance_id)
             self._put(now_ns, self._device, event.node_id, event.instance_id)
 
-    def note_action(self, now_ns: int, scheduler: int, action: Action) -> None:
-        """Weights move in the order in which they are told to."""
+    def check_action(self, now_ns: int, scheduler: int, action: Action) -> None:
         if isinstance(action, StartInstance):
             profile = self._app.variants[action.variant_id].profile
             self._bytes[action.instance_id] = profile.memory_bytes
@@ -162,11 +160,11 @@ class Memory(Checker):
         place.setdefault(node_id, {})[instance_id] = None
         pool = self._pools.get(node_id)
         if pool is None:
-            return  # `Presence` has something to say about that
+            return  # `LiveTargets` reports this
         limit = pool.memory_bytes if place is self._device else pool.host_memory_bytes
         used = sum(self._bytes[i] for i in place[node_id])
         if used > limit:
-            self.blame(now_ns, f"node {node_id} holds {used} bytes of {limit}")
+            self.report(now_ns, f"node {node_id} holds {used} bytes of {limit}")
 
     def _forget(self, instance_id: int) -> None:
         self._unplaced.discard(instance_id)

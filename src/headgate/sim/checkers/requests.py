@@ -1,4 +1,4 @@
-"""Checkers of requests: each ends once, honestly, in the order of its stages, and in time."""
+"""Checkers of requests: each ends once, with a true outcome, stage by stage, in bounded time."""
 
 from __future__ import annotations
 
@@ -26,117 +26,118 @@ from headgate.sim.checkers.checker import Checker
 
 @final
 class Conservation(Checker):
-    """Every request that arrives is settled exactly once, by the Scheduler it came to."""
+    """Every request is settled exactly once, by the Scheduler at which it arrived."""
 
-    def __init__(self, *, thinks: bool = False) -> None:
+    def __init__(self, *, has_decision_cost: bool = False) -> None:
         super().__init__()
-        self._thinks = thinks
+        self._has_decision_cost = has_decision_cost
         self._arrived: dict[int, int] = {}  # request id -> Scheduler
-        self._settled: dict[int, tuple[int, int]] = {}  # request id -> (when, how)
+        self._settled: dict[int, tuple[int, int]] = {}  # request id -> (time, outcome)
 
-    def note_event(self, now_ns: int, scheduler: int, event: Event) -> None:
-        """Requests arrive once."""
+    def check_event(self, now_ns: int, scheduler: int, event: Event) -> None:
         if isinstance(event, RequestArrived):
             if event.request_id in self._arrived:
-                self.blame(now_ns, f"request {event.request_id} arrived twice")
+                self.report(now_ns, f"request {event.request_id} arrived twice")
             self._arrived[event.request_id] = scheduler
 
-    def note_action(self, now_ns: int, scheduler: int, action: Action) -> None:
-        """Requests are settled once, and not before they have arrived."""
+    def check_action(self, now_ns: int, scheduler: int, action: Action) -> None:
         if not isinstance(action, Settle):
             return
         request_id = action.request_id
         if request_id in self._settled:
-            self.blame(now_ns, f"request {request_id} is settled twice")
+            self.report(now_ns, f"request {request_id} is settled twice")
         elif request_id not in self._arrived:
-            self.blame(now_ns, f"request {request_id} is settled and never arrived")
+            self.report(now_ns, f"request {request_id} is settled and never arrived")
         elif self._arrived[request_id] != scheduler:
-            self.blame(now_ns, f"request {request_id} is settled by Scheduler {scheduler}")
+            self.report(now_ns, f"request {request_id} is settled by Scheduler {scheduler}")
         self._settled[request_id] = (now_ns, action.outcome)
 
     def finish(self, run: RunColumns) -> None:
-        """Nothing is left open, and the columns say the same."""
+        """Report requests that were never settled, or whose rows in the columns differ."""
         rows = run.requests
         if len(rows) != len(self._arrived):
-            self.blame(run.end_ns, f"{len(self._arrived)} requests have {len(rows)} rows")
+            self.report(run.end_ns, f"{len(self._arrived)} requests have {len(rows)} rows")
         for request_id in self._arrived:
             if request_id not in self._settled:
-                self.blame(run.end_ns, f"request {request_id} was never settled")
+                self.report(run.end_ns, f"request {request_id} was never settled")
                 continue
             settled_ns, outcome = self._settled[request_id]
             if request_id >= len(rows):
-                self.blame(run.end_ns, f"request {request_id} has no row")
+                self.report(run.end_ns, f"request {request_id} has no row")
             elif rows.outcome[request_id] != outcome or (
-                rows.finished_ns[request_id] != settled_ns and not self._thinks
+                rows.finished_ns[request_id] != settled_ns and not self._has_decision_cost
             ):
-                self.blame(settled_ns, f"request {request_id} is written down otherwise")
+                self.report(settled_ns, f"request {request_id} has another row in the columns")
 
 
 @final
 class Deadlines(Checker):
-    """MET is in time and LATE is not; CANCELLED was asked for; REJECTED never went out."""
+    """MET is in time, LATE is not, CANCELLED was cancelled, REJECTED was never dispatched."""
 
-    def __init__(self, app: App, *, thinks: bool = False) -> None:
+    def __init__(self, app: App, *, has_decision_cost: bool = False) -> None:
         super().__init__()
         self._app = app
-        self._thinks = thinks
+        self._has_decision_cost = has_decision_cost
         self._deadline_ns: dict[int, int] = {}  # request id -> its deadline
-        self._withdrawn: set[int] = set()
-        self._sent: set[int] = set()
+        self._cancelled: set[int] = set()
+        self._dispatched: set[int] = set()
 
-    def note_event(self, now_ns: int, scheduler: int, event: Event) -> None:
-        """A deadline is computed once, at arrival."""
+    def check_event(self, now_ns: int, scheduler: int, event: Event) -> None:
+        """Compute the deadline of a request at its arrival, as the Scheduler must."""
         if isinstance(event, RequestArrived):
             slo = self._app.pipelines[event.pipeline].slo
             self._deadline_ns[event.request_id] = event.deadline_ns or slo.deadline_ns(now_ns)
         elif isinstance(event, RequestCancelled):
-            self._withdrawn.add(event.request_id)
+            self._cancelled.add(event.request_id)
 
-    def note_action(self, now_ns: int, scheduler: int, action: Action) -> None:
-        """Compare the outcome with the clock and with what happened."""
+    def check_action(self, now_ns: int, scheduler: int, action: Action) -> None:
         if isinstance(action, Dispatch):
-            self._sent.update(task_id // STAGES_MAX for task_id in action.task_ids)
+            self._dispatched.update(task_id // STAGES_MAX for task_id in action.task_ids)
         elif isinstance(action, Settle):
             request_id, outcome = action.request_id, action.outcome
             is_late = now_ns > self._deadline_ns.get(request_id, NEVER_NS)
             if (
                 (outcome == Outcome.MET and is_late)
                 or (outcome == Outcome.LATE and not is_late)
-                or (outcome == Outcome.CANCELLED and request_id not in self._withdrawn)
-                or (outcome == Outcome.REJECTED and request_id in self._sent)
+                or (outcome == Outcome.CANCELLED and request_id not in self._cancelled)
+                or (outcome == Outcome.REJECTED and request_id in self._dispatched)
             ):
                 name = OUTCOME_NAMES[outcome]
-                self.blame(now_ns, f"request {request_id} cannot be called {name}")
+                self.report(now_ns, f"request {request_id} cannot be settled as {name}")
 
     def finish(self, run: RunColumns) -> None:
-        """What was written down agrees with itself. Decisions that take time make answers later."""
+        """Compare outcomes and times in the columns.
+
+        Where decisions take time, a response leaves later than it was decided, so a request that
+        was settled as MET may have a late row.
+        """
         rows = run.requests
         is_late = rows.finished_ns > rows.deadline_ns
-        wrong = ((rows.outcome == Outcome.MET) & is_late & (not self._thinks)) | (
+        wrong = ((rows.outcome == Outcome.MET) & is_late & (not self._has_decision_cost)) | (
             (rows.outcome == Outcome.LATE) & ~is_late
         )
         for request_id in wrong.nonzero()[0].tolist():
             name = OUTCOME_NAMES[rows.outcome[request_id]]
-            self.blame(int(rows.finished_ns[request_id]), f"request {request_id} is not {name}")
+            self.report(int(rows.finished_ns[request_id]), f"request {request_id} is not {name}")
 
 
 @final
-class GivingUp(Checker):
-    """A request that gives up at its deadline is not begun after it, nor begun again.
+class HardDeadlines(Checker):
+    """A request with a hard deadline is not dispatched after its deadline.
 
-    What runs then may end and be late, and so may its other branches; so nothing is said about a
-    request that has anything out. Where decisions take time, the deadline may be heard of late.
+    Tasks that run at the deadline may end late, and so may other branches of their request; so a
+    request with tasks in flight is not checked. Where decisions take time this checker does not
+    apply: the Scheduler may handle the deadline late.
     """
 
     def __init__(self, app: App) -> None:
         super().__init__()
         self._app = app
-        self._deadline_ns: dict[int, int] = {}  # request id -> when it gives up
-        self._out: dict[int, list[int]] = {}  # batch id -> request ids
-        self._running: Counter[int] = Counter()  # request id -> tasks that are out
+        self._deadline_ns: dict[int, int] = {}  # request id -> hard deadline
+        self._in_flight: dict[int, list[int]] = {}  # batch id -> request ids
+        self._running: Counter[int] = Counter()  # request id -> tasks in flight
 
-    def note_event(self, now_ns: int, scheduler: int, event: Event) -> None:
-        """Requests come; batches end."""
+    def check_event(self, now_ns: int, scheduler: int, event: Event) -> None:
         if isinstance(event, RequestArrived):
             slo = self._app.pipelines[event.pipeline].slo
             if slo.is_hard:
@@ -147,102 +148,98 @@ class GivingUp(Checker):
         elif isinstance(event, TimerFired) and event.key[0] == "lost":
             self._end(event.key[1])
 
-    def note_action(self, now_ns: int, scheduler: int, action: Action) -> None:
-        """Nothing goes out for a request that should have been given up."""
+    def check_action(self, now_ns: int, scheduler: int, action: Action) -> None:
         if isinstance(action, Dispatch):
             requests = [task_id // STAGES_MAX for task_id in action.task_ids]
             for request_id in requests:
                 is_over = now_ns > self._deadline_ns.get(request_id, NEVER_NS)
                 if is_over and not self._running[request_id]:
-                    self.blame(now_ns, f"request {request_id} should have been given up")
-            self._out[action.batch_id] = requests
+                    self.report(now_ns, f"request {request_id} is dispatched after its deadline")
+            self._in_flight[action.batch_id] = requests
             self._running.update(requests)
 
     def _end(self, batch_id: int) -> None:
-        self._running.subtract(self._out.pop(batch_id, ()))
+        self._running.subtract(self._in_flight.pop(batch_id, ()))
 
 
 @final
 class Stages(Checker):
-    """A task goes out when all before it are done, not again when it is, and never for nothing.
+    """A task is dispatched once its predecessors are done, and not after it is done or skipped.
 
-    A request is answered (MET or LATE) when every stage is done, or was skipped because a stage
-    before it was sure.
+    A request is answered (MET or LATE) when every stage is done, or was skipped because an earlier
+    stage of its cascade was sure.
     """
 
     def __init__(self, app: App) -> None:
         super().__init__()
         self._app = app
-        self._open: dict[int, Pipeline] = {}  # request id -> what it asked for
-        self._done: dict[int, bool] = {}  # task id -> whether its answer was unsure
-        self._out: dict[int, list[int]] = {}  # batch id -> task ids
+        self._open: dict[int, Pipeline] = {}  # by request id
+        self._done: dict[int, bool] = {}  # task id -> whether its result was unsure
+        self._in_flight: dict[int, list[int]] = {}  # batch id -> task ids
 
-    def note_event(self, now_ns: int, scheduler: int, event: Event) -> None:
-        """Tasks are done when a batch finishes that nobody has given up."""
+    def check_event(self, now_ns: int, scheduler: int, event: Event) -> None:
+        """Note the tasks of a batch as done, unless the batch was given up as lost before."""
         if isinstance(event, RequestArrived):
             self._open[event.request_id] = self._app.pipelines[event.pipeline]
         elif isinstance(event, BatchFinished):
-            for task_id in self._out.pop(event.batch_id, ()):
+            for task_id in self._in_flight.pop(event.batch_id, ()):
                 if task_id not in event.too_large:
                     self._done.setdefault(task_id, task_id in event.unsure)
         elif isinstance(event, BatchFailed | BatchRefused | BatchLost):
-            self._out.pop(event.batch_id, None)
+            self._in_flight.pop(event.batch_id, None)
         elif isinstance(event, TimerFired) and event.key[0] == "lost":
-            self._out.pop(event.key[1], None)
+            self._in_flight.pop(event.key[1], None)
 
-    def note_action(self, now_ns: int, scheduler: int, action: Action) -> None:
-        """Only what is ready goes out, only what is complete is an answer."""
+    def check_action(self, now_ns: int, scheduler: int, action: Action) -> None:
         if isinstance(action, Dispatch):
             for task_id in action.task_ids:
                 problem = self._problem(task_id)
                 if problem is not None:
-                    self.blame(now_ns, f"task {task_id} is dispatched {problem}")
-            self._out[action.batch_id] = action.task_ids
+                    self.report(now_ns, f"task {task_id} is dispatched {problem}")
+            self._in_flight[action.batch_id] = action.task_ids
         elif isinstance(action, Settle):
             pipeline = self._open.pop(action.request_id, None)
             if pipeline is not None and action.outcome in (Outcome.MET, Outcome.LATE):
                 for index in range(len(pipeline.stages)):
-                    if self._fate(pipeline, action.request_id, index) is None:
-                        self.blame(now_ns, f"request {action.request_id} lacks stage {index}")
+                    if self._stage_result(pipeline, action.request_id, index) is None:
+                        self.report(now_ns, f"request {action.request_id} lacks stage {index}")
 
     def _problem(self, task_id: int) -> str | None:
         request_id, index = divmod(task_id, STAGES_MAX)
         pipeline = self._open.get(request_id)
         if pipeline is None:
-            return "before it has arrived, or after it was settled"
-        if self._fate(pipeline, request_id, index) is not None:
+            return "before its request has arrived, or after it was settled"
+        if self._stage_result(pipeline, request_id, index) is not None:
             return "though it is done or was skipped"
         for before in pipeline.stages[index].after:
-            if self._fate(pipeline, request_id, before) is None:
+            if self._stage_result(pipeline, request_id, before) is None:
                 return f"before stage {before} is done"
         return None
 
-    def _fate(self, pipeline: Pipeline, request_id: int, index: int) -> bool | None:
-        """Whether a stage that is over was unsure; None if it is not over."""
+    def _stage_result(self, pipeline: Pipeline, request_id: int, index: int) -> bool | None:
+        """Return whether a stage that is done or skipped was unsure; None if it is open."""
         is_unsure = self._done.get(request_id * STAGES_MAX + index)
         stage = pipeline.stages[index]
         if is_unsure is None and stage.only_if_unsure:
-            fates = [self._fate(pipeline, request_id, before) for before in stage.after]
-            return False if False in fates else None
+            results = [self._stage_result(pipeline, request_id, before) for before in stage.after]
+            return False if False in results else None
         return is_unsure
 
 
 @final
 class Starvation(Checker):
-    """No request waits longer than a bound for its first dispatch, or for its end."""
+    """No request waits longer than a bound for its first dispatch or its outcome."""
 
     def __init__(self, wait_max_ns: int) -> None:
         super().__init__()
         self._wait_max_ns = wait_max_ns
         self._waiting: dict[int, int] = {}  # request id -> since when
 
-    def note_event(self, now_ns: int, scheduler: int, event: Event) -> None:
-        """It begins to wait."""
+    def check_event(self, now_ns: int, scheduler: int, event: Event) -> None:
         if isinstance(event, RequestArrived):
             self._waiting[event.request_id] = now_ns
 
-    def note_action(self, now_ns: int, scheduler: int, action: Action) -> None:
-        """It waits no longer."""
+    def check_action(self, now_ns: int, scheduler: int, action: Action) -> None:
         if isinstance(action, Dispatch):
             for task_id in action.task_ids:
                 self._stop_waiting(now_ns, task_id // STAGES_MAX)
@@ -250,11 +247,11 @@ class Starvation(Checker):
             self._stop_waiting(now_ns, action.request_id)
 
     def finish(self, run: RunColumns) -> None:
-        """Those who still wait have waited until now."""
+        """Check the requests that still wait at the end of the run."""
         for request_id in list(self._waiting):
             self._stop_waiting(run.end_ns, request_id)
 
     def _stop_waiting(self, now_ns: int, request_id: int) -> None:
         since_ns = self._waiting.pop(request_id, now_ns)
         if now_ns - since_ns > self._wait_max_ns:
-            self.blame(now_ns, f"request {request_id} has waited for {now_ns - since_ns} ns")
+            self.report(now_ns, f"request {request_id} has waited for {now_ns - since_ns} ns")

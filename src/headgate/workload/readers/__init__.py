@@ -1,9 +1,9 @@
-"""The layouts of traces, one file each. To add a layout, add a file here: it is found by itself.
+"""The layouts of traces, one module each. A module that is added here is discovered.
 
-A layout has a `NAME`, the columns it `NEEDS` in words, a `sniff(columns)` that recognises its
-header (names in lower case), and a `read(path, options)`. One that recognises many files sets
-`GENERAL = True`, and is asked only when no other layout knows the header. File formats (CSV, gzip,
-Parquet) are not a layout's concern.
+A layout has a `NAME`, the columns it `NEEDS` as text, a `sniff(columns)` that recognises its
+header (names in lower case), and a `read(path, options)`. A layout that recognises many files sets
+`GENERAL = True` and applies only if no other layout recognises the header. File formats (CSV, gzip,
+Parquet) are handled by `headgate.workload.trace_file`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from headgate.workload.trace_file import ReadOptions
 
 
 class Layout(Protocol):
-    """What each module of this package provides, besides an optional `GENERAL: bool`."""
+    """The interface of each module of this package, besides an optional `GENERAL: bool`."""
 
     NAME: str
     NEEDS: str
 
     def sniff(self, columns: Sequence[str]) -> bool:
-        """Tell whether a file with this header has this layout."""
+        """Whether a file with this header has this layout."""
 
     def read(self, path: Path, options: ReadOptions) -> Arrivals:
         """Read the file, or raise ConfigError with the file, the line and the column."""
@@ -39,13 +39,13 @@ def layouts() -> dict[str, Layout]:
     ['azure_functions_2019', 'azure_functions_2021', 'requests', 'steps']
     """
     modules = [
-        import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)
+        import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)
     ]
     return {layout.NAME: layout for layout in cast("list[Layout]", modules)}
 
 
 def recognise(path: Path, columns: Sequence[str]) -> Layout:
-    """Return the one layout that knows this header."""
+    """Return the layout that recognises this header; raise ConfigError if not exactly one does."""
     known = layouts()
     matches = [layout for layout in known.values() if layout.sniff(columns)]
     matches = [m for m in matches if not getattr(m, "GENERAL", False)] or matches

@@ -1,8 +1,8 @@
 """Azure Functions 2019: one row per function, one column per minute, named 1 to 1440.
 
 Both the original header (`HashOwner,HashApp,HashFunction,Trigger,1,2,...`) and the shorter one of
-public samples (`func,Trigger,1,2,...`) are known. The function is the pipeline, the owner is the
-client. Inside a minute the arrivals of all functions lie at random.
+public samples (`func,Trigger,1,2,...`) are recognised. The function is the pipeline, the owner is
+the client. Inside a minute the arrivals of all functions are at random times.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ NEEDS: Final = "HashOwner,HashApp,HashFunction,Trigger,1,... or func,Trigger,1,.
 
 
 def sniff(columns: Sequence[str]) -> bool:
-    """Tell whether there is a function, its trigger and its first minute."""
+    """Whether the header has a function, its trigger and its first minute."""
     return first_of(_FUNCTIONS, columns) is not None and {"trigger", "1"} <= set(columns)
 
 
 def read(path: Path, options: ReadOptions) -> Arrivals:
-    """Read whole counts per function and minute (or per `step_ns`)."""
+    """Read counts per function and minute (or per `step_ns`)."""
     header = read_header(path)
     if not sniff(header):
         raise ConfigError("has other columns", where=str(path), allowed=NEEDS)
@@ -40,7 +40,7 @@ def read(path: Path, options: ReadOptions) -> Arrivals:
     step_ns = 60 * SECOND_NS if options.step_ns is None else options.step_ns
     edges_ns = step_edges(counts.shape[1], step_ns)
     rng = column_stream(options.seed, "arrivals")
-    times_ns = fill(edges_ns, counts.sum(axis=0, dtype=np.int64), rng, spread=options.spread)
+    times_ns = fill(edges_ns, counts.sum(axis=0, dtype=np.int64), rng, spacing=options.spacing)
     rows = _shuffled_rows(counts, rng)
     pipeline, pipelines = index_names(functions)
     client, clients = index_names(owners)
@@ -72,12 +72,12 @@ def _read_counts(path: Path, header: tuple[str, ...]) -> tuple[list[str], list[s
 
 def _parse_counts(cells: Sequence[str], columns: Sequence[str], where: str) -> Int32:
     for column, cell in zip(columns, cells, strict=True):
-        if not cell.isdecimal() or len(cell) > 9:  # nine digits fit the column
+        if not cell.isdecimal() or len(cell) > 9:  # nine digits fit into 32 bits
             raise ConfigError("is not a whole number", where=where, key=column, value=cell)
     return np.array(list(map(int, cells)), dtype=np.int32)
 
 
 def _shuffled_rows(counts: Int32, rng: np.random.Generator) -> Int32:
-    """Return the function of each arrival: inside a minute any order is as likely as another."""
+    """Return the function of each arrival: inside a minute all orders are equally likely."""
     functions = np.arange(len(counts), dtype=np.int32)
     return np.concatenate([rng.permutation(np.repeat(functions, minute)) for minute in counts.T])

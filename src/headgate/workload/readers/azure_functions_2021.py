@@ -1,9 +1,9 @@
 """Azure Functions 2021: one row per call, `app,func,end_timestamp,duration`, in seconds.
 
-A call arrives when it ends less its duration; the rows, which are in order of their ends, are
-sorted, and the earliest arrival is at 0, for some calls began before the trace did. Public samples
-with the arrival worked out (`arrival_s,func_id,duration`) are known too, and keep their times.
-The function is the pipeline, the app is the client.
+A call arrives at its end minus its duration; the rows, which are in order of the ends, are sorted,
+and the earliest arrival is at 0, because some calls began before the trace. Public samples with
+computed arrivals (`arrival_s,func_id,duration`) are recognised too, and keep their times. The
+function is the pipeline, the app is the client.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NEEDS: Final = f"{','.join(_ORIGINAL)} or {','.join(_SAMPLE)}"
 
 
 def sniff(columns: Sequence[str]) -> bool:
-    """Tell whether all columns of either header are there."""
+    """Whether the header has all columns of either form."""
     return set(columns) >= set(_ORIGINAL) or set(columns) >= set(_SAMPLE)
 
 

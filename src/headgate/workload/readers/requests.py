@@ -1,8 +1,8 @@
 """One row per request: `arrival_s[,pipeline][,client][,items]`, in order of time.
 
 The time is `arrival_s`, `arrival_ms`, `arrival_us` or `arrival_ns`, since the start of the trace
-and kept as it is; or `timestamp`, `time` or `ts`, seconds or ISO dates on any clock, and then the
-first request is at 0. Other columns are ignored. The window ends just after the last request.
+and unchanged; or `timestamp`, `time` or `ts`, seconds or ISO dates on any clock, and then the first
+request is at 0. Other columns are ignored. The window ends just after the last request.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ _OFFSETS: Final = ("arrival_s", "arrival_ms", "arrival_us", "arrival_ns")
 _TIMES: Final = (*_OFFSETS, "timestamp", "time", "ts")
 _PIPELINES: Final = ("pipeline", "model", "func_id", "function", "func")
 _CLIENTS: Final = ("client", "client_id", "tenant", "user")
-_STEPS: Final = ("count", "rps", "rate")  # beside a time, they say it is the time of a step
+_STEPS: Final = ("count", "rps", "rate")  # a file with one of these has rows per step
 
 NEEDS: Final = f"one of {', '.join(_TIMES)}"
 
 
 def sniff(columns: Sequence[str]) -> bool:
-    """Tell whether each row has a time of its own."""
+    """Whether the header has a column of times and none of counts or rates."""
     return first_of(_TIMES, columns) is not None and first_of(_STEPS, columns) is None
 
 
 def read(path: Path, options: ReadOptions) -> Arrivals:
-    """Read one row per request; rows out of order are refused unless `sort` is set."""
+    """Read one row per request; rows out of order are an error unless `sort` is set."""
     header = read_header(path)
     time = options.time_column or first_of(_TIMES, header)
     if time is None:
         allowed = ", ".join(_TIMES)
-        raise ConfigError("has no column of times", where=str(path), allowed=allowed)
+        raise ConfigError("has no column with times", where=str(path), allowed=allowed)
     pipeline, client = first_of(_PIPELINES, header), first_of(_CLIENTS, header)
     items = first_of(["items"], header)
     table = read_table(path, [name for name in (time, pipeline, client, items) if name])
@@ -53,11 +53,11 @@ def read(path: Path, options: ReadOptions) -> Arrivals:
 
 
 def _check_order(table: TraceTable, column: str, times_ns: Int64) -> None:
-    # A trace out of order usually means a broken file, so sorting it has to be asked for.
+    # Rows out of order usually mean a broken file, so sorting is an option.
     backwards = np.flatnonzero(times_ns[1:] < times_ns[:-1])
     if len(backwards):
         row = int(backwards[0]) + 1
         before = table.cells[column][row - 1]
-        hint = "to sort the rows, give --sort (in Python: sort=True)"
-        problem = f"is earlier than the row before ({before}); {hint}"
+        hint = "use --sort (in Python: sort=True) to sort the rows"
+        problem = f"is earlier than the previous row ({before}); {hint}"
         raise table.error(row, column, problem)

@@ -1,8 +1,8 @@
-"""One row per step: how many requests came in it (`count`), or came per second (`rps`, `rate`).
+"""One row per step: the number of requests (`count`), or requests per second (`rps`, `rate`).
 
-Steps last one second unless `step_ns` says otherwise. A `count` or an `rps` is a measurement: the
-arrivals are exactly that many, with fractions carried over to the next step. A `rate` is an
-average: the arrivals are drawn from a Poisson distribution. The option `draw` overrides either.
+Steps last one second unless `step_ns` is given. A `count` or an `rps` is a measurement: there are
+exactly that many arrivals, with fractions carried over to the next step. A `rate` is an average:
+the number of arrivals is drawn from a Poisson distribution. The option `draw` overrides either.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NEEDS: Final = f"one of {', '.join(_COLUMNS)}"
 
 
 def sniff(columns: Sequence[str]) -> bool:
-    """Tell whether there is a column of counts or rates."""
+    """Whether the header has a column of counts or rates."""
     return first_of(_COLUMNS, columns) is not None
 
 
@@ -40,4 +40,4 @@ def read(path: Path, options: ReadOptions) -> Arrivals:
     means = numbers if column == "count" else numbers * (step_ns / SECOND_NS)
     draw = options.draw or ("poisson" if column == "rate" else "exact")
     counts = counts_of_means(means, draw=draw, seed=options.seed)
-    return expand_counts(counts, step_ns=step_ns, seed=options.seed, spread=options.spread)
+    return expand_counts(counts, step_ns=step_ns, seed=options.seed, spacing=options.spacing)

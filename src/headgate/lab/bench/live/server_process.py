@@ -23,7 +23,7 @@ from headgate.config.source import read_yaml
 from headgate.core.errors import ConfigError
 from headgate.lab.bench.live.load_driver import is_right
 from headgate.loadgen import Body, parse_address
-from headgate.loadgen.requests import exchange
+from headgate.loadgen.requests import fetch
 
 # Who takes part, as data: how it is started, where it listens, what it is sent.
 
@@ -186,7 +186,7 @@ def _await_answer(
         if process.poll() is not None:
             raise ServerError(f"ended with {process.returncode}: {_last_line(output)}")
         try:
-            status, content = exchange(address, "POST", address.path, body, timeout_s=5.0)
+            status, content = fetch(address, "POST", address.path, body, timeout_s=5.0)
         except OSError:
             time.sleep(_POLL_S)
             continue

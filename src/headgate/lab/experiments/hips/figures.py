@@ -20,10 +20,10 @@ from headgate.metrics.report.style import (
     SERIES,
     VERMILION,
     add_legend,
-    dress,
     new_figure,
     number_log_axis,
     save_png,
+    style_axes,
 )
 from headgate.planning.latency_model import Characterisation
 
@@ -71,7 +71,7 @@ def surface_figure(surfaces: Mapping[str, Characterisation], sla_ms: Sequence[fl
         if not sla_ms:
             axes.set_yscale("log")
             number_log_axis(axes.yaxis)
-        dress(
+        style_axes(
             axes,
             title=name,
             x_label="requests at once",
@@ -102,7 +102,7 @@ def sizes_figure(
     axes.set_xscale("log", base=2)
     ticks = sorted({cores for by_cores in times_ms.values() for cores in by_cores})
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    dress(
+    style_axes(
         axes,
         title="A lone request; rings: the fewest cores about as fast as any",
         x_label="cores",
@@ -131,7 +131,7 @@ def trials_figure(trials: Sequence[Trial]) -> Figure:
         handles.append(axes.axvline(trial.best, color=INK, linewidth=1.2, linestyle=_DASHES))
         axes.set_ylim(-0.04, 1.06)
         is_last_row = place > len(trials) - columns
-        dress(axes, title=trial.title, x_label="threshold" if is_last_row else "", grid="both")
+        style_axes(axes, title=trial.title, x_label="threshold" if is_last_row else "", grid="both")
         if place == columns:
             labels = ["on the instance", "of all", "planned", "best by trial"]
             add_legend(axes, handles, labels)
@@ -148,7 +148,7 @@ def load_figure(sizes: Sequence[int], period_s: float) -> Figure:
     axes.set_xlim(0, len(sizes) * period_s)
     axes.set_ylim(0, 21.5)
     axes.set_yticks([0, 5, 10, 15, 20])
-    dress(axes, title="Figure 3: bursty load", x_label="time (s)", y_label="requests at once")
+    style_axes(axes, title="Figure 3: bursty load", x_label="time (s)", y_label="requests at once")
     return figure
 
 
@@ -179,7 +179,7 @@ def responses_figure(
     axes.set_xlim(0, until_s)
     axes.set_yscale("log")
     axes.set_ylim(sla_ms / 20, 5_000)
-    dress(axes, title=title, x_label="time (s)", y_label="response time (ms)", grid="both")
+    style_axes(axes, title=title, x_label="time (s)", y_label="response time (ms)", grid="both")
     number_log_axis(axes.yaxis)
     add_legend(axes, handles, labels)
     return figure
@@ -198,7 +198,7 @@ def violations_figure(late: Mapping[str, Mapping[str, tuple[float, float]]]) -> 
                 [part[0] for part in by_policy.values()], rows, "o", color=VERMILION, mfc="none"
             )[0],
         ]
-        dress(axes, title=source, x_label="late", grid="both")
+        style_axes(axes, title=source, x_label="late", grid="both")
         if first is None:
             first = axes
             axes.set_xscale("symlog", linthresh=1e-3)

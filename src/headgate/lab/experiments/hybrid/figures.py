@@ -28,9 +28,9 @@ from headgate.metrics.report.style import (
     ORANGE,
     OTHER,
     VERMILION,
-    dress,
+    escape_label,
     new_figure,
-    plain,
+    style_axes,
 )
 from headgate.sim.interfaces import Observer
 
@@ -186,7 +186,7 @@ def timeline_figure(timeline: Timeline, known: Clairvoyant, title: str) -> Figur
     upper.step(minutes, timeline.ready, where="post", color=BLUE, linewidth=1.8)
     known_minutes = np.arange(len(known.instances)) * (known.step_ns / MINUTE_NS)
     upper.step(known_minutes, known.instances, where="post", color=GREEN, linewidth=1.2)
-    dress(upper, title=title, y_label="instances")
+    style_axes(upper, title=title, y_label="instances")
     upper.legend(
         ["demand", "paid for, booting included", "ready", "ready if all were known"],
         loc="upper right",
@@ -197,7 +197,7 @@ def timeline_figure(timeline: Timeline, known: Clairvoyant, title: str) -> Figur
     )
     upper.set_ylim(0, 1.35 * max(timeline.demand.max(), timeline.paid.max(), *known.instances))
     lower.fill_between(minutes, timeline.in_flight, step="post", color=VERMILION, linewidth=0)
-    dress(lower, title="", x_label="time (min)", y_label="calls in flight")
+    style_axes(lower, title="", x_label="time (min)", y_label="calls in flight")
     lower.set_xlim(0, minutes[-1])
     lower.set_ylim(bottom=0)
     return figure
@@ -226,8 +226,8 @@ def _draw_costs(
             color=INK if is_good else MUTED,
         )
     axes.axvline(limit_usd, color=GREEN, linewidth=1.4, label="clairvoyant")
-    axes.set_yticks(places, [plain(bar.policy, 24) for bar in bars])
+    axes.set_yticks(places, [escape_label(bar.policy, 24) for bar in bars])
     axes.set_ylim(len(bars) - 0.4, -0.6)
     axes.set_xlim(0, 1.22 * max(totals))
-    dress(axes, title=trace, x_label="cost (USD)", grid="x")
+    style_axes(axes, title=trace, x_label="cost (USD)", grid="x")
     axes.tick_params(axis="y", length=0)

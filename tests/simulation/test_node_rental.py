@@ -1,4 +1,4 @@
-"""Nodes of an elastic pool: taken, and paid for, only while they hold something.
+"""Nodes of an elastic pool: rented, and paid for, only while they hold an instance.
 
 A request takes 10 ms, a start 5 ms, a boot 100 ms.
 """
@@ -22,13 +22,13 @@ from headgate.sim.node import NodeRental
 from .apps import GPU, MS, at_ms, make_app, run, waits_ms
 
 ELASTIC = replace(GPU, tier=Tier.DEDICATED, is_elastic=True, boot_ns=100 * MS, usd_per_hour=3.6)
-Step = tuple[int, str]  # at what time in ms; "start" or "stop"
+Step = tuple[int, str]  # (time in ms, "start" or "stop")
 
 
-def renter(*steps: Step) -> PolicyKind:
-    """Takes and gives back the first node at these times; sends each task there when it may."""
+def rental_policy(*steps: Step) -> PolicyKind:
+    """Return a policy that starts and stops an instance at these times, on the first node."""
 
-    class Renter(Policy):
+    class RentalPolicy(Policy):
         def on_node_joined(self, node: Node) -> None:
             if node.id == self.view.now_ns == 0:
                 for number, (at, _) in enumerate(steps):
@@ -50,47 +50,47 @@ def renter(*steps: Step) -> PolicyKind:
         def on_capacity(self, node: Node) -> None:
             pass
 
-    return PolicyKind(Renter)
+    return PolicyKind(RentalPolicy)
 
 
 def serve(
     times_ms: tuple[int, ...], *steps: Step, pool: Pool = ELASTIC, faults: tuple[Fault, ...] = ()
 ) -> tuple[list[float], float, RunColumns]:
-    """How long each request took, and for how many ms the first node was paid."""
+    """Return the time of each request, the paid time of the first node in ms, and the columns."""
     app = make_app(start_ms=5, pools=(pool,))
-    columns, _ = run(app, at_ms(*times_ms), *faults, policy=renter(*steps))
+    columns, _ = run(app, at_ms(*times_ms), *faults, policy=rental_policy(*steps))
     return waits_ms(columns), columns.resources[0].up_ns / MS, columns
 
 
-def test_a_node_that_is_taken_later_boots_before_it_starts() -> None:
+def test_a_node_rented_later_boots_before_its_first_start() -> None:
     waits, _, _ = serve((20,))
     assert waits == [100 + 5 + 10]
 
 
-def test_a_node_that_is_taken_at_the_very_beginning_is_there() -> None:
-    """A run begins in the middle of things."""
+def test_a_node_rented_at_time_zero_skips_boot() -> None:
+    """A run begins with a warm fleet."""
     waits, _, _ = serve((1,), (0, "start"))
     assert waits == [10.0]
 
 
-def test_also_where_the_order_takes_a_while_to_get_there() -> None:
-    """Three ms to the node; a request that follows the order at once finds it ready."""
+def test_a_node_rented_at_time_zero_skips_boot_despite_network_delay() -> None:
+    """The network takes 3 ms; a request sent right after the start finds the node ready."""
     waits, _, _ = serve((0, 50), (0, "start"), pool=replace(ELASTIC, network_ns=3 * MS))
     assert waits == [16.0, 16.0]
 
 
-def test_what_is_ordered_a_moment_later_boots_though_the_way_is_long() -> None:
+def test_a_node_rented_after_time_zero_boots_despite_network_delay() -> None:
     waits, _, _ = serve((1,), pool=replace(ELASTIC, network_ns=3 * MS))
     assert waits == [3 + 100 + 5 + 10 + 3]
 
 
-def test_a_node_that_is_given_back_and_taken_again_boots_again() -> None:
+def test_a_node_that_is_rented_again_boots_again() -> None:
     waits, _, columns = serve((1, 200), (0, "start"), (50, "stop"))
     assert waits == [10.0, 115.0]
     assert columns.resources[0].cold_starts == 2
 
 
-def test_a_node_is_paid_for_only_while_it_is_held() -> None:
+def test_a_node_is_paid_for_only_while_it_is_rented() -> None:
     """From 20 to 400 and from 600 to 750, the boots included."""
     _, paid_ms, columns = serve(
         (150, 1_000),
@@ -105,7 +105,7 @@ def test_a_node_is_paid_for_only_while_it_is_held() -> None:
     assert columns.resources[0].allocation_usd == pytest.approx(paid_ms * rate_per_ms)
 
 
-def test_one_that_is_never_taken_costs_nothing() -> None:
+def test_a_node_that_is_never_rented_costs_nothing() -> None:
     _, _, columns = serve((20,), pool=replace(ELASTIC, nodes=2))
     first, second = columns.resources
     assert first.up_ns == columns.end_ns - 20 * MS
@@ -117,41 +117,41 @@ def test_a_node_that_is_not_elastic_is_paid_for_throughout() -> None:
     assert paid_ms == columns.end_ns / MS
 
 
-def test_one_that_is_stopped_while_it_boots_is_paid_until_it_is_gone() -> None:
-    """Whoever has begun to boot ends that first: a start under way is not broken off."""
+def test_a_node_stopped_during_boot_is_paid_until_it_is_released() -> None:
+    """A boot that has begun is completed: a start in progress is not interrupted."""
     _, paid_ms, _ = serve((1_000,), (20, "start"), (50, "stop"))
     _, later_ms, _ = serve((1_000,))
     assert 30 <= paid_ms - later_ms <= 105
 
 
-def test_one_that_ends_its_work_first_is_paid_until_then() -> None:
+def test_a_draining_node_is_paid_until_its_work_ends() -> None:
     _, paid_ms, _ = serve((100, 1_000), (0, "start"), (105, "stop"))
     _, later_ms, _ = serve((1_000,))
     assert paid_ms - later_ms == 110
 
 
-def test_a_crash_ends_the_rent() -> None:
-    """It crashes at 30, returns at 60, and is taken again at 200."""
+def test_a_crash_ends_the_rental() -> None:
+    """The node crashes at 30, rejoins at 60, and is rented again at 200."""
     crash = Fault("crash", 30 * MS, until_ns=60 * MS, node=0)
     _, paid_ms, columns = serve((1, 200), (0, "start"), faults=(crash,))
     assert paid_ms == 30 + (columns.end_ns / MS - 200)
 
 
 @given(st.lists(st.tuples(st.integers(1, 100), st.booleans()), max_size=30))
-def test_the_rent_is_the_time_between_taking_and_giving_back(steps: list[tuple[int, bool]]) -> None:
-    """Also where it is taken while it is held, or given back while it is not."""
-    rent, now_ns, paid_ns, is_held = NodeRental(ELASTIC), 0, 0, False
-    for length_ns, takes in steps:
+def test_paid_time_is_the_time_between_renting_and_releasing(steps: list[tuple[int, bool]]) -> None:
+    """Also if it is rented twice, or released twice."""
+    rental, now_ns, paid_ns, is_rented = NodeRental(ELASTIC), 0, 0, False
+    for length_ns, is_begin in steps:
         now_ns += length_ns
-        paid_ns += length_ns if is_held else 0
-        (rent.begin if takes else rent.end)(now_ns)
-        is_held = takes
-        assert rent.paid_ns(now_ns) == paid_ns
+        paid_ns += length_ns if is_rented else 0
+        (rental.begin if is_begin else rental.end)(now_ns)
+        is_rented = is_begin
+        assert rental.paid_ns(now_ns) == paid_ns
 
 
-def test_what_starts_while_the_node_boots_waits_for_the_rest_of_it() -> None:
-    rent = NodeRental(ELASTIC)
-    rent.begin(10 * MS)
-    rent.begin(60 * MS)  # a second function
-    assert rent.ready_after_ns(60 * MS, 5 * MS) == 55 * MS
-    assert rent.ready_after_ns(200 * MS, 5 * MS) == 5 * MS
+def test_a_start_during_boot_waits_for_the_rest_of_the_boot() -> None:
+    rental = NodeRental(ELASTIC)
+    rental.begin(10 * MS)
+    rental.begin(60 * MS)  # a second function
+    assert rental.ready_after_ns(60 * MS, 5 * MS) == 55 * MS
+    assert rental.ready_after_ns(200 * MS, 5 * MS) == 5 * MS

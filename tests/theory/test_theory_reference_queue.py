@@ -1,4 +1,4 @@
-"""The event loop and the recursions give every request the same times, to the nanosecond."""
+"""The simulator and the reference queue give every request the same times, to the nanosecond."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from reference_queue import fifo_starts_ns
 from theory_systems import SERVICE_S, system
 
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Stage, Variant
 from headgate.metrics.columns import SpanKind
 from headgate.policies import find_policy
 from headgate.sim.ground_truth import GroundTruthConfig
-from headgate.sim.oracle import fifo_starts_ns
 from headgate.sim.run import Setup, simulate
 from headgate.workload import Arrivals, constant_column, poisson
 
@@ -76,7 +76,7 @@ def test_long_runs() -> None:
         assert np.any(started_ns > arrivals.times_ns)
 
 
-def test_runs_side_by_side() -> None:
+def test_independent_runs_in_one_array() -> None:
     """Runs stacked on a leading axis are computed independently of each other."""
     rng = np.random.default_rng(1)
     arrival_ns = np.cumsum(rng.integers(0, 20, (3, 50)), axis=-1)

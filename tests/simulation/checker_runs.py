@@ -1,4 +1,4 @@
-"""Runs made by hand, for checkers to look at: what happened, what was done, what was left."""
+"""Handmade runs for checkers: events with their actions, and the columns of a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ APP = App(
     (Pool(0, "gpu", nodes=2, slots=2, memory_bytes=100, host_memory_bytes=60),),
 )
 
-Entry = tuple[int, Event, list[Action]]  # when, what, and what was done about it
+Entry = tuple[int, Event, list[Action]]  # time, event, and the actions it led to
 Span = tuple[int, int, int, int, int]  # node, start_ns, end_ns, batch, items
 
 
@@ -33,8 +33,8 @@ def arrives(request_id: int = 0, pipeline: int = 0) -> Entry:
 
 
 def sends(batch_id: int, *task_ids: int, now_ns: int = 1, variant: int = 0) -> Entry:
-    order = Dispatch(batch_id, variant, list(task_ids), len(task_ids), 0, 0, 0)
-    return (now_ns, TimerFired(("tick", 0)), [order])
+    dispatch = Dispatch(batch_id, variant, list(task_ids), len(task_ids), 0, 0, 0)
+    return (now_ns, TimerFired(("tick", 0)), [dispatch])
 
 
 def finishes(batch_id: int, *unsure: int, now_ns: int = 20) -> Entry:
@@ -50,7 +50,7 @@ def does(*actions: Action, now_ns: int = 1) -> Entry:
 
 
 def columns(*spans: Span, finished_ns: tuple[int, ...] = (), outcome: int = 0) -> RunColumns:
-    """What a run leaves behind: requests that arrived at 0, due at 100, and batches that ran."""
+    """Return columns of requests that arrived at 0, with deadline 100, and of batches that ran."""
     count = len(finished_ns)
     zeros = np.zeros(count, dtype=np.int32)
     node, start_ns, end_ns, batch, items = zip(*spans, strict=True) if spans else ((),) * 5
@@ -84,8 +84,8 @@ def columns(*spans: Span, finished_ns: tuple[int, ...] = (), outcome: int = 0) -
     )
 
 
-def found(checker: Checker, *entries: Entry, run: RunColumns | None = None) -> str:
-    """What a checker has to say about all that."""
+def violations(checker: Checker, *entries: Entry, run: RunColumns | None = None) -> str:
+    """Show the entries, and the columns, to a checker; return its violations."""
     for now_ns, event, actions in entries:
         checker.on_event(now_ns, 0, event, actions)
     if run is not None:

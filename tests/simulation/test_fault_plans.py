@@ -1,4 +1,4 @@
-"""Fault plans: each fault does what it says, plans end, and plans are plain data."""
+"""Fault plans: the effect of each kind of fault, random plans, and plans as JSON."""
 
 from __future__ import annotations
 
@@ -30,20 +30,21 @@ from .policies import SPILL
 TWO = (Pool(0, "gpu", nodes=2),)
 
 
-# --- what each fault does ----------------------------------------------------------------------
-
-
-def test_a_crash_loses_what_runs_and_the_node_comes_back_empty() -> None:
-    """What begins at 5 is lost at 10, and final, because it was alone; the node is back, cold."""
+def test_a_crash_loses_batches_and_the_node_rejoins_empty() -> None:
+    """A batch that begins at 5 is lost at 10 and fails, because it ran alone; the node is cold."""
     app = make_app(start_ms=5)
-    columns, seen = run(app, at_ms(0, 20), Fault("crash", 10 * MS, until_ns=30 * MS, node=0))
+    columns, observer = run(app, at_ms(0, 20), Fault("crash", 10 * MS, until_ns=30 * MS, node=0))
     assert columns.requests.outcome.tolist() == [Outcome.FAILED, Outcome.MET]
     assert waits_ms(columns) == [10.0, 25.0]  # back at 30, 5 to start, 10 to run
-    assert (seen.count(BatchLost), seen.count(NodeLost), seen.count(NodeJoined)) == (1, 1, 2)
+    assert (observer.count(BatchLost), observer.count(NodeLost), observer.count(NodeJoined)) == (
+        1,
+        1,
+        2,
+    )
 
 
-def test_crashes_that_overlap_are_one_crash() -> None:
-    columns, seen = run(
+def test_overlapping_crashes_are_one_crash() -> None:
+    columns, observer = run(
         make_app(),
         at_ms(0, 15, 25),
         Fault("crash", 20 * MS, until_ns=40 * MS, node=0),
@@ -51,17 +52,17 @@ def test_crashes_that_overlap_are_one_crash() -> None:
         Fault("crash", 60 * MS, until_ns=70 * MS, node=0),
     )
     assert waits_ms(columns) == [10.0, 5.0, 55.0]  # the second is lost at 20
-    assert (seen.count(NodeLost), seen.count(NodeJoined)) == (1, 2)
+    assert (observer.count(NodeLost), observer.count(NodeJoined)) == (1, 2)
 
 
-def test_a_slow_node_takes_longer_for_what_it_begins() -> None:
+def test_a_slow_node_takes_longer_for_jobs_it_begins() -> None:
     columns, _ = run(
         make_app(), at_ms(0, 20, 100), Fault("slow", 15 * MS, until_ns=25 * MS, node=0, factor=3.0)
     )
     assert waits_ms(columns) == [10.0, 30.0, 10.0]
 
 
-def test_slow_windows_that_overlap_multiply_and_leave_nothing_behind() -> None:
+def test_overlapping_slow_windows_multiply_and_end_exactly() -> None:
     columns, _ = run(
         make_app(),
         at_ms(1, 20, 100),
@@ -71,59 +72,59 @@ def test_slow_windows_that_overlap_multiply_and_leave_nothing_behind() -> None:
     assert waits_ms(columns) == [3.0, 2.1, 10.0]
 
 
-def test_a_lost_completion_is_noticed_by_its_scheduler() -> None:
-    """It ends at 10 and nobody hears of it. At 20, twice the profile, it is sent again."""
+def test_a_lost_completion_times_out() -> None:
+    """The batch ends at 10 unreported. At 20, twice the profiled time, it is dispatched again."""
     app = make_app(limits=Limits(timeout_factor=2.0, timeout_floor_ns=0))
-    columns, seen = run(app, at_ms(0), Fault("lose", 5 * MS, until_ns=15 * MS, node=0))
+    columns, observer = run(app, at_ms(0), Fault("lose", 5 * MS, until_ns=15 * MS, node=0))
     assert columns.requests.outcome.tolist() == [Outcome.MET]
     assert columns.requests.attempts.tolist() == [2]
     assert waits_ms(columns) == [31.0]  # 20, 1 until the node is tried again, 10 to run
-    assert seen.count(BatchFinished) == 1
+    assert observer.count(BatchFinished) == 1
 
 
-def test_a_duplicated_completion_is_told_twice_and_counts_once() -> None:
-    columns, seen = run(
+def test_a_duplicated_completion_counts_once() -> None:
+    columns, observer = run(
         make_app(), at_ms(0, 20), Fault("duplicate", 5 * MS, until_ns=15 * MS, node=0)
     )
     assert waits_ms(columns) == [10.0, 10.0]
-    assert seen.count(BatchFinished) == 3
+    assert observer.count(BatchFinished) == 3
 
 
-def test_a_node_that_refuses_is_tried_again() -> None:
-    columns, seen = run(make_app(), at_ms(5), Fault("refuse", 0, until_ns=7 * MS, node=0))
+def test_a_refused_batch_is_retried() -> None:
+    columns, observer = run(make_app(), at_ms(5), Fault("refuse", 0, until_ns=7 * MS, node=0))
     assert waits_ms(columns) == [12.0]  # refused at 5 and 6, taken at 7
-    assert seen.count(BatchRefused) == 2
+    assert observer.count(BatchRefused) == 2
 
 
-def test_a_batch_that_fails_is_repeated_while_attempts_are_left() -> None:
+def test_a_failed_batch_is_retried_while_attempts_are_left() -> None:
     app = make_app(limits=Limits(attempts_max=2))
-    columns, seen = run(app, at_ms(0, 100), Fault("break", 5 * MS, until_ns=25 * MS, node=0))
+    columns, observer = run(app, at_ms(0, 100), Fault("break", 5 * MS, until_ns=25 * MS, node=0))
     assert columns.requests.outcome.tolist() == [Outcome.FAILED, Outcome.MET]
-    assert seen.count(BatchFailed) == 2
+    assert observer.count(BatchFailed) == 2
 
 
-def test_an_instance_that_cannot_be_started_is_gone_and_tried_again() -> None:
+def test_a_failed_start_is_retried() -> None:
     app = make_app(start_ms=5, limits=Limits(start_backoff_ns=20 * MS))
-    columns, seen = run(app, at_ms(0, 30), Fault("break_starts", 0, until_ns=8 * MS, node=0))
-    assert (seen.count(InstanceStopped), seen.count(BatchRefused)) == (1, 1)
+    columns, observer = run(app, at_ms(0, 30), Fault("break_starts", 0, until_ns=8 * MS, node=0))
+    assert (observer.count(InstanceStopped), observer.count(BatchRefused)) == (1, 1)
     assert columns.requests.outcome.tolist() == [Outcome.FAILED, Outcome.MET]
     assert waits_ms(columns) == [5.0, 10.0]  # fails at 5, tried again at 25, there at 30
 
 
-def test_a_platform_that_throttles_is_tried_again() -> None:
+def test_a_throttled_call_is_retried() -> None:
     app = make_app(pools=(GPU, CLOUD))
-    columns, seen = run(
+    columns, observer = run(
         app, at_ms(0, 1), Fault("throttle", 0, until_ns=3 * MS, pool=1), policy=SPILL
     )
     assert waits_ms(columns) == [10.0, 13.0]  # the second goes to the cloud, at 4: after 1 + 2
-    assert seen.count(BatchRefused) == 2
+    assert observer.count(BatchRefused) == 2
 
 
-def test_requests_are_cancelled_whether_they_wait_or_run() -> None:
-    columns, seen = run(make_app(), at_ms(0, 1, 50), Fault("cancel", 5 * MS, share=1.0))
+def test_queued_and_running_requests_are_cancelled() -> None:
+    columns, observer = run(make_app(), at_ms(0, 1, 50), Fault("cancel", 5 * MS, share=1.0))
     expected = [Outcome.CANCELLED, Outcome.CANCELLED, Outcome.MET]
     assert columns.requests.outcome.tolist() == expected
-    assert seen.count(RequestCancelled) == 2
+    assert observer.count(RequestCancelled) == 2
 
 
 def test_a_share_of_the_open_requests_is_cancelled() -> None:
@@ -132,13 +133,13 @@ def test_a_share_of_the_open_requests_is_cancelled() -> None:
     assert 60 <= cancelled <= 120  # about half of the 181 that are open
 
 
-def test_a_burst_is_so_many_requests_more() -> None:
+def test_a_burst_adds_requests() -> None:
     columns, _ = run(make_app(exec_ms=(10, 5)), at_ms(0), Fault("burst", MS, pipeline=1, count=3))
     assert columns.requests.pipeline.tolist() == [0, 1, 1, 1]
     assert waits_ms(columns) == [10.0, 14.0, 19.0, 24.0]
 
 
-def test_a_profile_becomes_wrong_and_stays_so() -> None:
+def test_a_wrong_profile_persists() -> None:
     app = make_app(exec_ms=(10, 10))
     columns, _ = run(
         app,
@@ -150,7 +151,7 @@ def test_a_profile_becomes_wrong_and_stays_so() -> None:
 
 
 def test_a_setup_can_be_run_again() -> None:
-    """Troubles hold no state, and what they did to one run is not there in the next."""
+    """Fault actions hold no state: the effects of one run are not present in the next."""
     plan = FaultPlan(
         (
             Fault("slow", 0, until_ns=15 * MS, node=0, factor=2.0),
@@ -160,13 +161,10 @@ def test_a_setup_can_be_run_again() -> None:
             Fault("poison", 85 * MS, share=1.0),
         )
     )
-    setup = Setup(make_app(), find_policy("balance"), faults=plan.troubles())
+    setup = Setup(make_app(), find_policy("balance"), faults=plan.actions())
     first, second = (simulate(setup, at_ms(1, 50, 80)) for _ in range(2))
     assert waits_ms(first) == waits_ms(second)
     assert first.requests.outcome.tolist() == second.requests.outcome.tolist()
-
-
-# --- plans as data -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -178,51 +176,57 @@ def test_a_plan_survives_json(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "complaint"),
+    ("spec", "message"),
     [
         ({}, "plan.yaml: faults: {}: must be a list"),
         ([{"kind": "crash"}], "faults[0]: {'kind': 'crash'}: needs `kind` and `at_ns`"),
-        ([{"kind": "flood", "at_ns": 1}], "faults[0].kind: 'flood': no such fault (allowed: crash"),
+        (
+            [{"kind": "flood", "at_ns": 1}],
+            "kind: 'flood': unknown kind of fault (allowed",
+        ),
         ([{"kind": "cancel", "at_ns": 1}], "faults[0].cancel.share: is missing"),
         ([{"kind": "cancel", "at_ns": 1, "share": 0}], "cancel.share: 0: is out of range"),
         ([{"kind": "cancel", "at_ns": 1, "share": 1.5}], "more than 0, at most 1"),
         ([{"kind": "cancel", "at_ns": -1, "share": 1}], "at_ns: -1: must not be negative"),
-        ([{"kind": "cancel", "at_ns": 0.5, "share": 1}], "at_ns: 0.5: is of a wrong type"),
-        ([{"kind": "cancel", "at_ns": True, "share": 1}], "at_ns: True: is of a wrong type"),
+        ([{"kind": "cancel", "at_ns": 0.5, "share": 1}], "at_ns: 0.5: has the wrong type"),
+        ([{"kind": "cancel", "at_ns": True, "share": 1}], "at_ns: True: has the wrong type"),
         ([{"kind": "cancel", "at_ns": 1, "shade": 1}], "shade: 1: is unknown (allowed: kind, at"),
         ([{"kind": "crash", "at_ns": 5, "until_ns": 5, "node": 0}], "until_ns: 5: is out of range"),
         ([{"kind": "crash", "at_ns": 5, "until_ns": 9, "node": -1}], "node: -1: is out of range"),
         ([{"kind": "burst", "at_ns": 5, "pipeline": 0, "count": 0}], "count: 0: is out of range"),
-        ([{"kind": "burst", "at_ns": 5, "pipeline": 0, "count": 1, "node": 2}], "means nothing"),
+        ([{"kind": "burst", "at_ns": 5, "pipeline": 0, "count": 1, "node": 2}], "does not apply"),
     ],
 )
-def test_a_plan_that_makes_no_sense_is_refused_in_one_line(spec: object, complaint: str) -> None:
+def test_an_invalid_plan_is_a_one_line_error(spec: object, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         FaultPlan.from_spec(spec, where="plan.yaml")
-    assert complaint in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("fault", "complaint"),
+    ("fault", "message"),
     [
-        (Fault("crash", 0, until_ns=1, node=2), "faults[0].node: 2: there is none"),
-        (Fault("throttle", 0, until_ns=1, pool=0), "faults[0].pool: 'gpu': is not serverless"),
-        (Fault("throttle", 0, until_ns=1, pool=7), "faults[0].pool: 7: there is none"),
-        (Fault("burst", 0, pipeline=1, count=1), "faults[0].pipeline: 1: there is none"),
-        (Fault("wrong_profile", 0, function=1, factor=2.0), "faults[0].function: 1: there is none"),
+        (Fault("crash", 0, until_ns=1, node=2), "faults[0].node: 2: does not exist"),
+        (
+            Fault("throttle", 0, until_ns=1, pool=0),
+            "pool: 'gpu': is not a serverless pool",
+        ),
+        (Fault("throttle", 0, until_ns=1, pool=7), "faults[0].pool: 7: does not exist"),
+        (Fault("burst", 0, pipeline=1, count=1), "faults[0].pipeline: 1: does not exist"),
+        (
+            Fault("wrong_profile", 0, function=1, factor=2.0),
+            "function: 1: does not exist",
+        ),
     ],
 )
-def test_a_plan_is_checked_against_the_application(fault: Fault, complaint: str) -> None:
+def test_a_plan_is_checked_against_the_application(fault: Fault, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         FaultPlan((fault,)).check(make_app(pools=TWO))
-    assert complaint in str(caught.value)
+    assert message in str(caught.value)
 
 
-# --- plans from a seed -------------------------------------------------------------------------
-
-
-def test_random_plans_end_in_time_and_fit_the_application() -> None:
+def test_random_plans_end_in_time_and_have_valid_targets() -> None:
     app = make_app(pools=(Pool(0, "gpu", nodes=3), CLOUD), limits=Limits(timeout_factor=2.0))
     plans = [random_plan(app, 100 * MS, seed, intensity=2.0).check(app) for seed in range(200)]
     assert all(plan.end_ns <= 100 * MS for plan in plans)
@@ -235,16 +239,16 @@ def test_the_same_seed_draws_the_same_plan() -> None:
     assert random_plan(app, 100 * MS, 7) == random_plan(app, 100 * MS, 7)
 
 
-def test_nothing_goes_wrong_at_intensity_zero() -> None:
+def test_intensity_zero_draws_no_faults() -> None:
     assert not any(random_plan(make_app(), MS, seed, intensity=0.0).faults for seed in range(20))
 
 
-def test_completions_are_lost_only_where_that_is_noticed() -> None:
+def test_completions_are_lost_only_if_there_are_timeouts() -> None:
     kinds = [random_plan(make_app(), MS, seed, intensity=3.0).kinds for seed in range(100)]
-    assert not any("lose" in found for found in kinds)
+    assert not any("lose" in plan_kinds for plan_kinds in kinds)
 
 
-def test_a_swizzle_strikes_one_by_one_and_lets_go_in_another_order() -> None:
+def test_a_swizzle_begins_one_by_one_and_ends_in_another_order() -> None:
     faults = swizzle("crash", list(range(8)), 0, 1_000, Random(1))
     begins = sorted(faults, key=lambda fault: fault.at_ns)
     ends = sorted(faults, key=lambda fault: fault.end_ns)

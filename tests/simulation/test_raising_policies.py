@@ -25,53 +25,55 @@ from .policies import SPILL
 HOOKS = sorted(name for name in vars(Policy) if name.startswith("on_") or name == "plan")
 
 
-class Slip(Exception):
-    """What a faulty hook raises."""
+class HookError(Exception):
+    """Raised by a faulty hook."""
 
 
 def faulty(kind: PolicyKind, hooks: list[str], probability: float) -> PolicyKind:
-    """The same policy, whose hooks raise now and then: before their work, or after it."""
+    """Return the policy with hooks that raise at random, before or after their work."""
 
     def __init__(self: Any, context: Context, config: PolicyConfig) -> None:
         kind.make.__init__(self, context, config)
-        self.dice = Random(7)
+        self.fault_rng = Random(7)
 
-    def slipping(name: str) -> Callable[..., object]:
+    def raising(name: str) -> Callable[..., object]:
         hook = getattr(kind.make, name)
 
-        def slip(self: Any, *arguments: object) -> object:
-            roll = self.dice.random()
-            if roll < probability:
-                raise Slip(name)
-            done = hook(self, *arguments)
-            if roll > 1 - probability:
-                raise PolicyError(f"{name} slips") if roll > 1 - probability / 2 else Slip(self)
-            return done
+        def raising_hook(self: Any, *arguments: object) -> object:
+            draw = self.fault_rng.random()
+            if draw < probability:
+                raise HookError(name)
+            result = hook(self, *arguments)
+            if draw > 1 - probability:
+                raise (
+                    PolicyError(f"{name} fails") if draw > 1 - probability / 2 else HookError(self)
+                )
+            return result
 
-        return slip
+        return raising_hook
 
-    body = {"__init__": __init__} | {name: slipping(name) for name in hooks}
+    body = {"__init__": __init__} | {name: raising(name) for name in hooks}
     return PolicyKind(type("Faulty", (kind.make,), body), kind.config, kind.capabilities)
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("policy", policy_names())
-def test_whatever_raises_every_request_has_one_outcome(policy: str, seed: int) -> None:
-    """In random worlds, under all checkers and in `validate` mode; twice alike, and replayed."""
+def test_every_request_has_one_outcome_whatever_hook_raises(policy: str, seed: int) -> None:
+    """In random cases, under all checkers and in `validate` mode; repeated, and replayed."""
     kind = faulty(find_policy(policy), HOOKS, 0.1)
     report = fuzz_kind(policy, kind, 100 * seed, survives_faults=True)
     assert report.is_ok, str(report)
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_any_one_hook_may_raise_always(hook: str) -> None:
+def test_each_hook_may_always_raise(hook: str) -> None:
     for seed in range(8):
         report = fuzz_kind(hook, faulty(SPILL, [hook], 1.0), seed, survives_faults=True)
         assert report.is_ok, str(report)
 
 
 class Log(Observer):
-    """What a live gateway writes down."""
+    """Records the log entries that a live gateway would write."""
 
     def __init__(self) -> None:
         self.entries: list[LogEntry] = []
@@ -80,29 +82,29 @@ class Log(Observer):
         self.entries.append(LogEntry(len(self.entries), now_ns, event, actions))
 
 
-def logged(probability: float) -> tuple[Setup, Log]:
+def simulate_logged(probability: float) -> tuple[Setup, Log]:
     app = make_app(exec_ms=(10,))
     plan = FaultPlan((Fault("crash", 40 * MS, until_ns=50 * MS, node=0),))
     kind = faulty(find_policy("balance"), HOOKS, probability)
-    setup = Setup(app, kind, faults=plan.troubles(), survives_faults=True)
+    setup = Setup(app, kind, faults=plan.actions(), survives_faults=True)
     log = Log()
     simulate(setup, at_ms(*range(0, 100, 4)), observer=log)
     return setup, log
 
 
-def test_a_fault_is_in_the_log_and_part_of_what_is_compared() -> None:
-    setup, log = logged(0.2)
+def test_policy_faults_are_logged_and_replayed() -> None:
+    setup, log = simulate_logged(0.2)
     (scheduler,) = build_schedulers(setup)
     faults = [a for entry in log.entries for a in entry.actions if isinstance(a, ReportFault)]
     assert {fault.hook for fault in faults} >= {"on_task_ready", "on_capacity"}
-    assert {fault.error for fault in faults} >= {"Slip", "on_capacity slips"}
+    assert {fault.error for fault in faults} >= {"HookError", "on_capacity fails"}
     result = replay(log.entries, scheduler)
     assert (result.events, result.first_difference) == (len(log.entries), None)
     assert scheduler.view.policy_faults == len(faults)
 
 
-def test_a_log_of_faults_differs_from_a_policy_without_them() -> None:
-    setup, log = logged(0.2)
+def test_a_log_with_faults_differs_from_a_faultless_policy() -> None:
+    setup, log = simulate_logged(0.2)
     (scheduler,) = build_schedulers(Setup(setup.app, find_policy("balance")))
     first = next(e.seq for e in log.entries if any(isinstance(a, ReportFault) for a in e.actions))
     difference = replay(log.entries, scheduler).first_difference
@@ -110,8 +112,8 @@ def test_a_log_of_faults_differs_from_a_policy_without_them() -> None:
     assert difference.seq == first
 
 
-def test_a_run_that_is_not_to_survive_faults_ends_at_the_first() -> None:
+def test_without_survives_faults_the_first_policy_error_ends_the_run() -> None:
     kind = faulty(find_policy("balance"), ["on_capacity"], 1.0)
-    with pytest.raises(PolicyError, match="on_capacity raised Slip") as caught:
+    with pytest.raises(PolicyError, match="on_capacity raised HookError") as caught:
         simulate(Setup(make_app(), kind), at_ms(0))
-    assert isinstance(caught.value.__cause__, Slip)
+    assert isinstance(caught.value.__cause__, HookError)

@@ -1,4 +1,4 @@
-"""What clients see of a run, beyond what its Scheduler sees."""
+"""Client-side overhead on top of the latency that the Scheduler sees."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from headgate.core.states import Outcome
 from headgate.metrics.columns import with_client_overhead
 
 
-def test_what_was_just_in_time_is_late_for_its_client() -> None:
+def test_client_overhead_makes_requests_late() -> None:
     rows = [Row(0, 10, 99), Row(0, 10, 90), Row(0, None, 0, Outcome.REJECTED)]
     requests = make_run(rows).requests
-    seen = with_client_overhead(requests, 2 * MILLISECOND_NS)
-    assert seen.outcome.tolist() == [Outcome.LATE, Outcome.MET, Outcome.REJECTED]
-    assert (seen.finished_ns // MILLISECOND_NS).tolist() == [101, 92, 2]
+    shifted = with_client_overhead(requests, 2 * MILLISECOND_NS)
+    assert shifted.outcome.tolist() == [Outcome.LATE, Outcome.MET, Outcome.REJECTED]
+    assert (shifted.finished_ns // MILLISECOND_NS).tolist() == [101, 92, 2]
     assert requests.outcome.tolist() == [Outcome.MET, Outcome.MET, Outcome.REJECTED]

@@ -1,4 +1,4 @@
-"""Under every policy: functions that cannot be loaded, and requests that kill their workers."""
+"""Under every policy: functions that cannot be loaded, and requests that crash their nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headgate.core.states import Failure, Outcome, Rejection
 from headgate.policies import find_policy, policy_names
 from headgate.sim.engine import Engine
 from headgate.sim.faults import Fault
-from headgate.sim.interfaces import FaultAction, SimClient
+from headgate.sim.interfaces import SimClient, Simulation
 from headgate.workload import Arrivals
 
 from .apps import CLOUD, MS, make_app, run
@@ -41,58 +41,55 @@ def arrivals(rows: Sequence[tuple[int, int]], app: App) -> Arrivals:
     )
 
 
-# --- functions that cannot be loaded -----------------------------------------------------------
-
-
 def starts_of(actions: Sequence[Action], variant_id: int) -> int:
     return sum(isinstance(a, StartInstance) and a.variant_id == variant_id for a in actions)
 
 
 @every_policy
-def test_a_function_that_cannot_be_loaded_costs_a_start_per_back_off(policy: str) -> None:
-    """30 seconds, 10 requests a second to it and 40 to another on the same two nodes.
+def test_an_unloadable_function_costs_one_start_per_back_off(policy: str) -> None:
+    """30 seconds, 10 requests a second for it and 40 for another function on the same two nodes.
 
-    Tried after 0, 1, 3, 7, 15 and 31 seconds; at first on both nodes, perhaps.
+    Starts are tried after 0, 1, 3, 7, 15 and 31 seconds; the first perhaps on both nodes.
     """
     app = make_app(exec_ms=(5, 5), start_ms=5, pools=TWO, latency_ms=200)
     rows = [(ms, 0) for ms in range(0, 30_000, 100)] + [(ms, 1) for ms in range(0, 30_000, 25)]
-    columns, seen = run(
+    columns, observer = run(
         app,
         arrivals(rows, app),
         Fault("cannot_load", 0, until_ns=40 * SECOND_NS, function=0),
         policy=find_policy(policy),
     )
-    assert 5 <= starts_of(seen.actions, 0) <= 5 + 2
+    assert 5 <= starts_of(observer.actions, 0) <= 5 + 2
     outcomes = columns.requests.outcome
     healthy = outcomes[columns.requests.pipeline == 1]
     assert (healthy == Outcome.MET).mean() >= 0.99
     broken = Counter(outcomes[columns.requests.pipeline == 0].tolist())
     assert set(broken) <= {Outcome.REJECTED, Outcome.FAILED}
-    assert broken[Outcome.FAILED] <= 3  # those that were there when it was found out
-    reasons = Counter(a.reason for a in seen.actions if isinstance(a, Settle) and a.reason)
+    assert broken[Outcome.FAILED] <= 3  # requests that arrived before the first failure
+    reasons = Counter(a.reason for a in observer.actions if isinstance(a, Settle) and a.reason)
     assert set(reasons) <= {Rejection.LOAD_FAILED, "refused too often, last reason: gone"}
 
 
 @every_policy
-def test_a_function_that_can_be_loaded_again_recovers_without_traffic(policy: str) -> None:
-    """Broken until 2 s, probed at 1 and 3 s: who comes at 4 s finds it there."""
+def test_a_function_that_loads_again_recovers_without_traffic(policy: str) -> None:
+    """Unloadable until 2 s, probed at 1 and 3 s: a request at 4 s finds the function loaded."""
     app = make_app(start_ms=5, pools=TWO, latency_ms=200)
-    columns, seen = run(
+    columns, observer = run(
         app,
         arrivals([(0, 0), (4_000, 0)], app),
         Fault("cannot_load", 0, until_ns=2 * SECOND_NS, function=0),
         policy=find_policy(policy),
     )
     assert columns.requests.outcome.tolist() == [Outcome.FAILED, Outcome.MET]
-    assert any(isinstance(e, InstanceStarted) and ns < 4 * SECOND_NS for ns, e in seen.events)
+    assert any(isinstance(e, InstanceStarted) and ns < 4 * SECOND_NS for ns, e in observer.events)
 
 
 @every_policy
-def test_where_a_function_is_up_it_goes_on_being_served(policy: str) -> None:
-    """One node cannot start anything. The other does all the work, of both functions."""
+def test_nodes_that_hold_a_function_keep_serving_it(policy: str) -> None:
+    """One node cannot start anything. The other serves both functions."""
     app = make_app(exec_ms=(5, 5), start_ms=5, pools=TWO)
     rows = [(ms, ms // 20 % 2) for ms in range(0, 4_000, 20)]
-    columns, seen = run(
+    columns, observer = run(
         app,
         arrivals(rows, app),
         Fault("break_starts", 0, until_ns=10 * SECOND_NS, node=1),
@@ -100,54 +97,42 @@ def test_where_a_function_is_up_it_goes_on_being_served(policy: str) -> None:
     )
     outcomes = Counter(columns.requests.outcome[60:].tolist())  # after the first probe
     assert outcomes == {Outcome.MET: 140}
-    sent_to = {a.node_id for a in seen.actions if isinstance(a, Dispatch)}
+    sent_to = {a.node_id for a in observer.actions if isinstance(a, Dispatch)}
     assert 0 in sent_to
-    assert starts_of(seen.actions, 0) + starts_of(seen.actions, 1) <= 12
+    assert starts_of(observer.actions, 0) + starts_of(observer.actions, 1) <= 12
 
 
 SPILLING = [name for name in policy_names() if find_policy(name).capabilities.serverless]
 
 
 @pytest.mark.parametrize("policy", SPILLING)
-def test_a_platform_takes_over_where_the_policy_uses_it(policy: str) -> None:
-    """Broken on the node, and fine on the platform: all is answered, or refused at once."""
+def test_the_faas_platform_takes_over_an_unloadable_function(policy: str) -> None:
+    """Unloadable on the node, loadable on the platform: requests are answered, or rejected."""
     app = make_app(exec_ms=(5,), start_ms=5, pools=(Pool(0, "gpu"), CLOUD), latency_ms=200)
-    columns, seen = run(
+    columns, observer = run(
         app,
         arrivals([(ms, 0) for ms in range(0, 3_000, 100)], app),
         Fault("cannot_load", 0, until_ns=10 * SECOND_NS, function=0),
         policy=find_policy(policy),
     )
     outcomes = Counter(columns.requests.outcome.tolist())
-    if policy in ("autoscale", "dedicated_only"):  # they use it for what runs nowhere else
+    if policy in ("autoscale", "dedicated_only"):  # for them it is for functions without nodes
         assert outcomes[Outcome.MET] == 0
         assert outcomes[Outcome.REJECTED] + outcomes[Outcome.FAILED] == 30
     else:
         assert outcomes[Outcome.MET] >= 29
-    assert starts_of(seen.actions, 0) <= 4
+    assert starts_of(observer.actions, 0) <= 4
 
 
-# --- requests that kill their workers ----------------------------------------------------------
-
-
-class Killers(FaultAction):
-    """These requests end whatever node runs them."""
+class Poisoning(SimClient):
+    """Declares requests that crash every node that runs them, before the first event."""
 
     def __init__(self, *request_ids: int) -> None:
         self._request_ids = request_ids
 
-    def apply(self, engine: Engine, now_ns: int) -> None:
-        engine.killers.update(self._request_ids)
-
-
-class Arming(SimClient):
-    """Arms the killers before anything happens."""
-
-    def __init__(self, *request_ids: int) -> None:
-        self._trouble = Killers(*request_ids)
-
-    def on_start(self, engine: Engine) -> None:
-        self._trouble.apply(engine, 0)
+    def on_start(self, simulation: Simulation) -> None:
+        assert isinstance(simulation, Engine)
+        simulation.poisonous_requests.update(self._request_ids)
 
 
 def batching(policy: str) -> PolicyConfig:
@@ -158,8 +143,8 @@ def batching(policy: str) -> PolicyConfig:
     return kind()
 
 
-def in_batches(app: App) -> App:
-    """The same application, whose functions take up to eight at once."""
+def with_batches(app: App) -> App:
+    """Return the same application with batches of up to eight."""
     (function,) = app.functions
     (variant,) = function.variants
     profile = Profile(tuple((10 + i) * MS for i in range(8)))
@@ -170,28 +155,32 @@ def in_batches(app: App) -> App:
 
 
 @every_policy
-def test_five_killers_among_innocents(policy: str) -> None:
-    """Each kills two nodes at most, once in company and once alone; all others are answered."""
-    killers = (10, 17, 30, 31, 52)
-    app = in_batches(make_app(pools=TWO, limits=Limits(attempts_max=8)))
-    columns, seen = run(
+def test_poisonous_requests_crash_two_nodes_each_at_most(policy: str) -> None:
+    """Each crashes two nodes at most: once in a batch, once alone. All others are answered."""
+    poisonous = (10, 17, 30, 31, 52)
+    app = with_batches(make_app(pools=TWO, limits=Limits(attempts_max=8)))
+    columns, observer = run(
         app,
         arrivals([(2 * ms, 0) for ms in range(80)], app),
         policy=find_policy(policy),
         config=batching(policy),
-        clients=[Arming(*killers)],
+        clients=[Poisoning(*poisonous)],
     )
-    assert seen.count(NodeLost) <= 2 * len(killers)
+    assert observer.count(NodeLost) <= 2 * len(poisonous)
     outcomes = columns.requests.outcome.tolist()
-    assert [id for id, outcome in enumerate(outcomes) if outcome != Outcome.MET] == list(killers)
-    reasons = {a.request_id: a.reason for a in seen.actions if isinstance(a, Settle) and a.reason}
-    assert reasons == dict.fromkeys(killers, f"f0: {Failure.KILLED_WORKER}")
-    assert kills(seen.events, seen.actions, killers) <= 2
+    assert [id for id, outcome in enumerate(outcomes) if outcome != Outcome.MET] == list(poisonous)
+    reasons = {
+        a.request_id: a.reason for a in observer.actions if isinstance(a, Settle) and a.reason
+    }
+    assert reasons == dict.fromkeys(poisonous, f"f0: {Failure.KILLED_WORKER}")
+    assert crashes_per_request(observer.events, observer.actions, poisonous) <= 2
 
 
-def kills(events: list[tuple[int, Event]], actions: list[Action], killers: tuple[int, ...]) -> int:
-    """The most nodes that one of the killers was on when they died."""
+def crashes_per_request(
+    events: list[tuple[int, Event]], actions: list[Action], poisonous: tuple[int, ...]
+) -> int:
+    """Return the largest number of nodes that crashed under one poisonous request."""
     sent = {a.batch_id: a.task_ids for a in actions if isinstance(a, Dispatch)}
     lost = [sent[e.batch_id] for _, e in events if isinstance(e, BatchLost)]
     deaths = Counter(id // STAGES_MAX for task_ids in lost for id in task_ids)
-    return max(deaths[killer] for killer in killers)
+    return max(deaths[request_id] for request_id in poisonous)

@@ -1,4 +1,4 @@
-"""Every checker of failed starts and of suspects can fail, and passes what is right."""
+"""The checkers of failed starts and of suspect tasks report violations and pass correct runs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from headgate.core.events import (
     TimerFired,
 )
 from headgate.core.model import Limits
-from headgate.sim.checkers import Checker, Starts, Suspects
+from headgate.sim.checkers import Checker, StartBackoff, SuspectTasks
 
-from .planted import APP, Entry, does, finishes, found
+from .checker_runs import APP, Entry, does, finishes, violations
 
 SLOW = replace(APP, limits=Limits(start_backoff_ns=100))
 
@@ -40,14 +40,11 @@ def started(instance_id: int, now_ns: int = 2) -> Entry:
     return (now_ns, InstanceStarted(instance_id, 0), [])
 
 
-# --- starts ------------------------------------------------------------------------------------
-
-
 def barred(*entries: Entry) -> bool:
-    return "while it is barred" in found(Starts(SLOW), joins(), *entries)
+    return "while it is barred" in violations(StartBackoff(SLOW), joins(), *entries)
 
 
-def test_a_start_that_failed_is_not_ordered_again_within_its_back_off() -> None:
+def test_a_failed_start_is_not_repeated_within_the_back_off() -> None:
     assert barred(starts(0, 1), fails(0, 5), starts(1, 104))
     assert not barred(starts(0, 1), fails(0, 5), starts(1, 105))
     assert barred((5, LoadFailed(0, 0, "broken"), []), starts(0, 6))
@@ -61,19 +58,16 @@ def test_a_probe_is_one_start() -> None:
     assert barred(starts(0, 1), fails(0, 5), starts(1, 105), died, starts(2, 111))
 
 
-def test_what_is_no_failure() -> None:
-    """A start that was called off, one of a pool that picks, one whose node died, good news."""
-    called_off = does(StopInstance(0, 0), now_ns=3)
-    assert not barred(starts(0, 1), called_off, fails(0, 5), starts(1, 6))
+def test_stops_and_lost_nodes_are_not_failed_starts() -> None:
+    """A cancelled start, one whose node the pool picks, one whose node died, and late reports."""
+    cancelled = does(StopInstance(0, 0), now_ns=3)
+    assert not barred(starts(0, 1), cancelled, fails(0, 5), starts(1, 6))
     assert not barred(starts(0, 1, node_id=None), fails(0, 5), starts(1, 6))
     assert not barred(starts(0, 1), (4, NodeLost(0), []), fails(0, 5), starts(1, 6))
     late: Entry = (5, LoadFailed(0, 0, "late"), [])
     assert not barred(starts(0, 1), started(0), late, starts(1, 6))
     everywhere: Entry = (105, TimerFired(("probe", 0)), [])
     assert not barred(starts(0, 1), fails(0, 5), everywhere, starts(1, 106))
-
-
-# --- suspects ----------------------------------------------------------------------------------
 
 
 def sends(batch_id: int, *task_ids: int, now_ns: int = 10, instance_id: int = 0) -> Entry:
@@ -86,17 +80,17 @@ def lost(batch_id: int, *, node_died: bool = True) -> Entry:
 
 
 def suspected(*entries: Entry) -> str:
-    checker: Checker = Suspects(APP)
-    return found(checker, joins(), starts(0, 1), started(0), *entries)
+    checker: Checker = SuspectTasks(APP)
+    return violations(checker, joins(), starts(0, 1), started(0), *entries)
 
 
-def test_who_was_alone_never_runs_again() -> None:
+def test_a_task_that_was_alone_on_a_dead_node_never_runs_again() -> None:
     assert "runs again" in suspected(sends(0, 0), lost(0), sends(1, 0))
     assert suspected(sends(0, 0), lost(0, node_died=False), sends(1, 0)) == ""
     assert suspected(sends(0, 0, instance_id=7), lost(0), sends(1, 0)) == ""  # it had not begun
 
 
-def test_mates_run_alone() -> None:
+def test_tasks_of_one_batch_run_alone_after_a_crash() -> None:
     pair = (sends(0, 0, 256), lost(0))
     assert "not alone" in suspected(*pair, sends(1, 0, 512))
     assert suspected(*pair, sends(1, 0), finishes(1), sends(2, 256)) == ""
@@ -110,7 +104,7 @@ def test_one_suspect_of_a_function_at_a_time() -> None:
     assert suspected(*pair, sends(1, 0), refused, sends(2, 256)) == ""
 
 
-def test_batches_beside_each_other_are_company() -> None:
+def test_tasks_of_concurrent_batches_are_suspects_together() -> None:
     both = (sends(0, 0), sends(1, 256), lost(0), lost(1))
     assert suspected(*both, sends(2, 0), finishes(2), sends(3, 256)) == ""
     assert "not alone" in suspected(*both, sends(2, 0, 256))

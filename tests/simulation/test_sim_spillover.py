@@ -1,4 +1,4 @@
-"""A dedicated pool that spills over to a function platform."""
+"""A dedicated pool that spills over to a FaaS platform."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .policies import SPILL
 
 
 def cloud(platform: FaasPlatform) -> Pool:
-    """The platform, on other terms."""
+    """Return the serverless pool with another platform."""
     return replace(CLOUD, faas=platform)
 
 
-def test_what_finds_no_node_free_goes_to_the_platform() -> None:
-    """Each instance of the platform is started for one request, and serves the next that comes."""
+def test_requests_without_a_free_node_spill_over() -> None:
+    """Instances of the platform are started for one request each and reused for later ones."""
     app = make_app(start_ms=5, pools=(GPU, CLOUD))
     columns, _ = run(app, at_ms(0, 1, 2, 20), policy=SPILL)
     assert waits_ms(columns) == [15.0, 15.0, 15.0, 10.0]
@@ -32,7 +32,7 @@ def test_what_finds_no_node_free_goes_to_the_platform() -> None:
     assert sorted(ran) == [0, 0, 1, 1]
 
 
-def test_an_idle_instance_of_the_platform_is_used_again_while_it_is_kept() -> None:
+def test_an_idle_faas_instance_is_reused_during_keep_alive() -> None:
     app = make_app(start_ms=5, pools=(GPU, cloud(FaasPlatform(1, keep_alive_ns=20 * MS))))
     busy = (0, 30, 60, 100)  # the node
     columns, _ = run(app, at_ms(*sorted((*busy, 1, 31, 101))), policy=SPILL)
@@ -48,14 +48,14 @@ def test_an_idle_instance_of_the_platform_is_used_again_while_it_is_kept() -> No
     ],
 )
 def test_beyond_its_limits_the_platform_throttles(platform: FaasPlatform) -> None:
-    """Four at once on one node and two instances: the fourth waits for the first that is free."""
+    """Four requests at once on one node and two instances: the fourth waits for a free one."""
     app = make_app(pools=(GPU, cloud(platform)))
-    columns, seen = run(app, at_ms(0, 0, 0, 0), policy=SPILL)
+    columns, observer = run(app, at_ms(0, 0, 0, 0), policy=SPILL)
     assert waits_ms(columns) == [10.0, 10.0, 10.0, 20.0]
-    assert seen.count(BatchRefused) > 0
+    assert observer.count(BatchRefused) > 0
 
 
-def test_the_bill_is_by_gigabyte_seconds_rounded_up_and_by_request() -> None:
+def test_billing_rounds_gigabyte_seconds_up_and_adds_a_price_per_request() -> None:
     terms = FaasPlatform(
         memory_bytes=2 * 1024**3,
         usd_per_gb_s=0.5,
@@ -67,14 +67,14 @@ def test_the_bill_is_by_gigabyte_seconds_rounded_up_and_by_request() -> None:
     assert columns.resources[1].usage_usd == pytest.approx(0.2 * 2 * 0.5 + 0.25)
 
 
-def test_the_way_to_the_platform_takes_time_both_ways() -> None:
+def test_network_delay_applies_in_both_directions() -> None:
     app = make_app(pools=(GPU, replace(CLOUD, network_ns=3 * MS)))
     columns, _ = run(app, at_ms(0, 0), policy=SPILL)
     assert waits_ms(columns) == [10.0, 16.0]
 
 
-def test_a_cascade_goes_on_wherever_its_first_stage_ran() -> None:
-    """Every first answer is unsure, so both requests need the second stage, one in the cloud."""
+def test_a_cascade_continues_wherever_its_first_stage_ran() -> None:
+    """Every first result is unsure, so both requests run the second stage, one in the cloud."""
     app = make_app(exec_ms=(10, 10), pools=(GPU, CLOUD))
     first, second = app.functions
     stages = (Stage(first), Stage(second, (0,), only_if_unsure=True))
@@ -97,8 +97,8 @@ class Split(Policy):
         pass
 
 
-def test_what_lies_elsewhere_must_be_moved_to_the_platform() -> None:
-    """The first result, 1 MB, lies on the node; a millisecond at 1 GB/s."""
+def test_outputs_of_another_pool_are_transferred_to_the_platform() -> None:
+    """The first result, 1 MB, is on the node; its transfer takes a millisecond at 1 GB/s."""
     app = make_app(exec_ms=(10, 10), pools=(GPU, replace(CLOUD, bytes_per_s=1e9)))
     variant = app.variants[0]
     large = replace(variant, profile=replace(variant.profile, output_bytes=10**6))

@@ -1,4 +1,4 @@
-"""What is read out of an event log, and what it says about the truth."""
+"""Columns of an event log, and the calibration from them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from headgate.metrics.calibration import VALUES_MAX, calibrate, calibrated, quan
 from headgate.metrics.from_log import LoggedColumns, read_columns
 
 MS = 1_000_000
-BEGINS_NS = 7_000 * MS  # on the machine's own clock
+BEGINS_NS = 7_000 * MS  # on the monotonic clock of a machine
 VARIANT = Variant(0, "f", 0, (0,), Profile(exec_ns=(10 * MS, 20 * MS)))
 FUNCTION = Function(0, "f", (VARIANT,))
 APP = App(
@@ -45,7 +45,7 @@ def dispatch(batch_id: int, *requests: int) -> Dispatch:
 
 
 def read(*happened: tuple[int, Event, list[Action]]) -> LoggedColumns:
-    """Read a log of these events, which are at so many milliseconds."""
+    """Read a log of these events, with their times in milliseconds."""
     entries = [
         LogEntry(seq, BEGINS_NS + at_ms * MS, event, actions)
         for seq, (at_ms, event, actions) in enumerate(happened)
@@ -54,7 +54,7 @@ def read(*happened: tuple[int, Event, list[Action]]) -> LoggedColumns:
 
 
 def day() -> LoggedColumns:
-    """An instance starts, a request waits for it; two more run together; the last one breaks."""
+    """An instance starts while a request waits; two more run in one batch; the last batch fails."""
     return read(
         (0, NodeJoined(0, 0, "local1"), [StartInstance(0, 0, 0, 0)]),
         (5, RequestArrived(0, 0), [dispatch(0, 0)]),
@@ -68,7 +68,7 @@ def day() -> LoggedColumns:
     )
 
 
-def test_requests_from_arrival_to_settlement() -> None:
+def test_request_columns_of_a_log() -> None:
     requests = day().requests
     assert (requests.arrival_ns // MS).tolist() == [5, 50, 50, 90]
     assert (requests.started_ns // MS).tolist() == [5, 50, 50, 90]
@@ -83,7 +83,7 @@ def test_requests_from_arrival_to_settlement() -> None:
     assert day().own_deadline.tolist() == [0, 0, 1, 0]
 
 
-def test_batches_from_order_to_end() -> None:
+def test_batch_columns_of_a_log() -> None:
     batches = day().batches
     assert ((batches.ended_ns - batches.sent_ns) // MS).tolist() == [37, 30, 5]
     assert batches.items.tolist() == [1, 2, 1]
@@ -91,24 +91,24 @@ def test_batches_from_order_to_end() -> None:
     assert batches.finished.tolist() == [1, 1, 0]
 
 
-def test_only_what_ran_warm_and_to_its_end_is_evidence() -> None:
+def test_calibration_uses_only_warm_finished_batches() -> None:
     (truth,) = calibrate(APP, day().batches)
     assert (truth.function, truth.batches, truth.factors) == ("f", 1, (1.5,))
 
 
-def test_an_empty_log_and_one_that_lies() -> None:
+def test_an_empty_log_and_one_with_unknown_ids() -> None:
     assert len(read().requests) == len(read().batches) == 0
     assert calibrate(APP, read().batches) == []
-    with pytest.raises(ConfigError, match="pipeline: 7: there is no such thing"):
+    with pytest.raises(ConfigError, match="pipeline: 7: does not exist"):
         read((0, RequestArrived(0, 7), []))
     settled_twice = read((0, BatchFinished(9), [Settle(4, Outcome.MET)]))
     assert len(settled_twice.requests) == 0
 
 
-def test_what_is_written_beside_the_profile() -> None:
+def test_calibrated_application_file() -> None:
     spec: dict[str, object] = {"functions": {"f": {"exec": "10ms"}}, "simulation": {}}
-    found = calibrated(spec, calibrate(APP, day().batches), request_ns=400_000)
-    assert found["simulation"] == {
+    changed = calibrated(spec, calibrate(APP, day().batches), request_ns=400_000)
+    assert changed["simulation"] == {
         "truth": {"distribution": "observed", "observed": {"f": [1.5]}},
         "overheads": {"request": "400000ns"},
     }
@@ -116,7 +116,7 @@ def test_what_is_written_beside_the_profile() -> None:
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=1_000))
-def test_few_values_with_the_mean_and_the_order_of_many(values: list[float]) -> None:
+def test_quantile_bin_means_keep_mean_and_order(values: list[float]) -> None:
     likely = quantile_bin_means(np.sort(np.array(values)))
     assert len(likely) == min(len(values), VALUES_MAX)
     assert np.mean(likely) == pytest.approx(np.mean(values), rel=1e-3)

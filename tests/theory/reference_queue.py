@@ -1,8 +1,8 @@
-"""When requests begin, worked out without events: the independent check of the event loop.
+"""A reference FIFO queue, computed without events: an independent check of the event loop.
 
-First come, first served, on servers that are alike: the recursions of Lindley (one server) and of
-Kiefer and Wolfowitz (several). No agenda, no Scheduler, no policy; nothing here is shared with
-what it checks.
+First come, first served, on identical servers: the recursions of Lindley (one server) and of Kiefer
+and Wolfowitz (several). No event queue, no Scheduler, no policy: no code is shared with the
+simulator that it checks.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from headgate.metrics.columns import Int64
 
 
 def fifo_starts_ns(arrival_ns: Int64, service_ns: Int64, servers: int) -> Int64:
-    """Return when each request begins, given in order of arrival how long it takes.
+    """Return the start time of each request; arrivals and service times in order of arrival.
 
-    The last axis is the requests; axes before it are runs, computed side by side. With one server
-    the whole is three passes over the columns; with several it is a loop over the requests.
+    The last axis is the requests; axes before it are independent runs. With one server the
+    computation is three passes over the columns; with several it is a loop over the requests.
 
     >>> arrivals, services = np.array([0, 1, 2, 3]), np.array([5, 5, 1, 1])
     >>> fifo_starts_ns(arrivals, services, servers=1).tolist()
@@ -32,8 +32,8 @@ def fifo_starts_ns(arrival_ns: Int64, service_ns: Int64, servers: int) -> Int64:
 
 
 def _one_server(arrival_ns: Int64, service_ns: Int64) -> Int64:
-    # A request begins when all work before it since the server was last idle is done. So against
-    # the clock that counts only work, each begins at the latest arrival up to its own.
+    # A request begins when all work before it since the server was last idle is done. So on a
+    # clock that counts only work, each begins at the latest arrival up to its own.
     work_ns = np.cumsum(service_ns, axis=-1) - service_ns
     starts_ns: Int64 = np.maximum.accumulate(arrival_ns - work_ns, axis=-1) + work_ns
     return starts_ns

@@ -9,7 +9,7 @@ from metrics_runs import Row, Span, busy_run, make_run, node
 from headgate.core.clock import MILLISECOND_NS
 from headgate.core.states import Outcome
 from headgate.metrics.columns import RunColumns
-from headgate.metrics.report.chrome_trace import assign_lanes
+from headgate.metrics.report.chrome_trace import assign_tracks
 from headgate.metrics.report.plots import (
     TimeBins,
     arrival_rps,
@@ -22,7 +22,7 @@ from headgate.metrics.report.plots import (
 FOUR = TimeBins(250 * MILLISECOND_NS, 4)
 
 
-def test_outcomes_and_rates_fall_into_their_bins() -> None:
+def test_outcomes_and_rates_per_bin() -> None:
     rows = [
         Row(0, 0, 260),
         Row(249, 249, 400, Outcome.LATE),
@@ -86,18 +86,18 @@ def test_work_in_bins_is_the_work_of_the_spans(spans: list[Span]) -> None:
 
 
 @given(spans_strategy, st.integers(0, 50))
-def test_spans_of_one_lane_never_overlap(spans: list[Span], limit: int) -> None:
+def test_spans_of_one_track_never_overlap(spans: list[Span], limit: int) -> None:
     columns = _run_of(spans).spans
-    laned = assign_lanes(columns, limit)
-    assert len(laned.rows) == min(limit, len(spans))
-    assert laned.left_out == len(spans) - len(laned.rows)
+    tracks = assign_tracks(columns, limit)
+    assert len(tracks.rows) == min(limit, len(spans))
+    assert tracks.left_out == len(spans) - len(tracks.rows)
     free_ns: dict[tuple[int, int], int] = {}
-    for row, lane in zip(laned.rows.tolist(), laned.lanes, strict=True):
-        key = (int(columns.node[row]), lane)
+    for row, track in zip(tracks.rows.tolist(), tracks.tracks, strict=True):
+        key = (int(columns.node[row]), track)
         assert free_ns.get(key, 0) <= columns.start_ns[row]
         free_ns[key] = int(columns.end_ns[row])
 
 
-def test_a_node_that_does_one_thing_at_a_time_has_one_lane() -> None:
-    laned = assign_lanes(_run_of([Span(0, 0, 10), Span(0, 10, 20), Span(1, 5, 9)]).spans, 10)
-    assert set(laned.lanes) == {0}
+def test_a_node_with_one_slot_has_one_track() -> None:
+    tracks = assign_tracks(_run_of([Span(0, 0, 10), Span(0, 10, 20), Span(1, 5, 9)]).spans, 10)
+    assert set(tracks.tracks) == {0}
