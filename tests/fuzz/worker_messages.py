@@ -25,7 +25,7 @@ from headgate.live.ipc.messages import (
     EventMessage,
     Frames,
     Hello,
-    Learned,
+    FunctionLoaded,
     MeasuredFunction,
     Release,
     RunBatch,
@@ -46,7 +46,7 @@ SEEDS = [
         [RunBatch(1, 0, 2, 1, [TaskInputs(64, 1, [SMALL, LARGE])]), Release([0])],
         [ActionMessage(to_wire(StartInstance(1, 0, 0, 0)))],
         [Hello(0, 7, [MeasuredFunction("f", Signature(SPECS, SPECS), (5,), 1, 2, "no")])],
-        [Learned(MeasuredFunction("f", Signature(SPECS, SPECS), (5,), 1, 2))],
+        [FunctionLoaded(MeasuredFunction("f", Signature(SPECS, SPECS), (5,), 1, 2))],
         [
             BatchRan(
                 1, 5, 9, [TaskResult(64, [LARGE, SMALL]), TaskResult(65, [], "no", 400, True)], [0]

@@ -12,7 +12,7 @@ from headgate.core.actions import StartInstance
 from headgate.core.event_log import from_wire
 from headgate.core.events import BatchRefused, Event, InstanceStarted, InstanceStopped, Refusal
 from headgate.live.ipc.crash_markers import LOAD, MEASURE, CrashMarkers
-from headgate.live.ipc.messages import EventMessage, Learned, MeasuredFunction, Message
+from headgate.live.ipc.messages import EventMessage, FunctionLoaded, MeasuredFunction, Message
 from headgate.live.worker.trial_load import run_trial
 
 CODE = '''
@@ -175,7 +175,7 @@ def test_what_is_mended_is_loaded_again_and_every_gateway_hears_how_it_looks(bas
         (base / "fixed").touch()
         start_until_it_works(gateway, 0)
         message = other.receive()
-        assert isinstance(message, Learned)
+        assert isinstance(message, FunctionLoaded)
         assert (message.facts.problem, message.facts.signature.inputs[0].name) == ("", "x")
         later: MeasuredFunction = process.gateway().hello.facts[0]
         assert later == message.facts

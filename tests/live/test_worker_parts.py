@@ -24,7 +24,7 @@ from headgate.live.worker.executor import BatchJob
 from headgate.live.worker.loading import Loader
 from headgate.live.worker.model_cache import ModelCache
 from headgate.live.worker.runner import BatchRunner
-from headgate.live.worker.warmup import fill, measure, sizes
+from headgate.live.worker.warmup import interpolate, measure_exec_ns, batch_sizes
 
 COUNTED = """
 from headgate.functions import Model
@@ -362,11 +362,11 @@ def test_what_cannot_be_sent_fails_by_itself() -> None:
 def test_what_is_too_large_for_a_message_fails_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("headgate.live.ipc.messages", "headgate.live.worker.executor"):
         monkeypatch.setattr(f"{module}.MESSAGE_BYTES_MAX", 100_000)
-    sizes = [10_000, 80_000, 30_000, 10_000]
+    batch_sizes = [10_000, 80_000, 30_000, 10_000]
     results = framed(
         [
             TaskResult(id, [Tensor("y", "INT8", (size,), memoryview(bytes(size)))])
-            for id, size in enumerate(sizes)
+            for id, size in enumerate(batch_sizes)
         ]
     )
     assert [result.status for result in results] == [200, 500, 200, 200]
@@ -397,12 +397,12 @@ def test_times_are_measured_by_size() -> None:
         time.sleep(0.005 + 0.005 * len(x0))
         return x0
 
-    times = measure(runner(slow), 8, 200_000_000)
+    times = measure_exec_ns(runner(slow), 8, 200_000_000)
     assert len(times) == 8
     assert list(times) == sorted(times)
     assert times[0] >= 10e6
     assert times[7] >= 45e6
-    assert len(measure(runner(slow), 1000, 1)) == 1000
+    assert len(measure_exec_ns(runner(slow), 1000, 1)) == 1000
 
 
 def test_measuring_stops_where_it_breaks(caplog: pytest.LogCaptureFixture) -> None:
@@ -412,7 +412,7 @@ def test_measuring_stops_where_it_breaks(caplog: pytest.LogCaptureFixture) -> No
             raise MemoryError
         return x0
 
-    assert len(measure(runner(narrow, is_idempotent=False), 8, 10**8)) == 2
+    assert len(measure_exec_ns(runner(narrow, is_idempotent=False), 8, 10**8)) == 2
 
 
 def test_nothing_is_measured_on_nothing() -> None:
@@ -420,15 +420,15 @@ def test_nothing_is_measured_on_nothing() -> None:
     def unknown(x):  # type: ignore[no-untyped-def]
         return x
 
-    assert measure(runner(unknown), 8, 10**8) == ()
+    assert measure_exec_ns(runner(unknown), 8, 10**8) == ()
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 8, 9])
 def test_all_sizes_get_a_time(batch: int) -> None:
-    assert sizes(batch)[0] == 1
-    assert sizes(batch)[-1] == batch
-    assert len(fill({size: size * 10 for size in sizes(batch)}, batch)) == batch
-    assert fill({1: 10}, batch) == tuple(10 * size for size in range(1, batch + 1))
+    assert batch_sizes(batch)[0] == 1
+    assert batch_sizes(batch)[-1] == batch
+    assert len(interpolate({size: size * 10 for size in batch_sizes(batch)}, batch)) == batch
+    assert interpolate({1: 10}, batch) == tuple(10 * size for size in range(1, batch + 1))
 
 
 # --- the stock -----------------------------------------------------------------------------------

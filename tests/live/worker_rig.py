@@ -22,14 +22,14 @@ from headgate.core.event_log import from_wire, to_wire
 from headgate.core.events import Event, InstanceStarted
 from headgate.functions.arrays import Array, to_array, to_tensor
 from headgate.functions.tensor import Block, Tensor
-from headgate.live.deployment import Deployment, NodeSpec, socket_path, write
+from headgate.live.deployment import Deployment, NodeSpec, socket_path, write_deployment
 from headgate.live.ipc.messages import (
     ActionMessage,
     BatchRan,
     EventMessage,
     Frames,
     Hello,
-    Learned,
+    FunctionLoaded,
     Message,
     Release,
     RunBatch,
@@ -176,7 +176,7 @@ class Gateway:
 
     def ran(self) -> BatchRan:
         message = self.receive()
-        while isinstance(message, Learned):
+        while isinstance(message, FunctionLoaded):
             message = self.receive()
         assert isinstance(message, BatchRan), message
         self._take_back(message.released)
@@ -283,7 +283,7 @@ def worker(
         functions=functions, pools={"cpu": pool or {}}, **({"serve": serve} if serve else {})
     )
     cores = sorted(os.sched_getaffinity(0))[:1]
-    write(base, Deployment(loaded.spec, str(base), [NodeSpec(0, 0, "cpu-0", cores)]))
+    write_deployment(base, Deployment(loaded.spec, str(base), [NodeSpec(0, 0, "cpu-0", cores)]))
     source = str(Path(headgate.__file__).parents[1])
     with (base / "stderr").open("wb") as stderr:
         process = subprocess.Popen(

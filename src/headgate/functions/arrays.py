@@ -33,7 +33,7 @@ def to_array(tensor: Tensor, *, raw_bf16: bool = False) -> Array:
         raise ValueError(f"{tensor.name}: its elements are not here")
     dtype = _DTYPES.get(tensor.datatype)
     if dtype is None:
-        return _to_odd_array(tensor, data, raw_bf16)
+        return _to_special_array(tensor, data, raw_bf16)
     if len(shape) > DIMENSIONS_MAX:
         raise ValueError(f"{tensor.name}: has {len(shape)} dimensions, at most {DIMENSIONS_MAX}")
     size = prod(shape) * dtype.itemsize
@@ -58,7 +58,7 @@ def to_tensor(name: str, array: Array, *, datatype: str = "") -> Tensor:
     """
     found = _DATATYPES.get(array.dtype)
     if found is None:
-        return _odd_to_tensor(name, array)
+        return _special_to_tensor(name, array)
     if datatype == "BF16" and found == "UINT16":
         found = "BF16"
     if not array.size:
@@ -74,9 +74,9 @@ def dtype_of(datatype: str) -> np.dtype[Any]:
     return _DTYPES.get(datatype, np.dtype(object))
 
 
-def _to_odd_array(tensor: Tensor, data: memoryview, raw_bf16: bool) -> Array:
+def _to_special_array(tensor: Tensor, data: memoryview, raw_bf16: bool) -> Array:
     if tensor.datatype == "BYTES":
-        return _unpack(tensor, data)
+        return _unpack_strings(tensor, data)
     if tensor.datatype != "BF16":
         raise ValueError(f"{tensor.name}: {tensor.datatype!r} is no datatype")
     if not raw_bf16:
@@ -84,7 +84,7 @@ def _to_odd_array(tensor: Tensor, data: memoryview, raw_bf16: bool) -> Array:
     return to_array(Tensor(tensor.name, "UINT16", tensor.shape, data))
 
 
-def _unpack(tensor: Tensor, data: memoryview) -> Array:
+def _unpack_strings(tensor: Tensor, data: memoryview) -> Array:
     """Return the elements of `BYTES`: each preceded by its length."""
     name, shape = tensor.name, tensor.shape
     if len(shape) > DIMENSIONS_MAX:
@@ -96,8 +96,8 @@ def _unpack(tensor: Tensor, data: memoryview) -> Array:
     start = 0
     for index in range(count):
         end = start + _LENGTH
-        length = int.from_bytes(data[start:end], "little")
-        start = end + length
+        item_count = int.from_bytes(data[start:end], "little")
+        start = end + item_count
         if end > size or start > size:
             raise ValueError(f"{name}: element {index} goes beyond the end of its {size} bytes")
         array[index] = bytes(data[end:start])
@@ -108,7 +108,7 @@ def _unpack(tensor: Tensor, data: memoryview) -> Array:
     return array
 
 
-def _odd_to_tensor(name: str, array: Array) -> Tensor:
+def _special_to_tensor(name: str, array: Array) -> Tensor:
     if array.dtype.kind not in "OSU":
         little = array.dtype.newbyteorder("<")
         if little in _DATATYPES:
@@ -167,14 +167,14 @@ _DATATYPES: Final[Mapping[np.dtype[Any], str]] = MappingProxyType(
 # again.
 
 
-def length(column: object) -> int:
+def item_count(column: object) -> int:
     """Return how many items there are. Raises `ValueError` where that cannot be said.
 
-    >>> length({"x": np.zeros((3, 2)), "label": ["a", "b", "c"]})
+    >>> item_count({"x": np.zeros((3, 2)), "label": ["a", "b", "c"]})
     3
     """
     if isinstance(column, dict) and column:
-        lengths = [length(part) for part in column.values()]
+        lengths = [item_count(part) for part in column.values()]
         if len(lengths) == 1 or len(set(lengths)) == 1:
             return lengths[0]
         raise ValueError(f"has parts with different numbers of items: {lengths}")
@@ -184,7 +184,7 @@ def length(column: object) -> int:
         return len(column)
     if isinstance(column, list):
         return len(column)
-    raise ValueError(f"is {_kind(column)}, not an array, a list or a dict of them")
+    raise ValueError(f"is {_type_name(column)}, not an array, a list or a dict of them")
 
 
 def batch_key(column: object) -> Hashable:
@@ -202,10 +202,10 @@ def batch_key(column: object) -> Hashable:
     return "list"
 
 
-def join(columns: Sequence[object]) -> object:
+def concatenate(columns: Sequence[object]) -> object:
     """Return columns that are alike as one. A single one is returned as it is.
 
-    >>> join([{"x": np.int8([1])}, {"x": np.int8([2, 3])}])
+    >>> concatenate([{"x": np.int8([1])}, {"x": np.int8([2, 3])}])
     {'x': array([1, 2, 3], dtype=int8)}
     """
     first = columns[0]
@@ -217,7 +217,7 @@ def join(columns: Sequence[object]) -> object:
         return joined
     if isinstance(first, dict):
         dicts = cast("Sequence[dict[str, object]]", columns)
-        return {name: join([column[name] for column in dicts]) for name in first}
+        return {name: concatenate([column[name] for column in dicts]) for name in first}
     return [element for column in cast("Sequence[list[object]]", columns) for element in column]
 
 
@@ -227,23 +227,23 @@ def split(column: object, lengths: Sequence[int]) -> list[object]:
     >>> split([1, 2, 3], [1, 2])
     [[1], [2, 3]]
     """
-    there, wanted = length(column), sum(lengths)
+    there, wanted = item_count(column), sum(lengths)
     if there != wanted:
         raise ValueError(f"has {there} items for a batch of {wanted}")
     if len(lengths) == 1:
         return [column]
     parts, start = [], 0
     for count in lengths:
-        parts.append(_cut(column, start, start + count))
+        parts.append(_slice(column, start, start + count))
         start += count
     return parts
 
 
-def _cut(column: object, start: int, end: int) -> object:
+def _slice(column: object, start: int, end: int) -> object:
     if isinstance(column, dict):
-        return {name: _cut(part, start, end) for name, part in column.items()}
+        return {name: _slice(part, start, end) for name, part in column.items()}
     return cast("list[object]", column)[start:end]
 
 
-def _kind(thing: object) -> str:
+def _type_name(thing: object) -> str:
     return "nothing" if thing is None else f"a {type(thing).__name__}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-LETTERS_MAX: Final = 1000
+CHARS_MAX: Final = 1000
 
 
 def error_text(error: BaseException) -> str:
@@ -17,7 +17,7 @@ def error_text(error: BaseException) -> str:
         said = f"{type(error).__name__}: {error}"
     except BaseException:
         said = type(error).__name__
-    return sendable(" ".join(said[:LETTERS_MAX].split()))
+    return sendable(" ".join(said[:CHARS_MAX].split()))
 
 
 def sendable(text: str) -> str:

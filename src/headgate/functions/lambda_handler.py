@@ -18,7 +18,7 @@ from typing import Final, final
 from headgate.config import AppConfig, load
 from headgate.core.errors import ConfigError
 from headgate.core.model import Function
-from headgate.functions.lambda_payload import Envelope, encode_response, open_envelope, works_of
+from headgate.functions.lambda_payload import CallJson, encode_response, parse_call, unbatched_calls
 from headgate.functions.loader import build_model
 from headgate.functions.unbatched import UnbatchedResult, UnbatchedRunner
 
@@ -48,7 +48,7 @@ class Handler:
         """Answer one call. What this raises the platform reports as the function's error."""
         began_s = monotonic()
         is_cold, self._is_cold = self._is_cold, False
-        envelope = open_envelope(event)
+        envelope = parse_call(event)
         results: list[UnbatchedResult] = []
         if envelope.ping:
             sleep(max(0.0, min(envelope.hold_ms, HOLD_MS_MAX)) / 1e3)
@@ -57,7 +57,7 @@ class Handler:
         took_ms = (monotonic() - began_s) * 1e3
         return encode_response(results, is_cold=is_cold, took_ms=took_ms)
 
-    def _run(self, envelope: Envelope, began_s: float) -> list[UnbatchedResult]:
+    def _run(self, envelope: CallJson, began_s: float) -> list[UnbatchedResult]:
         model = self._model(envelope.function)
         passed_ms = (monotonic() - began_s) * 1e3  # loading may have taken a while
         deadline_ms = envelope.deadline_ms
@@ -67,7 +67,7 @@ class Handler:
                 UnbatchedResult(asked.id, [], problem, GATEWAY_TIMEOUT)
                 for asked in envelope.requests
             ]
-        return [model.run(work) for work in works_of(envelope)]
+        return [model.run(work) for work in unbatched_calls(envelope)]
 
     def _application(self) -> AppConfig:
         if self._loaded is None:
@@ -89,7 +89,7 @@ class Handler:
 
     def _load(self, loaded: AppConfig, function: Function) -> UnbatchedRunner:
         variant = next(
-            (v for v in function.variants if _is_for_functions(loaded, v.pool_ids)),
+            (v for v in function.variants if _has_faas_pool(loaded, v.pool_ids)),
             function.variants[0],
         )
         source = loaded.sources[variant.id]
@@ -100,7 +100,7 @@ class Handler:
         return UnbatchedRunner(model)
 
 
-def _is_for_functions(loaded: AppConfig, pool_ids: tuple[int, ...]) -> bool:
+def _has_faas_pool(loaded: AppConfig, pool_ids: tuple[int, ...]) -> bool:
     return any(loaded.app.pools[id].faas is not None for id in pool_ids)
 
 

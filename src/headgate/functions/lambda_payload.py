@@ -43,7 +43,7 @@ class RequestJson(Struct, gc=False):
 
 
 @final
-class Envelope(Struct, kw_only=True, omit_defaults=True):
+class CallJson(Struct, kw_only=True, omit_defaults=True):
     """What a function is asked. Without `requests` it is a ping."""
 
     headgate: int
@@ -89,7 +89,7 @@ def encode_request(
 ) -> bytes:
     """Return the body that asks a function to do some work."""
     return _ENCODER.encode(
-        Envelope(
+        CallJson(
             headgate=VERSION,
             function=function,
             requests=[
@@ -110,7 +110,7 @@ def encode_ping(hold_ms: float = HOLD_MS) -> bytes:
     >>> encode_ping(30)
     b'{"headgate":1,"ping":true,"hold_ms":30}'
     """
-    return _ENCODER.encode(Envelope(headgate=VERSION, ping=True, hold_ms=hold_ms))
+    return _ENCODER.encode(CallJson(headgate=VERSION, ping=True, hold_ms=hold_ms))
 
 
 def body_bytes(parts: Sequence[Sequence[Tensor]]) -> int:
@@ -130,15 +130,15 @@ def _part_bytes(tensors: Sequence[Tensor]) -> int:
     return size
 
 
-def open_envelope(event: object) -> Envelope:
+def parse_call(event: object) -> CallJson:
     """Return what a function was asked, from a body that is decoded. Raises `ValueError`."""
-    envelope = convert(event, Envelope)
+    envelope = convert(event, CallJson)
     if envelope.headgate != VERSION:
         raise ValueError(f"version {envelope.headgate} of the envelope is not known here")
     return envelope
 
 
-def works_of(envelope: Envelope) -> list[UnbatchedCall]:
+def unbatched_calls(envelope: CallJson) -> list[UnbatchedCall]:
     """Return the work that an envelope asks for."""
     return [
         UnbatchedCall(asked.id, asked.items, [_from_json(tensor) for tensor in asked.inputs])
@@ -170,7 +170,7 @@ def encode_response(
     return plain
 
 
-def decode_answer(body: bytes) -> tuple[ResponseJson, list[UnbatchedResult]]:
+def decode_response(body: bytes) -> tuple[ResponseJson, list[UnbatchedResult]]:
     """Return an answer and what became of each request. Raises `ValueError` if it is none."""
     answer = _DECODER.decode(body)
     if answer.headgate != VERSION:

@@ -37,15 +37,15 @@ def build_model(source: FunctionSource, base: str, where: str) -> Model:
     Raises `ConfigError`, naming `where`, if there is none.
     """
     if source.code is not None:
-        return _made(_found(source.code, base, where), source.options, source.code, where)
+        return _instantiate(_import_class(source.code, base, where), source.options, source.code, where)
     if source.model is None:
         raise ConfigError("has neither model nor code", where=where)
-    return _made(
+    return _instantiate(
         OnnxModel, {"path": Path(base, source.model), **source.options}, source.model, where
     )
 
 
-def _found(code: str, base: str, where: str) -> type[Model]:
+def _import_class(code: str, base: str, where: str) -> type[Model]:
     module_name, _, path = code.partition(":")
     names = [*module_name.split("."), *path.split(".")]
     if not all(name.isidentifier() for name in names):
@@ -74,7 +74,7 @@ def _found(code: str, base: str, where: str) -> type[Model]:
     )
 
 
-def _made(cls: type[Model], options: Mapping[str, object], value: str, where: str) -> Model:
+def _instantiate(cls: type[Model], options: Mapping[str, object], value: str, where: str) -> Model:
     try:
         return cls(**options)
     except ConfigError:

@@ -24,7 +24,7 @@ import numpy as np
 
 from headgate.core.errors import ConfigError
 from headgate.functions.arrays import Array, dtype_of
-from headgate.functions.tensor import Declared, Signature, read_specs
+from headgate.functions.tensor import TensorSpecsLike, Signature, parse_specs
 
 
 class Model:
@@ -53,8 +53,8 @@ class Model:
            [ 9., 12.]], dtype=float32)}
     """
 
-    inputs: Declared = ()
-    outputs: Declared = ()
+    inputs: TensorSpecsLike = ()
+    outputs: TensorSpecsLike = ()
     batches: bool = True
     platform: ClassVar[str] = "python"
 
@@ -74,7 +74,7 @@ class Model:
     def encode(self, result: Any) -> dict[str, Array]:
         """Return the outputs for one request. An array alone is the only output."""
         if isinstance(result, np.ndarray):
-            names = [spec.name for spec in read_specs(self.outputs, "outputs")]
+            names = [spec.name for spec in parse_specs(self.outputs, "outputs")]
             return {names[0] if len(names) == 1 else "output": result}
         outputs: dict[str, Array] = result
         return outputs
@@ -87,7 +87,7 @@ class Model:
 
         Zeros, and 1 where a dimension may have any size.
         """
-        specs = read_specs(self.inputs, "inputs")
+        specs = parse_specs(self.inputs, "inputs")
         if not specs:
             return None
         arrays: dict[str, Array] = {}
@@ -104,8 +104,8 @@ class Model:
 def signature_of(model: Model) -> Signature:
     """Return what a loaded model takes and gives. Raises `ConfigError` if it says it wrongly."""
     name = type(model).__name__
-    inputs = read_specs(model.inputs, f"{name}.inputs")
-    outputs = read_specs(model.outputs, f"{name}.outputs")
+    inputs = parse_specs(model.inputs, f"{name}.inputs")
+    outputs = parse_specs(model.outputs, f"{name}.outputs")
     if model.batches:
         for spec in (*inputs, *outputs):
             if not spec.shape or spec.shape[0] != -1:
@@ -122,27 +122,27 @@ def signature_of(model: Model) -> Signature:
 # A plain Python function on arrays as a model.
 
 
-Plain: TypeAlias = Callable[..., Any]  # arrays in, an array or a dict or a tuple of them out
+PythonFunction: TypeAlias = Callable[..., Any]  # arrays in, an array or a dict or a tuple of them out
 
 
 @overload
-def function(plain: Plain, /) -> type[PlainModel]: ...
+def function(plain: PythonFunction, /) -> type[FunctionModel]: ...
 
 
 @overload
 def function(
-    *, inputs: Declared = (), outputs: Declared = (), batches: bool = True
-) -> Callable[[Plain], type[PlainModel]]: ...
+    *, inputs: TensorSpecsLike = (), outputs: TensorSpecsLike = (), batches: bool = True
+) -> Callable[[PythonFunction], type[FunctionModel]]: ...
 
 
 def function(
-    plain: Plain | None = None,
+    plain: PythonFunction | None = None,
     /,
     *,
-    inputs: Declared = (),
-    outputs: Declared = (),
+    inputs: TensorSpecsLike = (),
+    outputs: TensorSpecsLike = (),
     batches: bool = True,
-) -> type[PlainModel] | Callable[[Plain], type[PlainModel]]:
+) -> type[FunctionModel] | Callable[[PythonFunction], type[FunctionModel]]:
     """Turn a function into a `Model`: its parameters are the inputs, by name.
 
     It returns the only output, or several as a dict or in the order of `outputs`. Parameters
@@ -160,10 +160,10 @@ def function(
     return _model_of(plain, inputs, outputs, batches)
 
 
-class PlainModel(Model):
+class FunctionModel(Model):
     """A function as a model. `@function` fills in the rest."""
 
-    plain: ClassVar[Plain]
+    plain: ClassVar[PythonFunction]
     input_names: ClassVar[frozenset[str]]
     option_names: ClassVar[tuple[str, ...]]
     output_names: ClassVar[tuple[str, ...]]
@@ -189,12 +189,12 @@ class PlainModel(Model):
 
     def predict(self, batch: dict[str, Array]) -> object:
         """Call the function."""
-        return _named(type(self).plain(**batch, **self._options), self.output_names)
+        return _name_outputs(type(self).plain(**batch, **self._options), self.output_names)
 
 
-def _model_of(plain: Plain, inputs: Declared, outputs: Declared, batches: bool) -> type[PlainModel]:
+def _model_of(plain: PythonFunction, inputs: TensorSpecsLike, outputs: TensorSpecsLike, batches: bool) -> type[FunctionModel]:
     name = plain.__name__
-    declared = [spec.name for spec in read_specs(inputs, f"{name}: inputs")]
+    declared = [spec.name for spec in parse_specs(inputs, f"{name}: inputs")]
     input_names, option_names, takes_any = _parameters(plain, declared)
     members = {
         "__doc__": plain.__doc__,
@@ -205,13 +205,13 @@ def _model_of(plain: Plain, inputs: Declared, outputs: Declared, batches: bool) 
         "plain": staticmethod(plain),
         "input_names": input_names,
         "option_names": option_names,
-        "output_names": tuple(spec.name for spec in read_specs(outputs, f"{name}: outputs")),
+        "output_names": tuple(spec.name for spec in parse_specs(outputs, f"{name}: outputs")),
         "takes_any": takes_any,
     }
-    return type(name, (PlainModel,), members)
+    return type(name, (FunctionModel,), members)
 
 
-def _parameters(plain: Plain, declared: list[str]) -> tuple[frozenset[str], tuple[str, ...], bool]:
+def _parameters(plain: PythonFunction, declared: list[str]) -> tuple[frozenset[str], tuple[str, ...], bool]:
     """Return the names of inputs, those of options, and whether any input may be given."""
     parameters = inspect.signature(plain).parameters.values()
     by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -230,7 +230,7 @@ def _parameters(plain: Plain, declared: list[str]) -> tuple[frozenset[str], tupl
     return frozenset(needed), options, takes_any
 
 
-def _named(result: object, names: tuple[str, ...]) -> object:
+def _name_outputs(result: object, names: tuple[str, ...]) -> object:
     if isinstance(result, dict):
         return result
     if not isinstance(result, tuple):

@@ -82,17 +82,17 @@ class Signature(Struct, array_like=True, frozen=True):
 
 
 # Either by name, as text, or in full.
-Declared: TypeAlias = Mapping[str, str] | Sequence[TensorSpec]
+TensorSpecsLike: TypeAlias = Mapping[str, str] | Sequence[TensorSpec]
 
 
-def read_specs(declared: Declared, where: str) -> tuple[TensorSpec, ...]:
+def parse_specs(declared: TensorSpecsLike, where: str) -> tuple[TensorSpec, ...]:
     """Return what was declared in full; `where` is named in errors.
 
-    >>> read_specs({"image": "UINT8[-1, 224, 224, 3]"}, "Cat.inputs")
+    >>> parse_specs({"image": "UINT8[-1, 224, 224, 3]"}, "Cat.inputs")
     (TensorSpec(name='image', datatype='UINT8', shape=(-1, 224, 224, 3)),)
     """
     if isinstance(declared, Mapping):
-        return tuple(_read(name, text, where) for name, text in declared.items())
+        return tuple(_parse_spec(name, text, where) for name, text in declared.items())
     specs = tuple(declared)
     names = [spec.name for spec in specs if isinstance(spec, TensorSpec)]
     if len(set(names)) != len(specs):
@@ -102,19 +102,19 @@ def read_specs(declared: Declared, where: str) -> tuple[TensorSpec, ...]:
     return specs
 
 
-def write_spec(spec: TensorSpec) -> str:
+def format_spec(spec: TensorSpec) -> str:
     """Return a spec as people write it.
 
-    >>> write_spec(TensorSpec("image", "FP32", (-1, 3)))
+    >>> format_spec(TensorSpec("image", "FP32", (-1, 3)))
     'FP32[-1, 3]'
     """
     return f"{spec.datatype}[{', '.join(map(str, spec.shape))}]"
 
 
-def fits(given: Sequence[int], wanted: Sequence[int]) -> bool:
+def shapes_match(given: Sequence[int], wanted: Sequence[int]) -> bool:
     """Whether both shapes can be those of one tensor; -1 is any size.
 
-    >>> fits((4, 3), (-1, 3)), fits((4, 3), (-1,)), fits((-1, 3), (-1, 5))
+    >>> shapes_match((4, 3), (-1, 3)), shapes_match((4, 3), (-1,)), shapes_match((-1, 3), (-1, 5))
     (True, False, False)
     """
     if len(given) != len(wanted):
@@ -125,7 +125,7 @@ def fits(given: Sequence[int], wanted: Sequence[int]) -> bool:
     return True
 
 
-def _read(name: str, text: object, where: str) -> TensorSpec:
+def _parse_spec(name: str, text: object, where: str) -> TensorSpec:
     matched = _SPEC.fullmatch(text) if isinstance(text, str) else None
     if matched is None:
         raise ConfigError(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Final, final
 
-VIGIL_NS: Final = 1_000_000  # longer than that, being woken is little beside the waiting
+SPIN_NS: Final = 1_000_000  # longer than that, being woken is little beside the waiting
 
 
 @final
@@ -26,7 +26,7 @@ class BusyPoll:
 
     def keep(self, now_ns: int) -> None:
         """Stay awake from now on."""
-        self._until_ns = now_ns + VIGIL_NS
+        self._until_ns = now_ns + SPIN_NS
         if not self._is_kept:
             self._is_kept = True
             self._loop.call_soon(self._turn)

@@ -16,7 +16,7 @@ from headgate.live.pools.registry import RemotePools
 from headgate.live.pools.remote_pool import Shares
 from headgate.live.telemetry.metrics import FaasPoolGauges, GaugeSnapshot
 
-FORGET: Final = 0.05  # how much the latest batch counts in a mean that forgets
+EWMA_WEIGHT: Final = 0.05  # how much the latest batch counts in a mean that forgets
 STATE_NAMES: Final = {
     InstanceState.STARTING: "starting",
     InstanceState.IDLE: "idle",
@@ -56,7 +56,7 @@ class CostAccounting:
         """A batch took so long."""
         error_s = (took_ns - self._app.variants[variant_id].profile.exec_ns[items - 1]) * 1e-9
         before_s = self._error_s.get(variant_id, error_s)
-        self._error_s[variant_id] = before_s + FORGET * (error_s - before_s)
+        self._error_s[variant_id] = before_s + EWMA_WEIGHT * (error_s - before_s)
 
     def call_ran(self, call: Call, pool_id: int) -> None:
         """A call had its part of a batch."""
@@ -101,7 +101,7 @@ class CostAccounting:
             app.functions[app.variants[id].function_id].name: error_s
             for id, error_s in self._error_s.items()
         }
-        spills = {} if view is None else _spills(view, outposts)
+        spills = {} if view is None else _faas_pool_gauges(view, outposts)
         return GaugeSnapshot(queued, open_calls, replicas, errors, self._cost_usd(), spills)
 
     def _cost_usd(self) -> dict[tuple[str, str, str, str], float]:
@@ -157,7 +157,7 @@ def breakers(view: View) -> dict[str, str]:
     return told
 
 
-def _spills(view: View, outposts: RemotePools | None) -> dict[str, FaasPoolGauges]:
+def _faas_pool_gauges(view: View, outposts: RemotePools | None) -> dict[str, FaasPoolGauges]:
     now_ns = monotonic_ns()
     spills: dict[str, FaasPoolGauges] = {}
     for pool_id, outpost in () if outposts is None else outposts.by_pool.items():

@@ -44,12 +44,12 @@ class Deployment(Struct, frozen=True):
         return from_spec(self.spec, _FILE)
 
 
-def write(run_dir: Path, assignment: Deployment) -> None:
-    """Leave it where `read` finds it."""
+def write_deployment(run_dir: Path, assignment: Deployment) -> None:
+    """Leave it where `read_deployment` finds it."""
     (run_dir / _FILE).write_bytes(msgspec.json.encode(assignment))
 
 
-def read(run_dir: Path) -> Deployment:
+def read_deployment(run_dir: Path) -> Deployment:
     """Return what the supervisor left there."""
     return msgspec.json.decode((run_dir / _FILE).read_bytes(), type=Deployment)
 

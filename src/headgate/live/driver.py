@@ -90,10 +90,10 @@ class ActionExecutor(Protocol):
 
 
 Record = Callable[[int, Event, list[Action]], None]
-Fault = Callable[[str], None]
+CountFault = Callable[[str], None]
 
 
-def no_fault(kind: str) -> None:
+def ignore_fault(kind: str) -> None:
     """Count nothing."""
 
 
@@ -108,7 +108,7 @@ class Driver:
         loop: asyncio.AbstractEventLoop,
         *,
         record: Record | None = None,
-        fault: Fault = no_fault,
+        fault: CountFault = ignore_fault,
         suspect_s: float = 120.0,
     ) -> None:
         """`suspect_s`: what was open when the Scheduler broke has so long to be answered."""
@@ -227,7 +227,7 @@ class Driver:
         """Have what could not be carried out end, so that nothing waits for it."""
         kind = type(action).__name__
         _LOG.exception("%s could not be carried out", kind)
-        self._fault(_FAULTS.get(kind, "order"))
+        self._fault(_FAULT_KINDS.get(kind, "order"))
         if isinstance(action, Settle):
             self._fail([action.request_id])
         elif isinstance(action, Dispatch):
@@ -334,7 +334,7 @@ class Driver:
 
 _RANK: Final = attrgetter("rank")
 # By action, where it is not just any order.
-_FAULTS: Final = {
+_FAULT_KINDS: Final = {
     "Settle": "settle",
     "Dispatch": "dispatch",
     "KeepWarm": "keep_warm",

@@ -32,7 +32,7 @@ from headgate.core.errors import ConfigError
 from headgate.core.event_log import LogHeader, LogWriter, is_log, segment_paths
 from headgate.core.events import Event
 
-PIECE_BYTES: Final = 64 * 1024
+CHUNK_BYTES: Final = 64 * 1024
 BACKLOG_BYTES_MAX: Final = 32 << 20  # that are not written yet
 CLOSE_S: Final = 5.0
 
@@ -71,7 +71,7 @@ class EventLog:
         self._gathered_bytes = 0
         self._segment_bytes = 0
         self._began_ns = clock()
-        self._piece_bytes = min(PIECE_BYTES, rotation.size_bytes)
+        self._piece_bytes = min(CHUNK_BYTES, rotation.size_bytes)
         self._seq = 0
         self._last_ns = 0
         self._is_open = True

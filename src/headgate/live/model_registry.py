@@ -16,12 +16,12 @@ from headgate.config.providers import providers_of
 from headgate.core.errors import ConfigError
 from headgate.core.model import App, Pipeline, Variant
 from headgate.functions.error_text import error_text
-from headgate.functions.tensor import Signature, TensorSpec, fits, write_spec
+from headgate.functions.tensor import Signature, TensorSpec, shapes_match, format_spec
 from headgate.live.call import ServedModel
 from headgate.live.ipc.messages import MeasuredFunction
 
 
-def catalogue(app: App, facts: Mapping[str, MeasuredFunction]) -> dict[str, ServedModel]:
+def served_models(app: App, facts: Mapping[str, MeasuredFunction]) -> dict[str, ServedModel]:
     """Return the models by name. Facts are by name of the variant.
 
     Raises `ConfigError` if stages of a pipeline do not fit, as far as that is known.
@@ -60,9 +60,9 @@ def _inputs(pipeline: Pipeline, found: Sequence[Signature]) -> tuple[TensorSpec,
     for index in first:
         for spec in found[index].inputs:
             other = inputs.get(spec.name, spec)
-            if spec.datatype != other.datatype or not fits(spec.shape, other.shape):
-                wants = f"{write_spec(spec)}, an other first stage {write_spec(other)}"
-                raise _misfit(pipeline, index, f"takes {spec.name!r} as {wants}")
+            if spec.datatype != other.datatype or not shapes_match(spec.shape, other.shape):
+                wants = f"{format_spec(spec)}, an other first stage {format_spec(other)}"
+                raise _mismatch(pipeline, index, f"takes {spec.name!r} as {wants}")
             shape = tuple(map(max, spec.shape, other.shape))  # -1 is the smallest: any size
             inputs[spec.name] = TensorSpec(spec.name, spec.datatype, shape)
     return tuple(inputs.values())
@@ -90,7 +90,7 @@ def _check_stage(pipeline: Pipeline, index: int, found: Sequence[Signature]) -> 
     if any(not found[before].outputs for before in stage.after):
         return
     for wanted in found[index].inputs:
-        takes = f"takes {wanted.name!r} as {write_spec(wanted)}"
+        takes = f"takes {wanted.name!r} as {format_spec(wanted)}"
         given = [
             (before, spec)
             for before in stage.after
@@ -99,17 +99,17 @@ def _check_stage(pipeline: Pipeline, index: int, found: Sequence[Signature]) -> 
         ]
         if len(given) != 1:
             problem = "several stages give it" if given else "none before it gives that"
-            raise _misfit(pipeline, index, f"{takes}; {problem}")
+            raise _mismatch(pipeline, index, f"{takes}; {problem}")
         ((before, spec),) = given
-        if spec.datatype != wanted.datatype or not fits(spec.shape, wanted.shape):
-            gives = f"{_stage(pipeline, before)} gives {write_spec(spec)}"
-            raise _misfit(pipeline, index, f"{takes}; {gives}")
+        if spec.datatype != wanted.datatype or not shapes_match(spec.shape, wanted.shape):
+            gives = f"{_stage(pipeline, before)} gives {format_spec(spec)}"
+            raise _mismatch(pipeline, index, f"{takes}; {gives}")
         if stages[before].only_if_unsure and not stage.only_if_unsure:
             problem = f"{_stage(pipeline, before)} does not always run"
-            raise _misfit(pipeline, index, f"{takes}; {problem}")
+            raise _mismatch(pipeline, index, f"{takes}; {problem}")
 
 
-def _misfit(pipeline: Pipeline, index: int, problem: str) -> ConfigError:
+def _mismatch(pipeline: Pipeline, index: int, problem: str) -> ConfigError:
     return ConfigError(f"{_stage(pipeline, index)} {problem}", key=f"pipelines.{pipeline.name}")
 
 
@@ -170,14 +170,14 @@ def with_measured_profiles(
                 # Where nothing could be measured, what is assumed is written down all the same.
                 times_ns = found.exec_ns or variant.profile.exec_ns
                 entry["exec"] = [f"{time_ns}ns" for time_ns in times_ns]
-            _fill(entry, found)
+            _fill_measured(entry, found)
     measured = from_spec(spec, where)
     for problem in unreachable_objectives(measured, where):
         _LOG.warning("%s", problem)
     return measured
 
 
-def _fill(entry: dict[str, Any], facts: MeasuredFunction) -> None:
+def _fill_measured(entry: dict[str, Any], facts: MeasuredFunction) -> None:
     if entry["start"] == 0:
         entry["start"] = f"{facts.start_ns}ns"
     if entry["memory"] == "0B":
@@ -197,12 +197,12 @@ def remote_only(loaded: AppConfig) -> list[Variant]:
     return [variant for variant in loaded.app.variants if local.isdisjoint(variant.pool_ids)]
 
 
-def look_up(loaded: AppConfig, base: str) -> list[MeasuredFunction]:
+def inspect_remote_only(loaded: AppConfig, base: str) -> list[MeasuredFunction]:
     """Return what the application's own files say of variants that run elsewhere.
 
     Where there is no file, or it cannot be read here, nothing is known: anything is taken.
     """
-    return [_facts(loaded, variant, base) for variant in remote_only(loaded)]
+    return [_inspect(loaded, variant, base) for variant in remote_only(loaded)]
 
 
 def with_siblings(
@@ -220,7 +220,7 @@ def with_siblings(
     return filled
 
 
-def _facts(loaded: AppConfig, variant: Variant, base: str) -> MeasuredFunction:
+def _inspect(loaded: AppConfig, variant: Variant, base: str) -> MeasuredFunction:
     signature = Signature()
     source = loaded.sources[variant.id]
     if source is not None:

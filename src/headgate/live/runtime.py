@@ -49,21 +49,21 @@ from headgate.live.busy_poll import BusyPoll
 from headgate.live.call import CANNOT_LOAD, INTERNAL, Call, GatewayPhase, ServedModel
 from headgate.live.cost_accounting import CostAccounting, breakers
 from headgate.live.deployment import Deployment, NodeSpec
-from headgate.live.driver import Driver, EventLogTask, Fault, make_scheduler, no_fault
+from headgate.live.driver import Driver, EventLogTask, CountFault, make_scheduler, ignore_fault
 from headgate.live.ipc.messages import BatchRan, MeasuredFunction, RunBatch, TaskInputs
 from headgate.live.ipc.worker_link import WorkerLink, WorkerLinks
 from headgate.live.model_registry import (
     LoadsNeeded,
-    catalogue,
+    served_models,
     check_loads,
-    look_up,
+    inspect_remote_only,
     remote_only,
     signatures,
     with_measured_profiles,
     with_siblings,
 )
 from headgate.live.pools.registry import RemotePools
-from headgate.live.pools.remote_pool import make_errand
+from headgate.live.pools.remote_pool import make_remote_call
 from headgate.live.stage_outputs import StageOutputs
 from headgate.live.telemetry.metrics import GaugeSnapshot
 
@@ -86,7 +86,7 @@ class Runtime:
         submitted: Callable[[Call], None] | None,
         settled: Callable[[Call], None],
         started: Callable[[str, int], None],
-        fault: Fault = no_fault,
+        fault: CountFault = ignore_fault,
     ) -> None:
         """`fault` counts what should never happen, by kind."""
         self.phase = GatewayPhase.STARTING
@@ -135,7 +135,7 @@ class Runtime:
         """Find out about functions that no worker of ours will look at; that may take a while."""
         loop = asyncio.get_running_loop()
         try:
-            self._know(await loop.run_in_executor(None, look_up, self._loaded, self._base))
+            self._know(await loop.run_in_executor(None, inspect_remote_only, self._loaded, self._base))
         except Exception as error:  # that cannot be served
             self.failed(error)
 
@@ -224,7 +224,7 @@ class Runtime:
             try:
                 self._submitted(call)
             except Exception:
-                _LOG.exception("a call is not traced", extra=_about(call))
+                _LOG.exception("a call is not traced", extra=_log_extra(call))
                 self._fault("trace")
         self._driver.post(
             RequestArrived(
@@ -241,7 +241,7 @@ class Runtime:
 
     def cancel(self, call: Call) -> None:
         """Nobody waits for it any more."""
-        call.on_answer = _nobody
+        call.on_answer = _ignore_answer
         if self._driver is not None and call.request_id in self._calls:
             self._driver.post(RequestCancelled(call.request_id))
 
@@ -265,12 +265,12 @@ class Runtime:
         try:
             self._settled(call)
         except Exception:
-            _LOG.exception("a call is not counted", extra=_about(call))
+            _LOG.exception("a call is not counted", extra=_log_extra(call))
             self._fault("metrics")
         try:
             call.on_answer(call)
         except Exception:
-            _LOG.exception("a call could not be answered", extra=_about(call))
+            _LOG.exception("a call could not be answered", extra=_log_extra(call))
             self._fault("answer")
             _fail(call, INTERNAL)
             with suppress(Exception):  # which answers unless it has
@@ -287,7 +287,7 @@ class Runtime:
         for request_id in request_ids:
             call = self._calls.pop(request_id, None)
             if call is not None:
-                _LOG.error("a call is answered with 500", extra=_about(call))
+                _LOG.error("a call is answered with 500", extra=_log_extra(call))
                 _fail(call, INTERNAL)
                 self._give_back(call)
 
@@ -318,7 +318,7 @@ class Runtime:
             else:
                 assert outpost is not None
                 view = self._driver.scheduler.view
-                outpost.send(now_ns, make_errand(view, action, works, self._calls))
+                outpost.send(now_ns, make_remote_call(view, action, works, self._calls))
         except BaseException:
             self._variants_out.pop(action.batch_id, None)
             raise
@@ -443,7 +443,7 @@ class Runtime:
         for link in self._links.values():
             self._join(link)
         self._outposts.join()
-        self.models = catalogue(app, self._facts)
+        self.models = served_models(app, self._facts)
         loop.call_soon(self._look_ready)
 
     def ran(self, link: WorkerLink, message: BatchRan) -> None:
@@ -468,7 +468,7 @@ class Runtime:
                 if not result.error:
                     self._findings.keep(call, result.task_id % STAGES_MAX, result.outputs)
             except Exception:
-                _LOG.exception("a result could not be kept", extra=_about(call))
+                _LOG.exception("a result could not be kept", extra=_log_extra(call))
                 self._fault("result")
                 result.error, result.status = "the gateway made a mistake", 500
             if result.error and is_platform and result.status == TOO_LARGE:
@@ -505,7 +505,7 @@ class Runtime:
             return
         app = self._loaded.app
         try:
-            self.models = catalogue(app, self._facts)
+            self.models = served_models(app, self._facts)
             self._signatures[:] = signatures(app, self._facts)
         except ConfigError as error:  # it does not fit into its pipeline
             _LOG.error("%s", error)
@@ -554,11 +554,11 @@ def _is_starting(view: View, function: Function) -> bool:
     return bool(states) and all(state == InstanceState.STARTING for state in states)
 
 
-def _nobody(call: Call) -> None:
+def _ignore_answer(call: Call) -> None:
     """Who hears of a call that was withdrawn."""
 
 
-def _about(call: Call) -> dict[str, object]:
+def _log_extra(call: Call) -> dict[str, object]:
     """What a message about a call says beside itself: who it is for clients and in event logs."""
     name = call.client_request_id.decode("latin-1")
     number = f"number {call.request_id}"

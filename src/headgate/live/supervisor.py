@@ -34,7 +34,7 @@ from headgate.live.deployment import Deployment, NodeSpec
 from headgate.live.ipc.crash_markers import LOAD, CrashMarkers
 from headgate.live.model_registry import LoadsNeeded
 from headgate.live.telemetry.logs import HUNG_EXIT
-from headgate.system.child_process import ChildProcess, how_ended
+from headgate.system.child_process import ChildProcess, describe_exit
 
 # A generation: the workers and the gateway of one configuration.
 #
@@ -44,14 +44,14 @@ from headgate.system.child_process import ChildProcess, how_ended
 
 _LOG: Final = logging.getLogger(__name__)
 
-SILENT_S_MIN: Final = 2.0  # heartbeats come twice a second; one may be late
-SILENT_FIRST_S: Final = 60.0  # before the first one: Python and libraries are being read
+HEARTBEAT_TIMEOUT_S_MIN: Final = 2.0  # heartbeats come twice a second; one may be late
+FIRST_HEARTBEAT_TIMEOUT_S: Final = 60.0  # before the first one: Python and libraries are being read
 # Before a process is started again, by how often it was in the time before: once at once.
 BACKOFF_S: Final = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0)
 BACKOFF_WINDOW_S: Final = 30.0
 BAD_CONFIGURATION: Final = 78  # how a child ends that will never be able to begin
 BAD_INPUT: Final = 2  # how the command ends then
-PROBLEMS: Final = b"problems: "  # begins the line of a gateway that cannot begin
+PROBLEMS_PREFIX: Final = b"problems: "  # begins the line of a gateway that cannot begin
 PATH_MAX: Final = 70  # of the directory that run directories are made in
 
 
@@ -75,9 +75,9 @@ class ProcessGroup:
         self.problems: list[str] = []  # why it cannot be served, if it cannot
         self._run_dir = _make_run_dir()
         self._markers = CrashMarkers(self._run_dir)
-        assignments.write(self._run_dir, assignment)
+        assignments.write_deployment(self._run_dir, assignment)
         self._hang_s = self.loaded.serve.hang_ns / 1e9
-        self._silent_s = max(SILENT_S_MIN, self._hang_s)  # it may hold the interpreter meanwhile
+        self._silent_s = max(HEARTBEAT_TIMEOUT_S_MIN, self._hang_s)  # it may hold the interpreter meanwhile
         self._workers: dict[int, ChildProcess] = {}  # by node id
         self._places = {place.id: place for place in assignment.nodes}
         self._has_greeted = False
@@ -121,7 +121,7 @@ class ProcessGroup:
     def greeting(self) -> bytes | None:
         """What the gateway says when it is ready, and it is."""
         said, end, _ = self.gateway.said.partition(b"\n")
-        return said if end and not said.startswith(PROBLEMS) else None
+        return said if end and not said.startswith(PROBLEMS_PREFIX) else None
 
     # --- watching ------------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class ProcessGroup:
                     continue
                 if child is self.gateway and status == BAD_CONFIGURATION:
                     child.hear()  # its last words
-                    self.problems = _problems(child.said)
+                    self.problems = _parse_problems(child.said)
                     if not self._has_greeted:
                         return BAD_INPUT
                     _LOG.error("%s", "; ".join(self.problems))
@@ -152,7 +152,7 @@ class ProcessGroup:
 
     def _end_if_hung(self, child: ChildProcess) -> None:
         if child.heard_s is None:
-            is_silent = monotonic() - child.started_s > max(SILENT_FIRST_S, self._silent_s)
+            is_silent = monotonic() - child.started_s > max(FIRST_HEARTBEAT_TIMEOUT_S, self._silent_s)
         else:
             is_silent = monotonic() - child.heard_s > self._silent_s
         if is_silent:
@@ -168,7 +168,7 @@ class ProcessGroup:
         """End a process; `problem` is that of the function that it is loading, if it is."""
         if child.ended() is None and child.name not in self._ended_for:
             self._ended_for[child.name] = problem
-            _LOG.error("%s %s, and is ended", _called(child), why)
+            _LOG.error("%s %s, and is ended", _display_name(child), why)
             child.tell(signal.SIGKILL)
 
     def _plan_restart(self, child: ChildProcess, status: int) -> None:
@@ -180,15 +180,15 @@ class ProcessGroup:
         self._due_s[child.name] = now_s + delay_s
         _LOG.error(
             "%s died (%s)%s; it is started again in %g s",
-            _called(child),
-            how_ended(status),
+            _display_name(child),
+            describe_exit(status),
             self._blame(child, status),
             delay_s,
         )
 
     def _blame(self, child: ChildProcess, status: int) -> str:
         """Say what a worker was loading when it died, and have that not loaded again by others."""
-        problem = f"ProcessDied: {how_ended(status)} while it was loaded"
+        problem = f"ProcessDied: {describe_exit(status)} while it was loaded"
         if status == HUNG_EXIT:
             problem = "TimeoutError: loading takes too long"
         problem = self._ended_for.pop(child.name, problem)
@@ -247,18 +247,18 @@ class ProcessGroup:
         shutil.rmtree(self._run_dir, ignore_errors=True)
 
 
-def _called(child: ChildProcess) -> str:
+def _display_name(child: ChildProcess) -> str:
     return child.name if child.name == "gateway" else f"worker {child.name}"
 
 
 def problems_line(problems: list[str]) -> bytes:
     """What a gateway says on its pipe that cannot begin: why not."""
-    return PROBLEMS + json.dumps(problems).encode() + b"\n"
+    return PROBLEMS_PREFIX + json.dumps(problems).encode() + b"\n"
 
 
-def _problems(said: bytes) -> list[str]:
+def _parse_problems(said: bytes) -> list[str]:
     line = said.partition(b"\n")[0]
-    return list(json.loads(line.removeprefix(PROBLEMS))) if line.startswith(PROBLEMS) else []
+    return list(json.loads(line.removeprefix(PROBLEMS_PREFIX))) if line.startswith(PROBLEMS_PREFIX) else []
 
 
 def _make_run_dir() -> Path:
@@ -270,8 +270,8 @@ def _make_run_dir() -> Path:
     return Path(tempfile.mkdtemp(prefix="headgate-", dir=parent))
 
 
-LOOK_EVERY_S: Final = 0.1
-LOOK_FIRST_S: Final = 0.01  # while it is starting
+POLL_S: Final = 0.1
+STARTING_POLL_S: Final = 0.01  # while it is starting
 
 
 @final
@@ -334,7 +334,7 @@ class Supervisor:
         seen = None if self._watches is None else self._watches()
         while True:
             ready, _, _ = select.select(
-                [wake_fd], [], [], LOOK_EVERY_S if self._is_greeted else LOOK_FIRST_S
+                [wake_fd], [], [], POLL_S if self._is_greeted else STARTING_POLL_S
             )
             if ready:
                 os.read(wake_fd, 4096)

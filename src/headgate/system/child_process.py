@@ -38,13 +38,13 @@ def private_bytes(pid: int | None = None) -> int:
 _KINDS: Final = ("RssAnon:", "RssFile:")
 
 
-SAID_MAX: Final = 1 << 20  # bytes that are kept of it: one line
+OUTPUT_BYTES_MAX: Final = 1 << 20  # bytes that are kept of it: one line
 
 
-def how_ended(status: int) -> str:
+def describe_exit(status: int) -> str:
     """Return how a process ended, by its status as `subprocess` has it.
 
-    >>> how_ended(-11), how_ended(3)
+    >>> describe_exit(-11), describe_exit(3)
     ('signal 11, SIGSEGV', 'exit status 3')
     """
     if status >= 0:
@@ -100,7 +100,7 @@ class ChildProcess:
             return
         if data:
             self.heard_s = monotonic()
-            if b"\n" not in self.said and len(self.said) < SAID_MAX:
+            if b"\n" not in self.said and len(self.said) < OUTPUT_BYTES_MAX:
                 self.said += data
 
     def ended(self) -> int | None:
@@ -145,7 +145,7 @@ class ChildProcess:
 _PR_SET_PDEATHSIG: Final = 1
 
 
-def signal_on_orphaned(number: signal.Signals) -> None:
+def set_parent_death_signal(number: signal.Signals) -> None:
     """Have the kernel send this process a signal when its parent ends. Only Linux does."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
@@ -170,7 +170,7 @@ def watch_supervisor(
     Thread(target=watch, name="supervisor-watch", daemon=True).start()
 
 
-def end_without_trace(run_dir: Path, group_ids: Iterable[int]) -> NoReturn:
+def kill_groups_and_exit(run_dir: Path, group_ids: Iterable[int]) -> NoReturn:
     """End these process groups and our own, and remove the directory they have shared."""
     shutil.rmtree(run_dir, ignore_errors=True)
     for group_id in group_ids:

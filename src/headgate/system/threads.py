@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import TypeVar, final
 
-Outcome = TypeVar("Outcome")
+Result = TypeVar("Outcome")
 Task = Callable[[], Callable[[], None]]
 
 
@@ -32,7 +32,7 @@ class DaemonThreads:
         """How many more things can be begun at once."""
         return self.count_max - self.busy
 
-    def do(self, what: Callable[[], Outcome], done: Callable[[Outcome], None]) -> None:
+    def do(self, what: Callable[[], Result], done: Callable[[Result], None]) -> None:
         """Begin something that raises nothing; the loop then calls `done` with what it returned.
 
         Only while there are any `free`: nothing waits here.

@@ -18,12 +18,12 @@ from headgate.functions.lambda_handler import Handler
 from headgate.functions.lambda_payload import (
     ResponseJson,
     body_bytes,
-    decode_answer,
+    decode_response,
     encode_ping,
     encode_request,
     encode_response,
-    open_envelope,
-    works_of,
+    parse_call,
+    unbatched_calls,
 )
 from headgate.functions.model import Model
 from headgate.functions.tensor import Tensor
@@ -75,7 +75,7 @@ def ask(
     """As a platform does it: JSON to JSON."""
     body = encode_request(function, works, **options)  # type: ignore[arg-type]
     answer = handler.handle(json.loads(body), None)
-    return decode_answer(json.dumps(answer).encode())
+    return decode_response(json.dumps(answer).encode())
 
 
 def values(result: UnbatchedResult) -> object:
@@ -170,8 +170,8 @@ def test_nothing_is_lost_on_the_way_and_sizes_are_never_told_too_small(
     trace, tenant = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "t" * 200
     body = encode_request("f" * 200, works, deadline_ms=1.5, traceparent=trace, tenant=tenant)
     assert len(body) <= body_bytes([work.inputs for work in works])
-    envelope = open_envelope(json.loads(body))
-    assert works_of(envelope) == works
+    envelope = parse_call(json.loads(body))
+    assert unbatched_calls(envelope) == works
     assert (envelope.deadline_ms, envelope.traceparent, envelope.tenant) == (1.5, trace, tenant)
 
 
@@ -188,7 +188,7 @@ def test_answers_are_as_they_were_however_a_platform_writes_them(
     answer = encode_response(told, is_cold=False, took_ms=1.0)
     body = json.dumps(answer).encode()
     assert len(body) <= body_bytes([r.outputs for r in told]) + sum(12 * len(r.error) for r in told)
-    assert decode_answer(body)[1] == told
+    assert decode_response(body)[1] == told
 
 
 def test_a_result_that_an_answer_has_no_room_for_is_told_as_such() -> None:
@@ -201,7 +201,7 @@ def test_a_result_that_an_answer_has_no_room_for_is_told_as_such() -> None:
     )
     body = json.dumps(answer).encode()
     assert len(body) <= LAMBDA_PAYLOAD_BYTES_MAX
-    first, second, third = decode_answer(body)[1]
+    first, second, third = decode_response(body)[1]
     assert (first.status, len(first.outputs), third.status) == (200, 1, 200)
     assert (second.status, second.outputs) == (413, [])
     assert "more than a call can carry" in second.error

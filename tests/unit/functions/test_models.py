@@ -14,10 +14,10 @@ from onnx import TensorProto, helper
 
 from headgate.core.errors import ConfigError
 from headgate.functions import Model, OnnxModel, TensorSpec, function
-from headgate.functions.arrays import join, length, split
+from headgate.functions.arrays import concatenate, item_count, split
 from headgate.functions.loader import build_model
 from headgate.functions.model import signature_of
-from headgate.functions.tensor import read_specs
+from headgate.functions.tensor import parse_specs
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def test_inputs_must_be_parameters() -> None:
 @pytest.mark.parametrize("text", ["FP32", "FP32[a]", "FP32[1,,2]", "FP33[1]", "FP32[-2]", 7])
 def test_a_wrong_declaration_is_one_clear_line(text: object) -> None:
     with pytest.raises(ConfigError, match=r"^Cat\.inputs: image: "):
-        read_specs({"image": text}, "Cat.inputs")  # type: ignore[dict-item]
+        parse_specs({"image": text}, "Cat.inputs")  # type: ignore[dict-item]
 
 
 def test_what_batches_must_count_items() -> None:
@@ -119,8 +119,8 @@ def test_nested_columns_are_joined_and_cut() -> None:
     parts: list[dict[str, Any]] = [
         {"x": np.array([[i] * 2] * i), "name": [str(i)] * i} for i in (1, 2, 3)
     ]
-    joined = join(parts)
-    assert length(joined) == 6
+    joined = concatenate(parts)
+    assert item_count(joined) == 6
     for part, back in zip(parts, split(joined, [1, 2, 3]), strict=True):
         assert isinstance(back, dict)
         assert np.array_equal(back["x"], part["x"])
@@ -130,7 +130,7 @@ def test_nested_columns_are_joined_and_cut() -> None:
 @pytest.mark.parametrize("thing", [None, 7, {}, np.array(7), {"a": [1], "b": [1, 2]}])
 def test_what_is_no_column(thing: object) -> None:
     with pytest.raises(ValueError):
-        length(thing)
+        item_count(thing)
 
 
 # --- ONNX ----------------------------------------------------------------------------------------

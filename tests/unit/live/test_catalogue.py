@@ -6,10 +6,10 @@ import pytest
 
 from headgate.config import from_spec
 from headgate.core.errors import ConfigError
-from headgate.functions.tensor import Signature, read_specs
+from headgate.functions.tensor import Signature, parse_specs
 from headgate.live.call import ServedModel
 from headgate.live.ipc.messages import MeasuredFunction
-from headgate.live.model_registry import catalogue
+from headgate.live.model_registry import served_models
 
 FIRST = {"function": "a"}
 THEN = {"function": "b", "after": ["a"]}
@@ -25,9 +25,9 @@ def model(
     }
     facts = {}
     for name, (inputs, outputs) in signatures.items():
-        signature = Signature(read_specs(inputs, name), read_specs(outputs, name))
+        signature = Signature(parse_specs(inputs, name), parse_specs(outputs, name))
         facts[name] = MeasuredFunction(name, signature, (), 0, 0)
-    return catalogue(from_spec(spec, "here").app, facts)["p"]
+    return served_models(from_spec(spec, "here").app, facts)["p"]
 
 
 def line_of(stages: dict[str, object], **signatures: tuple[dict[str, str], dict[str, str]]) -> str:
@@ -75,7 +75,7 @@ def test_first_stages_must_be_able_to_read_the_same_request() -> None:
     line = line_of(stages, a=({"x": "FP32[-1]"}, {}), b=({"x": "FP64[-1]"}, {}))
     assert line.startswith("pipelines.p: stage 2 (b) takes 'x' as FP64[-1], ")
     both = model(stages, a=({"x": "FP32[-1, 3]"}, {}), b=({"x": "FP32[-1, -1]"}, {}))
-    assert both.inputs == read_specs({"x": "FP32[-1, 3]"}, "")
+    assert both.inputs == parse_specs({"x": "FP32[-1, 3]"}, "")
 
 
 @pytest.mark.parametrize(
@@ -92,4 +92,4 @@ def test_a_cascade_publishes_what_it_gives_wherever_it_ends(
     first: dict[str, str], second: dict[str, str], published: dict[str, str]
 ) -> None:
     cascade = model({"a": FIRST, "b": IF_UNSURE}, a=({}, first), b=({}, second))
-    assert cascade.outputs == read_specs(published, "")
+    assert cascade.outputs == parse_specs(published, "")

@@ -10,7 +10,7 @@ from headgate.core.errors import ConfigError
 from headgate.functions.tensor import Signature, TensorSpec
 from headgate.live.deployment import assign_cores
 from headgate.live.ipc.messages import MeasuredFunction
-from headgate.live.model_registry import catalogue, with_measured_profiles
+from headgate.live.model_registry import served_models, with_measured_profiles
 
 X = TensorSpec("x", "FP32", (-1, 3))
 Y = TensorSpec("y", "FP32", (-1, 10))
@@ -64,7 +64,7 @@ def test_an_objective_that_measured_times_cannot_meet_is_logged(
 
 
 def test_a_pipeline_takes_what_its_first_stages_take_and_gives_what_its_last_give() -> None:
-    model = catalogue(with_measured_profiles(from_spec(SPEC, "here"), FACTS, "there").app, FACTS)[
+    model = served_models(with_measured_profiles(from_spec(SPEC, "here"), FACTS, "there").app, FACTS)[
         "both"
     ]
     assert (model.inputs, model.outputs) == ((X,), (Z,))
@@ -73,7 +73,7 @@ def test_a_pipeline_takes_what_its_first_stages_take_and_gives_what_its_last_giv
 
 def test_a_function_that_looks_by_itself_makes_its_pipeline_do_so() -> None:
     unknown = FACTS | {"a": MeasuredFunction("a", Signature(), (), 0, 0)}
-    assert catalogue(from_spec(SPEC, "here").app, unknown)["both"].inputs == ()
+    assert served_models(from_spec(SPEC, "here").app, unknown)["both"].inputs == ()
 
 
 @pytest.mark.parametrize(

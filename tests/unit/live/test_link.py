@@ -26,9 +26,9 @@ from headgate.live.ipc.messages import (
     frame,
 )
 from headgate.live.ipc.shared_memory import Arena
-from headgate.live.ipc.worker_link import PIECE_BYTES, WorkerLink
+from headgate.live.ipc.worker_link import COPY_BYTES_MAX, WorkerLink
 
-LARGE = 3 * PIECE_BYTES + 5
+LARGE = 3 * COPY_BYTES_MAX + 5
 ORDER = to_wire(StopInstance(1, 0))
 REPORT = EventMessage(to_wire(InstanceStopped(7, "gone")))
 PICKLED = pickle.dumps(REPORT.wire)
@@ -128,7 +128,7 @@ def test_others_come_in_between() -> None:
         while not rig.written.messages:
             await asyncio.sleep(0)
             turns += 1
-        assert turns >= LARGE // PIECE_BYTES
+        assert turns >= LARGE // COPY_BYTES_MAX
         rig.link.connection_lost(None)
 
     asyncio.run(story())

@@ -17,7 +17,7 @@ from headgate.live.telemetry.logs import (
     REPEATS_MAX,
     REPEATS_S,
     JsonFormatter,
-    Repeats,
+    RepeatLimiter,
     TextFormatter,
 )
 
@@ -91,7 +91,7 @@ def test_an_object_per_line() -> None:
 
 
 def test_what_is_repeated_is_counted() -> None:
-    repeats = Repeats()
+    repeats = RepeatLimiter()
     passed = [repeats.lets_pass(record("%d", number), 0.0) for number in range(100)]
     assert passed == [True] * REPEATS_MAX + [False] * (100 - REPEATS_MAX)
     assert repeats.lets_pass(record("something else"), 0.0)
@@ -103,7 +103,7 @@ def test_what_is_repeated_is_counted() -> None:
 
 
 def test_the_last_one_that_is_said_says_that_more_are_counted() -> None:
-    repeats = Repeats()
+    repeats = RepeatLimiter()
     made = [record("again") for _ in range(REPEATS_MAX)]
     for each in made:
         repeats.lets_pass(each, 0.0)

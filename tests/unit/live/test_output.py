@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.live.telemetry.logs import PIECE_BYTES_MAX, Output, keep_descriptors, text_stream
+from headgate.live.telemetry.logs import CHUNK_BYTES_MAX, Output, reopen_standard_fds, text_stream
 
 LIMIT_S = 30.0
 
@@ -129,7 +129,7 @@ def test_a_pipe_that_does_not_block_is_waited_for(pipe: Pipe) -> None:
 def test_one_message_is_not_endless(pipe: Pipe) -> None:
     out = Output(pipe.write_fd)
     out.put(b"z" * 10_000_000)
-    assert pipe.read(PIECE_BYTES_MAX).endswith(b"z... (cut off)\n")
+    assert pipe.read(CHUNK_BYTES_MAX).endswith(b"z... (cut off)\n")
 
 
 def test_what_is_printed_goes_the_same_way(pipe: Pipe) -> None:
@@ -209,4 +209,4 @@ def test_descriptors_that_are_closed_are_not_taken_by_the_next_socket() -> None:
         shell="2>&- <&-",
     )
     assert (done.returncode, done.stdout) == (0, b"kept\n")
-    keep_descriptors()  # where all are there, nothing is done
+    reopen_standard_fds()  # where all are there, nothing is done

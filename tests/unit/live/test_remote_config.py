@@ -13,7 +13,7 @@ from headgate.config import from_spec
 from headgate.config.providers import Provider, providers_of
 from headgate.core.errors import ConfigError
 from headgate.live.deployment import assign_cores
-from headgate.live.model_registry import look_up, remote_only, with_siblings
+from headgate.live.model_registry import inspect_remote_only, remote_only, with_siblings
 from headgate.live.pools.registry import check_providers
 
 HERE = "http://127.0.0.1:1"
@@ -99,7 +99,7 @@ def test_a_variant_that_runs_elsewhere_has_the_signature_of_its_sibling(
     functions = {"f": {"variants": {"far": far, "near": near}}, "g": broken}
     loaded = from_spec({"functions": functions, "pools": {"cloud": CLOUD}}, "app.yaml")
     assert len(remote_only(loaded)) == 3
-    found = {f.function: f for f in look_up(loaded, str(tmp_path))}
+    found = {f.function: f for f in inspect_remote_only(loaded, str(tmp_path))}
     filled = with_siblings(loaded, found)
     assert filled["f/far"].signature == filled["f/near"].signature
     assert filled["f/far"].signature.inputs[0].name == "x"

@@ -23,7 +23,7 @@ from headgate.functions.tensor import Signature, Tensor, TensorSpec
 from headgate.live.gateway.oip.json import memoryview_of, pack_strings
 from headgate.live.ipc.messages import TaskInputs
 from headgate.live.pools.remote_pool import Done, Failed, Refused
-from headgate.live.pools.sagemaker_pool import SageMakerEndpoints, join, split_by_items
+from headgate.live.pools.sagemaker_pool import SageMakerEndpoints, concatenate, split_by_items
 
 
 def model_error(status: int, said: str) -> ClientError:
@@ -159,7 +159,7 @@ def test_what_is_joined_is_cut_at_the_same_places(requests: list[list[bytes]]) -
         )
         for id, texts in enumerate(requests)
     ]
-    together = join(works)
+    together = concatenate(works)
     assert together is not None
     assert split_by_items(together, [work.items for work in works]) == [
         work.inputs for work in works
@@ -169,6 +169,6 @@ def test_what_is_joined_is_cut_at_the_same_places(requests: list[list[bytes]]) -
 def test_requests_that_differ_are_not_joined() -> None:
     narrow = TaskInputs(0, 1, [Tensor("x", "UINT8", (1, 2), memoryview(b"ab"))])
     wide = TaskInputs(1, 1, [Tensor("x", "UINT8", (1, 3), memoryview(b"abc"))])
-    assert join([narrow, wide]) is None
+    assert concatenate([narrow, wide]) is None
     with pytest.raises(ValueError, match="for 2"):
         split_by_items([Tensor("y", "UINT8", (1,), memoryview(b"a"))], [1, 1])

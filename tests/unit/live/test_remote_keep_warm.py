@@ -32,7 +32,7 @@ from headgate.live.call import Call
 from headgate.live.cost_accounting import CostAccounting, breakers
 from headgate.live.driver import Driver
 from headgate.live.ipc.messages import TaskInputs
-from headgate.live.pools.remote_pool import RemoteCall, make_errand
+from headgate.live.pools.remote_pool import RemoteCall, make_remote_call
 from headgate.live.telemetry import Exposition, GaugeSnapshot, Metrics
 from headgate.live.telemetry.metrics import FaasPoolGauges
 
@@ -127,7 +127,7 @@ def sent(*calls: Call) -> RemoteCall:
         tasks += dispatch.task_ids
     action = Dispatch(9, 0, tasks, len(tasks), 1, None, None)
     works = [TaskInputs(task_id, 1, []) for task_id in tasks]
-    return make_errand(scheduler.view, action, works, dict(enumerate(calls)))
+    return make_remote_call(scheduler.view, action, works, dict(enumerate(calls)))
 
 
 def test_an_errand_has_the_time_of_the_one_that_has_most() -> None:

@@ -45,7 +45,7 @@ def main() -> int:
     options = parser.parse_args()
     # gRPC's own core writes to stderr by itself, and would wait if nobody reads it.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    with logs.configured(assignment.read(options.run_dir).load().serve, "gateway"):
+    with logs.configured(assignment.read_deployment(options.run_dir).load().serve, "gateway"):
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 return runner.run(_run(options))

@@ -22,7 +22,7 @@ from headgate.live.model_registry import LoadsNeeded
 from headgate.live.runtime import Runtime
 from headgate.live.telemetry import Exposition, GaugeSnapshot, Metrics
 from headgate.live.telemetry.tracing import make_tracer
-from headgate.system.child_process import end_without_trace, signal_on_orphaned, watch_supervisor
+from headgate.system.child_process import kill_groups_and_exit, set_parent_death_signal, watch_supervisor
 
 if TYPE_CHECKING:
     from headgate.live.gateway.grpc.server import GrpcServer
@@ -34,7 +34,7 @@ from collections.abc import Mapping
 import msgspec
 
 from headgate.config import AppConfig, ServeOptions
-from headgate.functions.tensor import write_spec
+from headgate.functions.tensor import format_spec
 from headgate.live.call import ServedModel
 from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit
 
@@ -65,8 +65,8 @@ def greeting(
 
 def _signature(model: ServedModel) -> str:
     """What goes in and what comes out, in one line."""
-    inputs = ", ".join(f"{spec.name} {write_spec(spec)}" for spec in model.inputs)
-    outputs = ", ".join(f"{spec.name} {write_spec(spec)}" for spec in model.outputs)
+    inputs = ", ".join(f"{spec.name} {format_spec(spec)}" for spec in model.inputs)
+    outputs = ", ".join(f"{spec.name} {format_spec(spec)}" for spec in model.outputs)
     return f"{inputs or 'any inputs'} -> {outputs or 'any outputs'}"
 
 
@@ -166,7 +166,7 @@ class GatewayProcess:
         listens_when_ready: bool,
         loads_needed: LoadsNeeded,
     ) -> None:
-        assignment = assignments.read(run_dir)
+        assignment = assignments.read_deployment(run_dir)
         loaded = assignment.load()
         self._loaded = loaded
         self._run_dir = run_dir
@@ -203,7 +203,7 @@ class GatewayProcess:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             loop.add_signal_handler(number, self._signals.put_nowait, number)
-        signal_on_orphaned(signal.SIGCONT)  # one that is stopped is to go on, and end
+        set_parent_death_signal(signal.SIGCONT)  # one that is stopped is to go on, and end
         watch_supervisor(
             self._pipe_fd,
             lambda: _tell(loop, self._orphaned),
@@ -382,7 +382,7 @@ class GatewayProcess:
 
     def _end_orphaned(self) -> NoReturn:
         """Nobody will start a worker again, nor clean up after us."""
-        end_without_trace(self._run_dir, self._runtime.worker_ids())
+        kill_groups_and_exit(self._run_dir, self._runtime.worker_ids())
 
 
 def _tell(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

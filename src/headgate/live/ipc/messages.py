@@ -114,13 +114,13 @@ class EventMessage(Message, tag=6):
 
 
 @final
-class Learned(Message, tag=7):
+class FunctionLoaded(Message, tag=7):
     """A function that could not be loaded when the worker said hello can be by now."""
 
     facts: MeasuredFunction
 
 
-AnyMessage = RunBatch | ActionMessage | Release | Hello | BatchRan | EventMessage | Learned
+AnyMessage = RunBatch | ActionMessage | Release | Hello | BatchRan | EventMessage | FunctionLoaded
 
 ENCODER: Final = Encoder()
 DECODER: Final[Decoder[AnyMessage]] = Decoder(AnyMessage)

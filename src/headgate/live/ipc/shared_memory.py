@@ -21,7 +21,7 @@ INLINE_BYTES_MAX: Final = 16 * 1024
 _LARGE_BYTES: Final = 1 << 20
 
 
-def room_for(size: int) -> memoryview:
+def allocate_buffer(size: int) -> memoryview:
     """Memory to read so many bytes into.
 
     A large piece comes straight from the kernel, and costs nothing before it is written to: a

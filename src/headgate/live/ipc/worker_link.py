@@ -16,7 +16,7 @@ from headgate.core.event_log import Wire, from_wire
 from headgate.core.events import BatchLost, BatchRefused, Event
 from headgate.functions.tensor import Block, Tensor
 from headgate.live.deployment import NodeSpec, socket_path
-from headgate.live.driver import Fault, no_fault
+from headgate.live.driver import CountFault, ignore_fault
 from headgate.live.ipc.messages import (
     MESSAGE_BYTES_MAX,
     ActionMessage,
@@ -25,7 +25,7 @@ from headgate.live.ipc.messages import (
     EventMessage,
     Frames,
     Hello,
-    Learned,
+    FunctionLoaded,
     MeasuredFunction,
     Message,
     Release,
@@ -33,7 +33,7 @@ from headgate.live.ipc.messages import (
     TaskInputs,
     frame,
 )
-from headgate.live.ipc.shared_memory import INLINE_BYTES_MAX, Arena, room_for
+from headgate.live.ipc.shared_memory import INLINE_BYTES_MAX, Arena, allocate_buffer
 
 # The gateway's end of the connection to one worker.
 #
@@ -44,7 +44,7 @@ from headgate.live.ipc.shared_memory import INLINE_BYTES_MAX, Arena, room_for
 
 _LOG: Final = logging.getLogger(__name__)
 
-PIECE_BYTES: Final = 2 << 20  # that are copied at a time: requests of others come in between
+COPY_BYTES_MAX: Final = 2 << 20  # that are copied at a time: requests of others come in between
 Copies = deque[tuple[memoryview, memoryview]]  # where to, and from where
 _NO_COPIES: Final[Copies] = deque()
 
@@ -76,7 +76,7 @@ class WorkerLink(asyncio.Protocol):
         listener: WorkerListener,
         own: Arena,
         theirs: Arena,
-        fault: Fault = no_fault,
+        fault: CountFault = ignore_fault,
     ) -> None:
         self.place = place
         self.hello = hello
@@ -136,7 +136,7 @@ class WorkerLink(asyncio.Protocol):
             data = tensor.data
             if isinstance(data, Block) or data.nbytes < INLINE_BYTES_MAX:
                 continue
-            if data.nbytes <= PIECE_BYTES:
+            if data.nbytes <= COPY_BYTES_MAX:
                 block = self._own.allocate(data)
             else:
                 reserved = self._own.reserve(data.nbytes)
@@ -177,7 +177,7 @@ class WorkerLink(asyncio.Protocol):
         """Copy a piece of what is to be sent, and send what needs no more."""
         if not self._unsent:
             return  # the connection has ended
-        _copy_piece(self._unsent[0][0])
+        _copy_chunk(self._unsent[0][0])
         unsent, self._unsent = self._unsent, deque()
         while unsent and not unsent[0][0]:
             self._write(unsent.popleft()[1])
@@ -248,7 +248,7 @@ class WorkerLink(asyncio.Protocol):
                 self._listener_broke(None)
         elif isinstance(message, Release):
             self._free(message.offsets)
-        elif isinstance(message, Learned):
+        elif isinstance(message, FunctionLoaded):
             try:
                 self._listener.learned(message.facts)
             except Exception:
@@ -275,10 +275,10 @@ class WorkerLink(asyncio.Protocol):
                 if isinstance(tensor.data, Block):
                     offsets.append(tensor.data.offset)
                     view = self._theirs.view(tensor.data)
-                    if len(view) <= PIECE_BYTES:
+                    if len(view) <= COPY_BYTES_MAX:
                         tensor.data = memoryview(bytes(view))
                         continue
-                    room = room_for(len(view))
+                    room = allocate_buffer(len(view))
                     copies.append((room, view))
                     tensor.data = room.toreadonly()
         if copies:
@@ -291,7 +291,7 @@ class WorkerLink(asyncio.Protocol):
         """Copy a piece of the outputs of a batch. What the worker says meanwhile waits."""
         if self._copies is None:
             return  # the connection has ended, and the batch is lost
-        _copy_piece(self._copies)
+        _copy_chunk(self._copies)
         if self._copies:
             self._loop.call_soon(self._copy_outputs, message, offsets)
             return
@@ -313,9 +313,9 @@ class WorkerLink(asyncio.Protocol):
             self._own.free(offset)
 
 
-def _copy_piece(copies: Copies) -> None:
+def _copy_chunk(copies: Copies) -> None:
     """Copy as much as may be copied at a time; what is left stays."""
-    left = PIECE_BYTES
+    left = COPY_BYTES_MAX
     while copies and left > 0:
         to, source = copies.popleft()
         size = min(left, len(source))
@@ -326,7 +326,7 @@ def _copy_piece(copies: Copies) -> None:
 
 
 RETRY_S: Final = 0.02
-FAULT_S: Final = 1.0  # after a mistake of ours, which may well happen again
+FAULT_RETRY_S: Final = 1.0  # after a mistake of ours, which may well happen again
 HELLO_BYTES: Final = 64 * 1024
 
 
@@ -351,7 +351,7 @@ class WorkerLinks:
         listener: WorkerLinksListener,
         *,
         arena_bytes: int,
-        fault: Fault = no_fault,
+        fault: CountFault = ignore_fault,
     ) -> None:
         self._run_dir = run_dir
         self._places = places
@@ -384,7 +384,7 @@ class WorkerLinks:
             except Exception:
                 _LOG.exception("worker %s cannot be used, and is left", place.name)
                 self._fault("worker_connection")
-                await asyncio.sleep(FAULT_S)
+                await asyncio.sleep(FAULT_RETRY_S)
             else:
                 if not is_lost:
                     await asyncio.sleep(RETRY_S)
@@ -410,7 +410,7 @@ class WorkerLinks:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             # A worker says hello only when it has looked at its functions: that may take a while.
-            hello, theirs = await loop.run_in_executor(None, _shake_hands, sock, path)
+            hello, theirs = await loop.run_in_executor(None, _handshake, sock, path)
             own = Arena.create(self._arena_bytes)
             with ExitStack() as unless_linked:
                 unless_linked.callback(own.close)
@@ -431,7 +431,7 @@ class WorkerLinks:
         return link
 
 
-def _shake_hands(sock: socket.socket, path: str) -> tuple[Hello, Arena]:
+def _handshake(sock: socket.socket, path: str) -> tuple[Hello, Arena]:
     """Connect, and wait for the worker's first message and its shared memory."""
     sock.connect(path)
     frames = Frames()

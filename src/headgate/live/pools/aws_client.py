@@ -26,14 +26,14 @@ from headgate import __version__
 from headgate.config.providers import Provider, is_here, is_of_aws, keys_for
 from headgate.core.errors import ConfigError
 from headgate.core.events import Refusal
-from headgate.functions.error_text import LETTERS_MAX, sendable
+from headgate.functions.error_text import CHARS_MAX, sendable
 from headgate.live.pools.remote_pool import CallResult, Failed, Lost, Refused
 
 Service: TypeAlias = Literal["lambda", "sagemaker-runtime"]
 
 CONNECT_S: Final = 3.0
 READ_GRACE_S: Final = 5.0  # whoever waits has given up before
-_HERE_REGION: Final = "us-east-1"
+_LOCAL_REGION: Final = "us-east-1"
 
 
 def make_client(
@@ -58,19 +58,19 @@ def make_client(
     url, url_key = provider.endpoint_url, f"{key}.endpoint_url"
     try:
         if url is None or not is_here(url, where=where, key=url_key):
-            client = _of_aws(service, provider, config, where, key)
+            client = _aws_client(service, provider, config, where, key)
             url = client.meta.endpoint_url  # variables and profiles of AWS may name another
             if is_of_aws(url) or not is_here(url, where=where, key=url_key):
                 return client
             client.close()
-        return _of_platform(service, provider, config, url)
+        return _local_client(service, provider, config, url)
     except BotoCoreError as error:
         raise ConfigError(f"AWS's settings cannot be used: {error}", where=where, key=key) from None
     except ValueError as error:
         raise ConfigError(str(error), where=where, key=key) from None
 
 
-def _of_aws(service: Service, provider: Provider, config: Config, where: str, key: str) -> Any:
+def _aws_client(service: Service, provider: Provider, config: Config, where: str, key: str) -> Any:
     session = get_session()
     if session.get_credentials() is None:
         allowed = "AWS_ACCESS_KEY_ID, AWS_PROFILE, a role, ..."
@@ -85,12 +85,12 @@ def _of_aws(service: Service, provider: Provider, config: Config, where: str, ke
     )
 
 
-def _of_platform(service: Service, provider: Provider, config: Config, url: str) -> Any:
+def _local_client(service: Service, provider: Provider, config: Config, url: str) -> Any:
     """A client for this machine: nothing that is set for AWS is looked at, but for the region."""
     session = get_session()
     # The only one to be asked: no other is left that could find credentials of AWS.
     session.register_component("credential_provider", _PlatformKeys(url))
-    region = provider.region or session.get_config_variable("region") or _HERE_REGION
+    region = provider.region or session.get_config_variable("region") or _LOCAL_REGION
     return boto3.Session(botocore_session=session).client(
         service, region_name=region, endpoint_url=url, config=config.merge(Config(proxies={}))
     )
@@ -129,9 +129,9 @@ _BEFORE_SENDING: Final = (
     ProxyConnectionError,
     SSOError,
 )
-_NOT_LET_IN: Final = (401, 403, 404)
+_DENIED_STATUSES: Final = (401, 403, 404)
 # Those come with 400, as other mistakes do.
-_NOT_LET_IN_CODES: Final = (
+_DENIED_CODES: Final = (
     "ExpiredTokenException",
     "IncompleteSignature",
     "InvalidClientTokenId",
@@ -149,7 +149,7 @@ def classify_error(
     if isinstance(error, ClientError):
         if status_of(error) in too_large:
             return Refused(Refusal.TOO_LARGE, first_line(error))
-        return _judge_answer(error, throttles)
+        return _classify_response(error, throttles)
     if isinstance(error, _BEFORE_SENDING):
         return Refused(Refusal.GONE, first_line(error))
     if isinstance(error, BotoCoreError):
@@ -165,7 +165,7 @@ def first_line(error: Exception) -> str:
     'ValueError: the signature is wrong.'
     """
     said = f"{type(error).__name__}: {error}".partition("\n")[0]
-    return sendable(said[:LETTERS_MAX].strip())
+    return sendable(said[:CHARS_MAX].strip())
 
 
 def status_of(error: ClientError) -> int:
@@ -174,11 +174,11 @@ def status_of(error: ClientError) -> int:
     return status
 
 
-def _judge_answer(error: ClientError, throttles: tuple[int, ...]) -> CallResult:
+def _classify_response(error: ClientError, throttles: tuple[int, ...]) -> CallResult:
     status = status_of(error)
     if status in throttles:
         return Refused(Refusal.THROTTLED, first_line(error))
     code = error.response.get("Error", {}).get("Code", "")
-    if status in _NOT_LET_IN or code in _NOT_LET_IN_CODES:
+    if status in _DENIED_STATUSES or code in _DENIED_CODES:
         return Refused(Refusal.GONE, first_line(error))
     return Failed(first_line(error))

@@ -12,7 +12,7 @@ from msgspec.json import Decoder
 from headgate.config.providers import Provider
 from headgate.core.events import Refusal
 from headgate.functions.error_text import error_text, sendable
-from headgate.functions.lambda_payload import body_bytes, decode_answer, encode_ping, encode_request
+from headgate.functions.lambda_payload import body_bytes, decode_response, encode_ping, encode_request
 from headgate.live.ipc.messages import TaskResult
 from headgate.live.pools.aws_client import classify_error, first_line
 from headgate.live.pools.remote_pool import CallResult, Done, Failed, Refused, RemoteCall
@@ -20,7 +20,7 @@ from headgate.live.pools.validation import check_outputs, error_status
 
 THROTTLES: Final = (429,)  # it never ran
 TOO_LARGE: Final = (413,)  # nor did this; no other status says so for certain
-_WORDS_MAX: Final = 500
+_MESSAGE_CHARS_MAX: Final = 500
 _TOOK_MS_MAX: Final = 1e9  # no call takes so long, whatever a platform says
 
 
@@ -83,9 +83,9 @@ class LambdaFunctions:
         except Exception as error:  # of any kind: AWS's client is not ours
             return classify_error(error, throttles=THROTTLES, too_large=TOO_LARGE)
         if response.get("FunctionError"):  # although its status is 200
-            return Failed(_said(payload))
+            return Failed(_error_message(payload))
         try:
-            answer, results = decode_answer(payload)
+            answer, results = decode_response(payload)
             for result in results:
                 check_outputs(result.outputs)
         except (ValueError, RecursionError) as error:
@@ -106,13 +106,13 @@ class _ErrorJson(Struct, rename="camel"):
     error_type: str = ""
 
 
-def _said(payload: bytes) -> str:
+def _error_message(payload: bytes) -> str:
     """What a function that failed says about it."""
     error = _ErrorJson()
     with suppress(ValueError, RecursionError):
         error = _DECODER.decode(payload)
     said = ": ".join(filter(None, (error.error_type, error.error_message)))
-    return sendable(" ".join(said[:_WORDS_MAX].split())) or "the function failed"
+    return sendable(" ".join(said[:_MESSAGE_CHARS_MAX].split())) or "the function failed"
 
 
 # Made here, once: msgspec's first look at a type is not safe between threads.

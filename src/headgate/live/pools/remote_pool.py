@@ -56,7 +56,7 @@ class RemoteCall:
         return (self.deadline_ns - now_ns) / MILLISECOND_NS
 
 
-def make_errand(
+def make_remote_call(
     view: View, action: Dispatch, works: list[TaskInputs], calls: Mapping[int, Call]
 ) -> RemoteCall:
     """Return a dispatched batch as an errand. Calls are by request id, and open."""
@@ -136,7 +136,7 @@ CallResult: TypeAlias = Done | Failed | Refused | Lost
 
 
 GRACE_NS: Final = 1_000_000_000  # how much later than its deadline an answer may still come
-QUIET_S: Final = 5.0  # between two warnings about one pool
+WARNING_INTERVAL_S: Final = 5.0  # between two warnings about one pool
 OUTCOMES: Final = ("finished", "failed", "refused", "throttled", "lost")
 
 _LOG: Final = logging.getLogger(__name__)
@@ -218,7 +218,7 @@ class RemotePool:
         now_s = self._loop.time()
         is_news = now_s >= self._quiet_until_s
         if is_news:
-            self._quiet_until_s = now_s + QUIET_S
+            self._quiet_until_s = now_s + WARNING_INTERVAL_S
         _LOG.log(logging.WARNING if is_news else logging.DEBUG, "pool %s: %s", self.pool.name, text)
 
     def stop(self) -> None:
@@ -286,8 +286,8 @@ class RemotePool:
 # Keeps instances of a platform ready: by calling them now and then, or provisioned.
 
 
-GIVE_BACK_S: Final = 3.0  # how long the end waits for what is to be paid for no longer
-LOOK_S: Final = 0.01
+DEPROVISION_WAIT_S: Final = 3.0  # how long the end waits for what is to be paid for no longer
+POLL_S: Final = 0.01
 
 
 @final
@@ -333,9 +333,9 @@ class WarmKeeper:
             if count:
                 self._set_provisioned(function, 0)
         with suppress(TimeoutError):
-            async with asyncio.timeout(GIVE_BACK_S):
+            async with asyncio.timeout(DEPROVISION_WAIT_S):
                 while self._puts:
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(POLL_S)
 
     def _keep(self, function: str) -> None:
         """Call as many as are to be kept, and again before any of them would leave."""

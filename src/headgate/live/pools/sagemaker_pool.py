@@ -49,7 +49,7 @@ from headgate.live.pools.validation import error_status
 # Requests that go together as one, and answers that are cut apart again, by items.
 
 
-def join(works: Sequence[TaskInputs]) -> list[Tensor] | None:
+def concatenate(works: Sequence[TaskInputs]) -> list[Tensor] | None:
     """Return the inputs of one request for all items; None if they are not alike."""
     if len(works) == 1:
         return works[0].inputs
@@ -121,11 +121,11 @@ class SageMakerEndpoints:
         """Have a batch run: as one request, or one by one where that is not possible or breaks."""
         began_ns = monotonic_ns()
         works = errand.works
-        inputs = join(works)
+        inputs = concatenate(works)
         fate: CallResult | list[TaskResult] = Failed("")
         if inputs is not None:
             fate = self._ask(errand, works, inputs)
-        if len(works) > 1 and (inputs is None or isinstance(fate, Failed) or _is_broken(fate)):
+        if len(works) > 1 and (inputs is None or isinstance(fate, Failed) or _has_errors(fate)):
             fate = self._ask_each(errand)
         if isinstance(fate, list):
             return Done(fate, monotonic_ns() - began_ns)
@@ -136,7 +136,7 @@ class SageMakerEndpoints:
         example = [_example(spec) for spec in signature.inputs]
         target = self._target(function, node_id)
         try:
-            body = _encoded(example)
+            body = _encode_inputs(example)
             self._client.invoke_endpoint(EndpointName=target, ContentType=_JSON, Body=body)
         except ClientError as error:
             status = status_of(error)
@@ -169,18 +169,18 @@ class SageMakerEndpoints:
                 EndpointName=self._target(errand.function, errand.node_id),
                 ContentType=_JSON,
                 Accept=_JSON,
-                Body=_encoded(inputs),
+                Body=_encode_inputs(inputs),
                 **_attributes(errand),
             )
             body: bytes = response["Body"].read()
         except NotSendable as problem:
             return [TaskResult(work.task_id, [], problem.message, 400) for work in works]
         except ClientError as error:
-            return _errors(error, works)
+            return _error_results(error, works)
         except Exception as error:  # of any kind: AWS's client is not ours
             return classify_error(error, throttles=THROTTLES)
         try:
-            parts = split_by_items(_decoded(body), [work.items for work in works])
+            parts = split_by_items(_decode_outputs(body), [work.items for work in works])
         except (ValueError, RecursionError, NotSendable) as error:
             return Failed(f"its answer is not understood: {error_text(error)}")
         return [
@@ -208,7 +208,7 @@ def _attributes(errand: RemoteCall) -> dict[str, str]:
     return {"CustomAttributes": ";".join(attributes)} if attributes else {}
 
 
-def _errors(error: ClientError, works: list[TaskInputs]) -> CallResult | list[TaskResult]:
+def _error_results(error: ClientError, works: list[TaskInputs]) -> CallResult | list[TaskResult]:
     """An error that is about the request is its result: it would come again."""
     status = status_of(error)
     said = error.response.get("Error", {}).get("Message") or error_text(error)
@@ -221,7 +221,7 @@ def _errors(error: ClientError, works: list[TaskInputs]) -> CallResult | list[Ta
     return [TaskResult(work.task_id, [], sendable(str(said)), status) for work in works]
 
 
-def _is_broken(fate: CallResult | list[TaskResult]) -> bool:
+def _has_errors(fate: CallResult | list[TaskResult]) -> bool:
     return isinstance(fate, list) and any(result.error for result in fate)
 
 
@@ -240,11 +240,11 @@ def _example(spec: TensorSpec) -> Tensor:
     return Tensor(spec.name, spec.datatype, shape, memoryview(data))
 
 
-def _encoded(inputs: list[Tensor]) -> bytes:
+def _encode_inputs(inputs: list[Tensor]) -> bytes:
     return _ENCODER.encode({"inputs": [oip.output(tensor) for tensor in inputs]})
 
 
-def _decoded(body: bytes) -> list[Tensor]:
+def _decode_outputs(body: bytes) -> list[Tensor]:
     limits = GatewayConfig()
     return [oip.tensor(output, limits) for output in _DECODER.decode(body).outputs]
 
@@ -295,7 +295,7 @@ class EndpointNode:
         self._is_up = False
         self._starting: dict[int, Function] = {}  # by instance
 
-    def join(self) -> None:
+    def concatenate(self) -> None:
         """Be there. Whether anybody answers shows when something is started."""
         self._is_up = True
         self._listener.node_joined(self.place)

@@ -28,8 +28,8 @@ from typing import Final, NoReturn, Protocol, TextIO, final
 
 QUEUE_BYTES_MAX: Final = 4 << 20
 WRITE_BYTES: Final = 64 << 10  # about as much goes out at once
-PIECE_BYTES_MAX: Final = 256 << 10  # of one line or message; the rest of it is cut off
-_CUT: Final = b"... (cut off)\n"
+CHUNK_BYTES_MAX: Final = 256 << 10  # of one line or message; the rest of it is cut off
+_TRUNCATED: Final = b"... (cut off)\n"
 
 
 @final
@@ -38,7 +38,7 @@ class Output:
 
     def __init__(self, fd: int, *, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
         self.fd = fd
-        self.on_recovered: Callable[[int], None] = _ignore  # gets how many pieces were dropped
+        self.on_recovered: Callable[[int], None] = _ignore_dropped  # gets how many pieces were dropped
         self._queue_bytes_max = queue_bytes_max
         self._pieces: deque[bytes] = deque()
         self._held_bytes = 0  # in the queue, and of what is being written
@@ -58,8 +58,8 @@ class Output:
         if self._is_forked:
             self._write(piece)
             return
-        if len(piece) > PIECE_BYTES_MAX:
-            piece = piece[: PIECE_BYTES_MAX - len(_CUT)] + _CUT
+        if len(piece) > CHUNK_BYTES_MAX:
+            piece = piece[: CHUNK_BYTES_MAX - len(_TRUNCATED)] + _TRUNCATED
         with self._changed:
             if self._held_bytes + len(piece) > self._queue_bytes_max:
                 self._dropped += 1
@@ -136,8 +136,8 @@ class _Stream(io.RawIOBase):
 
     def write(self, data: object) -> int:
         piece = bytes(data)  # type: ignore[call-overload]  # whatever has a buffer
-        for start in range(0, len(piece), PIECE_BYTES_MAX):
-            self._output.put(piece[start : start + PIECE_BYTES_MAX])
+        for start in range(0, len(piece), CHUNK_BYTES_MAX):
+            self._output.put(piece[start : start + CHUNK_BYTES_MAX])
         return len(piece)
 
     def fileno(self) -> int:
@@ -160,7 +160,7 @@ def text_stream(output: Output, fd: int) -> TextIO:
     )
 
 
-def keep_descriptors() -> None:
+def reopen_standard_fds() -> None:
     """Open what is closed of stdin, stdout and stderr, or the next socket would take its place."""
     for fd in (0, 1, 2):
         try:
@@ -181,7 +181,7 @@ def is_same_file(fd: int, other_fd: int) -> bool:
         return False
 
 
-def _ignore(dropped: int) -> None:
+def _ignore_dropped(dropped: int) -> None:
     """What is done about dropped pieces where nobody wants to know."""
 
 
@@ -219,10 +219,10 @@ def configure(settings: LogSettings, process_name: str) -> None:
 
     Before it ends, `flush`.
     """
-    keep_descriptors()
+    reopen_standard_fds()
     errors = Output(2)
     prints = errors if is_same_file(1, 2) else Output(1)
-    errors.on_recovered = prints.on_recovered = _tell_dropped
+    errors.on_recovered = prints.on_recovered = _log_dropped
     form = JsonFormatter if settings.log_format == "json" else TextFormatter
     handler = OutputHandler(form(process_name), errors, prints)
     level = getattr(logging, settings.log_level.upper())
@@ -279,7 +279,7 @@ class OutputHandler(logging.Handler):
         self.setFormatter(formatter)
         self._output = output
         self._others = others
-        self._repeats = Repeats()
+        self._repeats = RepeatLimiter()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Have it written, unless much like it has just been."""
@@ -310,11 +310,11 @@ class OutputHandler(logging.Handler):
 
 
 @final
-class Repeats:
+class RepeatLimiter:
     """Lets a warning pass so many times within a while, and counts it from then on."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, int, str], _Seen] = {}  # oldest first
+        self._seen: dict[tuple[str, int, str], _RepeatCount] = {}  # oldest first
 
     def lets_pass(self, record: logging.LogRecord, now_s: float) -> bool:
         """Whether it is to be said. What is said last before the counting begins says so."""
@@ -323,7 +323,7 @@ class Repeats:
         if seen is None:
             if len(self._seen) >= _KEYS_MAX:
                 return True  # so many different ones are no repetition
-            seen = self._seen[key] = _Seen(now_s + REPEATS_S)
+            seen = self._seen[key] = _RepeatCount(now_s + REPEATS_S)
         seen.count += 1
         if seen.count == REPEATS_MAX:
             record.__dict__["note"] = f"more of the same are counted, for {REPEATS_S:g} s"
@@ -347,7 +347,7 @@ class Repeats:
 
 
 @final
-class _Seen:
+class _RepeatCount:
     """How often something was said in a while that ends at a time."""
 
     __slots__ = ("count", "until_s")
@@ -426,7 +426,7 @@ def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
     return "\n".join(parts)
 
 
-def _tell_dropped(dropped: int) -> None:
+def _log_dropped(dropped: int) -> None:
     _LOG.warning("%d lines of output were dropped: they could not be written", dropped)
 
 

@@ -269,10 +269,10 @@ class _Families(Collector):
         )
         yield _filled(cost, readings.cost_usd.items())
         if readings.spills:
-            yield from _spills(readings.spills)
+            yield from _faas_pool_families(readings.spills)
 
 
-def _spills(spills: Mapping[str, FaasPoolGauges]) -> Iterator[Metric]:
+def _faas_pool_families(spills: Mapping[str, FaasPoolGauges]) -> Iterator[Metric]:
     for name, help_text, values in (
         (
             "breaker_state",

@@ -17,7 +17,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 # Any of these says that somebody wants traces. The specification would export to this machine
 # without being asked; a server that complains every few seconds that nobody listens is worse.
-_WISHES: Final = (
+_ENABLING_VARIABLES: Final = (
     "OTEL_TRACES_EXPORTER",
     "OTEL_EXPORTER_OTLP_ENDPOINT",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
@@ -77,7 +77,7 @@ class NoTracer:
 
 def _exporters_wanted(environment: Mapping[str, str]) -> list[str]:
     is_off = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
-    if is_off or not any(environment.get(name) for name in _WISHES):
+    if is_off or not any(environment.get(name) for name in _ENABLING_VARIABLES):
         return []
     names = environment.get("OTEL_TRACES_EXPORTER", "") or "otlp"
     return [

@@ -10,13 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from headgate.live.deployment import NodeSpec, read, socket_path
+from headgate.live.deployment import NodeSpec, read_deployment, socket_path
 from headgate.live.telemetry import logs
 from headgate.live.telemetry.logs import exit_process
-from headgate.system.child_process import signal_on_orphaned
+from headgate.system.child_process import set_parent_death_signal
 
 # How many threads the libraries behind NumPy and its friends start. They look when imported.
-_THREADS: Final = (
+_THREAD_VARIABLES: Final = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -26,17 +26,17 @@ _THREADS: Final = (
 
 def main() -> int:
     """Become the worker of a node. Returns the exit status."""
-    signal_on_orphaned(signal.SIGKILL)
+    set_parent_death_signal(signal.SIGKILL)
     # Whoever ends a service sends this to all of its processes. The gateway has requests for us
     # still; the supervisor says when it has not. No SIG_IGN: our children would inherit it.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
-    options = _options()
+    options = _parse_arguments()
     run_dir = Path(options.run_dir)
-    assignment = read(run_dir)
+    assignment = read_deployment(run_dir)
     place = next(place for place in assignment.nodes if place.id == options.node_id)
     loaded = assignment.load()
     logs.configure(loaded.serve, f"worker {place.name}")
-    _settle_in(place)
+    _configure_process(place)
     listener = _listen(socket_path(run_dir, place.id))
 
     from headgate.live.worker.server import Server  # noqa: PLC0415  imports NumPy: after the above
@@ -53,7 +53,7 @@ def main() -> int:
     return server.serve()
 
 
-def _options() -> argparse.Namespace:
+def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="headgate.live.worker", description=__doc__)
     parser.add_argument("run_dir")
     parser.add_argument("node_id", type=int)
@@ -62,12 +62,12 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _settle_in(place: NodeSpec) -> None:
+def _configure_process(place: NodeSpec) -> None:
     """Take our cores and a name of our own."""
     if place.cores:
         os.sched_setaffinity(0, place.cores)
     threads = str(len(os.sched_getaffinity(0)))
-    for name in _THREADS:
+    for name in _THREAD_VARIABLES:
         os.environ[name] = threads
     with suppress(OSError):  # only for people who look at a list of processes
         Path("/proc/self/comm").write_text(f"headgate-{place.name}"[:15])

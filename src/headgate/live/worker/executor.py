@@ -154,7 +154,7 @@ class BatchJob(Job):
             left_bytes = MESSAGE_BYTES_MAX
             left_bytes -= PROBLEM_BYTES_MAX * (1 + len(ran.results) + len(ran.released))
             for place, result in enumerate(ran.results):
-                size, problem = _size(result)
+                size, problem = _framed_bytes(result)
                 if size > left_bytes:
                     problem = f"its outputs are {size} bytes, for which the answer has no room"
                 if problem:
@@ -258,7 +258,7 @@ class TrialJob(Job):
         self._loader.ended_trial(self._variant, reason)
 
 
-def _size(result: TaskResult) -> tuple[int, str]:
+def _framed_bytes(result: TaskResult) -> tuple[int, str]:
     """Return how many bytes a result is in a message, and what is wrong if it cannot be in one."""
     try:
         return len(frame(BatchRan(0, 0, 0, [result]))), ""

@@ -26,8 +26,8 @@ _LOG: Final = logging.getLogger(__name__)
 # Between two loads of a function that cannot be loaded, by how often it has failed in a row.
 BACKOFF_NS: Final = tuple(seconds * SECOND_NS for seconds in (1, 2, 4, 8, 16, 30))
 # A load that fails at once hurts nobody. One that takes longer keeps a slot busy meanwhile.
-AT_ONCE_NS: Final = 10_000_000
-PREPARE_FACTOR: Final = 10  # weights may take longer than any batch
+FAST_FAILURE_NS: Final = 10_000_000
+LOAD_TIMEOUT_FACTOR: Final = 10  # weights may take longer than any batch
 
 
 class LoadError(Exception):
@@ -83,7 +83,7 @@ class Loader:
                     runner = self._loaded(variant)
         except BaseException as error:  # whatever a model does
             reason = self.failed(variant, error)
-            if monotonic_ns() - began_ns > AT_ONCE_NS:
+            if monotonic_ns() - began_ns > FAST_FAILURE_NS:
                 self._markers.suspect(LOAD, variant.id, reason)
             raise LoadError(reason) from None
         self._failures.pop(variant.id, None)
@@ -91,8 +91,8 @@ class Loader:
 
     def failed(self, variant: Variant, error: BaseException) -> str:
         """Remember that a function cannot be loaded; return why."""
-        reason = reason_of(error, variant.name)
-        if not tell_once(self._markers, variant.name, reason, error):
+        reason = failure_reason(error, variant.name)
+        if not log_once(self._markers, variant.name, reason, error):
             _LOG.warning("%s: still cannot be loaded: %s", variant.name, reason)
         self._hold_back(variant, reason)
         return reason
@@ -158,17 +158,17 @@ def load_runner(
     return BatchRunner(variant.name, model, is_idempotent=is_idempotent)
 
 
-def tell_once(markers: CrashMarkers, name: str, reason: str, error: BaseException) -> bool:
+def log_once(markers: CrashMarkers, name: str, reason: str, error: BaseException) -> bool:
     """Log where a load broke, unless some worker has logged that already; whether it was new."""
     # An error of ours says all there is to say; what led to it may be within the user's code.
     shown = error.__cause__ if isinstance(error, ConfigError) else error
-    if not markers.is_new(f"{name}: {_place(shown) or reason}"):
+    if not markers.is_new(f"{name}: {_raise_site(shown) or reason}"):
         return False
     _LOG.error("%s: cannot be loaded: %s", name, reason, exc_info=shown)
     return True
 
 
-def _place(error: BaseException | None) -> str:
+def _raise_site(error: BaseException | None) -> str:
     """Return what makes a failure the same as one before: its type, and the line that raised it.
 
     Not its text, which may have the time in it.
@@ -181,10 +181,10 @@ def _place(error: BaseException | None) -> str:
     return f"{type(error).__name__}, {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
 
 
-def reason_of(error: BaseException, name: str) -> str:
+def failure_reason(error: BaseException, name: str) -> str:
     """Return why a function cannot be loaded: the type of the exception, and what it says.
 
-    >>> reason_of(OSError("no weights"), "f")
+    >>> failure_reason(OSError("no weights"), "f")
     'OSError: no weights'
     """
     if not isinstance(error, ConfigError):

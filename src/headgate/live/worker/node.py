@@ -35,10 +35,10 @@ from headgate.core.events import (
     WeightsLoaded,
 )
 from headgate.core.model import App, Pool, Variant
-from headgate.live.ipc.messages import Learned, MeasuredFunction, RunBatch, TaskInputs, frame
+from headgate.live.ipc.messages import FunctionLoaded, MeasuredFunction, RunBatch, TaskInputs, frame
 from headgate.live.worker.connection import GatewayConnection
 from headgate.live.worker.executor import BatchJob, Executor, PrepareJob, TrialJob, UnloadJob
-from headgate.live.worker.loading import PREPARE_FACTOR, Loader
+from headgate.live.worker.loading import LOAD_TIMEOUT_FACTOR, Loader
 from headgate.live.worker.model_cache import ModelCache
 from headgate.live.worker.runner import BatchRunner
 
@@ -175,7 +175,7 @@ class WorkerNode:
         """Return why a function is not to be loaded now; a trial of it may begin, off any slot."""
         reason = "" if self._stock.has(variant) else self._loader.held_back(variant)
         if reason and self._loader.begins_trial(variant):
-            limit_ns, memory_bytes = PREPARE_FACTOR * self._hang_ns, self._pool.memory_bytes
+            limit_ns, memory_bytes = LOAD_TIMEOUT_FACTOR * self._hang_ns, self._pool.memory_bytes
             self._executor.submit(
                 TrialJob(variant, self._loader, self._run_dir, limit_ns, memory_bytes)
             )
@@ -207,7 +207,7 @@ class WorkerNode:
         assert isinstance(order, StartInstance | LoadWeights)
         variant = self.backend.residents[order.instance_id].variant
         stock = self._stock if isinstance(order, StartInstance) else None
-        limit_ns = PREPARE_FACTOR * self._hang_ns
+        limit_ns = LOAD_TIMEOUT_FACTOR * self._hang_ns
         self._executor.submit(PrepareJob(order, variant, stock, self._prepared, limit_ns))
 
     def _batch_over(self, job: BatchJob) -> None:
@@ -247,7 +247,7 @@ class WorkerNode:
             facts.signature = runner.signature
             _LOG.info("%s: is loaded again", variant.name)
             for connection in self._connections.values():
-                connection.send(frame(Learned(facts)))
+                connection.send(frame(FunctionLoaded(facts)))
 
     def _after(self, now_ns: int, order: Action, has_more_to_do: bool) -> None:
         """Begin what was held back; let an instance go that was only to finish this."""
@@ -294,7 +294,7 @@ class WorkerNode:
             if keep:
                 self._stock.give(variant, runner, keep=True)
             else:
-                limit_ns = PREPARE_FACTOR * self._hang_ns
+                limit_ns = LOAD_TIMEOUT_FACTOR * self._hang_ns
                 self._executor.submit(UnloadJob(variant, runner, self._stock, limit_ns))
         self._report(instance_id, lambda id: InstanceStopped(id, reason))
 

@@ -15,21 +15,21 @@ from typing import Final, final
 
 import numpy as np
 
-from headgate.functions.arrays import Array, batch_key, join, length, split, to_array, to_tensor
+from headgate.functions.arrays import Array, batch_key, concatenate, item_count, split, to_array, to_tensor
 from headgate.functions.error_text import error_text, sendable
 from headgate.functions.model import Model, signature_of
-from headgate.functions.tensor import Tensor, TensorSpec, fits, write_spec
+from headgate.functions.tensor import Tensor, TensorSpec, shapes_match, format_spec
 from headgate.live.ipc.messages import TaskInputs, TaskResult
 from headgate.live.ipc.shared_memory import INLINE_BYTES_MAX, Arena
 
 _LOG: Final = logging.getLogger(__name__)
 
-QUIET_NS: Final = 100_000_000  # between two tracebacks: somebody may break it on purpose
+TRACEBACK_INTERVAL_NS: Final = 100_000_000  # between two tracebacks: somebody may break it on purpose
 UNSURE: Final = "unsure"
 
 
 @final
-class _Asked:
+class _DecodedTask:
     """One request of a batch, decoded. Requests go together whose columns are `alike`."""
 
     __slots__ = ("alike", "column", "place", "work")
@@ -62,7 +62,7 @@ class BatchRunner:
         Large outputs go into the `arena`, as far as there is one and there is room.
         """
         results: list[TaskResult | None] = [None] * len(works)
-        groups: dict[Hashable, list[_Asked]] = {}
+        groups: dict[Hashable, list[_DecodedTask]] = {}
         is_alone = len(works) == 1 or not self._batches
         for place, work in enumerate(works):
             asked = self._decode(place, work, is_alone=is_alone)
@@ -97,7 +97,7 @@ class BatchRunner:
 
     # --- before --------------------------------------------------------------------------------
 
-    def _decode(self, place: int, work: TaskInputs, *, is_alone: bool) -> _Asked | TaskResult:
+    def _decode(self, place: int, work: TaskInputs, *, is_alone: bool) -> _DecodedTask | TaskResult:
         try:
             arrays = self._arrays(work)
         except Exception as error:
@@ -108,9 +108,9 @@ class BatchRunner:
         except BaseException as error:  # whatever a model does
             return _failure(work, error_text(error), 400)
         if not self._batches:
-            return _Asked(place, work, column, place)
+            return _DecodedTask(place, work, column, place)
         try:
-            items = length(column)
+            items = item_count(column)
             alike: Hashable = place if is_alone else batch_key(column)
             hash(alike)
         except ValueError as error:
@@ -119,7 +119,7 @@ class BatchRunner:
             return _failure(work, f"what decode gave is no column: {error_text(error)}", 500)
         if items != work.items:
             return _failure(work, f"decode gave {items} items for {work.items}", 500)
-        return _Asked(place, work, column, alike)
+        return _DecodedTask(place, work, column, alike)
 
     def _arrays(self, work: TaskInputs) -> dict[str, Array]:
         """Return the inputs, checked against what is declared."""
@@ -128,7 +128,7 @@ class BatchRunner:
         for tensor in work.inputs:
             spec = specs.get(tensor.name)
             if specs:
-                _check(tensor, spec)
+                _check_input(tensor, spec)
             if tensor.name in arrays:
                 raise ValueError(f"{tensor.name}: is given twice")
             raw_bf16 = spec is not None and spec.datatype == "BF16"
@@ -144,13 +144,13 @@ class BatchRunner:
     # --- the batch -----------------------------------------------------------------------------
 
     def _predict(
-        self, group: list[_Asked], results: list[TaskResult | None], arena: Arena | None
+        self, group: list[_DecodedTask], results: list[TaskResult | None], arena: Arena | None
     ) -> None:
         """Run requests together; if that breaks, and they may be run again, one by one."""
         has_run = False
         parts: list[object] | None = None
         try:
-            column = join([asked.column for asked in group])
+            column = concatenate([asked.column for asked in group])
             has_run = True
             parts = self._parts(self.model.predict(column), group)
         except BaseException as error:  # whatever a model does
@@ -165,7 +165,7 @@ class BatchRunner:
             else:
                 results[asked.place] = self._encode(asked.work, parts[place], arena)
 
-    def _parts(self, answer: object, group: list[_Asked]) -> list[object]:
+    def _parts(self, answer: object, group: list[_DecodedTask]) -> list[object]:
         """Cut an answer apart, by request."""
         if not self._batches:
             return [answer]
@@ -210,9 +210,9 @@ class BatchRunner:
                 tensors.append(to_tensor(sendable(name), array))
                 continue
             tensor = to_tensor(spec.name, array, datatype=spec.datatype)
-            if spec.datatype != tensor.datatype or not fits(tensor.shape, spec.shape):
-                found = write_spec(TensorSpec(name, tensor.datatype, tensor.shape))
-                raise TypeError(f"output {name!r} is {found}, declared {write_spec(spec)}")
+            if spec.datatype != tensor.datatype or not shapes_match(tensor.shape, spec.shape):
+                found = format_spec(TensorSpec(name, tensor.datatype, tensor.shape))
+                raise TypeError(f"output {name!r} is {found}, declared {format_spec(spec)}")
             if self._batches and tensor.shape[0] != items:
                 raise ValueError(f"output {name!r} has {tensor.shape[0]} items for {items}")
             tensors.append(tensor)
@@ -223,16 +223,16 @@ class BatchRunner:
         now_ns = monotonic_ns()
         if now_ns < self._quiet_until_ns:
             return
-        self._quiet_until_ns = now_ns + QUIET_NS
+        self._quiet_until_ns = now_ns + TRACEBACK_INTERVAL_NS
         _LOG.error("%s: %s", self.name, error_text(error), exc_info=error)
 
 
-def _check(tensor: Tensor, spec: TensorSpec | None) -> None:
+def _check_input(tensor: Tensor, spec: TensorSpec | None) -> None:
     if spec is None:
         raise ValueError(f"{tensor.name}: is no input of it")
     if tensor.datatype != spec.datatype:
         raise ValueError(f"{tensor.name}: is {tensor.datatype}, must be {spec.datatype}")
-    if not fits(tensor.shape, spec.shape):
+    if not shapes_match(tensor.shape, spec.shape):
         raise ValueError(f"{tensor.name}: is {list(tensor.shape)}, must be {list(spec.shape)}")
 
 

@@ -33,7 +33,7 @@ from headgate.live.ipc.crash_markers import CrashMarkers
 from headgate.live.ipc.messages import ActionMessage, AnyMessage, Hello, Release, RunBatch
 from headgate.live.worker.connection import UNSENT_BYTES_MAX, GatewayConnection
 from headgate.live.worker.executor import Executor, Job
-from headgate.live.worker.loading import PREPARE_FACTOR, Loader
+from headgate.live.worker.loading import LOAD_TIMEOUT_FACTOR, Loader
 from headgate.live.worker.model_cache import ModelCache
 from headgate.live.worker.node import WorkerNode
 from headgate.live.worker.warmup import Warmup
@@ -44,7 +44,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 LINGER_NS: Final = 1_000_000_000  # for gateways to read the last answers
 CONNECTIONS_MAX: Final = 64
-BRISK_NS: Final = 500_000  # between lone requests: then the next one is waited for awake
+BUSY_POLL_NS: Final = 500_000  # between lone requests: then the next one is waited for awake
 
 
 @final
@@ -83,7 +83,7 @@ class Server:
             self._stock,
             loader,
             markers,
-            PREPARE_FACTOR * hang_ns,
+            LOAD_TIMEOUT_FACTOR * hang_ns,
             self._surveyed,
         )
         self._node = WorkerNode(
@@ -168,7 +168,7 @@ class Server:
             if happenings:
                 return happenings
         happenings = self._sleep(monotonic_ns())
-        self._is_brisk = monotonic_ns() - now_ns < BRISK_NS
+        self._is_brisk = monotonic_ns() - now_ns < BUSY_POLL_NS
         return happenings
 
     def _watch(self, now_ns: int) -> list[tuple[int, int]]:
@@ -176,7 +176,7 @@ class Server:
 
         Among many, others have better use for the processor, and there is less to gain.
         """
-        until_ns = min(now_ns + BRISK_NS, self._node.next_wake_ns())
+        until_ns = min(now_ns + BUSY_POLL_NS, self._node.next_wake_ns())
         happenings = self._epoll.poll(0)
         while not happenings and monotonic_ns() < until_ns:
             happenings = self._epoll.poll(0)

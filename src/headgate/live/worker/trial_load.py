@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Final
 
 from headgate.core.clock import NEVER_NS
-from headgate.live.deployment import read
+from headgate.live.deployment import read_deployment
 from headgate.live.ipc.crash_markers import CrashMarkers
 from headgate.live.telemetry import logs
-from headgate.live.worker.loading import load_runner, reason_of, tell_once
-from headgate.system.child_process import how_ended, private_bytes
+from headgate.live.worker.loading import load_runner, failure_reason, log_once
+from headgate.system.child_process import describe_exit, private_bytes
 
-LOOK_EVERY_S: Final = 0.02
-WENT_WELL: Final = b"ok"
-ANSWER_BYTES_MAX: Final = 65_536
+POLL_S: Final = 0.02
+SUCCESS: Final = b"ok"
+REPLY_BYTES_MAX: Final = 65_536
 NICENESS: Final = 10
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -51,9 +51,9 @@ def run_trial(run_dir: Path, variant_id: int, *, limit_s: float, memory_bytes: i
                 os.killpg(process.pid, signal.SIGKILL)  # and whatever it has started
             status = process.wait()
         with suppress(BlockingIOError):  # it has not answered
-            answer = os.read(answer_fd, ANSWER_BYTES_MAX)
-            return "" if answer == WENT_WELL else answer.decode("utf-8", "replace")
-        return problem or f"ProcessDied: {how_ended(status)} while it was loaded"
+            answer = os.read(answer_fd, REPLY_BYTES_MAX)
+            return "" if answer == SUCCESS else answer.decode("utf-8", "replace")
+        return problem or f"ProcessDied: {describe_exit(status)} while it was loaded"
     finally:
         os.close(write_fd)
         os.close(answer_fd)
@@ -66,7 +66,7 @@ def _watch(process: subprocess.Popen[bytes], until_s: float, memory_bytes: int) 
             return "MemoryError: loading takes more memory than the pool has"
         if time.monotonic() > until_s:
             return "TimeoutError: loading takes too long"
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_S)
     return ""
 
 
@@ -78,16 +78,16 @@ def main() -> None:
     if os.getppid() != parent_pid:  # it has ended before we could say that we end with it
         os._exit(1)
     os.nice(NICENESS)
-    assignment = read(run_dir)
+    assignment = read_deployment(run_dir)
     loaded = assignment.load()
     variant = loaded.app.variants[variant_id]
     logs.configure(loaded.serve, f"trial of {variant.name}")
-    answer = WENT_WELL
+    answer = SUCCESS
     try:
         load_runner(loaded.app, loaded.sources, assignment.base, variant)
     except BaseException as error:  # whatever a model does
-        reason = reason_of(error, variant.name)
-        tell_once(CrashMarkers(run_dir), variant.name, reason, error)
+        reason = failure_reason(error, variant.name)
+        log_once(CrashMarkers(run_dir), variant.name, reason, error)
         answer = reason.encode("utf-8", "replace")
     logs.flush()
     os.write(answer_fd, answer)

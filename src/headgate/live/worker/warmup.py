@@ -97,12 +97,12 @@ class Warmup(Job):
             return before or ()
         budget_ns = min(BUDGET_NS, BUDGET_ALL_NS // len(self._variants))
         with markers.during(MEASURE, node_id, variant.id):
-            exec_ns = measure(runner, batch, budget_ns)
+            exec_ns = measure_exec_ns(runner, batch, budget_ns)
         markers.keep_measured(node_id, variant.id, exec_ns)
         return exec_ns
 
 
-def measure(runner: BatchRunner, batch: int, budget_ns: int) -> tuple[int, ...]:
+def measure_exec_ns(runner: BatchRunner, batch: int, budget_ns: int) -> tuple[int, ...]:
     """Return the time of a batch by its size, up to the largest one that works.
 
     Empty if it cannot be said what to measure with. What there is no time for is extrapolated.
@@ -115,7 +115,7 @@ def measure(runner: BatchRunner, batch: int, budget_ns: int) -> tuple[int, ...]:
         return ()
     until_ns = monotonic_ns() + budget_ns
     known: dict[int, int] = {}
-    for size in sizes(batch):
+    for size in batch_sizes(batch):
         left_ns = until_ns - monotonic_ns()
         if known and left_ns < 2 * max(known.values()):
             break
@@ -124,22 +124,22 @@ def measure(runner: BatchRunner, batch: int, budget_ns: int) -> tuple[int, ...]:
             batch = max(known, default=0)
             break
         known[size] = time_ns
-    return fill(known, batch)
+    return interpolate(known, batch)
 
 
-def sizes(batch: int) -> list[int]:
+def batch_sizes(batch: int) -> list[int]:
     """Return the batch sizes to measure.
 
-    >>> sizes(12)
+    >>> batch_sizes(12)
     [1, 2, 4, 8, 12]
     """
     return [1 << power for power in range((batch - 1).bit_length())] + [batch]
 
 
-def fill(known: dict[int, int], batch: int) -> tuple[int, ...]:
+def interpolate(known: dict[int, int], batch: int) -> tuple[int, ...]:
     """Return times for all sizes up to `batch`: never falling, in proportion beyond those known.
 
-    >>> fill({1: 10, 2: 9, 4: 20}, 6)
+    >>> interpolate({1: 10, 2: 9, 4: 20}, 6)
     (10, 10, 15, 20, 25, 30)
     """
     if not known or not batch:

@@ -14,7 +14,7 @@ from headgate.live.worker.executor import Executor
 
 _LOG: Final = logging.getLogger(__name__)
 
-BEAT_S: Final = 0.5
+HEARTBEAT_S: Final = 0.5
 
 
 @final
@@ -47,7 +47,7 @@ class Watchdog:
             self._look_for_hanging()
             with self._lock:  # to be able to act is what being alive means
                 self._beat()
-            time.sleep(BEAT_S)
+            time.sleep(HEARTBEAT_S)
 
     def _look_for_hanging(self) -> None:
         now_ns = time.monotonic_ns()

@@ -37,7 +37,7 @@ from headgate.live.gateway.codec.text import ParsedRequest, ReadText, WriteText
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.memory_budget import Hold
-from headgate.live.ipc.shared_memory import room_for
+from headgate.live.ipc.shared_memory import allocate_buffer
 
 _LOG: Final = logging.getLogger(__name__)
 _LARGE_BYTES: Final = 1 << 20  # from here on, a job is one for the second lane
@@ -388,7 +388,7 @@ class _Reply:
         return True
 
     def _renew(self, size: int) -> None:
-        self._room = room_for(size)
+        self._room = allocate_buffer(size)
         self._at = 0
 
 

@@ -33,7 +33,7 @@ from headgate.live.gateway.auth import Tenant
 from headgate.live.gateway.http.request import no_memory
 from headgate.live.gateway.http.router import Route
 from headgate.live.gateway.oip.json import too_much_text
-from headgate.live.ipc.shared_memory import room_for
+from headgate.live.ipc.shared_memory import allocate_buffer
 
 if TYPE_CHECKING:
     from headgate.live.gateway.http.server import HttpServer
@@ -259,7 +259,7 @@ class RequestParser:
             if not len(chunk) < self._announced_bytes >= _LARGE_BYTES:
                 self._body = chunk
                 return
-            self._body = room_for(self._announced_bytes)
+            self._body = allocate_buffer(self._announced_bytes)
         if isinstance(self._body, memoryview):
             self._body[self._body_bytes - len(chunk) : self._body_bytes] = chunk
             return
