@@ -24,8 +24,8 @@ from headgate.live.ipc.messages import (
     BatchRan,
     EventMessage,
     Frames,
-    Hello,
     FunctionLoaded,
+    Hello,
     MeasuredFunction,
     Release,
     RunBatch,
@@ -60,18 +60,18 @@ SEEDS = [
 class Listener:
     """Looks at what it is told as closely as whoever uses it does."""
 
-    def ran(self, link: WorkerLink, message: BatchRan) -> None:
+    def on_batch_ran(self, link: WorkerLink, message: BatchRan) -> None:
         for result in message.results:
             for tensor in result.outputs:
                 assert not isinstance(tensor.data, Block)
 
-    def reported(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         assert isinstance(event, Event)
 
-    def learned(self, facts: MeasuredFunction) -> None:
-        assert isinstance(facts, MeasuredFunction)
+    def on_function_loaded(self, function: MeasuredFunction) -> None:
+        assert isinstance(function, MeasuredFunction)
 
-    def lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
+    def on_worker_lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
         pass
 
 
@@ -103,7 +103,7 @@ def look_at(message: AnyMessage, arena: Arena) -> None:
         with suppress(ConfigError):
             assert to_wire(from_wire(message.wire)) == message.wire
     elif isinstance(message, RunBatch):
-        for work in message.works:
+        for work in message.tasks:
             for tensor in work.inputs:
                 with suppress(ValueError):
                     if isinstance(tensor.data, Block):

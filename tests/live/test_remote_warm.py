@@ -69,16 +69,16 @@ def test_as_many_as_are_wished_for_are_called_again_and_again(tmp_path: Path) ->
     async def story(cloud: FakeLambda, kept: Kept) -> None:
         cloud.start_s = 0.5  # so that all three are there before the first of them is ready
         began_s = time.monotonic()
-        kept.warmth.wish("double", 3, is_provisioned=False)
+        kept.warmth.set_target("double", 3, is_provisioned=False)
         await kept.rig.until(lambda: kept.warmth.pings >= 6)
         assert time.monotonic() - began_s >= PERIOD_S
         assert cloud.running_max == 3
         assert len(kept.rig.starts) == 3  # cold once, and warm from then on
-        kept.warmth.wish("double", 1, is_provisioned=False)
+        kept.warmth.set_target("double", 1, is_provisioned=False)
         pings = kept.warmth.pings
         await kept.rig.until(lambda: kept.warmth.pings >= pings + 2)
         assert kept.warmth.pings == pings + 2
-        kept.warmth.wish("double", 0, is_provisioned=False)
+        kept.warmth.set_target("double", 0, is_provisioned=False)
         pings = kept.warmth.pings
         await asyncio.sleep(2 * PERIOD_S)
         assert kept.warmth.pings == pings
@@ -92,7 +92,7 @@ def test_as_many_as_are_wished_for_are_called_again_and_again(tmp_path: Path) ->
 def test_those_that_run_need_not_be_called(tmp_path: Path) -> None:
     async def story(cloud: FakeLambda, kept: Kept) -> None:
         kept.rig.outpost.running["double"] = 2
-        kept.warmth.wish("double", 3, is_provisioned=False)
+        kept.warmth.set_target("double", 3, is_provisioned=False)
         assert kept.warmth.pings == 1
 
     keep(tmp_path, "doubler", story)
@@ -100,9 +100,9 @@ def test_those_that_run_need_not_be_called(tmp_path: Path) -> None:
 
 def test_provisioned_ones_are_ordered_paid_for_and_given_back(tmp_path: Path) -> None:
     async def story(cloud: FakeLambda, kept: Kept) -> None:
-        kept.warmth.wish("double", 2, is_provisioned=True)
+        kept.warmth.set_target("double", 2, is_provisioned=True)
         await kept.rig.until(lambda: len(cloud.provisioned) == 1)
-        kept.warmth.wish("double", 5, is_provisioned=True)
+        kept.warmth.set_target("double", 5, is_provisioned=True)
         await kept.rig.until(lambda: len(cloud.provisioned) >= 2)
         assert kept.warmth.pings == 0
 
@@ -115,7 +115,7 @@ def test_without_an_alias_nothing_can_be_provisioned(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story(cloud: FakeLambda, kept: Kept) -> None:
-        kept.warmth.wish("double", 2, is_provisioned=True)
+        kept.warmth.set_target("double", 2, is_provisioned=True)
         await kept.rig.until(lambda: "only an alias" in caplog.text)
 
     cloud = keep(tmp_path, "doubler", story)
@@ -127,7 +127,7 @@ def test_a_platform_that_does_not_answer_pings_is_warned_about(
 ) -> None:
     async def story(cloud: FakeLambda, kept: Kept) -> None:
         cloud.mode = "throttle"
-        kept.warmth.wish("double", 2, is_provisioned=False)
+        kept.warmth.set_target("double", 2, is_provisioned=False)
         await kept.rig.until(lambda: "cannot keep double warm" in caplog.text)
         assert kept.rig.warm_usd == []
 

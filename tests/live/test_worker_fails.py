@@ -309,7 +309,7 @@ def test_what_does_not_fit_together_is_not_kept_together(tmp_path: Path) -> None
     functions = {name: {"code": "large:F", "exec": "1ms"} for name in "abcd"}
     with worker(tmp_path, functions, pool={"memory": "300MB"}) as process:
         gateway = process.gateway()
-        for facts in gateway.hello.facts:
+        for facts in gateway.hello.functions:
             assert 120_000_000 <= facts.memory_bytes < 200_000_000
         for id in range(4):
             gateway.start(id, id)

@@ -106,7 +106,7 @@ def loads(base: Path, name: str) -> list[int]:
 
 
 def problems(gateway: Gateway) -> dict[str, str]:
-    return {facts.function: facts.problem for facts in gateway.hello.facts}
+    return {facts.function: facts.problem for facts in gateway.hello.functions}
 
 
 def start(gateway: Gateway, instance_id: int, variant_id: int) -> InstanceStarted | str:
@@ -170,15 +170,15 @@ def test_where_it_broke_is_shown_once_whatever_it_says(base: Path) -> None:
 def test_what_is_mended_is_loaded_again_and_every_gateway_hears_how_it_looks(base: Path) -> None:
     with worker(base, functions("Raises")) as process:
         gateway, other = process.gateway(), process.gateway()
-        (facts,) = gateway.hello.facts
+        (facts,) = gateway.hello.functions
         assert (facts.problem, facts.signature.inputs) == ("OSError: no weights today", ())
         (base / "fixed").touch()
         start_until_it_works(gateway, 0)
         message = other.receive()
         assert isinstance(message, FunctionLoaded)
-        assert (message.facts.problem, message.facts.signature.inputs[0].name) == ("", "x")
-        later: MeasuredFunction = process.gateway().hello.facts[0]
-        assert later == message.facts
+        assert (message.function.problem, message.function.signature.inputs[0].name) == ("", "x")
+        later: MeasuredFunction = process.gateway().hello.functions[0]
+        assert later == message.function
 
 
 def test_what_breaks_later_is_said_to_the_next_gateway(base: Path) -> None:
@@ -244,8 +244,8 @@ def test_a_load_that_ends_its_process_is_named_and_not_repeated(
     markers = CrashMarkers(base)
     with worker(base, declared, arguments=arguments) as process:
         assert process.process.wait(60) == status
-    assert markers.under_way(0) == [(LOAD, 1)]
-    markers.suspect(LOAD, 1, "ProcessDied: as the supervisor says")
+    assert markers.take_interrupted(0) == [(LOAD, 1)]
+    markers.mark_suspect(LOAD, 1, "ProcessDied: as the supervisor says")
     with worker(base, declared, arguments=arguments) as process:
         gateway = process.gateway()
         expected = {"healthy": "", name.lower(): "ProcessDied: as the supervisor says"}
@@ -259,7 +259,7 @@ def test_a_load_that_ends_its_process_is_named_and_not_repeated(
         pids = loads(base, name)
         assert pids[-1] == process.process.pid
         assert process.process.pid not in pids[:-1]
-        assert not markers.suspicion(LOAD, 1)
+        assert not markers.suspect_reason(LOAD, 1)
 
 
 def test_a_load_that_takes_long_to_fail_is_tried_apart(base: Path) -> None:
@@ -284,10 +284,10 @@ def test_what_crashes_when_measured_is_served_unmeasured(base: Path) -> None:
     markers = CrashMarkers(base)
     with worker(base, declared) as process:
         assert process.process.wait(60) == -11
-    assert markers.under_way(0) == [(MEASURE, 0)]
-    markers.suspect(MEASURE, 0, "ProcessDied: as the supervisor says")
+    assert markers.take_interrupted(0) == [(MEASURE, 0)]
+    markers.mark_suspect(MEASURE, 0, "ProcessDied: as the supervisor says")
     with worker(base, declared) as process:
-        (facts,) = process.gateway().hello.facts
+        (facts,) = process.gateway().hello.functions
         assert (facts.problem, facts.exec_ns) == ("", ())
 
 
@@ -313,13 +313,13 @@ def test_a_trial_says_what_becomes_of_a_load(base: Path, name: str, problem: str
 def test_markers_that_cannot_be_written_change_nothing(tmp_path: Path) -> None:
     markers = CrashMarkers(tmp_path / "nowhere")
     with markers.during(LOAD, 0, 1):
-        assert markers.under_way(0) == []
-    markers.suspect(LOAD, 1, "x")
-    assert markers.suspicion(LOAD, 1) == ""
-    markers.acquit(LOAD, 1)
-    assert markers.is_new("x") and markers.is_new("x")
+        assert markers.take_interrupted(0) == []
+    markers.mark_suspect(LOAD, 1, "x")
+    assert markers.suspect_reason(LOAD, 1) == ""
+    markers.clear_suspect(LOAD, 1)
+    assert markers.is_new_failure("x") and markers.is_new_failure("x")
     found = CrashMarkers(tmp_path)
-    assert (found.is_new("y"), found.is_new("y")) == (True, False)
+    assert (found.is_new_failure("y"), found.is_new_failure("y")) == (True, False)
     with found.during(LOAD, 3, 7), found.during(MEASURE, 13, 7), found.during(LOAD, 3, 1):
-        assert found.under_way(3) == [(LOAD, 1), (LOAD, 7)]
-        assert found.under_way(13) == [(MEASURE, 7)]
+        assert found.take_interrupted(3) == [(LOAD, 1), (LOAD, 7)]
+        assert found.take_interrupted(13) == [(MEASURE, 7)]

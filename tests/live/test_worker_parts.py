@@ -24,7 +24,7 @@ from headgate.live.worker.executor import BatchJob
 from headgate.live.worker.loading import Loader
 from headgate.live.worker.model_cache import ModelCache
 from headgate.live.worker.runner import BatchRunner
-from headgate.live.worker.warmup import interpolate, measure_exec_ns, batch_sizes
+from headgate.live.worker.warmup import batch_sizes, interpolate, measure_exec_ns
 
 COUNTED = """
 from headgate.functions import Model
@@ -346,7 +346,7 @@ def framed(results: list[TaskResult]) -> list[TaskResult]:
         lambda job: None,
         0,
     )
-    (message,) = Frames().feed(job._framed(BatchRan(0, 0, 0, results)))
+    (message,) = Frames().feed(job._frame(BatchRan(0, 0, 0, results)))
     assert isinstance(message, BatchRan)
     return message.results
 
@@ -462,24 +462,24 @@ def stock_of(base: Path, memory: str, **functions: str) -> ModelCache:
 def test_a_model_is_kept_until_its_memory_is_needed(base: Path) -> None:
     stock = stock_of(base, "7GB", a="Heavy", b="Heavy", c="Heavy")
     a, b, _ = stock.variants  # type: ignore[attr-defined]
-    first = stock.take(a)
-    stock.give(a, first, keep=True)
-    assert stock.take(a) is first
-    assert stock.take(a) is not first  # each instance has one of its own
+    first = stock.acquire(a)
+    stock.release(a, first, keep=True)
+    assert stock.acquire(a) is first
+    assert stock.acquire(a) is not first  # each instance has one of its own
     assert not stock.has(a)
-    stock.give(a, first, keep=True)
+    stock.release(a, first, keep=True)
     assert stock.has(a)
     log = sys.modules["counted_code"].log
     assert log == ["load", "load"]
-    stock.take(b)
+    stock.acquire(b)
     assert log == ["load", "load", "unload", "load"]
 
 
 def test_when_memory_runs_out_what_is_kept_makes_way(base: Path) -> None:
     stock = stock_of(base, "unlimited", a="Heavy", b="Tight")
     a, b = stock.variants  # type: ignore[attr-defined]
-    stock.give(a, stock.take(a), keep=True)
-    stock.take(b)
+    stock.release(a, stock.acquire(a), keep=True)
+    stock.acquire(b)
     assert sys.modules["counted_code"].log == ["load", "try", "unload", "try"]
 
 
@@ -492,16 +492,16 @@ def test_what_does_not_say_its_size_has_the_pool_to_itself_until_it_is_known(bas
     pool = loaded.app.pools[0]
     stock = ModelCache(loaded.app, pool, loader_of(loaded, base), own_bytes=50_000_000)
     for variant in loaded.app.variants:
-        runner = stock.take(variant)
-        assert stock.weigh(variant, 100_000_000) == 120_000_000  # so that just two fit 300 MB
-        stock.give(variant, runner, keep=True)
+        runner = stock.acquire(variant)
+        assert stock.record_size(variant, 100_000_000) == 120_000_000  # so that just two fit 300 MB
+        stock.release(variant, runner, keep=True)
     log = sys.modules["counted_code"].log
     assert log == ["load", "unload", "load", "unload", "load"]
     a, b, _ = loaded.app.variants
     del log[:]
-    stock.take(a)
+    stock.acquire(a)
     assert log == ["load"]  # c is kept
-    stock.take(b)
+    stock.acquire(b)
     assert log == ["load", "unload", "load"]
 
 
@@ -513,4 +513,4 @@ def test_what_is_larger_than_its_pool_is_named(base: Path) -> None:
     pool = loaded.app.pools[0]
     stock = ModelCache(loaded.app, pool, loader_of(loaded, base), own_bytes=50_000_000)
     with pytest.raises(ConfigError, match=r"^a: takes 250000000 bytes .* 250000000 on cpu, beside"):
-        stock.weigh(loaded.app.variants[0], 250_000_000)
+        stock.record_size(loaded.app.variants[0], 250_000_000)

@@ -66,7 +66,7 @@ def test_a_batch_is_joined_and_cut_apart_again(tmp_path: Path) -> None:
 def test_an_onnx_file_is_served_and_measured(tmp_path: Path, onnx_file: Path) -> None:
     with worker(tmp_path, {"increment": {"model": onnx_file.name, "batch": 6}}) as process:
         gateway = process.gateway()
-        (facts,) = gateway.hello.facts
+        (facts,) = gateway.hello.functions
         assert facts.function == "increment"
         assert facts.signature == Signature(
             (TensorSpec("x", "FP32", (-1, 3)),),
@@ -92,7 +92,7 @@ def test_facts_of_plain_functions(tmp_path: Path) -> None:
         "broken": code("Broken"),
     }
     with worker(tmp_path, functions) as process:
-        facts = {facts.function: facts for facts in process.gateway().hello.facts}
+        facts = {facts.function: facts for facts in process.gateway().hello.functions}
         assert list(facts) == list(functions)
         assert len(facts["double"].exec_ns) == 4
         assert facts["echo"].exec_ns == facts["picky"].exec_ns == ()

@@ -167,27 +167,27 @@ _DATATYPES: Final[Mapping[np.dtype[Any], str]] = MappingProxyType(
 # again.
 
 
-def item_count(column: object) -> int:
+def item_count(batch: object) -> int:
     """Return how many items there are. Raises `ValueError` where that cannot be said.
 
     >>> item_count({"x": np.zeros((3, 2)), "label": ["a", "b", "c"]})
     3
     """
-    if isinstance(column, dict) and column:
-        lengths = [item_count(part) for part in column.values()]
+    if isinstance(batch, dict) and batch:
+        lengths = [item_count(part) for part in batch.values()]
         if len(lengths) == 1 or len(set(lengths)) == 1:
             return lengths[0]
         raise ValueError(f"has parts with different numbers of items: {lengths}")
-    if isinstance(column, np.ndarray):
-        if not column.ndim:
+    if isinstance(batch, np.ndarray):
+        if not batch.ndim:
             raise ValueError("is an array without dimensions, which counts no items")
-        return len(column)
-    if isinstance(column, list):
-        return len(column)
-    raise ValueError(f"is {_type_name(column)}, not an array, a list or a dict of them")
+        return len(batch)
+    if isinstance(batch, list):
+        return len(batch)
+    raise ValueError(f"is {_type_name(batch)}, not an array, a list or a dict of them")
 
 
-def batch_key(column: object) -> Hashable:
+def batch_key(batch: object) -> Hashable:
     """Return what columns must have in common to be joined without changing one another.
 
     >>> batch_key(np.zeros((3, 2))) == batch_key(np.zeros((5, 2)))
@@ -195,54 +195,54 @@ def batch_key(column: object) -> Hashable:
     >>> batch_key(np.zeros((3, 2))) == batch_key(np.zeros((3, 2), np.float32))
     False
     """
-    if isinstance(column, np.ndarray):
-        return type(column), column.dtype, column.shape[1:]
-    if isinstance(column, dict):
-        return frozenset((name, batch_key(part)) for name, part in column.items())
+    if isinstance(batch, np.ndarray):
+        return type(batch), batch.dtype, batch.shape[1:]
+    if isinstance(batch, dict):
+        return frozenset((name, batch_key(part)) for name, part in batch.items())
     return "list"
 
 
-def concatenate(columns: Sequence[object]) -> object:
+def concatenate(batches: Sequence[object]) -> object:
     """Return columns that are alike as one. A single one is returned as it is.
 
     >>> concatenate([{"x": np.int8([1])}, {"x": np.int8([2, 3])}])
     {'x': array([1, 2, 3], dtype=int8)}
     """
-    first = columns[0]
-    if len(columns) == 1:
+    first = batches[0]
+    if len(batches) == 1:
         return first
     if isinstance(first, np.ndarray):
-        joined: Array = np.concatenate(cast("Sequence[Array]", columns))
+        joined: Array = np.concatenate(cast("Sequence[Array]", batches))
         joined.flags.writeable = False  # as a single one is
         return joined
     if isinstance(first, dict):
-        dicts = cast("Sequence[dict[str, object]]", columns)
-        return {name: concatenate([column[name] for column in dicts]) for name in first}
-    return [element for column in cast("Sequence[list[object]]", columns) for element in column]
+        dicts = cast("Sequence[dict[str, object]]", batches)
+        return {name: concatenate([batch[name] for batch in dicts]) for name in first}
+    return [element for batch in cast("Sequence[list[object]]", batches) for element in batch]
 
 
-def split(column: object, lengths: Sequence[int]) -> list[object]:
+def split(batch: object, lengths: Sequence[int]) -> list[object]:
     """Return the parts of a column. Raises `ValueError` if they are not all of it.
 
     >>> split([1, 2, 3], [1, 2])
     [[1], [2, 3]]
     """
-    there, wanted = item_count(column), sum(lengths)
-    if there != wanted:
-        raise ValueError(f"has {there} items for a batch of {wanted}")
+    count, wanted = item_count(batch), sum(lengths)
+    if count != wanted:
+        raise ValueError(f"has {count} items for a batch of {wanted}")
     if len(lengths) == 1:
-        return [column]
+        return [batch]
     parts, start = [], 0
     for count in lengths:
-        parts.append(_slice(column, start, start + count))
+        parts.append(_slice(batch, start, start + count))
         start += count
     return parts
 
 
-def _slice(column: object, start: int, end: int) -> object:
-    if isinstance(column, dict):
-        return {name: _slice(part, start, end) for name, part in column.items()}
-    return cast("list[object]", column)[start:end]
+def _slice(batch: object, start: int, end: int) -> object:
+    if isinstance(batch, dict):
+        return {name: _slice(part, start, end) for name, part in batch.items()}
+    return cast("list[object]", batch)[start:end]
 
 
 def _type_name(thing: object) -> str:

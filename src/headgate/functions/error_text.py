@@ -14,10 +14,10 @@ def error_text(error: BaseException) -> str:
     'ValueError: no way'
     """
     try:
-        said = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
     except BaseException:
-        said = type(error).__name__
-    return sendable(" ".join(said[:CHARS_MAX].split()))
+        text = type(error).__name__
+    return sendable(" ".join(text[:CHARS_MAX].split()))
 
 
 def sendable(text: str) -> str:

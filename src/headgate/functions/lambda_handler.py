@@ -33,66 +33,66 @@ class Handler:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._root = Path(environment.get("LAMBDA_TASK_ROOT", "."))
         self._app_file = environment.get("HEADGATE_APP", "")
-        self._wanted = environment.get("HEADGATE_FUNCTION", "")
-        self._loaded: AppConfig | None = None
+        self._function_name = environment.get("HEADGATE_FUNCTION", "")
+        self._config: AppConfig | None = None
         self._models: dict[str, UnbatchedRunner] = {}
         self._is_cold = True
 
     def warm_up(self) -> None:
         """Do now what the first call would have to wait for. Raises `ConfigError`."""
         functions = self._application().app.functions
-        if self._wanted or len(functions) == 1:
-            self._model(self._wanted or functions[0].name)
+        if self._function_name or len(functions) == 1:
+            self._model(self._function_name or functions[0].name)
 
     def handle(self, event: object, context: object) -> dict[str, object]:
         """Answer one call. What this raises the platform reports as the function's error."""
         began_s = monotonic()
         is_cold, self._is_cold = self._is_cold, False
-        envelope = parse_call(event)
+        call = parse_call(event)
         results: list[UnbatchedResult] = []
-        if envelope.ping:
-            sleep(max(0.0, min(envelope.hold_ms, HOLD_MS_MAX)) / 1e3)
+        if call.ping:
+            sleep(max(0.0, min(call.hold_ms, HOLD_MS_MAX)) / 1e3)
         else:
-            results = self._run(envelope, began_s)
+            results = self._run(call, began_s)
         took_ms = (monotonic() - began_s) * 1e3
         return encode_response(results, is_cold=is_cold, took_ms=took_ms)
 
-    def _run(self, envelope: CallJson, began_s: float) -> list[UnbatchedResult]:
-        model = self._model(envelope.function)
+    def _run(self, call: CallJson, began_s: float) -> list[UnbatchedResult]:
+        model = self._model(call.function)
         passed_ms = (monotonic() - began_s) * 1e3  # loading may have taken a while
-        deadline_ms = envelope.deadline_ms
-        if deadline_ms is not None and envelope.gives_up and deadline_ms <= passed_ms:
+        deadline_ms = call.deadline_ms
+        if deadline_ms is not None and call.is_hard and deadline_ms <= passed_ms:
             problem = "the deadline had passed before it began"
             return [
-                UnbatchedResult(asked.id, [], problem, GATEWAY_TIMEOUT)
-                for asked in envelope.requests
+                UnbatchedResult(request.id, [], problem, GATEWAY_TIMEOUT)
+                for request in call.requests
             ]
-        return [model.run(work) for work in unbatched_calls(envelope)]
+        return [model.run(request) for request in unbatched_calls(call)]
 
     def _application(self) -> AppConfig:
-        if self._loaded is None:
+        if self._config is None:
             if not self._app_file:
                 raise ConfigError("is not set", key="HEADGATE_APP", allowed="an application file")
-            self._loaded = load(str(self._root / self._app_file))
-        return self._loaded
+            self._config = load(str(self._root / self._app_file))
+        return self._config
 
     def _model(self, name: str) -> UnbatchedRunner:
         model = self._models.get(name)
         if model is None:
-            loaded = self._application()
-            known = {function.name: function for function in loaded.app.functions}
+            config = self._application()
+            known = {function.name: function for function in config.app.functions}
             if name not in known:
                 allowed = ", ".join(known)
                 raise ConfigError("no such function", value=name, allowed=allowed)
-            model = self._models[name] = self._load(loaded, known[name])
+            model = self._models[name] = self._load(config, known[name])
         return model
 
-    def _load(self, loaded: AppConfig, function: Function) -> UnbatchedRunner:
+    def _load(self, config: AppConfig, function: Function) -> UnbatchedRunner:
         variant = next(
-            (v for v in function.variants if _has_faas_pool(loaded, v.pool_ids)),
+            (v for v in function.variants if _has_faas_pool(config, v.pool_ids)),
             function.variants[0],
         )
-        source = loaded.sources[variant.id]
+        source = config.sources[variant.id]
         if source is None:
             raise ConfigError("has neither model nor code", where=variant.name)
         model = build_model(source, str((self._root / self._app_file).parent), variant.name)
@@ -100,8 +100,8 @@ class Handler:
         return UnbatchedRunner(model)
 
 
-def _has_faas_pool(loaded: AppConfig, pool_ids: tuple[int, ...]) -> bool:
-    return any(loaded.app.pools[id].faas is not None for id in pool_ids)
+def _has_faas_pool(config: AppConfig, pool_ids: tuple[int, ...]) -> bool:
+    return any(config.app.pools[id].faas is not None for id in pool_ids)
 
 
 _HANDLER: Final = Handler(os.environ)

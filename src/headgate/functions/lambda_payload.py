@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, final
 
-from msgspec import Struct, convert, to_builtins
+from msgspec import Struct, convert, field, to_builtins
 from msgspec.json import Decoder, Encoder
 
 from headgate.core.model import LAMBDA_PAYLOAD_BYTES_MAX
@@ -50,7 +50,7 @@ class CallJson(Struct, kw_only=True, omit_defaults=True):
     function: str = ""
     requests: list[RequestJson] = []
     deadline_ms: float | None = None  # from when it was sent
-    gives_up: bool = True  # nobody wants the answer after the deadline
+    is_hard: bool = field(default=True, name="gives_up")  # the key in the JSON is older
     traceparent: str | None = None
     tenant: str | None = None
     ping: bool = False
@@ -80,10 +80,10 @@ class ResponseJson(Struct, kw_only=True):
 
 def encode_request(
     function: str,
-    works: Sequence[AnyUnbatchedCall],
+    calls: Sequence[AnyUnbatchedCall],
     *,
     deadline_ms: float | None = None,
-    gives_up: bool = True,
+    is_hard: bool = True,
     traceparent: str | None = None,
     tenant: str | None = None,
 ) -> bytes:
@@ -93,11 +93,11 @@ def encode_request(
             headgate=VERSION,
             function=function,
             requests=[
-                RequestJson(work.task_id, work.items, [_to_json(t) for t in work.inputs])
-                for work in works
+                RequestJson(request.task_id, request.items, [_to_json(t) for t in request.inputs])
+                for request in calls
             ],
             deadline_ms=deadline_ms,
-            gives_up=gives_up,
+            is_hard=is_hard,
             traceparent=traceparent,
             tenant=tenant,
         )
@@ -132,17 +132,17 @@ def _part_bytes(tensors: Sequence[Tensor]) -> int:
 
 def parse_call(event: object) -> CallJson:
     """Return what a function was asked, from a body that is decoded. Raises `ValueError`."""
-    envelope = convert(event, CallJson)
-    if envelope.headgate != VERSION:
-        raise ValueError(f"version {envelope.headgate} of the envelope is not known here")
-    return envelope
+    call = convert(event, CallJson)
+    if call.headgate != VERSION:
+        raise ValueError(f"version {call.headgate} of the envelope is not known here")
+    return call
 
 
-def unbatched_calls(envelope: CallJson) -> list[UnbatchedCall]:
+def unbatched_calls(call: CallJson) -> list[UnbatchedCall]:
     """Return the work that an envelope asks for."""
     return [
-        UnbatchedCall(asked.id, asked.items, [_from_json(tensor) for tensor in asked.inputs])
-        for asked in envelope.requests
+        UnbatchedCall(request.id, request.items, [_from_json(tensor) for tensor in request.inputs])
+        for request in call.requests
     ]
 
 
@@ -153,39 +153,39 @@ def encode_response(
 
     A result that it has no room for is told as such: whoever asked can have it done elsewhere.
     """
-    told: list[ResultJson] = []
+    result_json: list[ResultJson] = []
     left = LAMBDA_PAYLOAD_BYTES_MAX - HEAD_BYTES
     for result in results:
         size = _part_bytes(result.outputs) + 12 * len(result.error)
         if size > left:
             problem = f"its answer takes {size} bytes, more than a call can carry"
-            told.append(ResultJson(result.task_id, [], error=problem, status=TOO_LARGE))
+            result_json.append(ResultJson(result.task_id, [], error=problem, status=TOO_LARGE))
             continue
         left -= size
         outputs = [_to_json(tensor) for tensor in result.outputs]
         error, status = result.error, result.status
-        told.append(ResultJson(result.task_id, outputs, result.is_unsure, error, status))
-    answer = ResponseJson(headgate=VERSION, cold=is_cold, took_ms=took_ms, results=told)
-    plain: dict[str, object] = to_builtins(answer)
-    return plain
+        result_json.append(ResultJson(result.task_id, outputs, result.is_unsure, error, status))
+    response = ResponseJson(headgate=VERSION, cold=is_cold, took_ms=took_ms, results=result_json)
+    builtins: dict[str, object] = to_builtins(response)
+    return builtins
 
 
 def decode_response(body: bytes) -> tuple[ResponseJson, list[UnbatchedResult]]:
     """Return an answer and what became of each request. Raises `ValueError` if it is none."""
-    answer = _DECODER.decode(body)
-    if answer.headgate != VERSION:
-        raise ValueError(f"version {answer.headgate} of the envelope is not known here")
+    response = _DECODER.decode(body)
+    if response.headgate != VERSION:
+        raise ValueError(f"version {response.headgate} of the envelope is not known here")
     results = [
         UnbatchedResult(
-            told.id,
-            [_from_json(tensor) for tensor in told.outputs],
-            told.error,
-            told.status,
-            told.unsure,
+            result_json.id,
+            [_from_json(tensor) for tensor in result_json.outputs],
+            result_json.error,
+            result_json.status,
+            result_json.unsure,
         )
-        for told in answer.results
+        for result_json in response.results
     ]
-    return answer, results
+    return response, results
 
 
 def _to_json(tensor: Tensor) -> TensorJson:

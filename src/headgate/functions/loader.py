@@ -37,7 +37,9 @@ def build_model(source: FunctionSource, base: str, where: str) -> Model:
     Raises `ConfigError`, naming `where`, if there is none.
     """
     if source.code is not None:
-        return _instantiate(_import_class(source.code, base, where), source.options, source.code, where)
+        return _instantiate(
+            _import_class(source.code, base, where), source.options, source.code, where
+        )
     if source.model is None:
         raise ConfigError("has neither model nor code", where=where)
     return _instantiate(
@@ -55,16 +57,16 @@ def _import_class(code: str, base: str, where: str) -> type[Model]:
     if base not in sys.path:
         sys.path.insert(0, base)
     try:
-        found: object = import_module(module_name)
+        target: object = import_module(module_name)
         for name in path.split("."):
-            found = getattr(found, name)
+            target = getattr(target, name)
     except (Exception, SystemExit) as error:  # whatever a module does when it is imported
         problem = f"cannot be imported: {error_text(error)}"
         raise ConfigError(problem, where=where, key="code", value=code) from error
-    if isclass(found) and issubclass(found, Model):
-        return found
-    if isfunction(found):
-        return function(found)
+    if isclass(target) and issubclass(target, Model):
+        return target
+    if isfunction(target):
+        return function(target)
     raise ConfigError(
         "is neither a Model nor a function",
         where=where,

@@ -24,7 +24,7 @@ import numpy as np
 
 from headgate.core.errors import ConfigError
 from headgate.functions.arrays import Array, dtype_of
-from headgate.functions.tensor import TensorSpecsLike, Signature, parse_specs
+from headgate.functions.tensor import Signature, TensorSpecsLike, parse_specs
 
 
 class Model:
@@ -122,11 +122,13 @@ def signature_of(model: Model) -> Signature:
 # A plain Python function on arrays as a model.
 
 
-PythonFunction: TypeAlias = Callable[..., Any]  # arrays in, an array or a dict or a tuple of them out
+PythonFunction: TypeAlias = Callable[
+    ..., Any
+]  # arrays in, an array or a dict or a tuple of them out
 
 
 @overload
-def function(plain: PythonFunction, /) -> type[FunctionModel]: ...
+def function(python_function: PythonFunction, /) -> type[FunctionModel]: ...
 
 
 @overload
@@ -136,7 +138,7 @@ def function(
 
 
 def function(
-    plain: PythonFunction | None = None,
+    python_function: PythonFunction | None = None,
     /,
     *,
     inputs: TensorSpecsLike = (),
@@ -155,19 +157,19 @@ def function(
     >>> scaled(factor=3).predict({"x": np.float32([1, 2])})
     {'y': array([3., 6.], dtype=float32)}
     """
-    if plain is None:
-        return lambda plain: _model_of(plain, inputs, outputs, batches)
-    return _model_of(plain, inputs, outputs, batches)
+    if python_function is None:
+        return lambda python_function: _model_of(python_function, inputs, outputs, batches)
+    return _model_of(python_function, inputs, outputs, batches)
 
 
 class FunctionModel(Model):
     """A function as a model. `@function` fills in the rest."""
 
-    plain: ClassVar[PythonFunction]
+    wrapped: ClassVar[PythonFunction]
     input_names: ClassVar[frozenset[str]]
     option_names: ClassVar[tuple[str, ...]]
     output_names: ClassVar[tuple[str, ...]]
-    takes_any: ClassVar[bool]  # whatever a request calls its inputs
+    accepts_any_input: ClassVar[bool]  # whatever a request calls its inputs
 
     def __init__(self, **options: object) -> None:
         for name in options:
@@ -182,27 +184,32 @@ class FunctionModel(Model):
 
     def decode(self, inputs: dict[str, Array]) -> dict[str, Array]:
         """Return the inputs, if they are those that the function takes."""
-        if not self.takes_any and inputs.keys() != self.input_names:
+        if not self.accepts_any_input and inputs.keys() != self.input_names:
             given, wanted = ", ".join(inputs), ", ".join(sorted(self.input_names))
             raise ValueError(f"takes the inputs {wanted}; got {given or 'none'}")
         return inputs
 
     def predict(self, batch: dict[str, Array]) -> object:
         """Call the function."""
-        return _name_outputs(type(self).plain(**batch, **self._options), self.output_names)
+        return _name_outputs(type(self).wrapped(**batch, **self._options), self.output_names)
 
 
-def _model_of(plain: PythonFunction, inputs: TensorSpecsLike, outputs: TensorSpecsLike, batches: bool) -> type[FunctionModel]:
-    name = plain.__name__
+def _model_of(
+    python_function: PythonFunction,
+    inputs: TensorSpecsLike,
+    outputs: TensorSpecsLike,
+    batches: bool,
+) -> type[FunctionModel]:
+    name = python_function.__name__
     declared = [spec.name for spec in parse_specs(inputs, f"{name}: inputs")]
-    input_names, option_names, takes_any = _parameters(plain, declared)
+    input_names, option_names, takes_any = _parameters(python_function, declared)
     members = {
-        "__doc__": plain.__doc__,
-        "__module__": plain.__module__,
+        "__doc__": python_function.__doc__,
+        "__module__": python_function.__module__,
         "inputs": inputs,
         "outputs": outputs,
         "batches": batches,
-        "plain": staticmethod(plain),
+        "plain": staticmethod(python_function),
         "input_names": input_names,
         "option_names": option_names,
         "output_names": tuple(spec.name for spec in parse_specs(outputs, f"{name}: outputs")),
@@ -211,9 +218,11 @@ def _model_of(plain: PythonFunction, inputs: TensorSpecsLike, outputs: TensorSpe
     return type(name, (FunctionModel,), members)
 
 
-def _parameters(plain: PythonFunction, declared: list[str]) -> tuple[frozenset[str], tuple[str, ...], bool]:
+def _parameters(
+    python_function: PythonFunction, declared: list[str]
+) -> tuple[frozenset[str], tuple[str, ...], bool]:
     """Return the names of inputs, those of options, and whether any input may be given."""
-    parameters = inspect.signature(plain).parameters.values()
+    parameters = inspect.signature(python_function).parameters.values()
     by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     takes_any = any(p.kind == p.VAR_KEYWORD for p in parameters)
     needed = declared or [p.name for p in by_name if p.default is p.empty]
@@ -222,7 +231,7 @@ def _parameters(plain: PythonFunction, declared: list[str]) -> tuple[frozenset[s
     if missing or (unknown and not takes_any):
         raise ConfigError(
             "must have just its inputs as parameters without a default",
-            where=plain.__name__,
+            where=python_function.__name__,
             value=[p.name for p in by_name],
             allowed=", ".join(needed),
         )

@@ -41,18 +41,18 @@ class OnnxModel(Model):
             spec.shape and spec.shape[0] == -1 for spec in (*self.inputs, *self.outputs)
         )
         self._output_names = [spec.name for spec in self.outputs]
-        self._texts = [spec.name for spec in self.inputs if spec.datatype == "BYTES"]
+        self._string_inputs = [spec.name for spec in self.inputs if spec.datatype == "BYTES"]
 
     def decode(self, inputs: dict[str, Array]) -> dict[str, Array]:
         """Return the inputs, text as `str`."""
-        for name in self._texts:
+        for name in self._string_inputs:
             inputs[name] = _decoded(inputs[name])
         return inputs
 
     def predict(self, batch: dict[str, Array]) -> dict[str, Array]:
         """Run the file's graph."""
-        answers = self._session.run(self._output_names, batch)
-        return dict(zip(self._output_names, answers, strict=True))
+        outputs = self._session.run(self._output_names, batch)
+        return dict(zip(self._output_names, outputs, strict=True))
 
     def unload(self) -> None:
         """Let the session go."""

@@ -56,33 +56,33 @@ class UnbatchedRunner:
         self._inputs = {spec.name: spec.datatype for spec in self._signature.inputs}
         self._outputs = {spec.name: spec.datatype for spec in self._signature.outputs}
 
-    def run(self, work: AnyUnbatchedCall) -> UnbatchedResult:
+    def run(self, call: AnyUnbatchedCall) -> UnbatchedResult:
         """Return what becomes of a request. Raises nothing."""
         try:
-            column = self._model.decode(self._arrays(work))
+            value = self._model.decode(self._arrays(call))
         except Exception as error:  # whatever a model does: what it raises here is the client's
-            return UnbatchedResult(work.task_id, [], error_text(error), 400)
+            return UnbatchedResult(call.task_id, [], error_text(error), 400)
         try:
-            answer = self._model.predict(column)
-            part = split(answer, [work.items])[0] if self._signature.batches else answer
+            result = self._model.predict(value)
+            part = split(result, [call.items])[0] if self._signature.batches else result
             arrays = self._model.encode(part)
             outputs = self._tensors(arrays)
             unsure = np.asarray(arrays.get(UNSURE, False))
             is_unsure = unsure.dtype == np.bool_ and bool(unsure.any())
         except Exception as error:  # whatever a model does
-            return UnbatchedResult(work.task_id, [], error_text(error), 500)
-        return UnbatchedResult(work.task_id, outputs, is_unsure=is_unsure)
+            return UnbatchedResult(call.task_id, [], error_text(error), 500)
+        return UnbatchedResult(call.task_id, outputs, is_unsure=is_unsure)
 
-    def _arrays(self, work: AnyUnbatchedCall) -> dict[str, Array]:
+    def _arrays(self, call: AnyUnbatchedCall) -> dict[str, Array]:
         arrays: dict[str, Array] = {}
-        for tensor in work.inputs:
+        for tensor in call.inputs:
             wanted = self._inputs.get(tensor.name, "" if self._inputs else tensor.datatype)
             if wanted != tensor.datatype:
                 must = f"must be {wanted}" if wanted else "is no input of it"
                 raise ValueError(f"{tensor.name}: is {tensor.datatype}, {must}")
             array = to_array(tensor, raw_bf16=wanted == "BF16")
-            if self._signature.batches and array.shape[:1] != (work.items,):
-                raise ValueError(f"{tensor.name}: {list(array.shape)} for {work.items} items")
+            if self._signature.batches and array.shape[:1] != (call.items,):
+                raise ValueError(f"{tensor.name}: {list(array.shape)} for {call.items} items")
             arrays[tensor.name] = array
         missing = [name for name in self._inputs if name not in arrays]
         if missing:

@@ -16,23 +16,23 @@ SPIN_NS: Final = 1_000_000  # longer than that, being woken is little beside the
 
 @final
 class BusyPoll:
-    """Keeps an event loop turning, while `is_worth_it` and for a moment only."""
+    """Keeps an event loop turning, while `should_spin` and for a moment only."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, is_worth_it: Callable[[], bool]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, should_spin: Callable[[], bool]) -> None:
         self._loop = loop
-        self._is_worth_it = is_worth_it
+        self._should_spin = should_spin
         self._until_ns = 0
-        self._is_kept = False
+        self._is_spinning = False
 
-    def keep(self, now_ns: int) -> None:
+    def extend(self, now_ns: int) -> None:
         """Stay awake from now on."""
         self._until_ns = now_ns + SPIN_NS
-        if not self._is_kept:
-            self._is_kept = True
-            self._loop.call_soon(self._turn)
+        if not self._is_spinning:
+            self._is_spinning = True
+            self._loop.call_soon(self._spin)
 
-    def _turn(self) -> None:
-        if self._is_worth_it() and monotonic_ns() < self._until_ns:
-            self._loop.call_soon(self._turn)
+    def _spin(self) -> None:
+        if self._should_spin() and monotonic_ns() < self._until_ns:
+            self._loop.call_soon(self._spin)
         else:
-            self._is_kept = False
+            self._is_spinning = False

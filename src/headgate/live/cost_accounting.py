@@ -42,28 +42,28 @@ class CostAccounting:
         self._called_usd: dict[tuple[int, int, int], float] = {}
         self._warm_usd: dict[tuple[int, int], float] = {}
 
-    def node_joined(self, node_id: int, pool_id: int) -> None:
+    def on_node_joined(self, node_id: int, pool_id: int) -> None:
         """It costs money from now on."""
         self._up_since_ns[node_id] = (pool_id, monotonic_ns())
 
-    def node_lost(self, node_id: int) -> None:
+    def on_node_lost(self, node_id: int) -> None:
         """It costs nothing any more."""
-        found = self._up_since_ns.pop(node_id, None)
-        if found is not None:
-            self._up_ns[found[0]] += monotonic_ns() - found[1]
+        up = self._up_since_ns.pop(node_id, None)
+        if up is not None:
+            self._up_ns[up[0]] += monotonic_ns() - up[1]
 
-    def batch_ran(self, variant_id: int, items: int, took_ns: int) -> None:
+    def on_batch_ran(self, variant_id: int, items: int, took_ns: int) -> None:
         """A batch took so long."""
         error_s = (took_ns - self._app.variants[variant_id].profile.exec_ns[items - 1]) * 1e-9
         before_s = self._error_s.get(variant_id, error_s)
         self._error_s[variant_id] = before_s + EWMA_WEIGHT * (error_s - before_s)
 
-    def call_ran(self, call: Call, pool_id: int) -> None:
+    def on_call_ran(self, call: Call, pool_id: int) -> None:
         """A call had its part of a batch."""
         share_ns = (call.ended_ns - call.began_ns) * call.items // max(1, call.batch_items)
         self._busy_ns[call.pipeline_id, call.client_id, pool_id] += share_ns
 
-    def called(self, pool_id: int, shares: Shares, took_ns: int) -> None:
+    def on_call_billed(self, pool_id: int, shares: Shares, took_ns: int) -> None:
         """A call took so long, for so many items of each pipeline and client."""
         platform = self._app.pools[pool_id].faas
         if platform is None:
@@ -73,7 +73,7 @@ class CostAccounting:
             key = (pipeline_id, client_id, pool_id)
             self._called_usd[key] = self._called_usd.get(key, 0.0) + usd * items
 
-    def kept_warm(self, pool_id: int, function: str, usd: float) -> None:
+    def on_keep_warm_billed(self, pool_id: int, function: str, usd: float) -> None:
         """Keeping instances of a function ready has cost so much: for whoever uses it first."""
         for pipeline in self._app.pipelines:
             if any(stage.function.name == function for stage in pipeline.stages):
@@ -81,8 +81,8 @@ class CostAccounting:
                 self._warm_usd[key] = self._warm_usd.get(key, 0.0) + usd
                 return
 
-    def readings(
-        self, view: View | None, calls: list[Call], outposts: RemotePools | None = None
+    def gauge_snapshot(
+        self, view: View | None, calls: list[Call], remote_pools: RemotePools | None = None
     ) -> GaugeSnapshot:
         """One look at everything."""
         app = self._app
@@ -101,12 +101,12 @@ class CostAccounting:
             app.functions[app.variants[id].function_id].name: error_s
             for id, error_s in self._error_s.items()
         }
-        spills = {} if view is None else _faas_pool_gauges(view, outposts)
+        spills = {} if view is None else _faas_pool_gauges(view, remote_pools)
         return GaugeSnapshot(queued, open_calls, replicas, errors, self._cost_usd(), spills)
 
     def _cost_usd(self) -> dict[tuple[str, str, str, str], float]:
         """By model, tenant, tier and basis."""
-        self._share_out_idle_time()
+        self._apportion_idle_time()
         app = self._app
         costs: dict[tuple[str, str, str, str], float] = {}
         for basis, spent in (("usage", self._busy_ns), ("idle", self._idle_ns)):
@@ -125,7 +125,7 @@ class CostAccounting:
             costs[app.pipelines[pipeline_id].name, "", tier, "warm"] = usd
         return costs
 
-    def _share_out_idle_time(self) -> None:
+    def _apportion_idle_time(self) -> None:
         """What nobody used since the last look is everybody's, by what each has used so far."""
         now_ns = monotonic_ns()
         held_ns = self._up_ns.copy()
@@ -148,27 +148,27 @@ def breakers(view: View) -> dict[str, str]:
     Where something else keeps calls from going there, that follows: `closed, budget`.
     """
     now_ns = monotonic_ns()
-    told: dict[str, str] = {}
-    for spillway in view.breakers:
-        if spillway is not None:
-            state, reason = BREAKER_NAMES[spillway.breaker], spillway.closed_by(now_ns)
+    states: dict[str, str] = {}
+    for breaker in view.breakers:
+        if breaker is not None:
+            state, reason = BREAKER_NAMES[breaker.breaker], breaker.closed_by(now_ns)
             is_other = reason not in (Closed.NOT, Closed.BREAKER)
-            told[spillway.pool.name] = f"{state}, {reason}" if is_other else state
-    return told
+            states[breaker.pool.name] = f"{state}, {reason}" if is_other else state
+    return states
 
 
-def _faas_pool_gauges(view: View, outposts: RemotePools | None) -> dict[str, FaasPoolGauges]:
+def _faas_pool_gauges(view: View, remote_pools: RemotePools | None) -> dict[str, FaasPoolGauges]:
     now_ns = monotonic_ns()
     spills: dict[str, FaasPoolGauges] = {}
-    for pool_id, outpost in () if outposts is None else outposts.by_pool.items():
-        spillway = view.breakers[pool_id]
-        if spillway is not None and outposts is not None:
-            spills[spillway.pool.name] = FaasPoolGauges(
-                spillway.breaker,
-                spillway.closed_by(now_ns),
-                spillway.in_flight,
-                outpost.ended,
-                outposts.warmths[pool_id].pings,
-                spillway.spent_usd(now_ns),
+    for pool_id, remote_pool in () if remote_pools is None else remote_pools.by_pool.items():
+        breaker = view.breakers[pool_id]
+        if breaker is not None and remote_pools is not None:
+            spills[breaker.pool.name] = FaasPoolGauges(
+                breaker.breaker,
+                breaker.closed_by(now_ns),
+                breaker.in_flight,
+                remote_pool.outcomes,
+                remote_pools.warm_keepers[pool_id].pings,
+                breaker.spent_usd(now_ns),
             )
     return spills

@@ -44,9 +44,9 @@ class Deployment(Struct, frozen=True):
         return from_spec(self.spec, _FILE)
 
 
-def write_deployment(run_dir: Path, assignment: Deployment) -> None:
+def write_deployment(run_dir: Path, deployment: Deployment) -> None:
     """Leave it where `read_deployment` finds it."""
-    (run_dir / _FILE).write_bytes(msgspec.json.encode(assignment))
+    (run_dir / _FILE).write_bytes(msgspec.json.encode(deployment))
 
 
 def read_deployment(run_dir: Path) -> Deployment:
@@ -95,16 +95,18 @@ def assign_cores(
             undeclared += pool.nodes
     left = len(cores) - 1 - declared
     share = max(1, left // undeclared) if undeclared else 1
-    found: list[NodeSpec] = []
+    nodes: list[NodeSpec] = []
     order = sorted(cores, reverse=True)
     taken = 0
     for pool in pools:
         count = _cpus(pool.cpu_milli) if pool.cpu_milli < NEVER_NS else share
         for number in range(pool.nodes):
-            own = [order[(taken + i) % len(order)] for i in range(min(count, len(order)))]
+            node_cores = [order[(taken + i) % len(order)] for i in range(min(count, len(order)))]
             taken += count
-            found.append(NodeSpec(len(found), pool.id, f"{pool.name}{number + 1}", sorted(own)))
-    return found
+            nodes.append(
+                NodeSpec(len(nodes), pool.id, f"{pool.name}{number + 1}", sorted(node_cores))
+            )
+    return nodes
 
 
 def _cpus(milli: int) -> int:

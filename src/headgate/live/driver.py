@@ -9,7 +9,7 @@ out by itself: a batch that cannot be sent comes back as refused, an answer that
 given as 500. If the Scheduler itself breaks, its state is unknown from then on: the requests that
 the event was about are answered with 500, whatever was open then and is open long after as well;
 and if it breaks at one kind of event again and again, everything open is answered with 503 and the
-gateway ends, to be started again. All of that is logged and counted (`fault`).
+gateway ends, to be started again. All of that is logged and counted (`count_fault`).
 
 Everything runs on one event loop, so there is nothing to lock.
 """
@@ -73,7 +73,7 @@ class ActionExecutor(Protocol):
     def dispatch(self, now_ns: int, action: Dispatch) -> None:
         """Send a batch to its worker. Raises only if nothing of it has been sent."""
 
-    def order(self, action: PlacedAction) -> None:
+    def execute(self, action: PlacedAction) -> None:
         """Send a worker any other order."""
 
     def keep_warm(self, action: KeepWarm) -> None:
@@ -85,7 +85,7 @@ class ActionExecutor(Protocol):
     def fail(self, request_ids: Collection[int]) -> None:
         """Answer those of them that have no answer yet: 500, a mistake of ours."""
 
-    def failed(self, error: BaseException) -> None:
+    def abort(self, error: BaseException) -> None:
         """It cannot go on: answer whatever is open with 503, and end."""
 
 
@@ -104,34 +104,34 @@ class Driver:
     def __init__(
         self,
         scheduler: Scheduler,
-        hands: ActionExecutor,
+        executor: ActionExecutor,
         loop: asyncio.AbstractEventLoop,
         *,
         record: Record | None = None,
-        fault: CountFault = ignore_fault,
-        suspect_s: float = 120.0,
+        count_fault: CountFault = ignore_fault,
+        recheck_s: float = 120.0,
     ) -> None:
-        """`suspect_s`: what was open when the Scheduler broke has so long to be answered."""
+        """`recheck_s`: what was open when the Scheduler broke has so long to be answered."""
         self.scheduler = scheduler
-        self._hands = hands
+        self._executor = executor
         self._loop = loop
         self._record = record
-        self._fault = fault
-        self._suspect_s = suspect_s
+        self._count_fault = count_fault
+        self._recheck_s = recheck_s
         self._inbox: list[Event] = []
-        self._is_awake = False
+        self._is_drain_scheduled = False
         self._timers: dict[TimerKey, tuple[int, asyncio.TimerHandle]] = {}
-        self._out: dict[int, list[int]] = {}  # by batch that is out: its tasks
+        self._tasks_in_flight: dict[int, list[int]] = {}  # by batch that is out: its tasks
         self._faults: dict[type[Event], int] = {}  # of the Scheduler, in a row
-        self._suspects: asyncio.TimerHandle | None = None
-        self._is_suspicious = False  # it has broken again since
+        self._recheck_timer: asyncio.TimerHandle | None = None
+        self._needs_recheck = False  # it has broken again since
         self._is_stopped = False
 
     def post(self, event: Event) -> None:
         """Have the Scheduler told, before the loop waits again."""
         self._inbox.append(event)
-        if not self._is_awake:
-            self._is_awake = True
+        if not self._is_drain_scheduled:
+            self._is_drain_scheduled = True
             self._loop.call_soon(self._drain)
 
     def stop(self) -> None:
@@ -140,94 +140,94 @@ class Driver:
         for _, handle in self._timers.values():
             handle.cancel()
         self._timers.clear()
-        if self._suspects is not None:
-            self._suspects.cancel()
+        if self._recheck_timer is not None:
+            self._recheck_timer.cancel()
 
     def _drain(self) -> None:
-        self._is_awake = False
+        self._is_drain_scheduled = False
         inbox, self._inbox = self._inbox, []
         if len(inbox) > 1:
             inbox.sort(key=_RANK)  # stable: among equals, in the order they came about
         for event in inbox:
             if self._is_stopped:
                 return
-            self._tell(event)
+            self._handle(event)
 
-    def _tell(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         """Hand one event over, and carry out what follows from it. Never raises."""
         now_ns = monotonic_ns()
         try:
             actions = self.scheduler.handle(now_ns, event)
         except DriverError as error:
-            self._event_refused(event, error)
+            self._event_rejected(event, error)
             return
         except PolicyError as error:
             # A defect of the policy. What was ordered stands, so the world must hear of it.
             _LOG.error("the policy made a mistake: %s", error, exc_info=error)
-            self._fault("policy")
+            self._count_fault("policy")
             actions = [action for action in error.actions if isinstance(action, Action)]
         except Exception as error:
-            self._carry_out(now_ns, event, self.scheduler.actions_so_far)
-            self._scheduler_broke(event, error)
+            self._execute(now_ns, event, self.scheduler.actions_so_far)
+            self._scheduler_failed(event, error)
             return
         if self._faults:
             self._faults.pop(type(event), None)
-        self._carry_out(now_ns, event, actions)
+        self._execute(now_ns, event, actions)
         if isinstance(event, BatchFinished):
-            self._out.pop(event.batch_id, None)
+            self._tasks_in_flight.pop(event.batch_id, None)
         elif not isinstance(event, RequestArrived):
-            self._forget(event)
+            self._forget_batch(event)
 
-    def _carry_out(self, now_ns: int, event: Event, actions: list[Action]) -> None:
+    def _execute(self, now_ns: int, event: Event, actions: list[Action]) -> None:
         if self._record is not None:
             try:
                 self._record(now_ns, event, actions)
             except Exception:
                 _LOG.exception("the event log ends here; serving goes on")
-                self._fault("event_log")
+                self._count_fault("event_log")
                 self._record = None
         # Workers first: answering takes a while, and they had better work meanwhile.
-        hands = self._hands
+        executor = self._executor
         settled: list[Settle] = []
         for action in actions:
             try:
                 if isinstance(action, Settle):
                     settled.append(action)
                 elif isinstance(action, Dispatch):
-                    self._out[action.batch_id] = action.task_ids
-                    hands.dispatch(now_ns, action)
+                    self._tasks_in_flight[action.batch_id] = action.task_ids
+                    executor.dispatch(now_ns, action)
                 elif isinstance(action, SetTimer):
                     self._set_timer(now_ns, action.key, action.at_ns)
                 elif isinstance(action, CancelTimer):
                     self._cancel_timer(action.key)
                 elif isinstance(action, KeepWarm):
-                    hands.keep_warm(action)
+                    executor.keep_warm(action)
                 elif isinstance(action, PlacedAction):
-                    hands.order(action)
+                    executor.execute(action)
                 else:
                     assert isinstance(action, ReportFault)  # for the log; the error has been told
             except Exception:
-                self._action_broke(action)
+                self._action_failed(action)
         for settle in settled:
             try:
-                hands.settle(now_ns, settle)
+                executor.settle(now_ns, settle)
             except Exception:
-                self._action_broke(settle)
+                self._action_failed(settle)
 
-    def _forget(self, event: Event) -> None:
+    def _forget_batch(self, event: Event) -> None:
         """A batch is not out any more."""
         if isinstance(event, BatchFailed | BatchLost | BatchRefused):
-            self._out.pop(event.batch_id, None)
+            self._tasks_in_flight.pop(event.batch_id, None)
         elif isinstance(event, TimerFired) and event.key[0] == "lost":
-            self._out.pop(event.key[1], None)
+            self._tasks_in_flight.pop(event.key[1], None)
 
     # --- what should never happen --------------------------------------------------------------
 
-    def _action_broke(self, action: Action) -> None:
+    def _action_failed(self, action: Action) -> None:
         """Have what could not be carried out end, so that nothing waits for it."""
         kind = type(action).__name__
         _LOG.exception("%s could not be carried out", kind)
-        self._fault(_FAULT_KINDS.get(kind, "order"))
+        self._count_fault(_FAULT_KINDS.get(kind, "order"))
         if isinstance(action, Settle):
             self._fail([action.request_id])
         elif isinstance(action, Dispatch):
@@ -235,20 +235,20 @@ class Driver:
         elif isinstance(action, StartInstance | StopInstance):
             self.post(InstanceStopped(action.instance_id, _INTERNAL))
 
-    def _event_refused(self, event: Event, error: DriverError) -> None:
+    def _event_rejected(self, event: Event, error: DriverError) -> None:
         """An event that cannot have happened: a defect of ours, or a worker that tells stories.
 
         It has changed nothing. But a request that the Scheduler does not take is never settled.
         """
         _LOG.error("an event that cannot have happened: %s", error)
-        self._fault("event")
+        self._count_fault("event")
         if isinstance(event, RequestArrived):
             self._fail([event.request_id])
 
-    def _scheduler_broke(self, event: Event, error: Exception) -> None:
+    def _scheduler_failed(self, event: Event, error: Exception) -> None:
         kind = type(event)
         _LOG.error("the Scheduler broke at %s", kind.__name__, exc_info=error)
-        self._fault("scheduler")
+        self._count_fault("scheduler")
         faults = self._faults[kind] = self._faults.get(kind, 0) + 1
         if faults >= FAULTS_MAX:
             _LOG.critical(
@@ -257,18 +257,18 @@ class Driver:
                 kind.__name__,
             )
             self.stop()
-            self._hands.failed(error)
+            self._executor.abort(error)
             return
-        concerned = self._concerned(event)
-        self._forget(event)
+        request_ids = self._requests_of(event)
+        self._forget_batch(event)
         # Cancelling it is what broke: once more would break once more.
-        self._fail(concerned, cancels=not isinstance(event, RequestCancelled))
-        if self._suspects is None:
-            self._suspect()
+        self._fail(request_ids, cancels=not isinstance(event, RequestCancelled))
+        if self._recheck_timer is None:
+            self._schedule_recheck()
         else:
-            self._is_suspicious = True
+            self._needs_recheck = True
 
-    def _concerned(self, event: Event) -> list[int]:
+    def _requests_of(self, event: Event) -> list[int]:
         """The requests that an event is about."""
         if isinstance(event, RequestArrived | RequestCancelled):
             return [event.request_id]
@@ -280,31 +280,33 @@ class Driver:
             batch_id = number if name == "lost" else None
         elif isinstance(event, BatchFinished | BatchFailed | BatchLost | BatchRefused):
             batch_id = event.batch_id
-        tasks = () if batch_id is None else self._out.get(batch_id, ())
+        tasks = () if batch_id is None else self._tasks_in_flight.get(batch_id, ())
         return [task_id // STAGES_MAX for task_id in tasks]
 
-    def _suspect(self) -> None:
+    def _schedule_recheck(self) -> None:
         """Look again later at what is open now: the Scheduler may have forgotten some of it."""
-        self._is_suspicious = False
-        suspects = list(self._hands.open_requests())
-        self._suspects = self._loop.call_later(self._suspect_s, self._give_up, suspects)
+        self._needs_recheck = False
+        request_ids = list(self._executor.open_requests())
+        self._recheck_timer = self._loop.call_later(
+            self._recheck_s, self._fail_forgotten, request_ids
+        )
 
-    def _give_up(self, suspects: list[int]) -> None:
-        self._suspects = None
-        left = set(self._hands.open_requests()).intersection(suspects)
+    def _fail_forgotten(self, request_ids: list[int]) -> None:
+        self._recheck_timer = None
+        left = set(self._executor.open_requests()).intersection(request_ids)
         if left:
             _LOG.error("%d requests were forgotten when the Scheduler broke", len(left))
             self._fail(sorted(left))
-        if self._is_suspicious:
-            self._suspect()
+        if self._needs_recheck:
+            self._schedule_recheck()
 
     def _fail(self, request_ids: list[int], *, cancels: bool = True) -> None:
         """Answer requests, and have the Scheduler let go of those that it knows."""
         try:
-            self._hands.fail(request_ids)
+            self._executor.fail(request_ids)
         except Exception:
             _LOG.exception("requests could not be answered")
-            self._fault("answer")
+            self._count_fault("answer")
         for request_id in request_ids:
             if cancels and request_id in self.scheduler.view.requests:
                 self.post(RequestCancelled(request_id))
@@ -317,17 +319,17 @@ class Driver:
         self._timers[key] = (at_ns, self._loop.call_later(delay_s, self._fire, key))
 
     def _cancel_timer(self, key: TimerKey) -> None:
-        found = self._timers.pop(key, None)
-        if found is not None:
-            found[1].cancel()
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer[1].cancel()
 
     def _fire(self, key: TimerKey) -> None:
-        found = self._timers.pop(key, None)
-        if found is None:
+        timer = self._timers.pop(key, None)
+        if timer is None:
             return
         now_ns = monotonic_ns()
-        if now_ns < found[0]:  # the loop counts in milliseconds and may round down
-            self._set_timer(now_ns, key, found[0])
+        if now_ns < timer[0]:  # the loop counts in milliseconds and may round down
+            self._set_timer(now_ns, key, timer[0])
         else:
             self.post(TimerFired(key))
 
@@ -350,13 +352,13 @@ SEED: Final = 0
 FLUSH_EVERY_S: Final = 0.25
 
 
-def make_scheduler(loaded: AppConfig) -> tuple[Scheduler, LogHeader]:
+def make_scheduler(app_config: AppConfig) -> tuple[Scheduler, LogHeader]:
     """Return a Scheduler under the policy that the application names, and the header of its log."""
-    choice = loaded.policy
-    kind = find_policy(choice.name)
-    config = make_config(kind.config, choice.settings, "policy")
-    scheduler = Scheduler(loaded.app, kind, config, rng=stream(SEED, "policy/0"))
-    return scheduler, LogHeader(without_keys(loaded.spec), choice.name, choice.settings, SEED)
+    policy = app_config.policy
+    kind = find_policy(policy.name)
+    config = make_config(kind.config, policy.settings, "policy")
+    scheduler = Scheduler(app_config.app, kind, config, rng=stream(SEED, "policy/0"))
+    return scheduler, LogHeader(without_keys(app_config.spec), policy.name, policy.settings, SEED)
 
 
 @final

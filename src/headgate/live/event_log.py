@@ -68,10 +68,10 @@ class EventLog:
         self._clock = clock
         self._encode = msgspec.json.Encoder().encode
         self._lines: list[bytes] = []
-        self._gathered_bytes = 0
+        self._buffered_bytes = 0
         self._segment_bytes = 0
         self._began_ns = clock()
-        self._piece_bytes = min(CHUNK_BYTES, rotation.size_bytes)
+        self._chunk_bytes = min(CHUNK_BYTES, rotation.size_bytes)
         self._seq = 0
         self._last_ns = 0
         self._is_open = True
@@ -91,22 +91,22 @@ class EventLog:
             return
         self._seq += 1
         self._last_ns = now_ns
-        if self._gathered_bytes >= self._piece_bytes:
+        if self._buffered_bytes >= self._chunk_bytes:
             self.flush()
 
     def flush(self) -> None:
         """Have written what is gathered; what has not been written is lost in a crash."""
         if not self._is_open:
             return
-        if self._file.is_over:
+        if self._file.is_closed:
             self._is_open = False  # it has said why
             return
         if self._file.backlog_bytes > BACKLOG_BYTES_MAX:
             self._stop("the disk is too slow")
             return
         if self._lines:
-            self._segment_bytes += self._gathered_bytes
-            self._file.write(self._taken())
+            self._segment_bytes += self._buffered_bytes
+            self._file.write(self._take_lines())
         if self._file.can_rotate and self._is_full():
             self._rotate()
 
@@ -115,7 +115,7 @@ class EventLog:
         if self._is_open:
             self._is_open = False
             self._writer.close()
-            self._file.write(self._taken())
+            self._file.write(self._take_lines())
         self._file.close()
 
     def sync(self, limit_s: float = CLOSE_S) -> bool:
@@ -130,34 +130,34 @@ class EventLog:
 
     def _rotate(self) -> None:
         self._writer.rotate()
-        mark = self._taken()
+        mark = self._take_lines()
         self._writer.stop("another gateway writes there now")
-        stop = self._taken()
+        stop = self._take_lines()
         segment = self._header.segment + 1
         self._header = replace(self._header, segment=segment, first_seq=self._seq)
         self._writer = LogWriter(self._emit, self._header, last_ns=self._last_ns)
-        self._segment_bytes = self._gathered_bytes
+        self._segment_bytes = self._buffered_bytes
         self._began_ns = self._clock()
-        self._file.rotate(mark, stop, self._taken())
+        self._file.rotate(mark, stop, self._take_lines())
 
     def _stop(self, why: str) -> None:
         self._is_open = False
         self._writer.stop(why)
-        self._file.write(self._taken())
+        self._file.write(self._take_lines())
         self._file.close(wait_s=0.0)
         _LOG.error("the event log %s ends here: %s; serving goes on", self._file.path, why)
 
-    def _taken(self) -> bytes:
-        piece = b"".join(self._lines)
+    def _take_lines(self) -> bytes:
+        chunk = b"".join(self._lines)
         self._lines.clear()
-        self._gathered_bytes = 0
-        return piece
+        self._buffered_bytes = 0
+        return chunk
 
     def _emit(self, content: object) -> None:
         line = self._encode(content)
         self._lines.append(line)
         self._lines.append(b"\n")
-        self._gathered_bytes += len(line) + 1
+        self._buffered_bytes += len(line) + 1
 
 
 @final
@@ -166,7 +166,7 @@ class _LogFile:
 
     def __init__(self, path: Path, keep: int) -> None:
         self.path = path
-        self.is_over = False  # nothing is written any more
+        self.is_closed = False  # nothing is written any more
         self._keep = keep
         try:
             self._fd = self._open_first()
@@ -175,10 +175,10 @@ class _LogFile:
             problem = f"cannot be written: {error.strerror}"
             raise ConfigError(problem, where=str(path), key="--log") from None
         # Each is added to by one thread only, so they need no lock.
-        self._given_bytes = 0
+        self._submitted_bytes = 0
         self._written_bytes = 0
-        self._todo: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="event log", daemon=True)
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="event log", daemon=True)
         self._thread.start()
 
     # --- for whoever logs ----------------------------------------------------------------------
@@ -186,64 +186,64 @@ class _LogFile:
     @property
     def backlog_bytes(self) -> int:
         """What was handed over and is not written."""
-        return self._given_bytes - self._written_bytes
+        return self._submitted_bytes - self._written_bytes
 
-    def write(self, piece: bytes) -> None:
+    def write(self, chunk: bytes) -> None:
         """Have a piece written."""
-        self._given_bytes += len(piece)
-        self._todo.put(lambda: self._write(piece))
+        self._submitted_bytes += len(chunk)
+        self._queue.put(lambda: self._write(chunk))
 
     def rotate(self, mark: bytes, stop: bytes, header: bytes) -> None:
         """End the segment with a mark and begin the next, or stop if the path is not ours."""
-        self._todo.put(lambda: self._rotate(mark, stop, header))
+        self._queue.put(lambda: self._rotate(mark, stop, header))
 
     def sync(self, limit_s: float) -> bool:
         """Wait until all of it is done; whether it is."""
         done = threading.Event()
-        self._todo.put(done.set)
+        self._queue.put(done.set)
         return done.wait(limit_s)
 
     def close(self, wait_s: float = CLOSE_S) -> None:
         """Finish what there is to do, for so long at most."""
-        self._todo.put(None)
+        self._queue.put(None)
         self._thread.join(wait_s)
 
     # --- the thread ----------------------------------------------------------------------------
 
-    def _work(self) -> None:
-        while (do := self._todo.get()) is not None:
+    def _run(self) -> None:
+        while (do := self._queue.get()) is not None:
             try:
                 do()
             except Exception as error:
-                self._end(getattr(error, "strerror", None) or repr(error))
-        self.is_over = True
+                self._fail(getattr(error, "strerror", None) or repr(error))
+        self.is_closed = True
         with suppress(OSError):
             os.close(self._fd)
 
-    def _end(self, why: str) -> None:
-        if not self.is_over:
-            self.is_over = True
+    def _fail(self, why: str) -> None:
+        if not self.is_closed:
+            self.is_closed = True
             _LOG.error("the event log %s ends here: %s; serving goes on", self.path, why)
 
-    def _write(self, piece: bytes) -> None:
-        self._written_bytes += len(piece)
-        left = memoryview(piece)
-        while left and not self.is_over:
-            left = left[os.write(self._fd, left) :]
+    def _write(self, chunk: bytes) -> None:
+        self._written_bytes += len(chunk)
+        unwritten = memoryview(chunk)
+        while unwritten and not self.is_closed:
+            unwritten = unwritten[os.write(self._fd, unwritten) :]
 
     def _rotate(self, mark: bytes, stop: bytes, header: bytes) -> None:
-        if self.is_over:
+        if self.is_closed:
             return
-        if not self._is_ours():
+        if not self._owns_path():
             self._write(stop)
-            self._end("another gateway writes there now")
+            self._fail("another gateway writes there now")
             return
         try:
-            self._put_away()
+            self._archive()
             fd = self._create()
         except OSError as error:
             self._write(stop)
-            self._end(f"it cannot be rotated: {error.strerror}")
+            self._fail(f"it cannot be rotated: {error.strerror}")
             return
         try:
             self._write(mark)
@@ -253,7 +253,7 @@ class _LogFile:
         self._write(header)
         self._prune()
 
-    def _is_ours(self) -> bool:
+    def _owns_path(self) -> bool:
         """Whether what lies at the path is what we write: another gateway may have come since."""
         try:
             return os.path.samestat(self.path.stat(), os.fstat(self._fd))
@@ -265,15 +265,15 @@ class _LogFile:
     def _open_first(self) -> int:
         """Open a new file, and put away an older log that lies there."""
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except FileNotFoundError:
             return self._create()
-        if not stat.S_ISREG(found.st_mode) or not found.st_size:
+        if not stat.S_ISREG(status.st_mode) or not status.st_size:
             return os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
         if not is_log(self.path):
             problem = "is there, and is not an event log"
             raise ConfigError(problem, where=str(self.path), key="--log")
-        self._put_away()
+        self._archive()
         fd = self._create()
         self._prune()
         return fd
@@ -281,7 +281,7 @@ class _LogFile:
     def _create(self) -> int:
         return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
-    def _put_away(self) -> None:
+    def _archive(self) -> None:
         """Give what lies at the path the next number."""
         number = max(segment_paths(self.path), default=0) + 1
         self.path.rename(f"{self.path}.{number}")

@@ -16,7 +16,7 @@ from headgate.config.providers import providers_of
 from headgate.core.errors import ConfigError
 from headgate.core.model import App, Pipeline, Variant
 from headgate.functions.error_text import error_text
-from headgate.functions.tensor import Signature, TensorSpec, shapes_match, format_spec
+from headgate.functions.tensor import Signature, TensorSpec, format_spec, shapes_match
 from headgate.live.call import ServedModel
 from headgate.live.ipc.messages import MeasuredFunction
 
@@ -157,12 +157,12 @@ def check_loads(app: App, facts: Mapping[str, MeasuredFunction], needed: LoadsNe
 
 
 def with_measured_profiles(
-    loaded: AppConfig, facts: Mapping[str, MeasuredFunction], where: str
+    config: AppConfig, facts: Mapping[str, MeasuredFunction], where: str
 ) -> AppConfig:
     """Return the application with measured times and sizes where none were declared."""
-    spec = copy.deepcopy(loaded.spec)
-    for variant in loaded.app.variants:
-        source = loaded.sources[variant.id]
+    spec = copy.deepcopy(config.spec)
+    for variant in config.app.variants:
+        source = config.sources[variant.id]
         found = facts.get(variant.name)
         if source is not None and found is not None:
             entry = variant_spec(spec, variant.name)
@@ -187,32 +187,32 @@ def _fill_measured(entry: dict[str, Any], facts: MeasuredFunction) -> None:
 # What functions take and give that no worker of ours looks at, because they run elsewhere only.
 
 
-def remote_only(loaded: AppConfig) -> list[Variant]:
+def remote_only(config: AppConfig) -> list[Variant]:
     """Return the variants that run on no node of ours."""
     local = {
         id
-        for id, provider in enumerate(providers_of(loaded))
+        for id, provider in enumerate(providers_of(config))
         if provider and provider.kind == "local"
     }
-    return [variant for variant in loaded.app.variants if local.isdisjoint(variant.pool_ids)]
+    return [variant for variant in config.app.variants if local.isdisjoint(variant.pool_ids)]
 
 
-def inspect_remote_only(loaded: AppConfig, base: str) -> list[MeasuredFunction]:
+def inspect_remote_only(config: AppConfig, base: str) -> list[MeasuredFunction]:
     """Return what the application's own files say of variants that run elsewhere.
 
     Where there is no file, or it cannot be read here, nothing is known: anything is taken.
     """
-    return [_inspect(loaded, variant, base) for variant in remote_only(loaded)]
+    return [_inspect(config, variant, base) for variant in remote_only(config)]
 
 
 def with_siblings(
-    loaded: AppConfig, facts: Mapping[str, MeasuredFunction]
+    config: AppConfig, facts: Mapping[str, MeasuredFunction]
 ) -> dict[str, MeasuredFunction]:
     """Return facts in which what runs elsewhere and is unknown looks as its siblings do."""
     filled = dict(facts)
-    for variant in remote_only(loaded):
+    for variant in remote_only(config):
         found = facts[variant.name]
-        siblings = loaded.app.functions[variant.function_id].variants
+        siblings = config.app.functions[variant.function_id].variants
         known = [facts[sibling.name].signature for sibling in siblings]
         if found.signature == Signature():
             signature = next((s for s in known if s != Signature()), Signature())
@@ -220,9 +220,9 @@ def with_siblings(
     return filled
 
 
-def _inspect(loaded: AppConfig, variant: Variant, base: str) -> MeasuredFunction:
+def _inspect(config: AppConfig, variant: Variant, base: str) -> MeasuredFunction:
     signature = Signature()
-    source = loaded.sources[variant.id]
+    source = config.sources[variant.id]
     if source is not None:
         # Here, because they import NumPy, and a gateway usually gets by without.
         from headgate.functions.loader import build_model  # noqa: PLC0415

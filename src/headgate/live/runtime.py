@@ -49,15 +49,15 @@ from headgate.live.busy_poll import BusyPoll
 from headgate.live.call import CANNOT_LOAD, INTERNAL, Call, GatewayPhase, ServedModel
 from headgate.live.cost_accounting import CostAccounting, breakers
 from headgate.live.deployment import Deployment, NodeSpec
-from headgate.live.driver import Driver, EventLogTask, CountFault, make_scheduler, ignore_fault
+from headgate.live.driver import CountFault, Driver, EventLogTask, ignore_fault, make_scheduler
 from headgate.live.ipc.messages import BatchRan, MeasuredFunction, RunBatch, TaskInputs
 from headgate.live.ipc.worker_link import WorkerLink, WorkerLinks
 from headgate.live.model_registry import (
     LoadsNeeded,
-    served_models,
     check_loads,
     inspect_remote_only,
     remote_only,
+    served_models,
     signatures,
     with_measured_profiles,
     with_siblings,
@@ -77,88 +77,90 @@ class Runtime:
     def __init__(
         self,
         run_dir: Path,
-        assignment: Deployment,
+        deployment: Deployment,
         *,
         arena_bytes: int,
         log_path: Path | None,
         is_log_required: bool = True,
         loads_needed: LoadsNeeded = "none",
-        submitted: Callable[[Call], None] | None,
-        settled: Callable[[Call], None],
-        started: Callable[[str, int], None],
-        fault: CountFault = ignore_fault,
+        on_submitted: Callable[[Call], None] | None,
+        on_settled: Callable[[Call], None],
+        on_cold_start: Callable[[str, int], None],
+        count_fault: CountFault = ignore_fault,
     ) -> None:
-        """`fault` counts what should never happen, by kind."""
+        """`count_fault` counts what should never happen, by kind."""
         self.phase = GatewayPhase.STARTING
         self.models: Mapping[str, ServedModel] = {}
-        self._loaded = assignment.load()
-        self._submitted = submitted
-        self._settled = settled
-        self._started = started
+        self._config = deployment.load()
+        self._on_submitted = on_submitted
+        self._on_settled = on_settled
+        self._on_cold_start = on_cold_start
         self._starts: dict[int, tuple[str, int]] = {}  # by instance on its way: of what, and since
-        self._accounts = CostAccounting(self._loaded.app)
-        self._recording = EventLogTask(log_path, self._loaded.serve, is_required=is_log_required)
-        self._fault = fault
-        self._crew = WorkerLinks(
-            run_dir, assignment.nodes, self, arena_bytes=arena_bytes, fault=fault
+        self._costs = CostAccounting(self._config.app)
+        self._event_log = EventLogTask(log_path, self._config.serve, is_required=is_log_required)
+        self._count_fault = count_fault
+        self._worker_links = WorkerLinks(
+            run_dir, deployment.nodes, self, arena_bytes=arena_bytes, count_fault=count_fault
         )
-        self._facts: dict[str, MeasuredFunction] = {}  # by name of the variant
+        self._measured: dict[str, MeasuredFunction] = {}  # by name of the variant
         self._signatures: list[Signature] = []  # by function id
         self._loads_needed = loads_needed
-        self._base = assignment.base
-        self._local_nodes = len(assignment.nodes)
+        self._base = deployment.base
+        self._local_nodes = len(deployment.nodes)
         self._links: dict[int, WorkerLink] = {}  # by node id
-        self._worker_ids: dict[int, int] = {}  # process ids, by node id
-        self._outposts: RemotePools | None = None  # there once everything is known
+        self._worker_pids: dict[int, int] = {}  # process ids, by node id
+        self._remote_pools: RemotePools | None = None  # there once everything is known
         self._driver: Driver | None = None
         self._calls: dict[int, Call] = {}  # by request id: open
-        self._findings = StageOutputs(self._loaded.app, self._signatures)
-        self._variants_out: dict[int, tuple[int, int]] = {}  # by batch: its variant and items
+        self._stage_outputs = StageOutputs(self._config.app, self._signatures)
+        self._in_flight: dict[int, tuple[int, int]] = {}  # by batch: its variant and items
         self._next_id = 0
         # What a call of a platform must be able to carry matters only where there is one.
-        pools = self._loaded.app.pools
+        pools = self._config.app.pools
         self._has_platforms = any(pool.faas is not None for pool in pools)
-        self._idle: asyncio.Event | None = None
-        self._vigil = BusyPoll(asyncio.get_running_loop(), self._is_alone)
+        self._drained: asyncio.Event | None = None
+        self._busy_poll = BusyPoll(asyncio.get_running_loop(), self._has_one_request)
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._looking: asyncio.Task[None] | None = None
+        self._inspection: asyncio.Task[None] | None = None
 
     # --- life ----------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Look for the workers; `phase` says when it is ready."""
-        self._crew.start()
-        if remote_only(self._loaded):
-            self._looking = asyncio.create_task(self._look_elsewhere())
+        self._worker_links.start()
+        if remote_only(self._config):
+            self._inspection = asyncio.create_task(self._inspect_remote_only())
 
-    async def _look_elsewhere(self) -> None:
+    async def _inspect_remote_only(self) -> None:
         """Find out about functions that no worker of ours will look at; that may take a while."""
         loop = asyncio.get_running_loop()
         try:
-            self._know(await loop.run_in_executor(None, inspect_remote_only, self._loaded, self._base))
+            self._add_measured(
+                await loop.run_in_executor(None, inspect_remote_only, self._config, self._base)
+            )
         except Exception as error:  # that cannot be served
-            self.failed(error)
+            self.abort(error)
 
     async def drain(self, limit_s: float) -> int:
         """Take no more, finish what is open; return how many were not finished in time."""
         self.phase = GatewayPhase.DRAINING
         if self._calls:
-            self._idle = asyncio.Event()
+            self._drained = asyncio.Event()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), limit_s)
+                await asyncio.wait_for(self._drained.wait(), limit_s)
         return len(self._calls)
 
     async def stop(self) -> None:
         """Leave the workers and close the log."""
         if self._driver is not None:
             self._driver.stop()
-        await self._crew.stop()
-        if self._outposts is not None:
-            await self._outposts.stop()
+        await self._worker_links.stop()
+        if self._remote_pools is not None:
+            await self._remote_pools.stop()
         self.failure.cancel()
-        if self._looking is not None:
-            self._looking.cancel()
-        self._recording.close()
+        if self._inspection is not None:
+            self._inspection.cancel()
+        self._event_log.close()
 
     # --- what front ends ask (`FrontEndApi`)
     # -------------------------------------------------------
@@ -166,12 +168,12 @@ class Runtime:
     @property
     def app(self) -> App:
         """What is served."""
-        return self._loaded.app
+        return self._config.app
 
     def problem(self, model: ServedModel) -> str:
         """Why a model cannot be asked just now; nothing if it is ready."""
         for stage in model.pipeline.stages:
-            problem = self._load_problem(stage.function) or self._absence(stage.function)
+            problem = self._load_problem(stage.function) or self._no_worker_problem(stage.function)
             if problem:
                 is_all = stage.function.name == model.name
                 return problem if is_all else f"function {stage.function.name} {problem}"
@@ -186,24 +188,24 @@ class Runtime:
         reasons = [failure.reason for failure in failures if failure is not None]
         return f"{CANNOT_LOAD}{reasons[0] if reasons else 'unknown error'}"
 
-    def _absence(self, function: Function) -> str:
-        return "" if self._variants_here(function) else "has no worker to run on"
+    def _no_worker_problem(self, function: Function) -> str:
+        return "" if self._runnable_variants(function) else "has no worker to run on"
 
-    def _variants_here(self, function: Function) -> list[Variant]:
+    def _runnable_variants(self, function: Function) -> list[Variant]:
         """The builds of a function that there is a worker or a platform for."""
-        pool_ids = {link.place.pool_id for link in self._links.values()}
-        if self._outposts is not None:
-            pool_ids.update(self._outposts.by_pool)
+        pool_ids = {link.node.pool_id for link in self._links.values()}
+        if self._remote_pools is not None:
+            pool_ids.update(self._remote_pools.by_pool)
         return [v for v in function.variants if not pool_ids.isdisjoint(v.pool_ids)]
 
-    def readings(self) -> GaugeSnapshot:
+    def gauge_snapshot(self) -> GaugeSnapshot:
         """What is true just now, for whoever scrapes."""
         view = None if self._driver is None else self._driver.scheduler.view
-        return self._accounts.readings(view, list(self._calls.values()), self._outposts)
+        return self._costs.gauge_snapshot(view, list(self._calls.values()), self._remote_pools)
 
-    def worker_ids(self) -> list[int]:
+    def worker_pids(self) -> list[int]:
         """Process ids of the workers, the last one of each node."""
-        return list(self._worker_ids.values())
+        return list(self._worker_pids.values())
 
     def breakers(self) -> Mapping[str, str]:
         """The state of each breaker, by pool that is paid by the call."""
@@ -220,12 +222,12 @@ class Runtime:
         self._next_id = request_id + 1
         call.request_id = request_id
         self._calls[request_id] = call
-        if self._submitted is not None:
+        if self._on_submitted is not None:
             try:
-                self._submitted(call)
+                self._on_submitted(call)
             except Exception:
                 _LOG.exception("a call is not traced", extra=_log_extra(call))
-                self._fault("trace")
+                self._count_fault("trace")
         self._driver.post(
             RequestArrived(
                 request_id,
@@ -257,26 +259,26 @@ class Runtime:
         call.reason = action.reason
         call.predicted_ns = action.predicted_ns
         call.retry_ns = action.retry_ns
-        self._give_back(call)
+        self._complete(call)
 
-    def _give_back(self, call: Call) -> None:
+    def _complete(self, call: Call) -> None:
         """Have a call answered, once, whatever goes wrong on the way."""
-        self._findings.forget(call.request_id)
+        self._stage_outputs.discard(call.request_id)
         try:
-            self._settled(call)
+            self._on_settled(call)
         except Exception:
             _LOG.exception("a call is not counted", extra=_log_extra(call))
-            self._fault("metrics")
+            self._count_fault("metrics")
         try:
             call.on_answer(call)
         except Exception:
             _LOG.exception("a call could not be answered", extra=_log_extra(call))
-            self._fault("answer")
+            self._count_fault("answer")
             _fail(call, INTERNAL)
             with suppress(Exception):  # which answers unless it has
                 call.on_answer(call)
-        if self._idle is not None and not self._calls:
-            self._idle.set()
+        if self._drained is not None and not self._calls:
+            self._drained.set()
 
     def open_requests(self) -> Collection[int]:
         """The requests that have no answer yet."""
@@ -289,43 +291,43 @@ class Runtime:
             if call is not None:
                 _LOG.error("a call is answered with 500", extra=_log_extra(call))
                 _fail(call, INTERNAL)
-                self._give_back(call)
+                self._complete(call)
 
     def dispatch(self, now_ns: int, action: Dispatch) -> None:
         """Send a batch to its worker or its outpost, with its tensors."""
-        assert self._driver is not None and self._outposts is not None
+        assert self._driver is not None and self._remote_pools is not None
         link = None if action.node_id is None else self._links.get(action.node_id)
-        outpost = None if link else self._outposts.outpost(action.pool_id, action.node_id)
-        if link is None and outpost is None:
+        remote_pool = None if link else self._remote_pools.pool_of(action.pool_id, action.node_id)
+        if link is None and remote_pool is None:
             self._driver.post(BatchRefused(action.batch_id, Refusal.GONE))
             return
-        works: list[TaskInputs] = []
+        tasks: list[TaskInputs] = []
         for task_id in action.task_ids:
             call = self._calls.get(task_id // STAGES_MAX)
             if call is None:
                 continue  # it was answered when something went wrong
             call.sent_ns = now_ns
             call.batch_items = action.items
-            inputs = self._findings.inputs(call, task_id % STAGES_MAX)
-            works.append(TaskInputs(task_id, call.items, inputs))
-        if not works:
+            inputs = self._stage_outputs.inputs(call, task_id % STAGES_MAX)
+            tasks.append(TaskInputs(task_id, call.items, inputs))
+        if not tasks:
             self._driver.post(BatchRefused(action.batch_id, Refusal.CANCELLED))
             return
-        self._variants_out[action.batch_id] = (action.variant_id, action.items)
+        self._in_flight[action.batch_id] = (action.variant_id, action.items)
         try:
             if link is not None:
-                self._send(link, action, works)
+                self._send(link, action, tasks)
             else:
-                assert outpost is not None
+                assert remote_pool is not None
                 view = self._driver.scheduler.view
-                outpost.send(now_ns, make_remote_call(view, action, works, self._calls))
+                remote_pool.send(now_ns, make_remote_call(view, action, tasks, self._calls))
         except BaseException:
-            self._variants_out.pop(action.batch_id, None)
+            self._in_flight.pop(action.batch_id, None)
             raise
-        if link is not None and self._is_alone():
-            self._vigil.keep(now_ns)
+        if link is not None and self._has_one_request():
+            self._busy_poll.extend(now_ns)
 
-    def _send(self, link: WorkerLink, action: Dispatch, works: list[TaskInputs]) -> None:
+    def _send(self, link: WorkerLink, action: Dispatch, tasks: list[TaskInputs]) -> None:
         assert action.instance_id is not None
         link.run(
             RunBatch(
@@ -333,35 +335,35 @@ class Runtime:
                 action.variant_id,
                 action.instance_id,
                 action.items,
-                works,
+                tasks,
             )
         )
 
-    def _is_alone(self) -> bool:
+    def _has_one_request(self) -> bool:
         """Whether there is one request, and nothing else to do than to wait for it."""
         return len(self._calls) == 1
 
-    def order(self, action: PlacedAction) -> None:
+    def execute(self, action: PlacedAction) -> None:
         """Send a worker any other order."""
         assert self._driver is not None
         link = None if action.node_id is None else self._links.get(action.node_id)
         if link is not None:
-            link.order(to_wire(action))
+            link.send_action(to_wire(action))
             if isinstance(action, StartInstance):
                 function_id = self.app.variants[action.variant_id].function_id
                 name = self.app.functions[function_id].name
                 self._starts[action.instance_id] = (name, monotonic_ns())
-        elif self._outposts is not None and self._outposts.order(action):
+        elif self._remote_pools is not None and self._remote_pools.execute(action):
             return
         elif isinstance(action, StartInstance | StopInstance):
             self._driver.post(InstanceStopped(action.instance_id, "the worker is gone"))
 
     def keep_warm(self, action: KeepWarm) -> None:
         """Have a platform keep instances ready from now on."""
-        assert self._outposts is not None
-        self._outposts.keep_warm(action)
+        assert self._remote_pools is not None
+        self._remote_pools.keep_warm(action)
 
-    def failed(self, error: BaseException) -> None:
+    def abort(self, error: BaseException) -> None:
         """Something is wrong that waiting will not mend: answer what is open with 503, and end."""
         if self.phase is not GatewayPhase.STARTING:
             self.phase = GatewayPhase.DRAINING
@@ -369,88 +371,92 @@ class Runtime:
         for call in calls:
             _fail(call, "the gateway begins anew")
             call.retry_ns = SECOND_NS
-            self._give_back(call)
+            self._complete(call)
         if not self.failure.done():
             self.failure.set_exception(error)
 
     # --- what workers say ----------------------------------------------------------------------
 
-    def joined(self, link: WorkerLink) -> None:
+    def on_worker_joined(self, link: WorkerLink) -> None:
         """A worker is there, or there again."""
-        self._links[link.place.id] = link
-        self._worker_ids[link.place.id] = link.hello.pid
+        self._links[link.node.id] = link
+        self._worker_pids[link.node.id] = link.hello.pid
         if self._driver is not None:
             self._join(link)
-        self._know(link.hello.facts)
+        self._add_measured(link.hello.functions)
 
     def _join(self, link: WorkerLink) -> None:
-        self.node_joined(link.place)
+        self.on_node_joined(link.node)
         assert self._driver is not None
-        problems = {facts.function: facts.problem for facts in link.hello.facts if facts.problem}
+        problems = {
+            measured.function: measured.problem
+            for measured in link.hello.functions
+            if measured.problem
+        }
         for variant in self.app.variants:
             if variant.name in problems:
                 problem = problems[variant.name]
-                self._driver.post(LoadFailed(variant.id, link.place.id, problem))
+                self._driver.post(LoadFailed(variant.id, link.node.id, problem))
 
-    def _know(self, found: list[MeasuredFunction]) -> None:
+    def _add_measured(self, found: list[MeasuredFunction]) -> None:
         """Learn about functions; when something is known of all, begin."""
-        for facts in found:
-            known = self._facts.get(facts.function)
-            if known is None or (known.problem and not facts.problem):
-                self._facts[facts.function] = facts
-        if self._driver is None and all(v.name in self._facts for v in self.app.variants):
+        for measured in found:
+            known = self._measured.get(measured.function)
+            if known is None or (known.problem and not measured.problem):
+                self._measured[measured.function] = measured
+        if self._driver is None and all(v.name in self._measured for v in self.app.variants):
             try:
-                self._begin()
+                self._start_scheduler()
             except Exception as error:  # that cannot be served
-                self.failed(error)
+                self.abort(error)
 
-    def node_joined(self, place: NodeSpec) -> None:
+    def on_node_joined(self, node: NodeSpec) -> None:
         """A node is there, or there again, empty."""
         assert self._driver is not None
-        self._driver.post(NodeJoined(place.id, place.pool_id, place.name))
-        self._accounts.node_joined(place.id, place.pool_id)
+        self._driver.post(NodeJoined(node.id, node.pool_id, node.name))
+        self._costs.on_node_joined(node.id, node.pool_id)
 
-    def _begin(self) -> None:
+    def _start_scheduler(self) -> None:
         """Everything is known that the Scheduler is built of."""
-        check_loads(self.app, self._facts, self._loads_needed)
-        self._facts = with_siblings(self._loaded, self._facts)
-        self._loaded = with_measured_profiles(
-            self._loaded, self._facts, "the application, as measured"
+        check_loads(self.app, self._measured, self._loads_needed)
+        self._measured = with_siblings(self._config, self._measured)
+        self._config = with_measured_profiles(
+            self._config, self._measured, "the application, as measured"
         )
-        app = self._loaded.app
-        self._accounts = CostAccounting(app)
-        self._signatures[:] = signatures(app, self._facts)
-        self._findings = StageOutputs(app, self._signatures)
-        self._outposts = RemotePools(
-            self._loaded,
+        app = self._config.app
+        self._costs = CostAccounting(app)
+        self._signatures[:] = signatures(app, self._measured)
+        self._stage_outputs = StageOutputs(app, self._signatures)
+        self._remote_pools = RemotePools(
+            self._config,
             self,
-            self._accounts,
-            self._started,
+            self._costs,
+            self._on_cold_start,
             self._signatures,
             first_node_id=self._local_nodes,
         )
-        scheduler, header = make_scheduler(self._loaded)
-        record, loop = self._recording.begin(header), asyncio.get_running_loop()
-        serve = self._loaded.serve
+        scheduler, header = make_scheduler(self._config)
+        record, loop = self._event_log.begin(header), asyncio.get_running_loop()
+        serve = self._config.serve
         self._driver = Driver(
             scheduler,
             self,
             loop,
             record=record,
-            fault=self._fault,
-            suspect_s=(serve.timeout_ns + serve.hang_ns) / 1e9,
+            count_fault=self._count_fault,
+            recheck_s=(serve.timeout_ns + serve.hang_ns) / 1e9,
         )
         for link in self._links.values():
             self._join(link)
-        self._outposts.join()
-        self.models = served_models(app, self._facts)
-        loop.call_soon(self._look_ready)
+        self._remote_pools.join()
+        self.models = served_models(app, self._measured)
+        loop.call_soon(self._update_phase)
 
-    def ran(self, link: WorkerLink, message: BatchRan) -> None:
+    def on_batch_ran(self, link: WorkerLink, message: BatchRan) -> None:
         """A batch has come back from a worker."""
-        self.ran_at(link.place.pool_id, message)
+        self.on_call_returned(link.node.pool_id, message)
 
-    def ran_at(self, pool_id: int, message: BatchRan) -> None:
+    def on_call_returned(self, pool_id: int, message: BatchRan) -> None:
         """A batch has come back; keep what its tasks gave."""
         assert self._driver is not None
         unsure: list[int] = []
@@ -464,12 +470,12 @@ class Runtime:
             call.began_ns = message.began_ns
             call.ended_ns = message.ended_ns
             try:
-                self._accounts.call_ran(call, pool_id)
+                self._costs.on_call_ran(call, pool_id)
                 if not result.error:
-                    self._findings.keep(call, result.task_id % STAGES_MAX, result.outputs)
+                    self._stage_outputs.store(call, result.task_id % STAGES_MAX, result.outputs)
             except Exception:
                 _LOG.exception("a result could not be kept", extra=_log_extra(call))
-                self._fault("result")
+                self._count_fault("result")
                 result.error, result.status = "the gateway made a mistake", 500
             if result.error and is_platform and result.status == TOO_LARGE:
                 too_large.append(result.task_id)
@@ -482,35 +488,35 @@ class Runtime:
         self._driver.post(
             BatchFinished(message.batch_id, tuple(unsure), tuple(broken), tuple(too_large))
         )
-        variant_id, items = self._variants_out.pop(message.batch_id, (None, 0))
+        variant_id, items = self._in_flight.pop(message.batch_id, (None, 0))
         if variant_id is not None:
-            self._accounts.batch_ran(variant_id, items, message.ended_ns - message.began_ns)
+            self._costs.on_batch_ran(variant_id, items, message.ended_ns - message.began_ns)
 
-    def reported(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Something else has happened at a worker or an outpost."""
         assert self._driver is not None
         self._driver.post(event)
-        self._variants_out.pop(getattr(event, "batch_id", -1), None)
+        self._in_flight.pop(getattr(event, "batch_id", -1), None)
         if isinstance(event, InstanceStarted | InstanceStopped):
             start = self._starts.pop(event.instance_id, None)
             if start is not None and isinstance(event, InstanceStarted):
-                self._started(start[0], monotonic_ns() - start[1])
+                self._on_cold_start(start[0], monotonic_ns() - start[1])
         if self.phase is GatewayPhase.STARTING:
-            asyncio.get_running_loop().call_soon(self._look_ready)
+            asyncio.get_running_loop().call_soon(self._update_phase)
 
-    def learned(self, facts: MeasuredFunction) -> None:
+    def on_function_loaded(self, measured: MeasuredFunction) -> None:
         """A function that could not be loaded can be by now, and what it takes is known."""
-        self._facts[facts.function] = facts
+        self._measured[measured.function] = measured
         if self._driver is None:
             return
-        app = self._loaded.app
+        app = self._config.app
         try:
-            self.models = served_models(app, self._facts)
-            self._signatures[:] = signatures(app, self._facts)
+            self.models = served_models(app, self._measured)
+            self._signatures[:] = signatures(app, self._measured)
         except ConfigError as error:  # it does not fit into its pipeline
             _LOG.error("%s", error)
 
-    def _look_ready(self) -> None:
+    def _update_phase(self) -> None:
         """Be ready once no function is only just being started, but for those that cannot be."""
         if self._driver is None or self.phase is not GatewayPhase.STARTING:
             return
@@ -518,27 +524,27 @@ class Runtime:
         stages = [stage for model in self.models.values() for stage in model.pipeline.stages]
         if stages and all(
             self._load_problem(stage.function)
-            or not (self._absence(stage.function) or _is_starting(view, stage.function))
+            or not (self._no_worker_problem(stage.function) or _is_starting(view, stage.function))
             for stage in stages
         ):
             self.phase = GatewayPhase.READY
 
-    def lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
+    def on_worker_lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
         """A worker is gone, and what it was running."""
-        if self._links.get(link.place.id) is link:
-            del self._links[link.place.id]
+        if self._links.get(link.node.id) is link:
+            del self._links[link.node.id]
         if self._driver is None:
             return
         for batch_id in batch_ids:
-            self._variants_out.pop(batch_id, None)
+            self._in_flight.pop(batch_id, None)
             self._driver.post(BatchLost(batch_id))
-        self.node_lost(link.place)
+        self.on_node_lost(link.node)
 
-    def node_lost(self, place: NodeSpec) -> None:
+    def on_node_lost(self, node: NodeSpec) -> None:
         """A node is gone; what it was running ends in events of its own."""
         assert self._driver is not None
-        self._driver.post(NodeLost(place.id))
-        self._accounts.node_lost(place.id)
+        self._driver.post(NodeLost(node.id))
+        self._costs.on_node_lost(node.id)
 
 
 def _is_starting(view: View, function: Function) -> bool:

@@ -33,7 +33,7 @@ class StageOutputs:
         names = {spec.name for spec in wanted}
         return [tensor for tensor in tensors if tensor.name in names]
 
-    def keep(self, call: Call, stage_index: int, outputs: list[Tensor]) -> None:
+    def store(self, call: Call, stage_index: int, outputs: list[Tensor]) -> None:
         """A stage gave this; as far as is known now, the call is answered with `call.outputs`."""
         pipeline = self._pipelines[call.pipeline_id]
         if len(pipeline.stages) == 1:
@@ -45,7 +45,7 @@ class StageOutputs:
         used = {before for index in results for before in pipeline.stages[index].after}
         call.outputs = [t for index in results if index not in used for t in results[index]]
 
-    def forget(self, request_id: int) -> None:
+    def discard(self, request_id: int) -> None:
         """A request has ended."""
         if self._by_request:
             self._by_request.pop(request_id, None)

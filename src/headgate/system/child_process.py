@@ -68,19 +68,19 @@ class ChildProcess:
         module: str,
         arguments: Sequence[str],
         *,
-        keeps: Sequence[int] = (),
+        inherited_fds: Sequence[int] = (),
     ) -> None:
         self.name = name
         self.started_s = monotonic()
-        self.heard_s: float | None = None  # when it last said something
-        self.said = b""
+        self.last_output_s: float | None = None  # when it last said something
+        self.output = b""
         self._read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         command = [sys.executable, "-m", module, *arguments, "--heartbeat-fd", str(write_fd)]
         try:
             # In a session of its own: Ctrl-C is for the supervisor, which tells its children.
             self._process = subprocess.Popen(
                 command,
-                pass_fds=[write_fd, *keeps],
+                pass_fds=[write_fd, *inherited_fds],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
@@ -92,22 +92,22 @@ class ChildProcess:
         """Its process id."""
         return self._process.pid
 
-    def hear(self) -> None:
+    def poll_output(self) -> None:
         """Read what it has said since."""
         try:
             data = os.read(self._read_fd, 65_536)
         except BlockingIOError:
             return
         if data:
-            self.heard_s = monotonic()
-            if b"\n" not in self.said and len(self.said) < OUTPUT_BYTES_MAX:
-                self.said += data
+            self.last_output_s = monotonic()
+            if b"\n" not in self.output and len(self.output) < OUTPUT_BYTES_MAX:
+                self.output += data
 
-    def ended(self) -> int | None:
+    def exit_status(self) -> int | None:
         """Its exit status once it is gone: negative if a signal ended it."""
         return self._process.poll()
 
-    def tell(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         """Send it a signal, if it is still there."""
         if self._process.poll() is None:
             self._process.send_signal(number)

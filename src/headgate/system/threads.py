@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import TypeVar, final
 
-Result = TypeVar("Outcome")
+Result = TypeVar("Result")
 Task = Callable[[], Callable[[], None]]
 
 
@@ -24,7 +24,7 @@ class DaemonThreads:
         self.count_max = count_max
         self.busy = 0
         self._loop = loop
-        self._todo: SimpleQueue[Task | None] = SimpleQueue()
+        self._queue: SimpleQueue[Task | None] = SimpleQueue()
         self._count = 0
 
     @property
@@ -32,34 +32,34 @@ class DaemonThreads:
         """How many more things can be begun at once."""
         return self.count_max - self.busy
 
-    def do(self, what: Callable[[], Result], done: Callable[[Result], None]) -> None:
-        """Begin something that raises nothing; the loop then calls `done` with what it returned.
+    def submit(self, function: Callable[[], Result], on_done: Callable[[Result], None]) -> None:
+        """Begin something that raises nothing; the loop then calls `on_done` with what it returned.
 
         Only while there are any `free`: nothing waits here.
         """
         assert self.busy < self.count_max
 
         def task() -> Callable[[], None]:
-            outcome = what()
-            return lambda: done(outcome)
+            result = function()
+            return lambda: on_done(result)
 
         self.busy += 1
         if self.busy > self._count:
             self._count += 1
-            Thread(target=self._work, name=f"remote-{self._count}", daemon=True).start()
-        self._todo.put(task)
+            Thread(target=self._run, name=f"remote-{self._count}", daemon=True).start()
+        self._queue.put(task)
 
     def stop(self) -> None:
         """Have all end that do nothing, and the others when they are done."""
         for _ in range(self._count):
-            self._todo.put(None)
+            self._queue.put(None)
 
-    def _work(self) -> None:
-        while (task := self._todo.get()) is not None:
+    def _run(self) -> None:
+        while (task := self._queue.get()) is not None:
             then = task()
             with suppress(RuntimeError):  # the loop is closed: nobody is there to be told
-                self._loop.call_soon_threadsafe(self._over, then)
+                self._loop.call_soon_threadsafe(self._on_done, then)
 
-    def _over(self, then: Callable[[], None]) -> None:
+    def _on_done(self, then: Callable[[], None]) -> None:
         self.busy -= 1
         then()

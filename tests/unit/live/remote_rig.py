@@ -54,16 +54,16 @@ class Rig:
             hang_ns=hang_ns,
         )
 
-    def ran_at(self, pool_id: int, message: BatchRan) -> None:
+    def on_call_returned(self, pool_id: int, message: BatchRan) -> None:
         self.ran.append(message)
 
-    def reported(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         self.events.append(event)
 
-    def called(self, pool_id: int, shares: Shares, took_ns: int) -> None:
+    def on_call_billed(self, pool_id: int, shares: Shares, took_ns: int) -> None:
         self.billed_ns.append(took_ns)
 
-    def kept_warm(self, pool_id: int, function: str, usd: float) -> None:
+    def on_keep_warm_billed(self, pool_id: int, function: str, usd: float) -> None:
         self.warm_usd.append(usd)
 
     async def until(self, is_true: Callable[[], bool]) -> None:

@@ -64,9 +64,9 @@ def test_an_objective_that_measured_times_cannot_meet_is_logged(
 
 
 def test_a_pipeline_takes_what_its_first_stages_take_and_gives_what_its_last_give() -> None:
-    model = served_models(with_measured_profiles(from_spec(SPEC, "here"), FACTS, "there").app, FACTS)[
-        "both"
-    ]
+    model = served_models(
+        with_measured_profiles(from_spec(SPEC, "here"), FACTS, "there").app, FACTS
+    )["both"]
     assert (model.inputs, model.outputs) == ((X,), (Z,))
     assert (model.platform, model.batches, model.items_max) == ("headgate_pipeline", True, 1)
 

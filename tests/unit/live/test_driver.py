@@ -40,7 +40,7 @@ class Rig:
             self,
             asyncio.get_running_loop(),
             record=lambda now_ns, event, actions: self.recorded.append(event),
-            fault=self.faults.append,
+            count_fault=self.faults.append,
         )
 
     def open_requests(self) -> Collection[int]:
@@ -49,7 +49,7 @@ class Rig:
     def fail(self, request_ids: Collection[int]) -> None:
         raise AssertionError(request_ids)
 
-    def failed(self, error: BaseException) -> None:
+    def abort(self, error: BaseException) -> None:
         raise error
 
     def settle(self, now_ns: int, action: Settle) -> None:
@@ -61,7 +61,7 @@ class Rig:
     def keep_warm(self, action: KeepWarm) -> None:
         self.done.append(action)
 
-    def order(self, action: PlacedAction) -> None:
+    def execute(self, action: PlacedAction) -> None:
         self.done.append(action)
         if isinstance(action, StartInstance):
             self.driver.post(InstanceStarted(action.instance_id, 0))

@@ -84,7 +84,7 @@ class Rig:
         *,
         scheduler: Fragile | None = None,
         record: Callable[[int, Event, list[Action]], None] | None = None,
-        suspect_s: float = 120.0,
+        recheck_s: float = 120.0,
     ) -> None:
         self.breaks = breaks
         self.calls: dict[int, object] = {}
@@ -98,8 +98,8 @@ class Rig:
             self,
             self.loop,
             record=record,
-            fault=self.count,
-            suspect_s=suspect_s,
+            count_fault=self.count,
+            recheck_s=recheck_s,
         )
 
     def count(self, kind: str) -> None:
@@ -131,7 +131,7 @@ class Rig:
         self.break_at("dispatch")
         self.loop.call_soon(self.driver.post, BatchFinished(action.batch_id))
 
-    def order(self, action: PlacedAction) -> None:
+    def execute(self, action: PlacedAction) -> None:
         self.break_at("order")
         if isinstance(action, StartInstance):
             self.loop.call_soon(self.driver.post, InstanceStarted(action.instance_id, 0))
@@ -150,7 +150,7 @@ class Rig:
                 self.failed_ids.add(request_id)
         self.break_at("fail")
 
-    def failed(self, error: BaseException) -> None:
+    def abort(self, error: BaseException) -> None:
         self.end = error
         for request_id in list(self.calls):
             self.answer(request_id)
@@ -302,7 +302,7 @@ def test_a_scheduler_that_breaks_at_random(seed: int) -> None:
         def breaks(event: Event) -> str:
             return rng.choice(("before", "after")) if rng.random() < 0.1 else ""
 
-        rig = Rig(scheduler=Fragile(breaks), suspect_s=0.05)
+        rig = Rig(scheduler=Fragile(breaks), recheck_s=0.05)
         await rig.serve()
         rig.driver.stop()
 

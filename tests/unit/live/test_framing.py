@@ -24,7 +24,7 @@ def test_tensors_share_the_memory_that_was_read() -> None:
     (received,) = Frames().feed(data)
     assert received == sent
     assert isinstance(received, RunBatch)
-    view = received.works[0].inputs[0].data
+    view = received.tasks[0].inputs[0].data
     assert isinstance(view, memoryview)
     assert view.obj is data
 

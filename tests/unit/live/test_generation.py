@@ -62,7 +62,7 @@ def generation(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessGroup]:
 
 
 def made(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator[ProcessGroup]:
-    monkeypatch.setattr(generations, "Child", FakeChild)
+    monkeypatch.setattr(generations, "ChildProcess", FakeChild)
     monkeypatch.setattr(generations, "monotonic", lambda: CLOCK[0])
     CLOCK[0] = 1000.0
     FakeChild.started = []
@@ -88,7 +88,7 @@ def time_to_restart_s(generation: ProcessGroup, name: str, status: int = -11) ->
     ended.status = status
     began_s = CLOCK[0]
     while latest(name) is ended:
-        assert generation.look() is None
+        assert generation.poll() is None
         if latest(name) is ended:
             CLOCK[0] += 0.125
     return CLOCK[0] - began_s
@@ -99,7 +99,7 @@ def test_one_restart_is_immediate_and_the_next_ones_wait(
     generation: ProcessGroup, name: str
 ) -> None:
     latest("gateway").said = b"{}\n"
-    generation.look()
+    generation.poll()
     delays_s = [time_to_restart_s(generation, name) for _ in range(8)]
     assert delays_s == [0.0, 0.25, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0]
     CLOCK[0] += 31
@@ -124,12 +124,12 @@ def test_whoever_was_loading_is_named_and_remembered(
     with markers.during(LOAD, 0, 1):
         time_to_restart_s(generation, "cpu1", -11)
     assert "worker cpu1 died (signal 11, SIGSEGV) while loading 'bad'" in caplog.text
-    assert markers.suspicion(LOAD, 1) == "ProcessDied: signal 11, SIGSEGV while it was loaded"
+    assert markers.suspect_reason(LOAD, 1) == "ProcessDied: signal 11, SIGSEGV while it was loaded"
     with markers.during(MEASURE, 0, 0):
         time_to_restart_s(generation, "cpu1", 3)
     assert "worker cpu1 died (exit status 3) while measuring 'good'" in caplog.text
-    assert markers.suspicion(MEASURE, 0)
-    assert not markers.suspicion(LOAD, 0)
+    assert markers.suspect_reason(MEASURE, 0)
+    assert not markers.suspect_reason(LOAD, 0)
     time_to_restart_s(generation, "cpu1", -9)
     assert "worker cpu1 died (signal 9, SIGKILL); it is started again" in caplog.text
 
@@ -156,12 +156,12 @@ def test_why_it_was_ended_is_what_is_wrong_with_the_load(
         elif trouble == "never heard":
             CLOCK[0] += 61
         for _ in range(3):
-            generation.look()
+            generation.poll()
         is_killed = trouble != "ended itself"
         assert worker.told == [signal.SIGKILL] * is_killed
         assert caplog.text.count("is ended") == is_killed
         time_to_restart_s(generation, "cpu1", -9 if is_killed else 70)
-    assert generation._markers.suspicion(LOAD, 1) == problem
+    assert generation._markers.suspect_reason(LOAD, 1) == problem
 
 
 def test_a_first_start_ends_for_bad_input_and_later_ones_do_not(
@@ -170,17 +170,17 @@ def test_a_first_start_ends_for_bad_input_and_later_ones_do_not(
     gateway = latest("gateway")
     assert gateway.arguments[-2:] == ["--loads-needed", "one"]
     gateway.said, gateway.status = problems_line(["good: no", "bad: no"]), 78
-    assert generation.look() == 2
+    assert generation.poll() == 2
     assert generation.problems == ["good: no", "bad: no"]
     gateway.said, gateway.status = b"{}\n", None
-    assert generation.look() is None
+    assert generation.poll() is None
     gateway.status = -9
-    generation.look()
+    generation.poll()
     again = latest("gateway")
     assert again is not gateway
     assert again.arguments[-2:] == ["--loads-needed", "none"]
     again.said, again.status = problems_line(["the log cannot be written"]), 78
-    assert generation.look() is None
+    assert generation.poll() is None
     assert "the log cannot be written" in caplog.text
 
 
@@ -189,4 +189,4 @@ def test_after_a_change_all_functions_must_be_loaded(
 ) -> None:
     for generation in made(monkeypatch, 1):
         assert latest("gateway").arguments[-2:] == ["--loads-needed", "all"]
-        assert generation.greeting is None
+        assert generation.ready_line is None

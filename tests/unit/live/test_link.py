@@ -46,7 +46,7 @@ class Heard:
         for result in message.results:
             self.outputs += [bytes(cast(memoryview, tensor.data)) for tensor in result.outputs]
 
-    def reported(self, event: object) -> None:
+    def on_event(self, event: object) -> None:
         self.order.append("reported")
 
     def learned(self, facts: object) -> None:
@@ -99,18 +99,18 @@ class Rig:
 def test_what_is_sent_stays_in_order() -> None:
     async def story() -> None:
         rig = Rig()
-        rig.link.order(ORDER)
+        rig.link.send_action(ORDER)
         content = rig.run(1, LARGE)
-        rig.link.order(ORDER)
+        rig.link.send_action(ORDER)
         rig.run(2, 20_000)
         assert len(rig.written.messages) == 1  # the rest waits for the copy
         for _ in range(10):
             await asyncio.sleep(0)
         kinds = [type(message) for message in rig.written.messages]
         assert kinds == [ActionMessage, RunBatch, ActionMessage, RunBatch]
-        (tensor,) = cast(RunBatch, rig.written.messages[1]).works[0].inputs
+        (tensor,) = cast(RunBatch, rig.written.messages[1]).tasks[0].inputs
         assert bytes(rig.own.view(cast(Block, tensor.data))) == content
-        rig.link.order(ORDER)
+        rig.link.send_action(ORDER)
         assert len(rig.written.messages) == 5  # at once again
         rig.link.connection_lost(None)
         assert rig.heard.order == ["lost [1, 2]"]

@@ -92,21 +92,21 @@ def test_an_object_per_line() -> None:
 
 def test_what_is_repeated_is_counted() -> None:
     repeats = RepeatLimiter()
-    passed = [repeats.lets_pass(record("%d", number), 0.0) for number in range(100)]
+    passed = [repeats.allows(record("%d", number), 0.0) for number in range(100)]
     assert passed == [True] * REPEATS_MAX + [False] * (100 - REPEATS_MAX)
-    assert repeats.lets_pass(record("something else"), 0.0)
-    assert repeats.over(REPEATS_S - 1) == []
-    (told,) = repeats.over(REPEATS_S)
+    assert repeats.allows(record("something else"), 0.0)
+    assert repeats.expired(REPEATS_S - 1) == []
+    (told,) = repeats.expired(REPEATS_S)
     assert told.getMessage() == f"{100 - REPEATS_MAX} more times: %d"
-    assert repeats.lets_pass(record("%d", 1), REPEATS_S)
-    assert repeats.over(2 * REPEATS_S) == []
+    assert repeats.allows(record("%d", 1), REPEATS_S)
+    assert repeats.expired(2 * REPEATS_S) == []
 
 
 def test_the_last_one_that_is_said_says_that_more_are_counted() -> None:
     repeats = RepeatLimiter()
     made = [record("again") for _ in range(REPEATS_MAX)]
     for each in made:
-        repeats.lets_pass(each, 0.0)
+        repeats.allows(each, 0.0)
     lines = [TextFormatter("gateway").format(each) for each in made]
     assert lines[-1].endswith("again (more of the same are counted, for 10 s)")
     assert lines[-2].endswith("again")

@@ -81,7 +81,7 @@ class Hands:
     def fail(self, request_ids: Collection[int]) -> None:
         raise AssertionError(request_ids)
 
-    def failed(self, error: BaseException) -> None:
+    def abort(self, error: BaseException) -> None:
         raise error
 
     def settle(self, now_ns: int, action: Settle) -> None:
@@ -90,7 +90,7 @@ class Hands:
     def dispatch(self, now_ns: int, action: Dispatch) -> None:
         self.done.append(action)
 
-    def order(self, action: PlacedAction) -> None:
+    def execute(self, action: PlacedAction) -> None:
         self.done.append(action)
 
     def keep_warm(self, action: KeepWarm) -> None:
@@ -136,7 +136,7 @@ def test_an_errand_has_the_time_of_the_one_that_has_most() -> None:
         Call(0, [], 1, nobody, deadline_ns=50 * MS, is_hard=True),
     )
     assert errand.left_ms(10 * MS) == 40.0
-    assert errand.gives_up
+    assert errand.is_hard
     assert (errand.function, errand.batch_id, errand.tenant) == ("f", 9, "ann")
 
 
@@ -146,7 +146,7 @@ def test_who_waits_for_ever_has_others_wait_with_it() -> None:
         Call(0, [], 1, nobody, client_id=1, deadline_ns=NEVER_NS),
     )
     assert errand.left_ms(0) is None
-    assert not errand.gives_up
+    assert not errand.is_hard
     assert errand.tenant is None  # of two, nobody's
     assert errand.shares == ((0, 0, 1), (0, 1, 1))
 
@@ -154,7 +154,7 @@ def test_who_waits_for_ever_has_others_wait_with_it() -> None:
 def test_the_objective_is_a_deadline_that_nobody_gives_up_at() -> None:
     errand = sent(Call(0, [], 1, nobody))
     assert errand.left_ms(MS) == 100.0
-    assert not errand.gives_up
+    assert not errand.is_hard
 
 
 def test_a_trace_goes_along_whoever_keeps_it() -> None:
@@ -175,10 +175,10 @@ def test_a_trace_goes_along_whoever_keeps_it() -> None:
 
 def test_what_is_paid_by_the_call_is_shared_by_items() -> None:
     accounts = CostAccounting(make_app())
-    accounts.called(1, ((0, 0, 1), (0, 1, 3)), 10 * MS)
-    accounts.called(0, ((0, 0, 1),), 10 * MS)  # that pool is paid by the hour
-    accounts.kept_warm(1, "f", 0.25)
-    costs = accounts.readings(None, []).cost_usd
+    accounts.on_call_billed(1, ((0, 0, 1), (0, 1, 3)), 10 * MS)
+    accounts.on_call_billed(0, ((0, 0, 1),), 10 * MS)  # that pool is paid by the hour
+    accounts.on_keep_warm_billed(1, "f", 0.25)
+    costs = accounts.gauge_snapshot(None, []).cost_usd
     assert costs == {
         ("f", "ann", "serverless", "usage"): pytest.approx(0.125),
         ("f", "bob", "serverless", "usage"): pytest.approx(0.375),
@@ -189,7 +189,7 @@ def test_what_is_paid_by_the_call_is_shared_by_items() -> None:
 def test_the_breaker_can_be_seen() -> None:
     assert breakers(Scheduler(make_app(), KIND).view) == {"cloud": "closed"}
     spill = FaasPoolGauges(1, "breaker", 3, {"finished": 5, "throttled": 2}, 4, 0.25)
-    readings = GaugeSnapshot(spills={"cloud": spill})
+    readings = GaugeSnapshot(faas_pools={"cloud": spill})
     text = Exposition(Metrics(make_app(), lambda: readings)).text()[0].decode()
     for line in (
         'headgate_spill_breaker_state{pool="cloud"} 1.0',

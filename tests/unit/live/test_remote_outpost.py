@@ -40,7 +40,7 @@ def test_what_ran_brings_each_result_in_the_order_of_its_tasks() -> None:
         assert 0 < ran.ended_ns - ran.began_ns <= 2 * MS
         assert rig.events == []
         assert rig.outpost.in_flight == 0
-        assert rig.outpost.ended["finished"] == 1
+        assert rig.outpost.outcomes["finished"] == 1
 
     run(story)
 
@@ -65,7 +65,7 @@ def test_whatever_else_becomes_of_it_is_one_event(
         (event,) = rig.events
         assert type(event) is expected
         assert rig.ran == []
-        assert rig.outpost.ended[outcome] == 1
+        assert rig.outpost.outcomes[outcome] == 1
         # What never ran costs nothing; what may have is paid for.
         assert len(rig.billed_ns) == (0 if isinstance(fate, Refused) else 1)
 

@@ -62,14 +62,14 @@ class FakeLink:
             self.breaks -= 1
             raise ValueError("too large")
         self.ran.append(message)
-        results = [TaskResult(work.task_id, []) for work in message.works]
+        results = [TaskResult(work.task_id, []) for work in message.tasks]
         ran = BatchRan(message.batch_id, 1, 2, results)
-        asyncio.get_running_loop().call_soon(self.runtime.ran, cast(WorkerLink, self), ran)
+        asyncio.get_running_loop().call_soon(self.runtime.on_batch_ran, cast(WorkerLink, self), ran)
 
     def order(self, wire: Wire) -> None:
         assert wire[0] == "StartInstance"
         started = InstanceStarted(cast(int, wire[1]), 0)
-        asyncio.get_running_loop().call_soon(self.runtime.reported, started)
+        asyncio.get_running_loop().call_soon(self.runtime.on_event, started)
 
 
 class Rig:
@@ -81,14 +81,14 @@ class Rig:
             Deployment(cast(dict[str, Any], spec), str(tmp_path), [PLACE]),
             arena_bytes=65_536,
             log_path=None,
-            submitted=hooks.get("submitted"),
-            settled=hooks.get("settled", lambda call: None),
-            started=lambda function, duration_ns: None,
-            fault=lambda kind: self.faults.update([kind]),
+            on_submitted=hooks.get("submitted"),
+            on_settled=hooks.get("settled", lambda call: None),
+            on_cold_start=lambda function, duration_ns: None,
+            count_fault=lambda kind: self.faults.update([kind]),
         )
         self.link = FakeLink(self.runtime)
         self.answered: list[Call] = []
-        self.runtime.joined(cast(WorkerLink, self.link))
+        self.runtime.on_worker_joined(cast(WorkerLink, self.link))
 
     def call(self, on_answer: Callable[[Call], None] | None = None) -> Call:
         call = Call(0, [], 1, on_answer or self.answered.append)
@@ -170,14 +170,14 @@ def test_a_result_that_cannot_be_kept_fails_its_own_call_alone(
 ) -> None:
     async def story() -> None:
         rig = Rig(tmp_path)
-        kept = rig.runtime._findings.keep
+        kept = rig.runtime._stage_outputs.store
 
-        def keep(call: Call, stage: int, outputs: list[Tensor]) -> None:
+        def store(call: Call, stage: int, outputs: list[Tensor]) -> None:
             if call.request_id == 2:
                 boom()
             kept(call, stage, outputs)
 
-        monkeypatch.setattr(rig.runtime._findings, "keep", keep)
+        monkeypatch.setattr(rig.runtime._stage_outputs, "store", store)
         outcomes = await rig.serve(5)
         met = Outcome.MET
         assert outcomes == [met, met, Outcome.FAILED, met, met]
@@ -193,7 +193,7 @@ def test_books_that_break_do_not_keep_a_batch_from_ending(
     async def story() -> None:
         rig = Rig(tmp_path)
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
-        monkeypatch.setattr(rig.runtime._accounts, "batch_ran", boom)
+        monkeypatch.setattr(rig.runtime._costs, "on_batch_ran", boom)
         assert await rig.serve(5) == [Outcome.MET] * 5
         await rig.runtime.stop()
 
@@ -204,7 +204,7 @@ def test_a_gateway_that_cannot_go_on_answers_what_is_open(tmp_path: Path) -> Non
     async def story() -> None:
         rig = Rig(tmp_path)
         calls = [rig.call() for _ in range(5)]
-        rig.runtime.failed(RuntimeError("enough"))
+        rig.runtime.abort(RuntimeError("enough"))
         assert rig.answered == calls
         for call in calls:
             refused = error_of(call, GatewayConfig(), b"")
@@ -247,7 +247,7 @@ class BrokenListener:
     def ran(self, link: WorkerLink, message: BatchRan) -> None:
         boom()
 
-    def reported(self, event: object) -> None:
+    def on_event(self, event: object) -> None:
         self.reports.append(event)
         if len(self.reports) == 1:
             boom()

@@ -114,7 +114,7 @@ def test_the_service_is_called_as_the_environment_has_it(monkeypatch: pytest.Mon
 )
 def test_nothing_is_traced_unless_it_is_asked_for(environment: dict[str, str]) -> None:
     tracer = make_tracer(environment)
-    assert isinstance(tracer, NoTracer) and not tracer.is_on
+    assert isinstance(tracer, NoTracer) and not tracer.is_enabled
     call = ended_call(Outcome.MET)
     tracer.begin(call)
     tracer.end(call, "resnet")
@@ -130,7 +130,7 @@ def test_nothing_is_traced_unless_it_is_asked_for(environment: dict[str, str]) -
 )
 def test_asked_for_it_is_on(environment: dict[str, str]) -> None:
     tracer = make_tracer(environment)
-    assert tracer.is_on
+    assert tracer.is_enabled
     tracer.close()
 
 
@@ -145,7 +145,7 @@ def test_without_the_extra_nothing_is_traced(
     """Whole clusters set these variables: it is said, and the server runs."""
     monkeypatch.delitem(sys.modules, "headgate.live.telemetry.spans")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    assert not make_tracer({"OTEL_TRACES_EXPORTER": "console"}).is_on
+    assert not make_tracer({"OTEL_TRACES_EXPORTER": "console"}).is_enabled
     assert "headgate[otel]" in caplog.text
 
 

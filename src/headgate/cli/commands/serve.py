@@ -103,8 +103,8 @@ def command(
             prepare,
             listener,
             log_path=log,
-            watches=(lambda: _stamp(app)) if reloads else None,
-            greet=_greet,
+            watched_state=(lambda: _stamp(app)) if reloads else None,
+            on_ready=_greet,
         )
         # Nothing that is said can end it or hold it up, whatever became of whoever listens.
         with logs.configured(serve, "supervisor"):

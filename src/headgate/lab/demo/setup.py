@@ -20,7 +20,7 @@ from headgate.core.event_log import read_log
 from headgate.core.model import Profile
 from headgate.core.units import format_duration
 from headgate.functions.onnx_model import OnnxModel
-from headgate.functions.tensor import TensorSpecsLike, TensorSpec, parse_specs
+from headgate.functions.tensor import TensorSpec, TensorSpecsLike, parse_specs
 from headgate.metrics.columns import Int64
 from headgate.metrics.from_log import read_columns
 from headgate.planning.latency_model import Characterisation, profile_of

@@ -22,7 +22,11 @@ from headgate.live.model_registry import LoadsNeeded
 from headgate.live.runtime import Runtime
 from headgate.live.telemetry import Exposition, GaugeSnapshot, Metrics
 from headgate.live.telemetry.tracing import make_tracer
-from headgate.system.child_process import kill_groups_and_exit, set_parent_death_signal, watch_supervisor
+from headgate.system.child_process import (
+    kill_groups_and_exit,
+    set_parent_death_signal,
+    watch_supervisor,
+)
 
 if TYPE_CHECKING:
     from headgate.live.gateway.grpc.server import GrpcServer
@@ -184,10 +188,10 @@ class GatewayProcess:
             log_path=log_path,
             is_log_required=not listens_when_ready,
             loads_needed=loads_needed,
-            submitted=self._tracer.begin if self._tracer.is_on else None,
-            settled=self._settled,
-            started=self._metrics.cold_started,
-            fault=self._metrics.fault,
+            on_submitted=self._tracer.begin if self._tracer.is_enabled else None,
+            on_settled=self._settled,
+            on_cold_start=self._metrics.cold_started,
+            count_fault=self._metrics.fault,
         )
         self._models = [pipeline.name for pipeline in loaded.app.pipelines]
         self._tenants = [client.name for client in loaded.app.clients]
@@ -300,11 +304,11 @@ class GatewayProcess:
     def _settled(self, call: Call) -> None:
         model = self._models[call.pipeline_id]
         self._metrics.settled(call, model, self._tenants[call.client_id])
-        if self._tracer.is_on:
+        if self._tracer.is_enabled:
             self._tracer.end(call, model)
 
     def _readings(self) -> GaugeSnapshot:
-        return self._runtime.readings()
+        return self._runtime.gauge_snapshot()
 
     async def _leave(self, server: HttpServer, number: signal.Signals) -> None:
         """Say that it is not ready, go on for a while, refuse what is new, finish what is open.
@@ -382,7 +386,7 @@ class GatewayProcess:
 
     def _end_orphaned(self) -> NoReturn:
         """Nobody will start a worker again, nor clean up after us."""
-        kill_groups_and_exit(self._run_dir, self._runtime.worker_ids())
+        kill_groups_and_exit(self._run_dir, self._runtime.worker_pids())
 
 
 def _tell(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

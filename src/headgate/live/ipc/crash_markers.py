@@ -48,7 +48,7 @@ class CrashMarkers:
             with suppress(OSError):
                 path.unlink()
 
-    def is_new(self, failure: str) -> bool:
+    def is_new_failure(self, failure: str) -> bool:
         """Whether no worker has met this failure before."""
         digest = sha256(failure.encode("utf-8", "replace")).hexdigest()[:32]
         try:
@@ -59,51 +59,51 @@ class CrashMarkers:
             pass
         return True
 
-    def measured(self, node_id: int, variant_id: int) -> tuple[int, ...] | None:
+    def read_measured(self, node_id: int, variant_id: int) -> tuple[int, ...] | None:
         """Return what this worker measured before it was started again, if it did."""
         try:
-            return tuple(map(int, self._times(node_id, variant_id).read_text().split()))
+            return tuple(map(int, self._measured_path(node_id, variant_id).read_text().split()))
         except (OSError, ValueError):
             return None
 
-    def keep_measured(self, node_id: int, variant_id: int, exec_ns: tuple[int, ...]) -> None:
+    def write_measured(self, node_id: int, variant_id: int, exec_ns: tuple[int, ...]) -> None:
         """Leave what was measured for whoever comes after."""
-        _write(self._times(node_id, variant_id), " ".join(map(str, exec_ns)))
+        _write(self._measured_path(node_id, variant_id), " ".join(map(str, exec_ns)))
 
     # --- suspects ------------------------------------------------------------------------------
 
-    def suspicion(self, step: str, variant_id: int) -> str:
+    def suspect_reason(self, step: str, variant_id: int) -> str:
         """Return what happened when a step was last tried; nothing if that went well."""
         try:
-            return self._suspect(step, variant_id).read_text("utf-8")
+            return self._suspect_path(step, variant_id).read_text("utf-8")
         except OSError:
             return ""
 
-    def suspect(self, step: str, variant_id: int, reason: str) -> None:
+    def mark_suspect(self, step: str, variant_id: int, reason: str) -> None:
         """Remember that a step must not be tried in a worker's own process."""
-        _write(self._suspect(step, variant_id), reason)
+        _write(self._suspect_path(step, variant_id), reason)
 
-    def acquit(self, step: str, variant_id: int) -> None:
+    def clear_suspect(self, step: str, variant_id: int) -> None:
         """A step went well after all."""
         with suppress(OSError):
-            self._suspect(step, variant_id).unlink()
+            self._suspect_path(step, variant_id).unlink()
 
     # --- what a supervisor finds ---------------------------------------------------------------
 
-    def under_way(self, node_id: int) -> list[tuple[str, int]]:
+    def take_interrupted(self, node_id: int) -> list[tuple[str, int]]:
         """Return what a worker was doing when it died, as (step, variant id); and forget it."""
-        found: set[tuple[str, int]] = set()
+        interrupted: set[tuple[str, int]] = set()
         for step in STEPS:
             for path in self._run_dir.glob(f"{step}-{node_id}-*.marker"):
-                found.add((step, int(path.name.split("-")[2])))
+                interrupted.add((step, int(path.name.split("-")[2])))
                 with suppress(OSError):
                     path.unlink()
-        return sorted(found)
+        return sorted(interrupted)
 
-    def _suspect(self, step: str, variant_id: int) -> Path:
+    def _suspect_path(self, step: str, variant_id: int) -> Path:
         return self._run_dir / f"suspect-{step}-{variant_id}"
 
-    def _times(self, node_id: int, variant_id: int) -> Path:
+    def _measured_path(self, node_id: int, variant_id: int) -> Path:
         return self._run_dir / f"measured-{node_id}-{variant_id}"
 
 

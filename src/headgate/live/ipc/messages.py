@@ -50,7 +50,7 @@ class RunBatch(Message, tag=1):
     variant_id: int
     instance_id: int
     items: int
-    works: list[TaskInputs]
+    tasks: list[TaskInputs]
 
 
 @final
@@ -88,7 +88,7 @@ class Hello(Message, tag=4):
 
     node_id: int
     pid: int
-    facts: list[MeasuredFunction]
+    functions: list[MeasuredFunction]
 
 
 @final
@@ -117,7 +117,7 @@ class EventMessage(Message, tag=6):
 class FunctionLoaded(Message, tag=7):
     """A function that could not be loaded when the worker said hello can be by now."""
 
-    facts: MeasuredFunction
+    function: MeasuredFunction
 
 
 AnyMessage = RunBatch | ActionMessage | Release | Hello | BatchRan | EventMessage | FunctionLoaded

@@ -162,19 +162,19 @@ class Arena:
                 holes.append([offset, size])
         if holes and sum(holes[-1]) == self._end:
             self._end = holes.pop()[0]
-        found: int | None = None
+        offset_found: int | None = None
         self._free = {}
         for offset, size in holes:
-            if found is None and size >= room:
-                found, offset, size = offset, offset + room, size - room
+            if offset_found is None and size >= room:
+                offset_found, offset, size = offset, offset + room, size - room
             if size:
                 self._free.setdefault(size, []).append(offset)
-        if found is None and self._end + room <= self._size:
-            found = self._end
+        if offset_found is None and self._end + room <= self._size:
+            offset_found = self._end
             self._end += room
-        if found is None:
+        if offset_found is None:
             self._too_large = min(self._too_large, room)
-        return found
+        return offset_found
 
 
 _GRAIN: Final = 4096  # a page: sizes that are nearly alike use the same blocks

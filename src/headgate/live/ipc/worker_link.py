@@ -24,8 +24,8 @@ from headgate.live.ipc.messages import (
     BatchRan,
     EventMessage,
     Frames,
-    Hello,
     FunctionLoaded,
+    Hello,
     MeasuredFunction,
     Message,
     Release,
@@ -52,16 +52,16 @@ _NO_COPIES: Final[Copies] = deque()
 class WorkerListener(Protocol):
     """Who hears what a worker says."""
 
-    def ran(self, link: WorkerLink, message: BatchRan) -> None:
+    def on_batch_ran(self, link: WorkerLink, message: BatchRan) -> None:
         """A batch has ended. Tensors in it are the listener's own."""
 
-    def reported(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Something else has happened."""
 
-    def learned(self, facts: MeasuredFunction) -> None:
+    def on_function_loaded(self, function: MeasuredFunction) -> None:
         """A function that could not be loaded can be by now."""
 
-    def lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
+    def on_worker_lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
         """The worker is gone, and these batches with it."""
 
 
@@ -71,26 +71,26 @@ class WorkerLink(asyncio.Protocol):
 
     def __init__(
         self,
-        place: NodeSpec,
+        node: NodeSpec,
         hello: Hello,
         listener: WorkerListener,
-        own: Arena,
-        theirs: Arena,
-        fault: CountFault = ignore_fault,
+        arena: Arena,
+        peer_arena: Arena,
+        count_fault: CountFault = ignore_fault,
     ) -> None:
-        self.place = place
+        self.node = node
         self.hello = hello
         self.closed = asyncio.get_running_loop().create_future()
         self._listener = listener
-        self._own = own
-        self._theirs = theirs
-        self._fault = fault
+        self._arena = arena
+        self._peer_arena = peer_arena
+        self._count_fault = count_fault
         self._frames = Frames()
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._batch_ids: set[int] = set()  # that are out
         self._unsent: deque[tuple[Copies, bytes]] = deque()  # orders, and what to copy before each
-        self._unread: deque[AnyMessage] = deque()  # behind one whose outputs are being copied
+        self._pending: deque[AnyMessage] = deque()  # behind one whose outputs are being copied
         self._copies: Copies | None = None  # of those outputs
 
     # --- orders --------------------------------------------------------------------------------
@@ -105,8 +105,8 @@ class WorkerLink(asyncio.Protocol):
         copies: Copies = deque()
         try:
             inline_bytes = 0
-            for work in message.works:
-                inline_bytes += self._share(work, offsets, copies)
+            for task in message.tasks:
+                inline_bytes += self._share(task, offsets, copies)
                 if inline_bytes > MESSAGE_BYTES_MAX:  # do not even begin to copy it
                     raise ValueError(
                         f"a batch of {inline_bytes} bytes; at most {MESSAGE_BYTES_MAX}"
@@ -118,7 +118,7 @@ class WorkerLink(asyncio.Protocol):
         self._batch_ids.add(message.batch_id)
         self._write(data, copies)
 
-    def order(self, wire: Wire) -> None:
+    def send_action(self, wire: Wire) -> None:
         """Send any other order."""
         self._send(ActionMessage(wire))
 
@@ -127,19 +127,19 @@ class WorkerLink(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    def _share(self, work: TaskInputs, offsets: list[int], copies: Copies) -> int:
+    def _share(self, task: TaskInputs, offsets: list[int], copies: Copies) -> int:
         """Put what is large into shared memory, or, where that takes long, say what is to be put
         there; return how many large bytes did not fit.
         """
         left_bytes = 0
-        for place, tensor in enumerate(work.inputs):
+        for node, tensor in enumerate(task.inputs):
             data = tensor.data
             if isinstance(data, Block) or data.nbytes < INLINE_BYTES_MAX:
                 continue
             if data.nbytes <= COPY_BYTES_MAX:
-                block = self._own.allocate(data)
+                block = self._arena.allocate(data)
             else:
-                reserved = self._own.reserve(data.nbytes)
+                reserved = self._arena.reserve(data.nbytes)
                 block = None if reserved is None else reserved[0]
                 if reserved is not None:
                     copies.append((reserved[1], data))
@@ -148,7 +148,7 @@ class WorkerLink(asyncio.Protocol):
                 continue
             offsets.append(block.offset)
             # A copy: the call keeps its own, for another attempt.
-            work.inputs[place] = Tensor(tensor.name, tensor.datatype, tensor.shape, block)
+            task.inputs[node] = Tensor(tensor.name, tensor.datatype, tensor.shape, block)
         return left_bytes
 
     def _send(self, message: Message) -> None:
@@ -169,8 +169,8 @@ class WorkerLink(asyncio.Protocol):
         try:
             self._transport.write(data)
         except Exception:
-            _LOG.exception("worker %s cannot be written to, and is left", self.place.name)
-            self._fault("worker_connection")
+            _LOG.exception("worker %s cannot be written to, and is left", self.node.name)
+            self._count_fault("worker_connection")
             self._transport.abort()
 
     def _copy_unsent(self) -> None:
@@ -194,45 +194,45 @@ class WorkerLink(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Read whatever messages are complete."""
         try:
-            self._unread.extend(self._frames.feed(data))
+            self._pending.extend(self._frames.feed(data))
         except ValueError as error:
-            self._makes_no_sense(error)
+            self._protocol_error(error)
         else:
-            self._read_on()
+            self._process_messages()
 
-    def _read_on(self) -> None:
+    def _process_messages(self) -> None:
         """Deal with messages in their order, up to one that takes longer."""
         try:
-            while self._unread and self._copies is None:
-                self._received(self._unread.popleft())
+            while self._pending and self._copies is None:
+                self._on_message(self._pending.popleft())
         except (ValueError, ConfigError) as error:
-            self._makes_no_sense(error)
+            self._protocol_error(error)
 
-    def _makes_no_sense(self, error: Exception) -> None:
+    def _protocol_error(self, error: Exception) -> None:
         """A worker of ours would not say that."""
-        _LOG.error("worker %s makes no sense, and is left: %s", self.place.name, error)
-        self._fault("worker_message")
-        self._unread.clear()
+        _LOG.error("worker %s makes no sense, and is left: %s", self.node.name, error)
+        self._count_fault("worker_message")
+        self._pending.clear()
         self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
         """End, and say what was lost."""
         self._transport = None
         self._unsent.clear()
-        self._unread.clear()
+        self._pending.clear()
         self._copies = None
         if not self.closed.done():
             self.closed.set_result(None)
         lost, self._batch_ids = sorted(self._batch_ids), set()
         try:
-            self._listener.lost(self, lost)
+            self._listener.on_worker_lost(self, lost)
         except Exception:
-            self._listener_broke(None)
+            self._listener_failed(None)
         finally:
-            self._own.close()
-            self._theirs.close()
+            self._arena.close()
+            self._peer_arena.close()
 
-    def _received(self, message: Message) -> None:
+    def _on_message(self, message: Message) -> None:
         if isinstance(message, BatchRan):
             self._free(message.released)
             self._take_outputs(message)
@@ -243,28 +243,28 @@ class WorkerLink(asyncio.Protocol):
             if isinstance(event, BatchRefused):
                 self._batch_ids.discard(event.batch_id)
             try:
-                self._listener.reported(event)
+                self._listener.on_event(event)
             except Exception:
-                self._listener_broke(None)
+                self._listener_failed(None)
         elif isinstance(message, Release):
             self._free(message.offsets)
         elif isinstance(message, FunctionLoaded):
             try:
-                self._listener.learned(message.facts)
+                self._listener.on_function_loaded(message.function)
             except Exception:
-                self._listener_broke(None)
+                self._listener_failed(None)
         else:
             raise ValueError(f"{type(message).__name__} is not for a gateway")
 
-    def _listener_broke(self, batch_id: int | None) -> None:
+    def _listener_failed(self, batch_id: int | None) -> None:
         """A mistake of ours, not of the worker: have the batch end, and read on."""
-        _LOG.exception("what worker %s said could not be dealt with", self.place.name)
-        self._fault("report")
+        _LOG.exception("what worker %s said could not be dealt with", self.node.name)
+        self._count_fault("report")
         if batch_id is not None:
             try:
-                self._listener.reported(BatchLost(batch_id))
+                self._listener.on_event(BatchLost(batch_id))
             except Exception:
-                _LOG.exception("batch %d of worker %s is not reported", batch_id, self.place.name)
+                _LOG.exception("batch %d of worker %s is not reported", batch_id, self.node.name)
 
     def _take_outputs(self, message: BatchRan) -> None:
         """Copy what is in the worker's memory, so that it can have it back; then they have come."""
@@ -274,7 +274,7 @@ class WorkerLink(asyncio.Protocol):
             for tensor in result.outputs:
                 if isinstance(tensor.data, Block):
                     offsets.append(tensor.data.offset)
-                    view = self._theirs.view(tensor.data)
+                    view = self._peer_arena.view(tensor.data)
                     if len(view) <= COPY_BYTES_MAX:
                         tensor.data = memoryview(bytes(view))
                         continue
@@ -285,7 +285,7 @@ class WorkerLink(asyncio.Protocol):
             self._copies = copies
             self._loop.call_soon(self._copy_outputs, message, offsets)
         else:
-            self._ran(message, offsets)
+            self._on_batch_ran(message, offsets)
 
     def _copy_outputs(self, message: BatchRan, offsets: list[int]) -> None:
         """Copy a piece of the outputs of a batch. What the worker says meanwhile waits."""
@@ -296,21 +296,21 @@ class WorkerLink(asyncio.Protocol):
             self._loop.call_soon(self._copy_outputs, message, offsets)
             return
         self._copies = None
-        self._ran(message, offsets)
-        self._read_on()
+        self._on_batch_ran(message, offsets)
+        self._process_messages()
 
-    def _ran(self, message: BatchRan, offsets: list[int]) -> None:
+    def _on_batch_ran(self, message: BatchRan, offsets: list[int]) -> None:
         self._batch_ids.discard(message.batch_id)
         if offsets:
             self._send(Release(offsets))
         try:
-            self._listener.ran(self, message)
+            self._listener.on_batch_ran(self, message)
         except Exception:
-            self._listener_broke(message.batch_id)
+            self._listener_failed(message.batch_id)
 
     def _free(self, offsets: list[int]) -> None:
         for offset in offsets:
-            self._own.free(offset)
+            self._arena.free(offset)
 
 
 def _copy_chunk(copies: Copies) -> None:
@@ -333,10 +333,10 @@ HELLO_BYTES: Final = 64 * 1024
 class WorkerLinksListener(WorkerListener, Protocol):
     """Who hears of workers that come."""
 
-    def joined(self, link: WorkerLink) -> None:
+    def on_worker_joined(self, link: WorkerLink) -> None:
         """A worker is there, or there again, empty."""
 
-    def failed(self, error: BaseException) -> None:
+    def abort(self, error: BaseException) -> None:
         """The crew has given up, which it never should."""
 
 
@@ -347,24 +347,24 @@ class WorkerLinks:
     def __init__(
         self,
         run_dir: Path,
-        places: list[NodeSpec],
+        nodes: list[NodeSpec],
         listener: WorkerLinksListener,
         *,
         arena_bytes: int,
-        fault: CountFault = ignore_fault,
+        count_fault: CountFault = ignore_fault,
     ) -> None:
         self._run_dir = run_dir
-        self._places = places
+        self._nodes = nodes
         self._listener = listener
         self._arena_bytes = arena_bytes
-        self._fault = fault
+        self._count_fault = count_fault
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Begin to connect, and never give up."""
-        self._tasks = [asyncio.create_task(self._keep(place)) for place in self._places]
+        self._tasks = [asyncio.create_task(self._reconnect_forever(node)) for node in self._nodes]
         for task in self._tasks:
-            task.add_done_callback(self._ended)
+            task.add_done_callback(self._on_task_done)
 
     async def stop(self) -> None:
         """Leave the workers to themselves."""
@@ -372,52 +372,52 @@ class WorkerLinks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._listener.failed(error)
+            self._listener.abort(error)
 
-    async def _keep(self, place: NodeSpec) -> None:
+    async def _reconnect_forever(self, node: NodeSpec) -> None:
         while True:
             try:
-                is_lost = await self._serve(place)
+                is_lost = await self._serve(node)
             except Exception:
-                _LOG.exception("worker %s cannot be used, and is left", place.name)
-                self._fault("worker_connection")
+                _LOG.exception("worker %s cannot be used, and is left", node.name)
+                self._count_fault("worker_connection")
                 await asyncio.sleep(FAULT_RETRY_S)
             else:
                 if not is_lost:
                     await asyncio.sleep(RETRY_S)
 
-    async def _serve(self, place: NodeSpec) -> bool:
+    async def _serve(self, node: NodeSpec) -> bool:
         """Have a link to a worker until it ends; False if there was none."""
-        link = await self._connect(place)
+        link = await self._connect(node)
         if link is None:
             return False
         try:
-            self._listener.joined(link)
-            _LOG.info("worker %s (process %d) has joined", place.name, link.hello.pid)
+            self._listener.on_worker_joined(link)
+            _LOG.info("worker %s (process %d) has joined", node.name, link.hello.pid)
             await link.closed
-            _LOG.info("worker %s (process %d) has left", place.name, link.hello.pid)
+            _LOG.info("worker %s (process %d) has left", node.name, link.hello.pid)
         finally:
             link.close()
         return True
 
-    async def _connect(self, place: NodeSpec) -> WorkerLink | None:
+    async def _connect(self, node: NodeSpec) -> WorkerLink | None:
         """Return a link once the worker has said hello; None if it is not there yet."""
         loop = asyncio.get_running_loop()
-        path = str(socket_path(self._run_dir, place.id))
+        path = str(socket_path(self._run_dir, node.id))
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             # A worker says hello only when it has looked at its functions: that may take a while.
-            hello, theirs = await loop.run_in_executor(None, _handshake, sock, path)
-            own = Arena.create(self._arena_bytes)
+            hello, peer_arena = await loop.run_in_executor(None, _handshake, sock, path)
+            arena = Arena.create(self._arena_bytes)
             with ExitStack() as unless_linked:
-                unless_linked.callback(own.close)
-                unless_linked.callback(theirs.close)
-                socket.send_fds(sock, [b"\0"], [own.fd])
+                unless_linked.callback(arena.close)
+                unless_linked.callback(peer_arena.close)
+                socket.send_fds(sock, [b"\0"], [arena.fd])
                 sock.setblocking(False)
-                link = WorkerLink(place, hello, self._listener, own, theirs, self._fault)
+                link = WorkerLink(node, hello, self._listener, arena, peer_arena, self._count_fault)
                 await loop.create_unix_connection(lambda: link, sock=sock)
                 unless_linked.pop_all()
         except (OSError, ValueError):

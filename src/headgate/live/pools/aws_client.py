@@ -164,8 +164,8 @@ def first_line(error: Exception) -> str:
     >>> first_line(ValueError("the signature is wrong.\\n\\nx-amz-security-token:IQoJ"))
     'ValueError: the signature is wrong.'
     """
-    said = f"{type(error).__name__}: {error}".partition("\n")[0]
-    return sendable(said[:CHARS_MAX].strip())
+    line = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return sendable(line[:CHARS_MAX].strip())
 
 
 def status_of(error: ClientError) -> int:

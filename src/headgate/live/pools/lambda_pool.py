@@ -12,7 +12,12 @@ from msgspec.json import Decoder
 from headgate.config.providers import Provider
 from headgate.core.events import Refusal
 from headgate.functions.error_text import error_text, sendable
-from headgate.functions.lambda_payload import body_bytes, decode_response, encode_ping, encode_request
+from headgate.functions.lambda_payload import (
+    body_bytes,
+    decode_response,
+    encode_ping,
+    encode_request,
+)
 from headgate.live.ipc.messages import TaskResult
 from headgate.live.pools.aws_client import classify_error, first_line
 from headgate.live.pools.remote_pool import CallResult, Done, Failed, Refused, RemoteCall
@@ -33,20 +38,20 @@ class LambdaFunctions:
         self._provider = provider
         self._payload_bytes_max = payload_bytes_max
 
-    def call(self, errand: RemoteCall) -> CallResult:
+    def call(self, call: RemoteCall) -> CallResult:
         """Have a batch run, and wait for it."""
-        size, most = body_bytes([work.inputs for work in errand.works]), self._payload_bytes_max
-        if size > most:
-            return Refused(Refusal.TOO_LARGE, f"it takes {size} bytes, a call carries {most}")
+        size, limit = body_bytes([task.inputs for task in call.tasks]), self._payload_bytes_max
+        if size > limit:
+            return Refused(Refusal.TOO_LARGE, f"it takes {size} bytes, a call carries {limit}")
         body = encode_request(
-            errand.function,
-            errand.works,
-            deadline_ms=errand.left_ms(monotonic_ns()),
-            gives_up=errand.gives_up,
-            traceparent=errand.traceparent,
-            tenant=errand.tenant,
+            call.function,
+            call.tasks,
+            deadline_ms=call.left_ms(monotonic_ns()),
+            is_hard=call.is_hard,
+            traceparent=call.traceparent,
+            tenant=call.tenant,
         )
-        return self._invoke(errand.function, body)
+        return self._invoke(call.function, body)
 
     def ping(self, function: str) -> CallResult:
         """Wake an instance, or keep one awake."""
@@ -90,14 +95,14 @@ class LambdaFunctions:
                 check_outputs(result.outputs)
         except (ValueError, RecursionError) as error:
             return Failed(f"its answer is not understood: {error_text(error)}")
-        told = [
+        task_results = [
             TaskResult(r.task_id, r.outputs, r.error, error_status(r.status), r.is_unsure)
             if r.error
             else TaskResult(r.task_id, r.outputs, is_unsure=r.is_unsure)
             for r in results
         ]
         took_ms = min(max(0.0, answer.took_ms), _TOOK_MS_MAX)
-        return Done(told, int(took_ms * 1e6), answer.cold)
+        return Done(task_results, int(took_ms * 1e6), answer.cold)
 
 
 @final
@@ -111,8 +116,8 @@ def _error_message(payload: bytes) -> str:
     error = _ErrorJson()
     with suppress(ValueError, RecursionError):
         error = _DECODER.decode(payload)
-    said = ": ".join(filter(None, (error.error_type, error.error_message)))
-    return sendable(" ".join(said[:_MESSAGE_CHARS_MAX].split())) or "the function failed"
+    message = ": ".join(filter(None, (error.error_type, error.error_message)))
+    return sendable(" ".join(message[:_MESSAGE_CHARS_MAX].split())) or "the function failed"
 
 
 # Made here, once: msgspec's first look at a type is not safe between threads.

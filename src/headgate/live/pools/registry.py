@@ -29,9 +29,9 @@ THREADS_MAX: Final = 256  # calls of one pool at once; what exceeds them counts 
 SWITCH_S: Final = 0.0005  # how long a thread that calls may keep the loop from running
 
 
-def check_providers(loaded: AppConfig, where: str) -> None:
+def check_providers(config: AppConfig, where: str) -> None:
     """See that every pool can be served. Raises `ConfigError`: one that could never be asked."""
-    for pool, provider in zip(loaded.app.pools, providers_of(loaded), strict=True):
+    for pool, provider in zip(config.app.pools, providers_of(config), strict=True):
         if provider is None:
             problem = "has no provider: it can be simulated and not served"
             allowed = "lambda" if pool.faas is not None else "sagemaker"
@@ -47,24 +47,24 @@ class RemotePools:
 
     def __init__(
         self,
-        loaded: AppConfig,
+        config: AppConfig,
         listener: NodeListener,
-        books: CostSink,
-        started: Started,
+        costs: CostSink,
+        on_cold_start: Started,
         signatures: Sequence[Signature],
         *,
         first_node_id: int,
     ) -> None:
         self.by_pool: dict[int, RemotePool] = {}
-        self.warmths: dict[int, WarmKeeper] = {}  # by pool
-        self._app = loaded.app
+        self.warm_keepers: dict[int, WarmKeeper] = {}  # by pool
+        self._app = config.app
         self._listener = listener
-        self._books = books
-        self._started = started
+        self._costs = costs
+        self._on_cold_start = on_cold_start
         self._signatures = signatures  # by function id
-        self._hang_ns = loaded.serve.hang_ns
+        self._hang_ns = config.serve.hang_ns
         self._nodes: dict[int, EndpointNode] = {}
-        for pool, provider in zip(loaded.app.pools, providers_of(loaded), strict=True):
+        for pool, provider in zip(config.app.pools, providers_of(config), strict=True):
             if provider is not None and provider.kind != "local":
                 self._add(pool, provider, first_node_id + len(self._nodes))
         if self.by_pool:
@@ -79,31 +79,33 @@ class RemotePools:
 
     async def stop(self) -> None:
         """Leave them all."""
-        await asyncio.gather(*(warmth.stop() for warmth in self.warmths.values()))
-        for outpost in self.by_pool.values():
-            outpost.stop()
+        await asyncio.gather(*(keeper.stop() for keeper in self.warm_keepers.values()))
+        for remote_pool in self.by_pool.values():
+            remote_pool.stop()
 
-    def outpost(self, pool_id: int, node_id: int | None) -> RemotePool | None:
+    def pool_of(self, pool_id: int, node_id: int | None) -> RemotePool | None:
         """Return who runs a batch on this node, or in this pool; None: nobody of these."""
         if node_id is None:
             return self.by_pool.get(pool_id)
         node = self._nodes.get(node_id)
-        return None if node is None else node.outpost
+        return None if node is None else node.pool
 
-    def order(self, action: PlacedAction) -> bool:
+    def execute(self, action: PlacedAction) -> bool:
         """Carry out any order but to run a batch; whether it was for anybody here."""
         if action.node_id is None:
             return isinstance(action, CancelBatch)  # what is out to functions comes back anyway
         node = self._nodes.get(action.node_id)
         if node is not None:
-            node.order(action)
+            node.execute(action)
         return node is not None
 
     def keep_warm(self, action: KeepWarm) -> None:
         """Keep functions of a pool ready from now on."""
         function_id = self._app.variants[action.variant_id].function_id
         name = self._app.functions[function_id].name
-        self.warmths[action.pool_id].wish(name, action.count, is_provisioned=action.is_provisioned)
+        self.warm_keepers[action.pool_id].set_target(
+            name, action.count, is_provisioned=action.is_provisioned
+        )
 
     def _add(self, pool: Pool, provider: Provider, first_node_id: int) -> None:
         hang_s = self._hang_ns / 1e9
@@ -112,44 +114,44 @@ class RemotePools:
             from headgate.live.pools.lambda_pool import LambdaFunctions  # noqa: PLC0415
 
             functions = LambdaFunctions(client, provider, pool.faas.payload_bytes_max)
-            outpost = self._outpost(pool, functions.call)
-            self.warmths[pool.id] = WarmKeeper(
-                outpost,
+            remote_pool = self._make_pool(pool, functions.call)
+            self.warm_keepers[pool.id] = WarmKeeper(
+                remote_pool,
                 pool.faas,
                 functions.ping,
                 functions.provision,
-                self._books,
-                self._started,
+                self._costs,
+                self._on_cold_start,
             )
             return
         from headgate.live.pools.sagemaker_pool import SageMakerEndpoints  # noqa: PLC0415
 
         endpoints = SageMakerEndpoints(client, provider, first_node_id)
-        outpost = self._outpost(pool, endpoints.call)
-        outpost.on_gone = self._gone
+        remote_pool = self._make_pool(pool, endpoints.call)
+        remote_pool.on_unreachable = self._on_unreachable
         for number in range(pool.nodes):
-            place = NodeSpec(first_node_id + number, pool.id, f"{pool.name}{number + 1}", [])
-            self._nodes[place.id] = EndpointNode(
-                place, self._app, self._signatures, outpost, endpoints.ping, self._listener
+            node = NodeSpec(first_node_id + number, pool.id, f"{pool.name}{number + 1}", [])
+            self._nodes[node.id] = EndpointNode(
+                node, self._app, self._signatures, remote_pool, endpoints.ping, self._listener
             )
 
-    def _outpost(self, pool: Pool, call: Callable[[RemoteCall], CallResult]) -> RemotePool:
+    def _make_pool(self, pool: Pool, call: Callable[[RemoteCall], CallResult]) -> RemotePool:
         threads = DaemonThreads(_threads(pool), asyncio.get_running_loop())
-        outpost = RemotePool(
+        remote_pool = RemotePool(
             pool,
             call,
             self._listener,
-            self._books,
-            self._started,
+            self._costs,
+            self._on_cold_start,
             threads,
             hang_ns=self._hang_ns,
         )
-        self.by_pool[pool.id] = outpost
-        return outpost
+        self.by_pool[pool.id] = remote_pool
+        return remote_pool
 
-    def _gone(self, errand: RemoteCall) -> None:
-        if errand.node_id is not None:
-            self._nodes[errand.node_id].gone(errand)
+    def _on_unreachable(self, call: RemoteCall) -> None:
+        if call.node_id is not None:
+            self._nodes[call.node_id].mark_unreachable(call)
 
 
 def _threads(pool: Pool) -> int:

@@ -42,9 +42,9 @@ class RemoteCall:
     function: str
     pool_id: int
     node_id: int | None
-    works: list[TaskInputs]
+    tasks: list[TaskInputs]
     deadline_ns: int  # of the one request among them that has the most time
-    gives_up: bool  # nobody wants any of it after that
+    is_hard: bool  # nobody wants any of it after that
     traceparent: str | None
     tenant: str | None
     shares: Shares
@@ -57,26 +57,26 @@ class RemoteCall:
 
 
 def make_remote_call(
-    view: View, action: Dispatch, works: list[TaskInputs], calls: Mapping[int, Call]
+    view: View, action: Dispatch, tasks: list[TaskInputs], calls: Mapping[int, Call]
 ) -> RemoteCall:
     """Return a dispatched batch as an errand. Calls are by request id, and open."""
     app = view.app
-    asked = [calls[task_id // STAGES_MAX] for task_id in action.task_ids]
-    ids = {call.request_id for call in asked}
+    batch_calls = [calls[task_id // STAGES_MAX] for task_id in action.task_ids]
+    ids = {call.request_id for call in batch_calls}
     requests = [view.requests[id] for id in ids if id in view.requests]
-    tenants = {call.client_id for call in asked}
+    tenants = {call.client_id for call in batch_calls}
     return RemoteCall(
         action.batch_id,
         action.variant_id,
         app.functions[app.variants[action.variant_id].function_id].name,
         action.pool_id,
         action.node_id,
-        works,
+        tasks,
         max((request.deadline_ns for request in requests), default=NEVER_NS),
         bool(requests) and all(request.is_hard for request in requests),
-        traceparent_of(asked),
+        traceparent_of(batch_calls),
         app.clients[tenants.pop()].name if len(tenants) == 1 else None,
-        tuple((call.pipeline_id, call.client_id, call.items) for call in asked),
+        tuple((call.pipeline_id, call.client_id, call.items) for call in batch_calls),
     )
 
 
@@ -121,7 +121,7 @@ class Refused:
     """It never ran: `reason` is a `Refusal`."""
 
     reason: int
-    words: str
+    message: str
 
 
 @final
@@ -129,7 +129,7 @@ class Refused:
 class Lost:
     """Nobody knows whether it ran."""
 
-    words: str
+    message: str
 
 
 CallResult: TypeAlias = Done | Failed | Refused | Lost
@@ -145,20 +145,20 @@ _LOG: Final = logging.getLogger(__name__)
 class RemoteCallListener(Protocol):
     """Who hears what became of errands."""
 
-    def ran_at(self, pool_id: int, message: BatchRan) -> None:
+    def on_call_returned(self, pool_id: int, message: BatchRan) -> None:
         """A batch has ended. Tensors in it are the listener's own."""
 
-    def reported(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Something else has happened."""
 
 
 class CostSink(Protocol):
     """Who keeps account of money."""
 
-    def called(self, pool_id: int, shares: Shares, took_ns: int) -> None:
+    def on_call_billed(self, pool_id: int, shares: Shares, took_ns: int) -> None:
         """A call has been paid for that took so long."""
 
-    def kept_warm(self, pool_id: int, function: str, usd: float) -> None:
+    def on_keep_warm_billed(self, pool_id: int, function: str, usd: float) -> None:
         """Keeping instances of a function ready has cost so much."""
 
 
@@ -174,113 +174,115 @@ class RemotePool:
         pool: Pool,
         call: Callable[[RemoteCall], CallResult],
         listener: RemoteCallListener,
-        books: CostSink,
-        started: Started,
+        costs: CostSink,
+        on_cold_start: Started,
         threads: DaemonThreads,
         *,
         hang_ns: int,
     ) -> None:
         self.pool = pool
         self.threads = threads
-        self.ended: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))  # by one of `OUTCOMES`
+        self.outcomes: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))  # by one of `OUTCOMES`
         self.running: Counter[str] = Counter()  # by function: errands that are out
-        self.on_gone: Callable[[RemoteCall], None] | None = None  # the far end is not there
+        self.on_unreachable: Callable[[RemoteCall], None] | None = None  # the far end is not there
         self._call = call
         self._listener = listener
-        self._books = books
-        self._started = started
+        self._costs = costs
+        self._on_cold_start = on_cold_start
         self._hang_ns = hang_ns
         self._loop = asyncio.get_running_loop()
-        self._out: dict[int, tuple[RemoteCall, int, asyncio.TimerHandle]] = {}  # by batch
-        self._quiet_until_s = 0.0
+        self._in_flight: dict[int, tuple[RemoteCall, int, asyncio.TimerHandle]] = {}  # by batch
+        self._next_warning_s = 0.0
 
     @property
     def in_flight(self) -> int:
         """How many errands are out."""
-        return len(self._out)
+        return len(self._in_flight)
 
-    def send(self, now_ns: int, errand: RemoteCall) -> None:
+    def send(self, now_ns: int, call: RemoteCall) -> None:
         """Have a batch run there. Ends in one event, later."""
         if not self.threads.free:
             problem = f"{self.threads.count_max} calls are under way"
-            self._end(errand, Refused(Refusal.THROTTLED, problem), 0)
+            self._finish(call, Refused(Refusal.THROTTLED, problem), 0)
             return
         limit_ns = self._hang_ns
-        if errand.gives_up:
-            limit_ns = min(limit_ns, max(0, errand.deadline_ns - now_ns) + GRACE_NS)
-        timer = self._loop.call_later(limit_ns / 1e9, self._give_up, errand.batch_id)
-        self._out[errand.batch_id] = (errand, now_ns, timer)
-        self.running[errand.function] += 1
-        self.threads.do(partial(self._call, errand), partial(self._came_back, errand.batch_id))
+        if call.is_hard:
+            limit_ns = min(limit_ns, max(0, call.deadline_ns - now_ns) + GRACE_NS)
+        timer = self._loop.call_later(limit_ns / 1e9, self._time_out, call.batch_id)
+        self._in_flight[call.batch_id] = (call, now_ns, timer)
+        self.running[call.function] += 1
+        self.threads.submit(partial(self._call, call), partial(self._on_return, call.batch_id))
 
     def warn(self, text: str) -> None:
         """Log a warning about the pool, now and then: what breaks often is not news each time."""
         now_s = self._loop.time()
-        is_news = now_s >= self._quiet_until_s
+        is_news = now_s >= self._next_warning_s
         if is_news:
-            self._quiet_until_s = now_s + WARNING_INTERVAL_S
+            self._next_warning_s = now_s + WARNING_INTERVAL_S
         _LOG.log(logging.WARNING if is_news else logging.DEBUG, "pool %s: %s", self.pool.name, text)
 
     def stop(self) -> None:
         """Forget whatever is out."""
-        for _, _, timer in self._out.values():
+        for _, _, timer in self._in_flight.values():
             timer.cancel()
-        self._out.clear()
+        self._in_flight.clear()
         self.threads.stop()
 
-    def _give_up(self, batch_id: int) -> None:
-        self._came_back(batch_id, Lost("no answer came in time"))
+    def _time_out(self, batch_id: int) -> None:
+        self._on_return(batch_id, Lost("no answer came in time"))
 
-    def _came_back(self, batch_id: int, fate: CallResult) -> None:
-        found = self._out.pop(batch_id, None)
-        if found is None:
+    def _on_return(self, batch_id: int, outcome: CallResult) -> None:
+        sent = self._in_flight.pop(batch_id, None)
+        if sent is None:
             return  # it was given up before
-        errand, sent_ns, timer = found
+        call, sent_ns, timer = sent
         timer.cancel()
-        self.running[errand.function] -= 1
-        self._end(errand, fate, monotonic_ns() - sent_ns)
+        self.running[call.function] -= 1
+        self._finish(call, outcome, monotonic_ns() - sent_ns)
 
-    def _end(self, errand: RemoteCall, fate: CallResult, away_ns: int) -> None:
+    def _finish(self, call: RemoteCall, outcome: CallResult, away_ns: int) -> None:
         listener = self._listener
-        if isinstance(fate, Done):
-            self._done(errand, fate, away_ns)
+        if isinstance(outcome, Done):
+            self._finish_done(call, outcome, away_ns)
             return
-        if isinstance(fate, Refused):
-            is_throttled = fate.reason == Refusal.THROTTLED
-            self.ended["throttled" if is_throttled else "refused"] += 1
-            listener.reported(BatchRefused(errand.batch_id, fate.reason))
-            if fate.reason == Refusal.GONE:
-                self.warn(fate.words)
-                if self.on_gone is not None:
-                    self.on_gone(errand)
+        if isinstance(outcome, Refused):
+            is_throttled = outcome.reason == Refusal.THROTTLED
+            self.outcomes["throttled" if is_throttled else "refused"] += 1
+            listener.on_event(BatchRefused(call.batch_id, outcome.reason))
+            if outcome.reason == Refusal.GONE:
+                self.warn(outcome.message)
+                if self.on_unreachable is not None:
+                    self.on_unreachable(call)
             return
-        self._books.called(self.pool.id, errand.shares, away_ns)  # for all we know
-        if isinstance(fate, Failed):
-            self.ended["failed"] += 1
-            self.warn(fate.reason)
-            listener.reported(BatchFailed(errand.batch_id, fate.reason))
+        self._costs.on_call_billed(self.pool.id, call.shares, away_ns)  # for all we know
+        if isinstance(outcome, Failed):
+            self.outcomes["failed"] += 1
+            self.warn(outcome.reason)
+            listener.on_event(BatchFailed(call.batch_id, outcome.reason))
         else:
-            self.ended["lost"] += 1
-            self.warn(fate.words)
-            listener.reported(BatchLost(errand.batch_id, node_died=False))
+            self.outcomes["lost"] += 1
+            self.warn(outcome.message)
+            listener.on_event(BatchLost(call.batch_id, node_died=False))
 
-    def _done(self, errand: RemoteCall, fate: Done, away_ns: int) -> None:
-        self.ended["finished"] += 1
-        took_ns = min(fate.took_ns, away_ns)
+    def _finish_done(self, call: RemoteCall, outcome: Done, away_ns: int) -> None:
+        self.outcomes["finished"] += 1
+        took_ns = min(outcome.took_ns, away_ns)
         platform = self.pool.faas
-        is_billed_whole = fate.is_cold and platform is not None and platform.bills_cold_start
-        self._books.called(self.pool.id, errand.shares, away_ns if is_billed_whole else took_ns)
-        if fate.is_cold:
-            self._started(errand.function, away_ns - took_ns)
-        by_id = {result.task_id: result for result in fate.results}
+        is_billed_whole = outcome.is_cold and platform is not None and platform.bills_cold_start
+        self._costs.on_call_billed(
+            self.pool.id, call.shares, away_ns if is_billed_whole else took_ns
+        )
+        if outcome.is_cold:
+            self._on_cold_start(call.function, away_ns - took_ns)
+        by_id = {result.task_id: result for result in outcome.results}
         missing = "there was no answer for it among those of its batch"
         results = [
-            by_id.get(work.task_id) or TaskResult(work.task_id, [], missing, 500)
-            for work in errand.works
+            by_id.get(task.task_id) or TaskResult(task.task_id, [], missing, 500)
+            for task in call.tasks
         ]
         ended_ns = monotonic_ns()
-        ran = BatchRan(errand.batch_id, ended_ns - took_ns, ended_ns, results)
-        self._listener.ran_at(self.pool.id, ran)
+        ran = BatchRan(call.batch_id, ended_ns - took_ns, ended_ns, results)
+        self._listener.on_call_returned(self.pool.id, ran)
 
 
 # Keeps instances of a platform ready: by calling them now and then, or provisioned.
@@ -296,34 +298,34 @@ class WarmKeeper:
 
     def __init__(
         self,
-        outpost: RemotePool,
+        pool: RemotePool,
         platform: FaasPlatform,
         ping: Callable[[str], CallResult],
         provision: Callable[[str, int], str],
-        books: CostSink,
-        started: Started,
+        costs: CostSink,
+        on_cold_start: Started,
     ) -> None:
         self.pings = 0
-        self._outpost = outpost
+        self._pool = pool
         self._platform = platform
         self._ping = ping
         self._provision = provision
-        self._books = books
-        self._started = started
+        self._costs = costs
+        self._on_cold_start = on_cold_start
         self._loop = asyncio.get_running_loop()
-        self._pinged: dict[str, int] = {}  # how many are called
+        self._ping_targets: dict[str, int] = {}  # how many are called
         self._provisioned: dict[str, tuple[int, int]] = {}  # how many are paid for, since when
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._puts = 0  # orders to provision that are under way
+        self._provisioning_calls = 0  # orders to provision that are under way
 
-    def wish(self, function: str, count: int, *, is_provisioned: bool) -> None:
+    def set_target(self, function: str, count: int, *, is_provisioned: bool) -> None:
         """Keep so many instances ready from now on, by this means. The others may age and go."""
-        before = self._pinged.get(function, 0)
-        self._pinged[function] = 0 if is_provisioned else count
+        before = self._ping_targets.get(function, 0)
+        self._ping_targets[function] = 0 if is_provisioned else count
         self._set_provisioned(function, count if is_provisioned else 0)
         timer = self._timers.get(function)
         if timer is None or count > before or is_provisioned:
-            self._keep(function)
+            self._refresh(function)
 
     async def stop(self) -> None:
         """Wish for nothing any more. What is provisioned would go on costing money."""
@@ -334,68 +336,72 @@ class WarmKeeper:
                 self._set_provisioned(function, 0)
         with suppress(TimeoutError):
             async with asyncio.timeout(DEPROVISION_WAIT_S):
-                while self._puts:
+                while self._provisioning_calls:
                     await asyncio.sleep(POLL_S)
 
-    def _keep(self, function: str) -> None:
+    def _refresh(self, function: str) -> None:
         """Call as many as are to be kept, and again before any of them would leave."""
         timer = self._timers.pop(function, None)
         if timer is not None:
             timer.cancel()
-        kept, provisioned = self._pinged[function], self._provisioned.get(function, (0, 0))[0]
+        kept, provisioned = self._ping_targets[function], self._provisioned.get(function, (0, 0))[0]
         if not kept and not provisioned:
             return
         if provisioned:
-            self._put(function, provisioned)  # again: somebody else may have changed it
-            self._pay(function)
+            self._request_provisioned(
+                function, provisioned
+            )  # again: somebody else may have changed it
+            self._bill_provisioned(function)
         # Those that run are awake.
-        wanted = kept - self._outpost.running[function]
-        for _ in range(max(0, min(wanted, self._outpost.threads.free))):
+        wanted = kept - self._pool.running[function]
+        for _ in range(max(0, min(wanted, self._pool.threads.free))):
             self.pings += 1
-            done = partial(self._pinged_one, function, monotonic_ns())
-            self._outpost.threads.do(partial(self._ping, function), done)
+            done = partial(self._on_ping_done, function, monotonic_ns())
+            self._pool.threads.submit(partial(self._ping, function), done)
         every_s = self._platform.ping_every_ns / 1e9
-        self._timers[function] = self._loop.call_later(every_s, self._keep, function)
+        self._timers[function] = self._loop.call_later(every_s, self._refresh, function)
 
-    def _pinged_one(self, function: str, sent_ns: int, fate: CallResult) -> None:
-        if not isinstance(fate, Done):
-            words = fate.words if isinstance(fate, Refused | Lost) else fate.reason
-            self._outpost.warn(f"cannot keep {function} warm: {words}")
+    def _on_ping_done(self, function: str, sent_ns: int, outcome: CallResult) -> None:
+        if not isinstance(outcome, Done):
+            words = outcome.message if isinstance(outcome, Refused | Lost) else outcome.reason
+            self._pool.warn(f"cannot keep {function} warm: {words}")
             return
-        pool_id, away_ns = self._outpost.pool.id, monotonic_ns() - sent_ns
-        is_billed_whole = fate.is_cold and self._platform.bills_cold_start
-        usd = self._platform.usd(away_ns if is_billed_whole else fate.took_ns)
-        self._books.kept_warm(pool_id, function, usd)
-        if fate.is_cold:
-            self._started(function, max(0, away_ns - fate.took_ns))
+        pool_id, away_ns = self._pool.pool.id, monotonic_ns() - sent_ns
+        is_billed_whole = outcome.is_cold and self._platform.bills_cold_start
+        usd = self._platform.usd(away_ns if is_billed_whole else outcome.took_ns)
+        self._costs.on_keep_warm_billed(pool_id, function, usd)
+        if outcome.is_cold:
+            self._on_cold_start(function, max(0, away_ns - outcome.took_ns))
 
     # --- provisioned ---------------------------------------------------------------------------
 
     def _set_provisioned(self, function: str, count: int) -> None:
         before = self._provisioned.get(function, (0, 0))[0]
-        self._pay(function)
+        self._bill_provisioned(function)
         if before != count:
             self._provisioned[function] = (count, monotonic_ns())
             if not count:
-                self._put(function, 0)
+                self._request_provisioned(function, 0)
 
-    def _put(self, function: str, count: int) -> None:
-        if self._outpost.threads.free:
-            self._puts += 1
-            self._outpost.threads.do(partial(self._provision, function, count), self._was_put)
+    def _request_provisioned(self, function: str, count: int) -> None:
+        if self._pool.threads.free:
+            self._provisioning_calls += 1
+            self._pool.threads.submit(
+                partial(self._provision, function, count), self._on_provisioning_done
+            )
 
-    def _was_put(self, problem: str) -> None:
-        self._puts -= 1
+    def _on_provisioning_done(self, problem: str) -> None:
+        self._provisioning_calls -= 1
         if problem:
-            self._outpost.warn(f"nothing is provisioned: {problem}")
+            self._pool.warn(f"nothing is provisioned: {problem}")
 
-    def _pay(self, function: str) -> None:
+    def _bill_provisioned(self, function: str) -> None:
         """Account for what was provisioned until now."""
         count, since_ns = self._provisioned.get(function, (0, 0))
         if count:
             now_ns = monotonic_ns()
             rate = self._platform.provisioned_usd_per_gb_s * self._platform.gigabytes
-            self._books.kept_warm(
-                self._outpost.pool.id, function, count * rate * (now_ns - since_ns) / 1e9
+            self._costs.on_keep_warm_billed(
+                self._pool.pool.id, function, count * rate * (now_ns - since_ns) / 1e9
             )
             self._provisioned[function] = (count, now_ns)

@@ -49,26 +49,26 @@ from headgate.live.pools.validation import error_status
 # Requests that go together as one, and answers that are cut apart again, by items.
 
 
-def concatenate(works: Sequence[TaskInputs]) -> list[Tensor] | None:
+def concatenate(tasks: Sequence[TaskInputs]) -> list[Tensor] | None:
     """Return the inputs of one request for all items; None if they are not alike."""
-    if len(works) == 1:
-        return works[0].inputs
-    likenesses = {
-        tuple((tensor.name, tensor.datatype, tensor.shape[1:]) for tensor in work.inputs)
-        for work in works
+    if len(tasks) == 1:
+        return tasks[0].inputs
+    keys = {
+        tuple((tensor.name, tensor.datatype, tensor.shape[1:]) for tensor in task.inputs)
+        for task in tasks
     }
-    counts = all(tensor.shape[:1] == (work.items,) for work in works for tensor in work.inputs)
-    if len(likenesses) > 1 or not counts:
+    counts = all(tensor.shape[:1] == (task.items,) for task in tasks for tensor in task.inputs)
+    if len(keys) > 1 or not counts:
         return None
-    items = sum(work.items for work in works)
+    items = sum(task.items for task in tasks)
     return [
         Tensor(
             tensor.name,
             tensor.datatype,
             (items, *tensor.shape[1:]),
-            memoryview(b"".join(memoryview_of(work.inputs[place]) for work in works)),
+            memoryview(b"".join(memoryview_of(task.inputs[node]) for task in tasks)),
         )
-        for place, tensor in enumerate(works[0].inputs)
+        for node, tensor in enumerate(tasks[0].inputs)
     ]
 
 
@@ -117,19 +117,21 @@ class SageMakerEndpoints:
         self._provider = provider
         self._first_node_id = first_node_id
 
-    def call(self, errand: RemoteCall) -> CallResult:
+    def call(self, call: RemoteCall) -> CallResult:
         """Have a batch run: as one request, or one by one where that is not possible or breaks."""
         began_ns = monotonic_ns()
-        works = errand.works
-        inputs = concatenate(works)
-        fate: CallResult | list[TaskResult] = Failed("")
+        tasks = call.tasks
+        inputs = concatenate(tasks)
+        outcome: CallResult | list[TaskResult] = Failed("")
         if inputs is not None:
-            fate = self._ask(errand, works, inputs)
-        if len(works) > 1 and (inputs is None or isinstance(fate, Failed) or _has_errors(fate)):
-            fate = self._ask_each(errand)
-        if isinstance(fate, list):
-            return Done(fate, monotonic_ns() - began_ns)
-        return fate
+            outcome = self._invoke(call, tasks, inputs)
+        if len(tasks) > 1 and (
+            inputs is None or isinstance(outcome, Failed) or _has_errors(outcome)
+        ):
+            outcome = self._invoke_each(call)
+        if isinstance(outcome, list):
+            return Done(outcome, monotonic_ns() - began_ns)
+        return outcome
 
     def ping(self, function: str, node_id: int, signature: Signature) -> str:
         """Ask an endpoint for something small; return why it seems not to be there, if so."""
@@ -140,8 +142,8 @@ class SageMakerEndpoints:
             self._client.invoke_endpoint(EndpointName=target, ContentType=_JSON, Body=body)
         except ClientError as error:
             status = status_of(error)
-            said = str(error)
-            is_missing = status == 400 and ("not found" in said or "no model" in said)
+            message = str(error)
+            is_missing = status == 400 and ("not found" in message or "no model" in message)
             is_there = status == MODEL_ERROR or (status == 400 and not is_missing)
             return "" if is_there else f"{target}: {first_line(error)}"
         except Exception as error:  # of any kind: AWS's client is not ours
@@ -152,40 +154,40 @@ class SageMakerEndpoints:
         number = 1 + (node_id or 0) - self._first_node_id
         return self._provider.target_of(function, number)
 
-    def _ask_each(self, errand: RemoteCall) -> CallResult | list[TaskResult]:
+    def _invoke_each(self, call: RemoteCall) -> CallResult | list[TaskResult]:
         results: list[TaskResult] = []
-        for work in errand.works:
-            fate = self._ask(errand, [work], work.inputs)
-            if not isinstance(fate, list):
-                return fate
-            results += fate
+        for task in call.tasks:
+            outcome = self._invoke(call, [task], task.inputs)
+            if not isinstance(outcome, list):
+                return outcome
+            results += outcome
         return results
 
-    def _ask(
-        self, errand: RemoteCall, works: list[TaskInputs], inputs: list[Tensor]
+    def _invoke(
+        self, call: RemoteCall, tasks: list[TaskInputs], inputs: list[Tensor]
     ) -> CallResult | list[TaskResult]:
         try:
             response = self._client.invoke_endpoint(
-                EndpointName=self._target(errand.function, errand.node_id),
+                EndpointName=self._target(call.function, call.node_id),
                 ContentType=_JSON,
                 Accept=_JSON,
                 Body=_encode_inputs(inputs),
-                **_attributes(errand),
+                **_attributes(call),
             )
             body: bytes = response["Body"].read()
         except NotSendable as problem:
-            return [TaskResult(work.task_id, [], problem.message, 400) for work in works]
+            return [TaskResult(task.task_id, [], problem.message, 400) for task in tasks]
         except ClientError as error:
-            return _error_results(error, works)
+            return _error_results(error, tasks)
         except Exception as error:  # of any kind: AWS's client is not ours
             return classify_error(error, throttles=THROTTLES)
         try:
-            parts = split_by_items(_decode_outputs(body), [work.items for work in works])
+            parts = split_by_items(_decode_outputs(body), [task.items for task in tasks])
         except (ValueError, RecursionError, NotSendable) as error:
             return Failed(f"its answer is not understood: {error_text(error)}")
         return [
-            TaskResult(work.task_id, outputs, is_unsure=any(map(_is_unsure, outputs)))
-            for work, outputs in zip(works, parts, strict=True)
+            TaskResult(task.task_id, outputs, is_unsure=any(map(_is_unsure, outputs)))
+            for task, outputs in zip(tasks, parts, strict=True)
         ]
 
 
@@ -194,35 +196,35 @@ class _Response(Struct, gc=False):
     outputs: list[oip.InputJson]
 
 
-def _attributes(errand: RemoteCall) -> dict[str, str]:
+def _attributes(call: RemoteCall) -> dict[str, str]:
     """What travels beside the body. A far end may give up at `timeout_ms`, as its sender does."""
     attributes = []
-    left_ms = errand.left_ms(monotonic_ns())
+    left_ms = call.left_ms(monotonic_ns())
     if left_ms is not None:
-        name = "timeout_ms" if errand.gives_up else "deadline_ms"
+        name = "timeout_ms" if call.is_hard else "deadline_ms"
         attributes.append(f"{name}={max(1.0, left_ms):.3f}")
-    if errand.traceparent is not None:
-        attributes.append(f"traceparent={errand.traceparent}")
-    if errand.tenant is not None:
-        attributes.append(f"tenant={errand.tenant}")
+    if call.traceparent is not None:
+        attributes.append(f"traceparent={call.traceparent}")
+    if call.tenant is not None:
+        attributes.append(f"tenant={call.tenant}")
     return {"CustomAttributes": ";".join(attributes)} if attributes else {}
 
 
-def _error_results(error: ClientError, works: list[TaskInputs]) -> CallResult | list[TaskResult]:
+def _error_results(error: ClientError, tasks: list[TaskInputs]) -> CallResult | list[TaskResult]:
     """An error that is about the request is its result: it would come again."""
     status = status_of(error)
-    said = error.response.get("Error", {}).get("Message") or error_text(error)
+    message = error.response.get("Error", {}).get("Message") or error_text(error)
     if status == MODEL_ERROR:
         status = error_status(error.response.get("OriginalStatusCode", 500))
-        said = error.response.get("OriginalMessage") or said
-    fate = classify_error(error, throttles=THROTTLES)
-    if isinstance(fate, Refused) or not 400 <= status < 500:
-        return Failed(sendable(str(said))) if isinstance(fate, Failed) else fate
-    return [TaskResult(work.task_id, [], sendable(str(said)), status) for work in works]
+        message = error.response.get("OriginalMessage") or message
+    outcome = classify_error(error, throttles=THROTTLES)
+    if isinstance(outcome, Refused) or not 400 <= status < 500:
+        return Failed(sendable(str(message))) if isinstance(outcome, Failed) else outcome
+    return [TaskResult(task.task_id, [], sendable(str(message)), status) for task in tasks]
 
 
-def _has_errors(fate: CallResult | list[TaskResult]) -> bool:
-    return isinstance(fate, list) and any(result.error for result in fate)
+def _has_errors(outcome: CallResult | list[TaskResult]) -> bool:
+    return isinstance(outcome, list) and any(result.error for result in outcome)
 
 
 def _is_unsure(tensor: Tensor) -> bool:
@@ -262,10 +264,10 @@ RETRY_S: Final = 0.5
 class NodeListener(RemoteCallListener, Protocol):
     """Who hears of nodes that come and go."""
 
-    def node_joined(self, place: NodeSpec) -> None:
+    def on_node_joined(self, node: NodeSpec) -> None:
         """It is there, or there again, empty."""
 
-    def node_lost(self, place: NodeSpec) -> None:
+    def on_node_lost(self, node: NodeSpec) -> None:
         """It is gone; what it was running ends in events of its own."""
 
 
@@ -278,15 +280,15 @@ class EndpointNode:
 
     def __init__(
         self,
-        place: NodeSpec,
+        node: NodeSpec,
         app: App,
         signatures: Sequence[Signature],
-        outpost: RemotePool,
+        pool: RemotePool,
         ping: Ping,
         listener: NodeListener,
     ) -> None:
-        self.place = place
-        self.outpost = outpost
+        self.node = node
+        self.pool = pool
         self._app = app
         self._signatures = signatures
         self._ping = ping
@@ -295,65 +297,65 @@ class EndpointNode:
         self._is_up = False
         self._starting: dict[int, Function] = {}  # by instance
 
-    def concatenate(self) -> None:
+    def join(self) -> None:
         """Be there. Whether anybody answers shows when something is started."""
         self._is_up = True
-        self._listener.node_joined(self.place)
+        self._listener.on_node_joined(self.node)
 
-    def order(self, action: PlacedAction) -> None:
+    def execute(self, action: PlacedAction) -> None:
         """Carry out any order but to run a batch."""
         listener = self._listener
         if isinstance(action, StartInstance):
             function_id = self._app.variants[action.variant_id].function_id
             self._starting[action.instance_id] = self._app.functions[function_id]
-            self._try(action.instance_id)
+            self._try_start(action.instance_id)
         elif isinstance(action, StopInstance):
             self._starting.pop(action.instance_id, None)
-            listener.reported(InstanceStopped(action.instance_id, "stopped"))
+            listener.on_event(InstanceStopped(action.instance_id, "stopped"))
         elif isinstance(action, LoadWeights):
-            listener.reported(WeightsLoaded(action.instance_id))
+            listener.on_event(WeightsLoaded(action.instance_id))
         elif isinstance(action, EvictWeights):
-            listener.reported(WeightsEvicted(action.instance_id))
+            listener.on_event(WeightsEvicted(action.instance_id))
 
-    def gone(self, errand: RemoteCall) -> None:
+    def mark_unreachable(self, call: RemoteCall) -> None:
         """Nobody is there: the node is lost until somebody answers again."""
         if self._is_up:
             self._is_up = False
             self._starting.clear()
-            self._listener.node_lost(self.place)
-            function_id = self._app.variants[errand.variant_id].function_id
-            self._look_again(self._app.functions[function_id])
+            self._listener.on_node_lost(self.node)
+            function_id = self._app.variants[call.variant_id].function_id
+            self._recheck(self._app.functions[function_id])
 
     # --- asking whether it is there ------------------------------------------------------------
 
-    def _try(self, instance_id: int) -> None:
+    def _try_start(self, instance_id: int) -> None:
         function = self._starting.get(instance_id)
         if function is not None:
-            self._ask(function, partial(self._tried, instance_id))
+            self._ping_then(function, partial(self._on_start_ping, instance_id))
 
-    def _tried(self, instance_id: int, problem: str) -> None:
+    def _on_start_ping(self, instance_id: int, problem: str) -> None:
         if instance_id not in self._starting:
             return  # nobody wants it any more
         if problem:
-            self.outpost.warn(f"{self.place.name} does not answer yet: {problem}")
-            self._loop.call_later(RETRY_S, self._try, instance_id)
+            self.pool.warn(f"{self.node.name} does not answer yet: {problem}")
+            self._loop.call_later(RETRY_S, self._try_start, instance_id)
             return
         del self._starting[instance_id]
-        self._listener.reported(InstanceStarted(instance_id, self.place.id))
+        self._listener.on_event(InstanceStarted(instance_id, self.node.id))
 
-    def _look_again(self, function: Function) -> None:
-        self._ask(function, partial(self._looked, function))
+    def _recheck(self, function: Function) -> None:
+        self._ping_then(function, partial(self._on_recheck_ping, function))
 
-    def _looked(self, function: Function, problem: str) -> None:
+    def _on_recheck_ping(self, function: Function, problem: str) -> None:
         if problem:
-            self._loop.call_later(RETRY_S, self._look_again, function)
+            self._loop.call_later(RETRY_S, self._recheck, function)
         else:
             self.join()
 
-    def _ask(self, function: Function, then: Callable[[str], None]) -> None:
-        threads = self.outpost.threads
+    def _ping_then(self, function: Function, then: Callable[[str], None]) -> None:
+        threads = self.pool.threads
         if not threads.free:
-            self._loop.call_later(RETRY_S, self._ask, function, then)
+            self._loop.call_later(RETRY_S, self._ping_then, function, then)
             return
         signature = self._signatures[function.id]
-        threads.do(partial(self._ping, function.name, self.place.id, signature), then)
+        threads.submit(partial(self._ping, function.name, self.node.id, signature), then)

@@ -38,34 +38,36 @@ class Output:
 
     def __init__(self, fd: int, *, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
         self.fd = fd
-        self.on_recovered: Callable[[int], None] = _ignore_dropped  # gets how many pieces were dropped
+        self.on_recovered: Callable[[int], None] = (
+            _ignore_dropped  # gets how many pieces were dropped
+        )
         self._queue_bytes_max = queue_bytes_max
-        self._pieces: deque[bytes] = deque()
-        self._held_bytes = 0  # in the queue, and of what is being written
+        self._chunks: deque[bytes] = deque()
+        self._queued_bytes = 0  # in the queue, and of what is being written
         self._dropped = 0  # pieces, since that was last told
         self._is_writing = False
-        self._is_torn = False  # the last thing that was written ends in the middle of a line
+        self._ends_mid_line = False  # the last thing that was written ends in the middle of a line
         self._is_forked = False
         # A lock that its owner may take again: a signal handler or a destructor may have
         # something to say while this very thread is putting something here.
         self._changed = threading.Condition(threading.RLock())
-        self._thread = threading.Thread(target=self._write_on, name="output", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="output", daemon=True)
         self._thread.start()
         os.register_at_fork(after_in_child=self._after_fork)
 
-    def put(self, piece: bytes) -> None:
+    def put(self, chunk: bytes) -> None:
         """Have it written. Never raises, and never waits for whoever reads."""
         if self._is_forked:
-            self._write(piece)
+            self._write(chunk)
             return
-        if len(piece) > CHUNK_BYTES_MAX:
-            piece = piece[: CHUNK_BYTES_MAX - len(_TRUNCATED)] + _TRUNCATED
+        if len(chunk) > CHUNK_BYTES_MAX:
+            chunk = chunk[: CHUNK_BYTES_MAX - len(_TRUNCATED)] + _TRUNCATED
         with self._changed:
-            if self._held_bytes + len(piece) > self._queue_bytes_max:
+            if self._queued_bytes + len(chunk) > self._queue_bytes_max:
                 self._dropped += 1
                 return
-            self._pieces.append(piece)
-            self._held_bytes += len(piece)
+            self._chunks.append(chunk)
+            self._queued_bytes += len(chunk)
             self._changed.notify_all()
 
     def flush(self, limit_s: float) -> bool:
@@ -73,7 +75,7 @@ class Output:
         if self._is_forked:
             return True
         with self._changed:
-            return self._changed.wait_for(lambda: not self._held_bytes, limit_s)
+            return self._changed.wait_for(lambda: not self._queued_bytes, limit_s)
 
     @property
     def dropped(self) -> int:
@@ -83,31 +85,31 @@ class Output:
     def _after_fork(self) -> None:
         """Be of use in a child, which has no thread, and a lock that may be held for ever."""
         self._is_forked = True
-        self._pieces = deque()
+        self._chunks = deque()
 
-    def _write_on(self) -> None:
+    def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._pieces:
+                while not self._chunks:
                     self._changed.wait()
-                pieces = [self._pieces.popleft()]
-                size = len(pieces[0])
-                while self._pieces and size < WRITE_BYTES:
-                    pieces.append(self._pieces.popleft())
-                    size += len(pieces[-1])
-            is_written = self._write(b"".join(pieces))
+                chunks = [self._chunks.popleft()]
+                size = len(chunks[0])
+                while self._chunks and size < WRITE_BYTES:
+                    chunks.append(self._chunks.popleft())
+                    size += len(chunks[-1])
+            is_written = self._write(b"".join(chunks))
             if is_written and self._dropped:
                 with self._changed:
                     dropped, self._dropped = self._dropped, 0
                 self.on_recovered(dropped)
             with self._changed:
-                self._held_bytes -= size
+                self._queued_bytes -= size
                 if not is_written:
-                    self._dropped += len(pieces)
+                    self._dropped += len(chunks)
                 self._changed.notify_all()
 
     def _write(self, data: bytes) -> bool:
-        left = memoryview(b"\n" + data if self._is_torn else data)
+        left = memoryview(b"\n" + data if self._ends_mid_line else data)
         size = len(left)
         while left:
             try:
@@ -116,9 +118,9 @@ class Output:
                 with suppress(OSError, ValueError):
                     select.select((), (self.fd,), (), 1.0)
             except OSError:
-                self._is_torn = self._is_torn or len(left) < size
+                self._ends_mid_line = self._ends_mid_line or len(left) < size
                 return False
-        self._is_torn = False
+        self._ends_mid_line = False
         return True
 
 
@@ -135,10 +137,10 @@ class _Stream(io.RawIOBase):
         return True
 
     def write(self, data: object) -> int:
-        piece = bytes(data)  # type: ignore[call-overload]  # whatever has a buffer
-        for start in range(0, len(piece), CHUNK_BYTES_MAX):
-            self._output.put(piece[start : start + CHUNK_BYTES_MAX])
-        return len(piece)
+        chunk = bytes(data)  # type: ignore[call-overload]  # whatever has a buffer
+        for start in range(0, len(chunk), CHUNK_BYTES_MAX):
+            self._output.put(chunk[start : start + CHUNK_BYTES_MAX])
+        return len(chunk)
 
     def fileno(self) -> int:
         return self._fd
@@ -223,8 +225,8 @@ def configure(settings: LogSettings, process_name: str) -> None:
     errors = Output(2)
     prints = errors if is_same_file(1, 2) else Output(1)
     errors.on_recovered = prints.on_recovered = _log_dropped
-    form = JsonFormatter if settings.log_format == "json" else TextFormatter
-    handler = OutputHandler(form(process_name), errors, prints)
+    formatter = JsonFormatter if settings.log_format == "json" else TextFormatter
+    handler = OutputHandler(formatter(process_name), errors, prints)
     level = getattr(logging, settings.log_level.upper())
     ours, root = logging.getLogger("headgate"), logging.getLogger()
     ours.handlers[:] = root.handlers[:] = [handler]
@@ -284,17 +286,17 @@ class OutputHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Have it written, unless much like it has just been."""
         now_s = time.monotonic()
-        for told in self._repeats.over(now_s):
-            self._put(told)
-        if record.levelno < logging.WARNING or self._repeats.lets_pass(record, now_s):
+        for summary in self._repeats.expired(now_s):
+            self._put(summary)
+        if record.levelno < logging.WARNING or self._repeats.allows(record, now_s):
             self._put(record)
 
     def drain(self, limit_s: float) -> None:
         """Say what has been counted, and wait until all is written, for so long at most."""
         self.acquire()
         try:
-            for told in self._repeats.over(float("inf")):
-                self._put(told)
+            for summary in self._repeats.expired(float("inf")):
+                self._put(summary)
         finally:
             self.release()
         end_s = time.monotonic() + limit_s
@@ -314,36 +316,36 @@ class RepeatLimiter:
     """Lets a warning pass so many times within a while, and counts it from then on."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, int, str], _RepeatCount] = {}  # oldest first
+        self._counts: dict[tuple[str, int, str], _RepeatCount] = {}  # oldest first
 
-    def lets_pass(self, record: logging.LogRecord, now_s: float) -> bool:
+    def allows(self, record: logging.LogRecord, now_s: float) -> bool:
         """Whether it is to be said. What is said last before the counting begins says so."""
         key = (record.name, record.levelno, str(record.msg))
-        seen = self._seen.get(key)
-        if seen is None:
-            if len(self._seen) >= _KEYS_MAX:
+        repeats = self._counts.get(key)
+        if repeats is None:
+            if len(self._counts) >= _KEYS_MAX:
                 return True  # so many different ones are no repetition
-            seen = self._seen[key] = _RepeatCount(now_s + REPEATS_S)
-        seen.count += 1
-        if seen.count == REPEATS_MAX:
+            repeats = self._counts[key] = _RepeatCount(now_s + REPEATS_S)
+        repeats.count += 1
+        if repeats.count == REPEATS_MAX:
             record.__dict__["note"] = f"more of the same are counted, for {REPEATS_S:g} s"
-        return seen.count <= REPEATS_MAX
+        return repeats.count <= REPEATS_MAX
 
-    def over(self, now_s: float) -> list[logging.LogRecord]:
+    def expired(self, now_s: float) -> list[logging.LogRecord]:
         """Forget what was counted long enough, and return what is to be said of it."""
-        told: list[logging.LogRecord] = []
-        while self._seen:
-            key = next(iter(self._seen))
-            seen = self._seen[key]
-            if now_s < seen.until_s:
+        summary: list[logging.LogRecord] = []
+        while self._counts:
+            key = next(iter(self._counts))
+            repeats = self._counts[key]
+            if now_s < repeats.until_s:
                 break
-            del self._seen[key]
-            if seen.count > REPEATS_MAX:
+            del self._counts[key]
+            if repeats.count > REPEATS_MAX:
                 name, level, message = key
                 text = "%d more times: %s"
-                arguments = (seen.count - REPEATS_MAX, message)
-                told.append(logging.LogRecord(name, level, "", 0, text, arguments, None))
-        return told
+                arguments = (repeats.count - REPEATS_MAX, message)
+                summary.append(logging.LogRecord(name, level, "", 0, text, arguments, None))
+        return summary
 
 
 @final
@@ -370,18 +372,18 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
-        said = record.getMessage()
+        text = record.getMessage()
         request_id = getattr(record, "request_id", None)
         if request_id is not None:
-            said += f" (request {request_id})"
+            text += f" (request {request_id})"
         note = getattr(record, "note", None)
         if note is not None:
-            said += f" ({note})"
+            text += f" ({note})"
         trace = _trace(self, record)
         if trace:
-            said += f"\n{trace}"
+            text += f"\n{trace}"
         head = f"{_timestamp(record)} {record.levelname} {record.name} [{self._process_name}]"
-        return f"{head} {said}".translate(_ESCAPES)
+        return f"{head} {text}".translate(_ESCAPES)
 
 
 class JsonFormatter(logging.Formatter):
@@ -441,8 +443,8 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
 def _uncaught_in_thread(failed: threading.ExceptHookArgs) -> None:
     if failed.exc_value is not None and not issubclass(failed.exc_type, SystemExit):
         name = "a thread" if failed.thread is None else f"thread {failed.thread.name}"
-        about = (failed.exc_type, failed.exc_value, failed.exc_traceback)
-        _LOG.error("%s has ended: %s", name, failed.exc_type.__name__, exc_info=about)
+        exc_info = (failed.exc_type, failed.exc_value, failed.exc_traceback)
+        _LOG.error("%s has ended: %s", name, failed.exc_type.__name__, exc_info=exc_info)
 
 
 # Control characters but for tabs, as they are written in source; lines that follow are indented.

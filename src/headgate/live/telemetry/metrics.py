@@ -62,8 +62,8 @@ class Histogram:
         >>> histogram.cumulative(unit=10), histogram.total
         ([(1.0, 1), (2.0, 2), (inf, 3)], 120)
         """
-        places = np.searchsorted(self.bounds, values)
-        self.counts += np.bincount(places, minlength=len(self.counts))
+        buckets = np.searchsorted(self.bounds, values)
+        self.counts += np.bincount(buckets, minlength=len(self.counts))
         self.total += int(values.sum())
 
     def cumulative(self, *, unit: int) -> list[tuple[float, int]]:
@@ -95,7 +95,7 @@ class FaasPoolGauges:
     """One pool that is paid by the call."""
 
     breaker: int  # `core.spillway.Breaker`
-    closed_by: str  # `core.spillway.Closed`: what keeps calls from going out; empty: nothing
+    blocked_by: str  # `core.spillway.Closed`: what keeps calls from going out; empty: nothing
     in_flight: int
     calls: Mapping[str, int]  # ever, by how they ended
     pings: int  # ever, to keep instances ready
@@ -114,7 +114,7 @@ class GaugeSnapshot:
     prediction_error_s: Mapping[str, float] = field(default_factory=dict)
     # By model, tenant, tier and basis ("usage", "idle" or "warm"); only ever grows.
     cost_usd: Mapping[tuple[str, str, str, str], float] = field(default_factory=dict)
-    spills: Mapping[str, FaasPoolGauges] = field(default_factory=dict)  # by pool
+    faas_pools: Mapping[str, FaasPoolGauges] = field(default_factory=dict)  # by pool
 
 
 # Counts every answer of a gateway by protocol, code and reason, whatever it was an answer to.
@@ -293,10 +293,10 @@ class Metrics:
     def __init__(
         self,
         app: App,
-        read: Callable[[], GaugeSnapshot] = GaugeSnapshot,
+        read_gauges: Callable[[], GaugeSnapshot] = GaugeSnapshot,
         now_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
-        self.read = read
+        self.read_gauges = read_gauges
         self.now_ns = now_ns
         self.models: list[ModelMetrics] = []
         self._tenants: list[str] = []
@@ -305,7 +305,7 @@ class Metrics:
         self.responses = Responses()
         self.faults: dict[str, int] = {}  # by kind
         # By model, tenant, reason, class and outcome, in one integer: see `fold`.
-        self._tally: dict[int, int] = {}
+        self._counts: dict[int, int] = {}
         self._model_ids: dict[str, int] = {}
         self._tenant_ids: dict[str, int] = {}
         self._reason_ids: dict[str, int] = {"": 0}
@@ -377,13 +377,13 @@ class Metrics:
         keys = model << 40 | tenant << 20 | reason << 8 | priority_class << 4 | outcome
         distinct, counts = np.unique(keys, return_counts=True)
         for key, count in zip(distinct.tolist(), counts.tolist(), strict=True):
-            self._tally[key] = self._tally.get(key, 0) + count
+            self._counts[key] = self._counts.get(key, 0) + count
         for model_id in np.unique(model).tolist():
             self.models[model_id].add(rows[model == model_id])
 
     def counted(self) -> Iterator[tuple[int, ModelMetrics, str, str, str, int]]:
         """How many there were of each model, tenant, reason, class and outcome."""
-        for key, count in self._tally.items():
+        for key, count in self._counts.items():
             model, tenant, reason = key >> 40, key >> 20 & 0xFFFFF, key >> 8 & 0xFFF
             yield (
                 count,

@@ -150,7 +150,7 @@ class _Families(Collector):
         yield from self._objectives()
         yield from self._histograms()
         yield from self._cold_starts()
-        yield from self._readings()
+        yield from self._gauges()
 
     def _requests(self) -> Metric:
         family = CounterMetricFamily(
@@ -241,19 +241,19 @@ class _Families(Collector):
         yield count
         yield duration
 
-    def _readings(self) -> Iterator[Metric]:
+    def _gauges(self) -> Iterator[Metric]:
         now_ns = self._metrics.now_ns()
-        readings = self._metrics.read()
+        gauges = self._metrics.read_gauges()
         arrival_rps = {model.name: model.arrival_rps(now_ns) for model in self._metrics.models}
         for name, help_text, label, values in (
-            ("queue_depth", "Requests that wait.", "model", readings.queue_depth),
-            ("inflight", "Requests taken and not yet settled.", "model", readings.inflight),
+            ("queue_depth", "Requests that wait.", "model", gauges.queue_depth),
+            ("inflight", "Requests taken and not yet settled.", "model", gauges.inflight),
             ("arrival_rps", "Arrivals per second, lately.", "model", arrival_rps),
             (
                 "prediction_error_seconds",
                 "How far the time of batches lately lay above what was predicted.",
                 "function",
-                readings.prediction_error_s,
+                gauges.prediction_error_s,
             ),
         ):
             gauge = GaugeMetricFamily(f"headgate_{name}", help_text, labels=(label,))
@@ -261,30 +261,30 @@ class _Families(Collector):
         replicas = GaugeMetricFamily(
             "headgate_replicas", "Instances, by state.", labels=("function", "state")
         )
-        yield _filled(replicas, readings.replicas.items())
+        yield _filled(replicas, gauges.replicas.items())
         cost = CounterMetricFamily(
             "headgate_cost_usd",
             "What it cost: what was used, what was held idle, and what was kept warm.",
             labels=("model", "tenant", "tier", "basis"),
         )
-        yield _filled(cost, readings.cost_usd.items())
-        if readings.spills:
-            yield from _faas_pool_families(readings.spills)
+        yield _filled(cost, gauges.cost_usd.items())
+        if gauges.faas_pools:
+            yield from _faas_pool_families(gauges.faas_pools)
 
 
-def _faas_pool_families(spills: Mapping[str, FaasPoolGauges]) -> Iterator[Metric]:
+def _faas_pool_families(pools: Mapping[str, FaasPoolGauges]) -> Iterator[Metric]:
     for name, help_text, values in (
         (
             "breaker_state",
             "Breaker before a pool that is paid by the call: 0 closed, 1 open, 2 half-open.",
-            {pool: spill.breaker for pool, spill in spills.items()},
+            {pool: pool_gauges.breaker for pool, pool_gauges in pools.items()},
         ),
         (
             "open",
             "Whether one more call may go there now: breaker, back-off and budgets allow it.",
-            {pool: int(not spill.closed_by) for pool, spill in spills.items()},
+            {pool: int(not pool_gauges.blocked_by) for pool, pool_gauges in pools.items()},
         ),
-        ("inflight", "Calls under way.", {pool: s.in_flight for pool, s in spills.items()}),
+        ("inflight", "Calls under way.", {pool: s.in_flight for pool, s in pools.items()}),
     ):
         gauge = GaugeMetricFamily(f"headgate_spill_{name}", help_text, labels=("pool",))
         yield _filled(gauge, (((pool,), value) for pool, value in values.items()))
@@ -304,12 +304,12 @@ def _faas_pool_families(spills: Mapping[str, FaasPoolGauges]) -> Iterator[Metric
     pings = CounterMetricFamily(
         "headgate_spill_pings", "Calls that only kept an instance ready.", labels=("pool",)
     )
-    for pool, spill in spills.items():
+    for pool, pool_gauges in pools.items():
         for reason in CLOSED_REASONS:
-            closed.add_metric((pool, reason), int(spill.closed_by == reason))
-        spent.add_metric((pool,), spill.spent_usd)
-        pings.add_metric((pool,), spill.pings)
-        for outcome, count in spill.calls.items():
+            closed.add_metric((pool, reason), int(pool_gauges.blocked_by == reason))
+        spent.add_metric((pool,), pool_gauges.spent_usd)
+        pings.add_metric((pool,), pool_gauges.pings)
+        for outcome, count in pool_gauges.calls.items():
             calls.add_metric((pool, outcome), count)
     yield closed
     yield spent

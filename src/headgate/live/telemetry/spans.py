@@ -23,9 +23,9 @@ _ERRORS: Final = (Outcome.EXPIRED, Outcome.FAILED)
 
 def export_spans(exporters: list[str], environment: Mapping[str, str]) -> SpanTracer:
     """A tracer that sends its spans to these, in batches. Raises `ConfigError`."""
-    made = [_exporter(name, environment) for name in exporters]
+    created = [_exporter(name, environment) for name in exporters]
     provider = make_provider()
-    for exporter in made:
+    for exporter in created:
         provider.add_span_processor(BatchSpanProcessor(exporter))
     return SpanTracer(provider)
 
@@ -34,7 +34,7 @@ def export_spans(exporters: list[str], environment: Mapping[str, str]) -> SpanTr
 class SpanTracer:
     """Makes spans of calls: a `Tracer`."""
 
-    is_on: Final = True
+    is_enabled: Final = True
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
@@ -66,8 +66,8 @@ class SpanTracer:
         if span.is_recording():
             self._describe(span, call, model)
             within = set_span_in_context(span)
-            self._part("queue", within, call.arrived_ns, call.began_ns)
-            self._part("execute", within, call.began_ns, call.ended_ns)
+            self._child_span("queue", within, call.arrived_ns, call.began_ns)
+            self._child_span("execute", within, call.began_ns, call.ended_ns)
         span.end(self._wall(time.monotonic_ns()))
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class SpanTracer:
         if call.outcome in _ERRORS:
             span.set_status(StatusCode.ERROR, call.reason or call.error)
 
-    def _part(self, name: str, within: Context, from_ns: int, to_ns: int) -> None:
+    def _child_span(self, name: str, within: Context, from_ns: int, to_ns: int) -> None:
         if 0 < from_ns <= to_ns:
             part = self._tracer.start_span(name, within, start_time=self._wall(from_ns))
             part.end(self._wall(to_ns))
@@ -117,13 +117,15 @@ def _exporter(name: str, environment: Mapping[str, str]) -> SpanExporter:
             "OTEL_EXPORTER_OTLP_PROTOCOL"
         )
         registered = "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
-    known = {entry.name: entry for entry in entry_points(group="opentelemetry_traces_exporter")}
-    if registered not in known:
+    registered_exporters = {
+        entry.name: entry for entry in entry_points(group="opentelemetry_traces_exporter")
+    }
+    if registered not in registered_exporters:
         raise ConfigError(
             "no such exporter is installed",
             key="OTEL_TRACES_EXPORTER",
             value=name,
-            allowed=", ".join(sorted(known)) or "none",
+            allowed=", ".join(sorted(registered_exporters)) or "none",
         )
-    made: SpanExporter = known[registered].load()()
-    return made
+    created: SpanExporter = registered_exporters[registered].load()()
+    return created

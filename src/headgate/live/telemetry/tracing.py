@@ -28,7 +28,7 @@ class Tracer(Protocol):
     """What is told of every request."""
 
     @property
-    def is_on(self) -> bool:
+    def is_enabled(self) -> bool:
         """Whether there is any use in telling it."""
 
     def begin(self, call: Call, traceparent: str | None = None) -> None:
@@ -63,7 +63,7 @@ def make_tracer(environment: Mapping[str, str] = os.environ) -> Tracer:
 class NoTracer:
     """Nobody wants to know."""
 
-    is_on: Final = False
+    is_enabled: Final = False
 
     def begin(self, call: Call, traceparent: str | None = None) -> None:
         """Nothing."""

@@ -32,21 +32,21 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     options = _parse_arguments()
     run_dir = Path(options.run_dir)
-    assignment = read_deployment(run_dir)
-    place = next(place for place in assignment.nodes if place.id == options.node_id)
-    loaded = assignment.load()
-    logs.configure(loaded.serve, f"worker {place.name}")
-    _configure_process(place)
-    listener = _listen(socket_path(run_dir, place.id))
+    deployment = read_deployment(run_dir)
+    node = next(node for node in deployment.nodes if node.id == options.node_id)
+    config = deployment.load()
+    logs.configure(config.serve, f"worker {node.name}")
+    _configure_process(node)
+    listener = _listen(socket_path(run_dir, node.id))
 
     from headgate.live.worker.server import Server  # noqa: PLC0415  imports NumPy: after the above
 
     server = Server(
         listener,
         run_dir,
-        place,
-        loaded,
-        assignment.base,
+        node,
+        config,
+        deployment.base,
         heartbeat_fd=options.heartbeat_fd,
         hang_ns=int(options.hang_s * 1e9),
     )
@@ -62,15 +62,15 @@ def _parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _configure_process(place: NodeSpec) -> None:
+def _configure_process(node: NodeSpec) -> None:
     """Take our cores and a name of our own."""
-    if place.cores:
-        os.sched_setaffinity(0, place.cores)
+    if node.cores:
+        os.sched_setaffinity(0, node.cores)
     threads = str(len(os.sched_getaffinity(0)))
     for name in _THREAD_VARIABLES:
         os.environ[name] = threads
     with suppress(OSError):  # only for people who look at a list of processes
-        Path("/proc/self/comm").write_text(f"headgate-{place.name}"[:15])
+        Path("/proc/self/comm").write_text(f"headgate-{node.name}"[:15])
 
 
 def _listen(path: Path) -> socket.socket:

@@ -48,20 +48,20 @@ class GatewayConnection:
     def __init__(self, sock: socket.socket, serial: int, arena_bytes: int) -> None:
         self.sock = sock
         self.first_id = serial * self.IDS
-        self.own = Arena.create(arena_bytes)
+        self.arena = Arena.create(arena_bytes)
         self.unsent_bytes = 0
         self.is_blocked = False  # the socket takes no more just now
-        self._theirs: Arena | None = None
+        self._peer_arena: Arena | None = None
         self._frames = Frames()
         self._unsent: deque[bytes | memoryview] = deque()
         # Blocks that arrays look at, by the id of the reference that tells when none does.
         self._borrowed: dict[int, tuple[ref[Array], int]] = {}
-        self._returned: deque[int] = deque()  # offsets of blocks that the gateway is not told of
+        self._released: deque[int] = deque()  # offsets of blocks that the gateway is not told of
 
-    def greet(self, hello: Hello) -> None:
+    def send_hello(self, hello: Hello) -> None:
         """Say hello, and hand over our shared memory."""
         data = frame(hello)
-        sent = socket.send_fds(self.sock, [data], [self.own.fd])
+        sent = socket.send_fds(self.sock, [data], [self.arena.fd])
         self.send(data[sent:])
 
     def local_id(self, id: int) -> int:
@@ -72,7 +72,7 @@ class GatewayConnection:
 
     def read(self) -> list[AnyMessage] | None:
         """Return what has come; None if the gateway has gone. Raises `ValueError` for nonsense."""
-        if self._theirs is None:
+        if self._peer_arena is None:
             return self._read_arena()
         try:
             data = self.sock.recv(READ_BYTES)
@@ -80,43 +80,43 @@ class GatewayConnection:
             return []
         return self._frames.feed(data) if data else None
 
-    def find(self, run: RunBatch) -> None:
+    def resolve_blocks(self, run: RunBatch) -> None:
         """Replace blocks by what is in them. Raises `ValueError` if one is not there."""
-        for work in run.works:
-            for tensor in work.inputs:
+        for task in run.tasks:
+            for tensor in task.inputs:
                 data = tensor.data
                 if type(data) is Block:
                     tensor.data = self._borrow(data)
 
-    def take_returned(self) -> list[int]:
+    def take_released(self) -> list[int]:
         """Return the offsets of blocks that nobody looks at any more, each of them once."""
-        returned: list[int] = []
+        released: list[int] = []
         while True:
             try:
-                returned.append(self._returned.popleft())
+                released.append(self._released.popleft())
             except IndexError:
-                return returned
+                return released
 
-    def give_back(self) -> None:
+    def send_released(self) -> None:
         """Tell the gateway of blocks that nobody looks at any more."""
-        if self._returned:
-            self.send(frame(Release(self.take_returned())))
+        if self._released:
+            self.send(frame(Release(self.take_released())))
 
     def _borrow(self, block: Block) -> memoryview:
         """Return what is in a block, as memory that an array of ours owns.
 
         Arrays that are made of it keep that one alive, and so does whatever is made of them.
         """
-        assert self._theirs is not None
-        owner: Array = np.frombuffer(self._theirs.view(block), np.uint8)
-        gone = ref(owner, self._on_gone)
-        self._borrowed[id(gone)] = (gone, block.offset)
+        assert self._peer_arena is not None
+        owner: Array = np.frombuffer(self._peer_arena.view(block), np.uint8)
+        freed = ref(owner, self._on_array_freed)
+        self._borrowed[id(freed)] = (freed, block.offset)
         return owner.data
 
-    def _on_gone(self, gone: ref[Any]) -> None:
+    def _on_array_freed(self, freed: ref[Any]) -> None:
         """Note that nobody looks at a block any more. Runs in any thread, and waits for nothing."""
-        _, offset = self._borrowed.pop(id(gone))
-        self._returned.append(offset)
+        _, offset = self._borrowed.pop(id(freed))
+        self._released.append(offset)
 
     def report(self, event: Event) -> None:
         """Tell the gateway what has happened; in its own ids."""
@@ -149,9 +149,9 @@ class GatewayConnection:
     def close(self) -> None:
         """End it."""
         self.sock.close()
-        self.own.close()
-        if self._theirs is not None:
-            self._theirs.close()
+        self.arena.close()
+        if self._peer_arena is not None:
+            self._peer_arena.close()
 
     def _read_arena(self) -> list[AnyMessage] | None:
         """Take the gateway's shared memory, which comes with its first byte."""
@@ -163,5 +163,5 @@ class GatewayConnection:
             return None
         if len(descriptors) != 1:
             raise ValueError("a gateway without shared memory")
-        self._theirs = Arena.attach(descriptors[0], 0)
+        self._peer_arena = Arena.attach(descriptors[0], 0)
         return []

@@ -35,7 +35,7 @@ _LOG: Final = logging.getLogger(__name__)
 class Job:
     """Something to do in a thread of its own."""
 
-    what = "something"  # for people, who see it when it takes too long
+    description = "something"  # for people, who see it when it takes too long
     is_awaited = True  # a worker that leaves finishes it first
     began_ns = 0  # 0: not yet
     limit_ns = 0  # how long it may take
@@ -44,7 +44,7 @@ class Job:
         """Do it. Raises nothing."""
         raise NotImplementedError
 
-    def over(self) -> None:
+    def on_done(self) -> None:
         """Act on it being done."""
 
 
@@ -57,25 +57,25 @@ class Executor:
 
     def __init__(self, on_done: Callable[[Job], None]) -> None:
         self.running: set[Job] = set()
-        self.short: Job | None = None  # for the thread that made this, to `do`
-        self._home = get_ident()
+        self.inline_job: Job | None = None  # for the thread that made this, to `run_here`
+        self._home_thread = get_ident()
         self._on_done = on_done
-        self._todo: SimpleQueue[Job] = SimpleQueue()
+        self._queue: SimpleQueue[Job] = SimpleQueue()
         self._threads = 0
 
-    def submit(self, job: Job, *, is_short: bool = False) -> None:
+    def submit(self, job: Job, *, runs_inline: bool = False) -> None:
         """Have it begun at once."""
         self.running.add(job)
-        if is_short and self.short is None and get_ident() == self._home:
-            self.short = job
+        if runs_inline and self.inline_job is None and get_ident() == self._home_thread:
+            self.inline_job = job
             return
         if len(self.running) > self._threads:
             self._threads += 1
             # A daemon: a job that hangs must not keep the process from ending.
-            Thread(target=self._work, name=f"executor-{self._threads}", daemon=True).start()
-        self._todo.put(job)
+            Thread(target=self._run_thread, name=f"executor-{self._threads}", daemon=True).start()
+        self._queue.put(job)
 
-    def do(self, job: Job) -> None:
+    def run_here(self, job: Job) -> None:
         """Do it right here."""
         job.began_ns = monotonic_ns()
         job.run()
@@ -84,23 +84,23 @@ class Executor:
     def finish(self, job: Job) -> None:
         """Act on a job being done."""
         self.running.discard(job)
-        job.over()
+        job.on_done()
 
     def is_busy(self) -> bool:
         """Whether there is a job that must be finished before the process may end."""
         return any(job.is_awaited for job in list(self.running))
 
-    def hanging(self, now_ns: int) -> Job | None:
+    def overdue_job(self, now_ns: int) -> Job | None:
         """Return a job that takes longer than it may."""
         for job in list(self.running):
             if job.began_ns and now_ns - job.began_ns > job.limit_ns:
                 return job
         return None
 
-    def _work(self) -> None:
+    def _run_thread(self) -> None:
         while True:
             try:
-                self.do(self._todo.get())
+                self.run_here(self._queue.get())
             except BaseException:  # ours, not the function's: nothing can be relied on any more
                 _LOG.critical("the worker is broken, and ends itself", exc_info=True)
                 exit_process(BROKEN_EXIT)
@@ -114,64 +114,64 @@ PROBLEM_BYTES_MAX: Final = 8192  # what an error takes of a message, at most
 
 @final
 class BatchJob(Job):
-    """Runs one batch; afterwards `answer` is what the gateway is told."""
+    """Runs one batch; afterwards `reply` is what the gateway is told."""
 
     def __init__(
         self,
-        order: Dispatch,
-        works: list[TaskInputs],
+        action: Dispatch,
+        tasks: list[TaskInputs],
         runner: BatchRunner,
         connection: GatewayConnection,
-        on_over: Callable[[BatchJob], None],
+        callback: Callable[[BatchJob], None],
         limit_ns: int,
     ) -> None:
-        self.what = f"a batch of {runner.name!r}"
-        self.order = order
+        self.description = f"a batch of {runner.name!r}"
+        self.action = action
         self.limit_ns = limit_ns
-        self.answer = b""
-        self._works = works
+        self.reply = b""
+        self._tasks = tasks
         self._runner = runner
         self._connection = connection
-        self._on_over = on_over
+        self._callback = callback
 
     def run(self) -> None:
         """Run it, and frame the answer."""
         runner = self._runner
-        results = runner.run(self._works, self._connection.own)
+        results = runner.run(self._tasks, self._connection.arena)
         ended_ns = monotonic_ns()
-        runner.usual_ns += (ended_ns - self.began_ns - runner.usual_ns) / 8
-        for work in self._works:
-            work.inputs.clear()
-        batch_id = self.order.batch_id % GatewayConnection.IDS
-        returned = self._connection.take_returned()
-        self.answer = self._framed(BatchRan(batch_id, self.began_ns, ended_ns, results, returned))
+        runner.mean_exec_ns += (ended_ns - self.began_ns - runner.mean_exec_ns) / 8
+        for task in self._tasks:
+            task.inputs.clear()
+        batch_id = self.action.batch_id % GatewayConnection.IDS
+        returned = self._connection.take_released()
+        self.reply = self._frame(BatchRan(batch_id, self.began_ns, ended_ns, results, returned))
 
-    def _framed(self, ran: BatchRan) -> bytes:
+    def _frame(self, ran: BatchRan) -> bytes:
         """Return the message. What cannot be sent, or is too large for it, fails by itself."""
         try:
             return frame(ran)
         except Exception:  # the usual case is not looked at piece by piece
             left_bytes = MESSAGE_BYTES_MAX
             left_bytes -= PROBLEM_BYTES_MAX * (1 + len(ran.results) + len(ran.released))
-            for place, result in enumerate(ran.results):
+            for index, result in enumerate(ran.results):
                 size, problem = _framed_bytes(result)
                 if size > left_bytes:
                     problem = f"its outputs are {size} bytes, for which the answer has no room"
                 if problem:
-                    self._drop(result)
-                    ran.results[place] = TaskResult(result.task_id, [], problem, 500)
+                    self._free_outputs(result)
+                    ran.results[index] = TaskResult(result.task_id, [], problem, 500)
                 else:
                     left_bytes -= size
             return frame(ran)
 
-    def _drop(self, result: TaskResult) -> None:
+    def _free_outputs(self, result: TaskResult) -> None:
         for tensor in result.outputs:
             if isinstance(tensor.data, Block):
-                self._connection.own.free(tensor.data.offset)
+                self._connection.arena.free(tensor.data.offset)
 
-    def over(self) -> None:
+    def on_done(self) -> None:
         """Tell who waits for it."""
-        self._on_over(self)
+        self._callback(self)
 
 
 @final
@@ -180,33 +180,33 @@ class PrepareJob(Job):
 
     def __init__(
         self,
-        order: StartInstance | LoadWeights,
+        action: StartInstance | LoadWeights,
         variant: Variant,
-        stock: ModelCache | None,
-        on_over: Callable[[PrepareJob], None],
+        model_cache: ModelCache | None,
+        callback: Callable[[PrepareJob], None],
         limit_ns: int,
     ) -> None:
-        self.what = f"loading {variant.name!r}"
-        self.order = order
+        self.description = f"loading {variant.name!r}"
+        self.action = action
         self.variant = variant
         self.limit_ns = limit_ns
         self.runner: BatchRunner | None = None
         self.error = ""
-        self._stock = stock
-        self._on_over = on_over
+        self._model_cache = model_cache
+        self._callback = callback
 
     def run(self) -> None:
         """Take a model from the stock. Weights are in host memory always: they need no loading."""
-        if self._stock is None:
+        if self._model_cache is None:
             return
         try:
-            self.runner = self._stock.take(self.variant)
+            self.runner = self._model_cache.acquire(self.variant)
         except BaseException as error:  # there may be no memory for anything
             self.error = str(error) if isinstance(error, LoadError) else error_text(error)
 
-    def over(self) -> None:
+    def on_done(self) -> None:
         """Tell who waits for it."""
-        self._on_over(self)
+        self._callback(self)
 
 
 @final
@@ -214,17 +214,17 @@ class UnloadJob(Job):
     """Lets a model go."""
 
     def __init__(
-        self, variant: Variant, runner: BatchRunner, stock: ModelCache, limit_ns: int
+        self, variant: Variant, runner: BatchRunner, model_cache: ModelCache, limit_ns: int
     ) -> None:
-        self.what = f"unloading {variant.name!r}"
+        self.description = f"unloading {variant.name!r}"
         self.limit_ns = limit_ns
         self._variant = variant
         self._runner = runner
-        self._stock = stock
+        self._model_cache = model_cache
 
     def run(self) -> None:
         """Have it unloaded."""
-        self._stock.give(self._variant, self._runner, keep=False)
+        self._model_cache.release(self._variant, self._runner, keep=False)
 
 
 @final
@@ -237,7 +237,7 @@ class TrialJob(Job):
     def __init__(
         self, variant: Variant, loader: Loader, run_dir: Path, limit_ns: int, memory_bytes: int
     ) -> None:
-        self.what = f"a trial of {variant.name!r}"
+        self.description = f"a trial of {variant.name!r}"
         self._variant = variant
         self._loader = loader
         self._run_dir = run_dir
@@ -255,7 +255,7 @@ class TrialJob(Job):
             )
         except OSError as error:  # there is no room for another process, or no memory
             reason = error_text(error)
-        self._loader.ended_trial(self._variant, reason)
+        self._loader.end_trial(self._variant, reason)
 
 
 def _framed_bytes(result: TaskResult) -> tuple[int, str]:

@@ -76,72 +76,72 @@ class Loader:
         try:
             with self._markers.during(LOAD, self._node_id, variant.id):
                 try:
-                    runner = self._loaded(variant)
+                    runner = self._load_once(variant)
                 except MemoryError:
                     if not make_room():
                         raise
-                    runner = self._loaded(variant)
+                    runner = self._load_once(variant)
         except BaseException as error:  # whatever a model does
-            reason = self.failed(variant, error)
+            reason = self.record_failure(variant, error)
             if monotonic_ns() - began_ns > FAST_FAILURE_NS:
-                self._markers.suspect(LOAD, variant.id, reason)
+                self._markers.mark_suspect(LOAD, variant.id, reason)
             raise LoadError(reason) from None
         self._failures.pop(variant.id, None)
         return runner
 
-    def failed(self, variant: Variant, error: BaseException) -> str:
+    def record_failure(self, variant: Variant, error: BaseException) -> str:
         """Remember that a function cannot be loaded; return why."""
         reason = failure_reason(error, variant.name)
         if not log_once(self._markers, variant.name, reason, error):
             _LOG.warning("%s: still cannot be loaded: %s", variant.name, reason)
-        self._hold_back(variant, reason)
+        self._back_off(variant, reason)
         return reason
 
-    def suspicion(self, variant: Variant) -> str:
+    def suspect_reason(self, variant: Variant) -> str:
         """Return why a function must not be loaded in this process; nothing if it may be."""
-        return self._markers.suspicion(LOAD, variant.id)
+        return self._markers.suspect_reason(LOAD, variant.id)
 
-    def held_back(self, variant: Variant) -> str:
+    def block_reason(self, variant: Variant) -> str:
         """Return why a function is not loaded now: what its last load said; nothing if it may be.
 
         Costs little, so that it may be asked for every start that is ordered.
         """
-        return self._waits(variant) or self.suspicion(variant)
+        return self._backoff_reason(variant) or self.suspect_reason(variant)
 
     # --- trials --------------------------------------------------------------------------------
 
-    def begins_trial(self, variant: Variant) -> bool:
+    def try_begin_trial(self, variant: Variant) -> bool:
         """Whether a function that is held back is to be tried now, in a process of its own."""
-        if self._trial_of is not None or self._waits(variant):
+        if self._trial_of is not None or self._backoff_reason(variant):
             return False
         self._trial_of = variant.id
         return True
 
-    def ended_trial(self, variant: Variant, reason: str) -> None:
+    def end_trial(self, variant: Variant, reason: str) -> None:
         """A trial is over: `reason` says why it failed, if it did."""
         self._trial_of = None
         if reason:
             _LOG.warning("%s: still cannot be loaded: %s", variant.name, reason)
-            self._markers.suspect(LOAD, variant.id, reason)
-            self._hold_back(variant, reason)
+            self._markers.mark_suspect(LOAD, variant.id, reason)
+            self._back_off(variant, reason)
         else:
             _LOG.info("%s: can be loaded again", variant.name)
             self._failures.pop(variant.id, None)
-            self._markers.acquit(LOAD, variant.id)
+            self._markers.clear_suspect(LOAD, variant.id)
 
     # --- parts ---------------------------------------------------------------------------------
 
-    def _waits(self, variant: Variant) -> str:
+    def _backoff_reason(self, variant: Variant) -> str:
         failure = self._failures.get(variant.id)
         return failure.reason if failure and monotonic_ns() < failure.retry_ns else ""
 
-    def _hold_back(self, variant: Variant, reason: str) -> None:
+    def _back_off(self, variant: Variant, reason: str) -> None:
         before = self._failures.get(variant.id)
         count = 0 if before is None else before.count
         wait_ns = BACKOFF_NS[min(count, len(BACKOFF_NS) - 1)]
         self._failures[variant.id] = _Failure(count + 1, reason, monotonic_ns() + wait_ns)
 
-    def _loaded(self, variant: Variant) -> BatchRunner:
+    def _load_once(self, variant: Variant) -> BatchRunner:
         return load_runner(self._app, self._sources, self._base, variant)
 
 
@@ -162,7 +162,7 @@ def log_once(markers: CrashMarkers, name: str, reason: str, error: BaseException
     """Log where a load broke, unless some worker has logged that already; whether it was new."""
     # An error of ours says all there is to say; what led to it may be within the user's code.
     shown = error.__cause__ if isinstance(error, ConfigError) else error
-    if not markers.is_new(f"{name}: {_raise_site(shown) or reason}"):
+    if not markers.is_new_failure(f"{name}: {_raise_site(shown) or reason}"):
         return False
     _LOG.error("%s: cannot be loaded: %s", name, reason, exc_info=shown)
     return True

@@ -36,50 +36,50 @@ class ModelCache:
         self._own_bytes = own_bytes
         # By variant id; None: not known yet.
         self._sizes_bytes = [variant.profile.memory_bytes or None for variant in app.variants]
-        self._used: Counter[int] = Counter()  # how many are in use, by variant id
-        self._kept: list[tuple[Variant, BatchRunner]] = []  # longest unused first
+        self._in_use: Counter[int] = Counter()  # how many are in use, by variant id
+        self._cached: list[tuple[Variant, BatchRunner]] = []  # longest unused first
         self._lock = Lock()
 
-    def take(self, variant: Variant) -> BatchRunner:
+    def acquire(self, variant: Variant) -> BatchRunner:
         """Return a runner of its own for an instance. Raises `LoadError`."""
         with self._lock:
-            found = next((kept for kept in self._kept if kept[0] is variant), None)
-            if found is not None:
-                self._kept.remove(found)
-            self._used[variant.id] += 1
-        if found is not None:
-            return found[1]
-        self.make_way(variant)
-        self._make_room()
+            cached = next((kept for kept in self._cached if kept[0] is variant), None)
+            if cached is not None:
+                self._cached.remove(cached)
+            self._in_use[variant.id] += 1
+        if cached is not None:
+            return cached[1]
+        self.evict_for(variant)
+        self._evict_excess()
         try:
             return self._loader.load(variant, self.clear)
         except BaseException:
             with self._lock:
-                self._used[variant.id] -= 1
+                self._in_use[variant.id] -= 1
             raise
 
     def has(self, variant: Variant) -> bool:
         """Whether a model of it is there that needs no loading."""
         with self._lock:
-            return any(kept[0] is variant for kept in self._kept)
+            return any(kept[0] is variant for kept in self._cached)
 
-    def give(self, variant: Variant, runner: BatchRunner, *, keep: bool) -> None:
+    def release(self, variant: Variant, runner: BatchRunner, *, keep: bool) -> None:
         """Take a runner back: to keep it for the next, or to let its model go."""
         with self._lock:
-            self._used[variant.id] -= 1
+            self._in_use[variant.id] -= 1
             if keep:
-                self._kept.append((variant, runner))
+                self._cached.append((variant, runner))
         if keep:
-            self._make_room()
+            self._evict_excess()
         else:
             runner.unload()
 
-    def make_way(self, variant: Variant) -> None:
+    def evict_for(self, variant: Variant) -> None:
         """Let go of what may be in the way of a model whose size nobody knows."""
         if self._sizes_bytes[variant.id] is None and self._pool.memory_bytes < NEVER_NS:
             self.clear()
 
-    def weigh(self, variant: Variant, size_bytes: int) -> int:
+    def record_size(self, variant: Variant, size_bytes: int) -> int:
         """Learn the size of a model that did not say it. Return what of the pool that takes up.
 
         The process itself takes some: a model counts for so much more that those which fit the pool
@@ -100,7 +100,7 @@ class ModelCache:
     def clear(self) -> bool:
         """Let go of everything that is kept; whether there was anything."""
         with self._lock:
-            kept, self._kept = self._kept, []
+            kept, self._cached = self._cached, []
         if not kept:
             return False
         while kept:
@@ -108,15 +108,15 @@ class ModelCache:
         gc.collect()  # whoever needs the memory needs it now
         return True
 
-    def _make_room(self) -> None:
+    def _evict_excess(self) -> None:
         """Let go of what does not fit beside the instances."""
-        left = []
+        evicted = []
         with self._lock:
-            held = self._used + Counter(variant.id for variant, _ in self._kept)
+            held = self._in_use + Counter(variant.id for variant, _ in self._cached)
             held_bytes = sum((self._sizes_bytes[id] or 0) * count for id, count in held.items())
-            while self._kept and held_bytes + self._own_bytes > self._pool.memory_bytes:
-                variant, runner = self._kept.pop(0)
+            while self._cached and held_bytes + self._own_bytes > self._pool.memory_bytes:
+                variant, runner = self._cached.pop(0)
                 held_bytes -= self._sizes_bytes[variant.id] or 0
-                left.append(runner)
-        for runner in left:
+                evicted.append(runner)
+        for runner in evicted:
             runner.unload()

@@ -23,7 +23,7 @@ from headgate.core.clock import NEVER_NS
 from headgate.live.deployment import read_deployment
 from headgate.live.ipc.crash_markers import CrashMarkers
 from headgate.live.telemetry import logs
-from headgate.live.worker.loading import load_runner, failure_reason, log_once
+from headgate.live.worker.loading import failure_reason, load_runner, log_once
 from headgate.system.child_process import describe_exit, private_bytes
 
 POLL_S: Final = 0.02
@@ -35,7 +35,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 def run_trial(run_dir: Path, variant_id: int, *, limit_s: float, memory_bytes: int) -> str:
     """Load a function in a process of its own; return why that failed, nothing if it went well."""
-    answer_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    reply_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     arguments = [str(run_dir), str(variant_id), str(write_fd), str(os.getpid())]
     try:
         process = subprocess.Popen(
@@ -51,12 +51,12 @@ def run_trial(run_dir: Path, variant_id: int, *, limit_s: float, memory_bytes: i
                 os.killpg(process.pid, signal.SIGKILL)  # and whatever it has started
             status = process.wait()
         with suppress(BlockingIOError):  # it has not answered
-            answer = os.read(answer_fd, REPLY_BYTES_MAX)
-            return "" if answer == SUCCESS else answer.decode("utf-8", "replace")
+            reply = os.read(reply_fd, REPLY_BYTES_MAX)
+            return "" if reply == SUCCESS else reply.decode("utf-8", "replace")
         return problem or f"ProcessDied: {describe_exit(status)} while it was loaded"
     finally:
         os.close(write_fd)
-        os.close(answer_fd)
+        os.close(reply_fd)
 
 
 def _watch(process: subprocess.Popen[bytes], until_s: float, memory_bytes: int) -> str:
@@ -73,24 +73,24 @@ def _watch(process: subprocess.Popen[bytes], until_s: float, memory_bytes: int) 
 def main() -> None:
     """Load the function, and say how that went."""
     run_dir = Path(sys.argv[1])
-    variant_id, answer_fd, parent_pid = (int(argument) for argument in sys.argv[2:])
+    variant_id, reply_fd, parent_pid = (int(argument) for argument in sys.argv[2:])
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:  # it has ended before we could say that we end with it
         os._exit(1)
     os.nice(NICENESS)
-    assignment = read_deployment(run_dir)
-    loaded = assignment.load()
-    variant = loaded.app.variants[variant_id]
-    logs.configure(loaded.serve, f"trial of {variant.name}")
-    answer = SUCCESS
+    deployment = read_deployment(run_dir)
+    config = deployment.load()
+    variant = config.app.variants[variant_id]
+    logs.configure(config.serve, f"trial of {variant.name}")
+    reply = SUCCESS
     try:
-        load_runner(loaded.app, loaded.sources, assignment.base, variant)
+        load_runner(config.app, config.sources, deployment.base, variant)
     except BaseException as error:  # whatever a model does
         reason = failure_reason(error, variant.name)
         log_once(CrashMarkers(run_dir), variant.name, reason, error)
-        answer = reason.encode("utf-8", "replace")
+        reply = reason.encode("utf-8", "replace")
     logs.flush()
-    os.write(answer_fd, answer)
+    os.write(reply_fd, reply)
     os._exit(0)
 
 

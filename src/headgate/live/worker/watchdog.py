@@ -27,42 +27,42 @@ class Watchdog:
         fd: int | None,
         executor: Executor,
         lock: Lock,
-        on_alone: Callable[[], None],
+        on_supervisor_gone: Callable[[], None],
     ) -> None:
         self._name = name
         self._fd = fd
         self._executor = executor
         self._lock = lock
-        self._on_alone = on_alone
+        self._on_supervisor_gone = on_supervisor_gone
 
     def start(self) -> None:
-        """Begin to beat. `on_alone` is called when nobody listens to it any more."""
+        """Begin to beat. `on_supervisor_gone` is called when nobody listens to it any more."""
         if self._fd is not None:
             os.set_blocking(self._fd, False)
-        self._beat()  # the thread may not come to that, if a function holds the interpreter
-        Thread(target=self._beat_on, name="pulse", daemon=True).start()
+        self._send_heartbeat()  # the thread may not come to that, if a function holds the interpreter
+        Thread(target=self._run, name="pulse", daemon=True).start()
 
-    def _beat_on(self) -> None:
+    def _run(self) -> None:
         while True:
-            self._look_for_hanging()
+            self._exit_if_hung()
             with self._lock:  # to be able to act is what being alive means
-                self._beat()
+                self._send_heartbeat()
             time.sleep(HEARTBEAT_S)
 
-    def _look_for_hanging(self) -> None:
+    def _exit_if_hung(self) -> None:
         now_ns = time.monotonic_ns()
-        hanging = self._executor.hanging(now_ns)
-        if hanging is not None:
-            seconds = (now_ns - hanging.began_ns) / 1e9
+        job = self._executor.overdue_job(now_ns)
+        if job is not None:
+            seconds = (now_ns - job.began_ns) / 1e9
             _LOG.error(
                 "worker %s: %s hung for %.1f s, and the worker ends itself",
                 self._name,
-                hanging.what,
+                job.description,
                 seconds,
             )
             exit_process(HUNG_EXIT)
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         if self._fd is None:
             return
         try:
@@ -71,4 +71,4 @@ class Watchdog:
             pass  # the supervisor is busy
         except OSError:  # it is gone, and so are we
             self._fd = None
-            self._on_alone()
+            self._on_supervisor_gone()
