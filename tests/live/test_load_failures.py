@@ -107,7 +107,7 @@ def test_a_first_start_at_which_nothing_can_be_loaded_says_why_and_ends(tmp_path
     for line in (
         "raises: cannot be loaded: OSError: there is no secret/weights",
         "exits: cannot be loaded: SystemExit: enough",
-        "crashes: cannot be loaded: ProcessDied: signal 11, SIGSEGV while it was loaded",
+        "crashes: cannot be loaded: ProcessDied: signal 11, SIGSEGV while loading",
     ):
         assert sum(said.endswith(line) for said in done.stderr.splitlines()) >= 1, done.stderr
 

@@ -80,8 +80,8 @@ def test_wrong_inputs_are_the_clients_fault(tmp_path: Path) -> None:
         assert [(r.status, r.error) for r in results] == [
             (400, "x: is FP64, must be FP32"),
             (400, "x: is [1, 3], must be [-1, 2]"),
-            (400, "z: is no input of it"),
-            (400, "z: is no input of it"),
+            (400, "z: is not an input of the function"),
+            (400, "z: is not an input of the function"),
             (200, ""),
         ]
         gateway.send(RunBatch(0, 0, 0, 1, [TaskInputs(0, 1, [])]))
@@ -116,7 +116,7 @@ def test_a_wrong_answer_is_the_functions_fault(tmp_path: Path) -> None:
         gateway.start()
         (result,) = gateway.ask(row(1, 2))
         assert result.status == 500
-        assert result.error == "ValueError: what predict gave has 1 items for a batch of 2"
+        assert result.error == "ValueError: the result of predict has 1 items for a batch of 2"
 
 
 @pytest.mark.parametrize(

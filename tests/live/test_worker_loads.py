@@ -206,9 +206,9 @@ def test_what_breaks_later_is_said_to_the_next_gateway(base: Path) -> None:
         ("raise OSError('no\nway')", "SyntaxError: code: 'odd:F': cannot be imported: SyntaxError"),
         ("F = 3", "ConfigError: code: 'odd:F': is neither a Model nor a function"),
         ("from headgate.functions import Model\nclass F(Model):\n  def __init__(self): exit(0)",
-         "SystemExit: options: 'odd:F': cannot be made: SystemExit: 0"),
+         "SystemExit: options: 'odd:F': cannot be created: SystemExit: 0"),
         ("from headgate.functions import Model\nclass F(Model):\n  inputs = {'x': 'FP32[3]'}",
-         "ConfigError: F: x: (3,): counts no items in its first dimension"),
+         "ConfigError: F: x: (3,): does not count items in its first dimension"),
     ],
     ids=["exits", "syntax", "no-model", "made", "signature"],
 )  # fmt: skip
@@ -296,10 +296,10 @@ def test_what_crashes_when_measured_is_served_unmeasured(base: Path) -> None:
     [
         ("Raises", "OSError: no weights today"),
         ("Exits", "SystemExit: enough"),
-        ("Dies", "ProcessDied: exit status 0 while it was loaded"),
-        ("Crashes", "ProcessDied: signal 11, SIGSEGV while it was loaded"),
-        ("Hangs", "TimeoutError: loading takes too long"),
-        ("Eats", "MemoryError: loading takes more memory than the pool has"),
+        ("Dies", "ProcessDied: exit status 0 while loading"),
+        ("Crashes", "ProcessDied: signal 11, SIGSEGV while loading"),
+        ("Hangs", "TimeoutError: loading timed out"),
+        ("Eats", "MemoryError: loading exceeds the memory of the pool"),
         ("Healthy", ""),
     ],
 )

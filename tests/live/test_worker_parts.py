@@ -75,9 +75,9 @@ def test_without_batching_requests_go_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        (None, "ValueError: what predict gave is nothing, not an array, a list or a dict of them"),
+        (None, "ValueError: the result of predict is nothing, not an array, a list or a dict of them"),
         ({"y": [1]}, "TypeError: output 'y' is a list, not an array"),
-        ([1], "TypeError: encode gave a list, not a dict of arrays"),
+        ([1], "TypeError: encode returned a list, not a dict of arrays"),
         ({"y": np.array([1j])}, "ValueError: y: an array of complex128 cannot be sent"),
         ({3: np.array([1])}, "TypeError: output 3 is a ndarray, not an array"),
     ],

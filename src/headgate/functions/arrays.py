@@ -1,8 +1,12 @@
-"""Tensors as arrays and arrays as tensors, without a copy where that is possible.
+"""Conversion between tensors and NumPy arrays, without copies where possible; and batches of them.
 
-Arrays made of tensors are aligned and read-only: large ones lie in memory that belongs to somebody
-else, and small ones behave alike. Those of `BYTES` hold Python `bytes`. NumPy has no `BF16`: only a
-function that declares it gets it, as the bits in `uint16`.
+Arrays made from tensors are aligned and read-only: large ones are in shared memory owned by another
+process, and small ones behave alike. Arrays of `BYTES` contain Python `bytes`. NumPy has no `BF16`:
+only a function that declares it gets it, as raw bits in `uint16`.
+
+A batch, in `item_count`, `batch_key`, `concatenate` and `split`, is an array whose first dimension
+counts items, a list with one element per item, or a dict of batches of equal size. Batches of
+several requests are concatenated, and the result is split again.
 """
 
 from __future__ import annotations
@@ -17,20 +21,20 @@ from numpy.typing import NDArray
 
 from headgate.functions.tensor import Block, Tensor
 
-Array: TypeAlias = NDArray[Any]  # of any datatype: which one is known only when it runs
+Array: TypeAlias = NDArray[Any]  # of any datatype: it is known only at run time
 
 DIMENSIONS_MAX: Final = 32
 
 
 def to_array(tensor: Tensor, *, raw_bf16: bool = False) -> Array:
-    """Return a tensor's elements. Raises `ValueError`, saying what is wrong with it.
+    """Return the elements of a tensor. Raises `ValueError` if its metadata and data disagree.
 
     >>> to_array(Tensor("x", "INT16", (2,), memoryview(b"\\x01\\x00\\x02\\x00"))).tolist()
     [1, 2]
     """
     data, shape = tensor.data, tensor.shape
     if isinstance(data, Block):
-        raise ValueError(f"{tensor.name}: its elements are not here")
+        raise ValueError(f"{tensor.name}: its elements are in shared memory of another process")
     dtype = _DTYPES.get(tensor.datatype)
     if dtype is None:
         return _to_special_array(tensor, data, raw_bf16)
@@ -49,9 +53,10 @@ def to_array(tensor: Tensor, *, raw_bf16: bool = False) -> Array:
 
 
 def to_tensor(name: str, array: Array, *, datatype: str = "") -> Tensor:
-    """Return an array as a tensor that shares its elements.
+    """Return an array as a tensor that shares its memory.
 
-    A `datatype` of `BF16` takes the bits in `uint16`. Raises `ValueError` for what cannot be sent.
+    With `datatype` `BF16`, `uint16` is taken as raw bits. Raises `ValueError` for an unsupported
+    array.
 
     >>> to_tensor("x", np.float32([[1, 2]])).shape
     (1, 2)
@@ -68,7 +73,7 @@ def to_tensor(name: str, array: Array, *, datatype: str = "") -> Tensor:
 
 
 def dtype_of(datatype: str) -> np.dtype[Any]:
-    """Return what the elements of a datatype are in NumPy: `BYTES` are objects."""
+    """Return the NumPy dtype of a datatype; `BYTES` are objects."""
     if datatype == "BF16":
         return np.dtype(np.uint16)
     return _DTYPES.get(datatype, np.dtype(object))
@@ -78,14 +83,14 @@ def _to_special_array(tensor: Tensor, data: memoryview, raw_bf16: bool) -> Array
     if tensor.datatype == "BYTES":
         return _unpack_strings(tensor, data)
     if tensor.datatype != "BF16":
-        raise ValueError(f"{tensor.name}: {tensor.datatype!r} is no datatype")
+        raise ValueError(f"{tensor.name}: {tensor.datatype!r} is not a datatype")
     if not raw_bf16:
         raise ValueError(f"{tensor.name}: BF16 is taken only by functions that declare it")
     return to_array(Tensor(tensor.name, "UINT16", tensor.shape, data))
 
 
 def _unpack_strings(tensor: Tensor, data: memoryview) -> Array:
-    """Return the elements of `BYTES`: each preceded by its length."""
+    """Return the elements of a `BYTES` tensor, each of which is preceded by its length."""
     name, shape = tensor.name, tensor.shape
     if len(shape) > DIMENSIONS_MAX:
         raise ValueError(f"{name}: has {len(shape)} dimensions, at most {DIMENSIONS_MAX}")
@@ -99,7 +104,7 @@ def _unpack_strings(tensor: Tensor, data: memoryview) -> Array:
         item_count = int.from_bytes(data[start:end], "little")
         start = end + item_count
         if end > size or start > size:
-            raise ValueError(f"{name}: element {index} goes beyond the end of its {size} bytes")
+            raise ValueError(f"{name}: element {index} exceeds the {size} bytes of the tensor")
         array[index] = bytes(data[end:start])
     if start != size:
         raise ValueError(f"{name}: {size - start} bytes are left over after {count} elements")
@@ -135,7 +140,7 @@ def _size_problem(tensor: Tensor, wanted: int, found: int) -> str:
     )
 
 
-_LENGTH: Final = 4  # bytes before each element of BYTES
+_LENGTH: Final = 4  # bytes of the length prefix of an element of BYTES
 _DTYPES: Final[Mapping[str, np.dtype[Any]]] = MappingProxyType(
     {
         name: np.dtype(code)
@@ -160,15 +165,8 @@ _DATATYPES: Final[Mapping[np.dtype[Any], str]] = MappingProxyType(
 )
 
 
-# Columns: what belongs to several items, one after the other, so that requests can go together.
-#
-# An array is a column along its first dimension, a list is one of its elements, and a dict of
-# columns of one length is a column. Requests are joined into one and its answer is cut apart
-# again.
-
-
 def item_count(batch: object) -> int:
-    """Return how many items there are. Raises `ValueError` where that cannot be said.
+    """Return the number of items of a batch. Raises `ValueError` if the value is not a batch.
 
     >>> item_count({"x": np.zeros((3, 2)), "label": ["a", "b", "c"]})
     3
@@ -177,10 +175,10 @@ def item_count(batch: object) -> int:
         lengths = [item_count(part) for part in batch.values()]
         if len(lengths) == 1 or len(set(lengths)) == 1:
             return lengths[0]
-        raise ValueError(f"has parts with different numbers of items: {lengths}")
+        raise ValueError(f"has parts with different item counts: {lengths}")
     if isinstance(batch, np.ndarray):
         if not batch.ndim:
-            raise ValueError("is an array without dimensions, which counts no items")
+            raise ValueError("is an array without dimensions, which has no item count")
         return len(batch)
     if isinstance(batch, list):
         return len(batch)
@@ -188,7 +186,7 @@ def item_count(batch: object) -> int:
 
 
 def batch_key(batch: object) -> Hashable:
-    """Return what columns must have in common to be joined without changing one another.
+    """Return a key that batches must share to be concatenated without changing one another.
 
     >>> batch_key(np.zeros((3, 2))) == batch_key(np.zeros((5, 2)))
     True
@@ -203,7 +201,7 @@ def batch_key(batch: object) -> Hashable:
 
 
 def concatenate(batches: Sequence[object]) -> object:
-    """Return columns that are alike as one. A single one is returned as it is.
+    """Concatenate batches of equal key. A single batch is returned as it is.
 
     >>> concatenate([{"x": np.int8([1])}, {"x": np.int8([2, 3])}])
     {'x': array([1, 2, 3], dtype=int8)}
@@ -213,7 +211,7 @@ def concatenate(batches: Sequence[object]) -> object:
         return first
     if isinstance(first, np.ndarray):
         joined: Array = np.concatenate(cast("Sequence[Array]", batches))
-        joined.flags.writeable = False  # as a single one is
+        joined.flags.writeable = False  # like a single batch
         return joined
     if isinstance(first, dict):
         dicts = cast("Sequence[dict[str, object]]", batches)
@@ -222,7 +220,7 @@ def concatenate(batches: Sequence[object]) -> object:
 
 
 def split(batch: object, lengths: Sequence[int]) -> list[object]:
-    """Return the parts of a column. Raises `ValueError` if they are not all of it.
+    """Split a batch by numbers of items. Raises `ValueError` if they do not add up to its size.
 
     >>> split([1, 2, 3], [1, 2])
     [[1], [2, 3]]

@@ -1,4 +1,4 @@
-"""What an exception says, for somebody who sees one line of it."""
+"""Exceptions as one line of text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ CHARS_MAX: Final = 1000
 
 
 def error_text(error: BaseException) -> str:
-    """Return what an exception says, in one line of text; even of one that cannot say it.
+    """Return type and message of an exception in one line, even if its `__str__` raises.
 
     >>> error_text(ValueError("no\\nway"))
     'ValueError: no way'
@@ -21,11 +21,11 @@ def error_text(error: BaseException) -> str:
 
 
 def sendable(text: str) -> str:
-    """Return text that can be encoded: half a surrogate pair cannot.
+    """Return text that can be encoded as UTF-8: lone surrogates are replaced.
 
     >>> sendable("a\\udcff")
     'a?'
     """
     if type(text) is str and text.isascii():
         return text
-    return str.encode(text, "utf-8", "replace").decode()  # also of a class derived from `str`
+    return str.encode(text, "utf-8", "replace").decode()  # works for subclasses of `str` as well

@@ -1,10 +1,10 @@
-"""The handler for AWS Lambda and what is like it: `headgate.functions.lambda_handler.handle`.
+"""The handler for AWS Lambda and compatible platforms: `headgate.functions.lambda_handler.handle`.
 
-Where the application lies is in the environment, as is usual there:
+Environment variables configure it, as usual there:
 
-- `HEADGATE_APP`: the application file, from the root of the package (`LAMBDA_TASK_ROOT`);
-- `HEADGATE_FUNCTION`: which of its functions to load before anybody calls. Default: the only one;
-  of several, each when it is first called.
+- `HEADGATE_APP`: the application file, relative to the root of the package (`LAMBDA_TASK_ROOT`);
+- `HEADGATE_FUNCTION`: the function to load before the first call. Default: the only one; if there
+  are several, each is loaded when it is first called.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GATEWAY_TIMEOUT: Final = 504
 
 @final
 class Handler:
-    """One instance: loads functions once and answers one call at a time."""
+    """One instance: loads functions once and handles one call at a time."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._root = Path(environment.get("LAMBDA_TASK_ROOT", "."))
@@ -39,13 +39,13 @@ class Handler:
         self._is_cold = True
 
     def warm_up(self) -> None:
-        """Do now what the first call would have to wait for. Raises `ConfigError`."""
+        """Load the function now, so that the first call need not wait. Raises `ConfigError`."""
         functions = self._application().app.functions
         if self._function_name or len(functions) == 1:
             self._model(self._function_name or functions[0].name)
 
     def handle(self, event: object, context: object) -> dict[str, object]:
-        """Answer one call. What this raises the platform reports as the function's error."""
+        """Handle one call. The platform reports an exception as an error of the function."""
         began_s = monotonic()
         is_cold, self._is_cold = self._is_cold, False
         call = parse_call(event)
@@ -62,7 +62,7 @@ class Handler:
         passed_ms = (monotonic() - began_s) * 1e3  # loading may have taken a while
         deadline_ms = call.deadline_ms
         if deadline_ms is not None and call.is_hard and deadline_ms <= passed_ms:
-            problem = "the deadline had passed before it began"
+            problem = "the deadline passed before the request was run"
             return [
                 UnbatchedResult(request.id, [], problem, GATEWAY_TIMEOUT)
                 for request in call.requests
@@ -105,6 +105,6 @@ def _has_faas_pool(config: AppConfig, pool_ids: tuple[int, ...]) -> bool:
 
 
 _HANDLER: Final = Handler(os.environ)
-if "HEADGATE_APP" in os.environ:  # a platform imports this before the first call, and waits
+if "HEADGATE_APP" in os.environ:  # the platform imports this module before the first call
     _HANDLER.warm_up()
 handle = _HANDLER.handle

@@ -1,8 +1,8 @@
-"""The envelope: how work goes to a function of somebody else's platform, and its results come back.
+"""JSON payload of FaaS calls: requests to a function on a FaaS platform, and its results.
 
-Such platforms take JSON and let no header through, so everything travels in the body: the tensors
-(their elements in base64), the deadline, and the trace. A ping is an envelope, too: it only keeps
-an instance awake.
+Such platforms take JSON and pass no headers on, so everything is in the body: the tensors (elements
+in base64), the deadline, and the trace. A ping is a call without requests, which only keeps an
+instance warm.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from headgate.functions.tensor import Block, Tensor
 from headgate.functions.unbatched import AnyUnbatchedCall, UnbatchedCall, UnbatchedResult
 
 VERSION: Final = 1
-HEAD_BYTES: Final = 1_024  # of a body, beside its requests or results
-TOO_LARGE: Final = 413  # the status of a result that an answer could not carry
-HOLD_MS: Final = 20.0  # a ping stays so long, or another one might land on the same instance
+HEAD_BYTES: Final = 1_024  # upper bound for a body without its requests or results
+TOO_LARGE: Final = 413  # status of a result that the response has no room for
+# how long a ping occupies its instance, so that concurrent pings reach different ones
+HOLD_MS: Final = 20.0
 
 
 @final
 class TensorJson(Struct, gc=False):
-    """A tensor, its elements as base64."""
+    """A tensor, with its elements in base64."""
 
     name: str
     datatype: str
@@ -44,13 +45,14 @@ class RequestJson(Struct, gc=False):
 
 @final
 class CallJson(Struct, kw_only=True, omit_defaults=True):
-    """What a function is asked. Without `requests` it is a ping."""
+    """The payload of a call. Without `requests` it is a ping."""
 
     headgate: int
     function: str = ""
     requests: list[RequestJson] = []
-    deadline_ms: float | None = None  # from when it was sent
-    is_hard: bool = field(default=True, name="gives_up")  # the key in the JSON is older
+    deadline_ms: float | None = None  # from the time of sending
+    # the results are worthless after the deadline
+    is_hard: bool = field(default=True, name="gives_up")
     traceparent: str | None = None
     tenant: str | None = None
     ping: bool = False
@@ -59,7 +61,7 @@ class CallJson(Struct, kw_only=True, omit_defaults=True):
 
 @final
 class ResultJson(Struct, gc=False):
-    """What became of one request: outputs, or an error and whose it is."""
+    """The result of one request: outputs, or an error with its HTTP status."""
 
     id: int
     outputs: list[TensorJson]
@@ -70,10 +72,10 @@ class ResultJson(Struct, gc=False):
 
 @final
 class ResponseJson(Struct, kw_only=True):
-    """What a function answers."""
+    """The payload of a response."""
 
     headgate: int
-    cold: bool  # it was the first call of its instance
+    cold: bool  # the first call of its instance
     took_ms: float  # within the handler
     results: list[ResultJson]
 
@@ -87,7 +89,7 @@ def encode_request(
     traceparent: str | None = None,
     tenant: str | None = None,
 ) -> bytes:
-    """Return the body that asks a function to do some work."""
+    """Return the payload that runs requests on a function."""
     return _ENCODER.encode(
         CallJson(
             headgate=VERSION,
@@ -105,7 +107,7 @@ def encode_request(
 
 
 def encode_ping(hold_ms: float = HOLD_MS) -> bytes:
-    """Return the body that only wakes an instance.
+    """Return the payload that only keeps an instance warm.
 
     >>> encode_ping(30)
     b'{"headgate":1,"ping":true,"hold_ms":30}'
@@ -114,10 +116,10 @@ def encode_ping(hold_ms: float = HOLD_MS) -> bytes:
 
 
 def body_bytes(parts: Sequence[Sequence[Tensor]]) -> int:
-    """Return how long a body is, at most, that carries the tensors of so many requests.
+    """Return an upper bound for the payload that carries the tensors of these requests.
 
-    Elements grow by a third in base64, to a multiple of four. A character of a name may take twelve
-    bytes: platforms write what is not ASCII as two escapes of six.
+    Base64 grows elements by a third, to a multiple of four. A character of a name may take twelve
+    bytes: platforms write non-ASCII characters as two escapes of six.
     """
     return HEAD_BYTES + sum(map(_part_bytes, parts))
 
@@ -131,15 +133,15 @@ def _part_bytes(tensors: Sequence[Tensor]) -> int:
 
 
 def parse_call(event: object) -> CallJson:
-    """Return what a function was asked, from a body that is decoded. Raises `ValueError`."""
+    """Return the call in a decoded payload. Raises `ValueError` if it is invalid."""
     call = convert(event, CallJson)
     if call.headgate != VERSION:
-        raise ValueError(f"version {call.headgate} of the envelope is not known here")
+        raise ValueError(f"unsupported payload version {call.headgate}")
     return call
 
 
 def unbatched_calls(call: CallJson) -> list[UnbatchedCall]:
-    """Return the work that an envelope asks for."""
+    """Return the requests of a call with their tensors."""
     return [
         UnbatchedCall(request.id, request.items, [_from_json(tensor) for tensor in request.inputs])
         for request in call.requests
@@ -149,16 +151,17 @@ def unbatched_calls(call: CallJson) -> list[UnbatchedCall]:
 def encode_response(
     results: Sequence[UnbatchedResult], *, is_cold: bool, took_ms: float
 ) -> dict[str, object]:
-    """Return an answer as plain data, for the platform to encode.
+    """Return a response as plain data, for the platform to encode.
 
-    A result that it has no room for is told as such: whoever asked can have it done elsewhere.
+    A result that does not fit gets the status `TOO_LARGE`, so that the gateway can run it
+    elsewhere.
     """
     result_json: list[ResultJson] = []
     left = LAMBDA_PAYLOAD_BYTES_MAX - HEAD_BYTES
     for result in results:
         size = _part_bytes(result.outputs) + 12 * len(result.error)
         if size > left:
-            problem = f"its answer takes {size} bytes, more than a call can carry"
+            problem = f"its response takes {size} bytes, more than the payload limit of a call"
             result_json.append(ResultJson(result.task_id, [], error=problem, status=TOO_LARGE))
             continue
         left -= size
@@ -171,10 +174,10 @@ def encode_response(
 
 
 def decode_response(body: bytes) -> tuple[ResponseJson, list[UnbatchedResult]]:
-    """Return an answer and what became of each request. Raises `ValueError` if it is none."""
+    """Return a response and the results in it. Raises `ValueError` if it is invalid."""
     response = _DECODER.decode(body)
     if response.headgate != VERSION:
-        raise ValueError(f"version {response.headgate} of the envelope is not known here")
+        raise ValueError(f"unsupported payload version {response.headgate}")
     results = [
         UnbatchedResult(
             result_json.id,

@@ -1,4 +1,4 @@
-"""Runs requests on a loaded model one by one, for an instance that has no company to batch with."""
+"""Runs requests on a loaded model one by one: a FaaS instance has nothing to batch with."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from headgate.functions.error_text import error_text, sendable
 from headgate.functions.model import Model, signature_of
 from headgate.functions.tensor import Tensor
 
-# Work that goes to a function elsewhere, and what became of it.
-
 
 class AnyUnbatchedCall(Protocol):
-    """One request for a function, whoever keeps it."""
+    """One request for a function: any class with these attributes."""
 
     task_id: int
     items: int
@@ -34,7 +32,9 @@ class UnbatchedCall(Struct, gc=False):
 
 @final
 class UnbatchedResult(Struct, gc=False):
-    """What became of it: outputs, or an error and whose it is (400 or 500)."""
+    """The result of a request: outputs, or an error with its status (400 client error, 500 function
+    error).
+    """
 
     task_id: int
     outputs: list[Tensor]
@@ -48,19 +48,19 @@ UNSURE: Final = "unsure"
 
 @final
 class UnbatchedRunner:
-    """One loaded model. What is wrong with one request changes no other."""
+    """Runs requests on one loaded model. A bad request affects no other."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._signature = signature_of(model)  # after loading: that may be when it is found out
+        self._signature = signature_of(model)  # after loading, because `load` may set it
         self._inputs = {spec.name: spec.datatype for spec in self._signature.inputs}
         self._outputs = {spec.name: spec.datatype for spec in self._signature.outputs}
 
     def run(self, call: AnyUnbatchedCall) -> UnbatchedResult:
-        """Return what becomes of a request. Raises nothing."""
+        """Return the result of a request. Never raises."""
         try:
             value = self._model.decode(self._arrays(call))
-        except Exception as error:  # whatever a model does: what it raises here is the client's
+        except Exception as error:  # a model may raise anything; here it is a client error
             return UnbatchedResult(call.task_id, [], error_text(error), 400)
         try:
             result = self._model.predict(value)
@@ -69,7 +69,7 @@ class UnbatchedRunner:
             outputs = self._tensors(arrays)
             unsure = np.asarray(arrays.get(UNSURE, False))
             is_unsure = unsure.dtype == np.bool_ and bool(unsure.any())
-        except Exception as error:  # whatever a model does
+        except Exception as error:  # a model may raise anything
             return UnbatchedResult(call.task_id, [], error_text(error), 500)
         return UnbatchedResult(call.task_id, outputs, is_unsure=is_unsure)
 
@@ -78,7 +78,7 @@ class UnbatchedRunner:
         for tensor in call.inputs:
             wanted = self._inputs.get(tensor.name, "" if self._inputs else tensor.datatype)
             if wanted != tensor.datatype:
-                must = f"must be {wanted}" if wanted else "is no input of it"
+                must = f"must be {wanted}" if wanted else "is not an input of the function"
                 raise ValueError(f"{tensor.name}: is {tensor.datatype}, {must}")
             array = to_array(tensor, raw_bf16=wanted == "BF16")
             if self._signature.batches and array.shape[:1] != (call.items,):
@@ -92,7 +92,7 @@ class UnbatchedRunner:
     def _tensors(self, arrays: dict[str, Array]) -> list[Tensor]:
         missing = [name for name in self._outputs if name not in arrays]
         if missing:
-            raise ValueError(f"there is no output {missing[0]!r}")
+            raise ValueError(f"the output {missing[0]!r} is missing")
         return [
             to_tensor(sendable(name), np.asarray(array), datatype=self._outputs.get(name, ""))
             for name, array in arrays.items()

@@ -1,7 +1,7 @@
-"""A vigil: staying awake a moment for an answer that is about to come.
+"""Busy polling: spin the event loop instead of blocking while a single request is in flight.
 
-To sleep and be woken costs a lone request more than everything else that is done for it here. Among
-many requests there is always something else to do, and then there is no vigil.
+A thread wake-up costs more than the rest of the path of a lone request, so the loop spins for up to
+`SPIN_NS`. With several requests in flight the loop has work to do anyway, and it does not spin.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Final, final
 
-SPIN_NS: Final = 1_000_000  # longer than that, being woken is little beside the waiting
+SPIN_NS: Final = 1_000_000  # beyond this wait, the cost of a wake-up is negligible
 
 
 @final
 class BusyPoll:
-    """Keeps an event loop turning, while `should_spin` and for a moment only."""
+    """Keeps an event loop spinning for up to `SPIN_NS`, as long as `should_spin` returns true."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, should_spin: Callable[[], bool]) -> None:
         self._loop = loop
@@ -25,7 +25,7 @@ class BusyPoll:
         self._is_spinning = False
 
     def extend(self, now_ns: int) -> None:
-        """Stay awake from now on."""
+        """Spin until `SPIN_NS` after `now_ns`."""
         self._until_ns = now_ns + SPIN_NS
         if not self._is_spinning:
             self._is_spinning = True

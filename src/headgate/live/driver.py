@@ -1,17 +1,19 @@
-"""The driver: owns the Scheduler, and is the only one to speak to it.
+"""The driver: owns the Scheduler and is the only caller of it.
 
-A driver of the seam like the simulator's engine, and as small: no decision is made here. Everybody
-else posts events to its inbox; once per turn of the event loop it hands them over, what ends work
-before what brings work, and carries out what the Scheduler says. The clock is read once per event.
+Like the engine of the simulator it is a small driver of the seam and decides nothing. Everyone else
+posts events to its inbox. Once per iteration of the event loop it passes the events to the
+Scheduler, those that end work before those that bring work, and executes the returned actions. The
+clock is read once per event.
 
-An exception that nobody expected costs what it was about and nothing else. Every action is carried
-out by itself: a batch that cannot be sent comes back as refused, an answer that cannot be given is
-given as 500. If the Scheduler itself breaks, its state is unknown from then on: the requests that
-the event was about are answered with 500, whatever was open then and is open long after as well;
-and if it breaks at one kind of event again and again, everything open is answered with 503 and the
-gateway ends, to be started again. All of that is logged and counted (`count_fault`).
+Unexpected exceptions are contained. Each action is executed by itself: a batch that cannot be sent
+is reported as refused, and a response that cannot be delivered becomes a 500. If the Scheduler
+itself raises, its state is unknown from then on. The requests that the event concerned are answered
+with 500; requests that were open at that moment and are still open after `recheck_s` are answered
+with 500 as well. If the Scheduler raises `FAULTS_MAX` times in a row at one kind of event, all open
+requests are answered with 503 and the gateway exits, to be restarted. All of this is logged and
+counted (`count_fault`).
 
-Everything runs on one event loop, so there is nothing to lock.
+Everything runs on one event loop, so nothing is locked.
 """
 
 from __future__ import annotations
@@ -58,35 +60,35 @@ from headgate.core.scheduler.scheduler import Scheduler
 from headgate.live.event_log import EventLog, Rotation
 from headgate.policies import find_policy
 
-FAULTS_MAX: Final = 10  # of the Scheduler, at one kind of event in a row
-_INTERNAL: Final = "an error of the gateway"
+FAULTS_MAX: Final = 10  # consecutive exceptions of the Scheduler at one kind of event
+_INTERNAL: Final = "internal error of the gateway"
 
 _LOG: Final = logging.getLogger(__name__)
 
 
 class ActionExecutor(Protocol):
-    """Who carries out what the Scheduler says."""
+    """Executes the actions of the Scheduler."""
 
     def settle(self, now_ns: int, action: Settle) -> None:
-        """Answer a client."""
+        """Send the response of a request."""
 
     def dispatch(self, now_ns: int, action: Dispatch) -> None:
-        """Send a batch to its worker. Raises only if nothing of it has been sent."""
+        """Send a batch to its worker. Raises only if nothing of the batch has been sent."""
 
     def execute(self, action: PlacedAction) -> None:
-        """Send a worker any other order."""
+        """Send any other action to its worker."""
 
     def keep_warm(self, action: KeepWarm) -> None:
-        """Have a platform keep instances ready from now on."""
+        """Keep this many instances of a FaaS pool warm from now on."""
 
     def open_requests(self) -> Collection[int]:
-        """The requests that have no answer yet."""
+        """Return the requests without a response."""
 
     def fail(self, request_ids: Collection[int]) -> None:
-        """Answer those of them that have no answer yet: 500, a mistake of ours."""
+        """Answer requests that are still open with 500, after a defect of the gateway."""
 
     def abort(self, error: BaseException) -> None:
-        """It cannot go on: answer whatever is open with 503, and end."""
+        """Answer all open requests with 503 and shut down."""
 
 
 Record = Callable[[int, Event, list[Action]], None]
@@ -94,12 +96,12 @@ CountFault = Callable[[str], None]
 
 
 def ignore_fault(kind: str) -> None:
-    """Count nothing."""
+    """Do not count faults."""
 
 
 @final
 class Driver:
-    """Feeds one Scheduler on one event loop."""
+    """Drives one Scheduler on one event loop."""
 
     def __init__(
         self,
@@ -111,7 +113,7 @@ class Driver:
         count_fault: CountFault = ignore_fault,
         recheck_s: float = 120.0,
     ) -> None:
-        """`recheck_s`: what was open when the Scheduler broke has so long to be answered."""
+        """`recheck_s`: how long requests that were open when the Scheduler raised may stay open."""
         self.scheduler = scheduler
         self._executor = executor
         self._loop = loop
@@ -121,21 +123,21 @@ class Driver:
         self._inbox: list[Event] = []
         self._is_drain_scheduled = False
         self._timers: dict[TimerKey, tuple[int, asyncio.TimerHandle]] = {}
-        self._tasks_in_flight: dict[int, list[int]] = {}  # by batch that is out: its tasks
-        self._faults: dict[type[Event], int] = {}  # of the Scheduler, in a row
+        self._tasks_in_flight: dict[int, list[int]] = {}  # by batch in flight: its tasks
+        self._faults: dict[type[Event], int] = {}  # consecutive exceptions of the Scheduler
         self._recheck_timer: asyncio.TimerHandle | None = None
-        self._needs_recheck = False  # it has broken again since
+        self._needs_recheck = False  # the Scheduler raised again after the recheck was scheduled
         self._is_stopped = False
 
     def post(self, event: Event) -> None:
-        """Have the Scheduler told, before the loop waits again."""
+        """Queue an event for the Scheduler, to be handled before the loop blocks again."""
         self._inbox.append(event)
         if not self._is_drain_scheduled:
             self._is_drain_scheduled = True
             self._loop.call_soon(self._drain)
 
     def stop(self) -> None:
-        """Forget all timers and take no more events."""
+        """Cancel all timers and drop all further events."""
         self._is_stopped = True
         for _, handle in self._timers.values():
             handle.cancel()
@@ -147,14 +149,14 @@ class Driver:
         self._is_drain_scheduled = False
         inbox, self._inbox = self._inbox, []
         if len(inbox) > 1:
-            inbox.sort(key=_RANK)  # stable: among equals, in the order they came about
+            inbox.sort(key=_RANK)  # a stable sort: events of equal rank stay in order of arrival
         for event in inbox:
             if self._is_stopped:
                 return
             self._handle(event)
 
     def _handle(self, event: Event) -> None:
-        """Hand one event over, and carry out what follows from it. Never raises."""
+        """Pass one event to the Scheduler and execute the resulting actions. Never raises."""
         now_ns = monotonic_ns()
         try:
             actions = self.scheduler.handle(now_ns, event)
@@ -162,8 +164,9 @@ class Driver:
             self._event_rejected(event, error)
             return
         except PolicyError as error:
-            # A defect of the policy. What was ordered stands, so the world must hear of it.
-            _LOG.error("the policy made a mistake: %s", error, exc_info=error)
+            # A defect of the policy. The actions issued before the error stand and must be
+            # executed, or workers and Scheduler would disagree.
+            _LOG.error("the policy raised an error: %s", error, exc_info=error)
             self._count_fault("policy")
             actions = [action for action in error.actions if isinstance(action, Action)]
         except Exception as error:
@@ -183,10 +186,10 @@ class Driver:
             try:
                 self._record(now_ns, event, actions)
             except Exception:
-                _LOG.exception("the event log ends here; serving goes on")
+                _LOG.exception("the event log failed and ends here; serving continues")
                 self._count_fault("event_log")
                 self._record = None
-        # Workers first: answering takes a while, and they had better work meanwhile.
+        # Dispatches first and responses last: workers run while responses are written.
         executor = self._executor
         settled: list[Settle] = []
         for action in actions:
@@ -205,7 +208,8 @@ class Driver:
                 elif isinstance(action, PlacedAction):
                     executor.execute(action)
                 else:
-                    assert isinstance(action, ReportFault)  # for the log; the error has been told
+                    # recorded in the event log; the error was logged above
+                    assert isinstance(action, ReportFault)
             except Exception:
                 self._action_failed(action)
         for settle in settled:
@@ -215,18 +219,16 @@ class Driver:
                 self._action_failed(settle)
 
     def _forget_batch(self, event: Event) -> None:
-        """A batch is not out any more."""
+        """Forget the tasks of a batch that is no longer in flight."""
         if isinstance(event, BatchFailed | BatchLost | BatchRefused):
             self._tasks_in_flight.pop(event.batch_id, None)
         elif isinstance(event, TimerFired) and event.key[0] == "lost":
             self._tasks_in_flight.pop(event.key[1], None)
 
-    # --- what should never happen --------------------------------------------------------------
-
     def _action_failed(self, action: Action) -> None:
-        """Have what could not be carried out end, so that nothing waits for it."""
+        """Report the failed action as ended, so that nothing waits for it."""
         kind = type(action).__name__
-        _LOG.exception("%s could not be carried out", kind)
+        _LOG.exception("the action %s failed", kind)
         self._count_fault(_FAULT_KINDS.get(kind, "order"))
         if isinstance(action, Settle):
             self._fail([action.request_id])
@@ -236,23 +238,24 @@ class Driver:
             self.post(InstanceStopped(action.instance_id, _INTERNAL))
 
     def _event_rejected(self, event: Event, error: DriverError) -> None:
-        """An event that cannot have happened: a defect of ours, or a worker that tells stories.
+        """Handle an event that the Scheduler rejects: a defect of the driver or of a worker.
 
-        It has changed nothing. But a request that the Scheduler does not take is never settled.
+        The event has changed no state. A request that the Scheduler rejects would never be settled,
+        so it is answered here.
         """
-        _LOG.error("an event that cannot have happened: %s", error)
+        _LOG.error("the Scheduler rejected an event: %s", error)
         self._count_fault("event")
         if isinstance(event, RequestArrived):
             self._fail([event.request_id])
 
     def _scheduler_failed(self, event: Event, error: Exception) -> None:
         kind = type(event)
-        _LOG.error("the Scheduler broke at %s", kind.__name__, exc_info=error)
+        _LOG.error("the Scheduler failed at %s", kind.__name__, exc_info=error)
         self._count_fault("scheduler")
         faults = self._faults[kind] = self._faults.get(kind, 0) + 1
         if faults >= FAULTS_MAX:
             _LOG.critical(
-                "the Scheduler broke %d times in a row at %s: the gateway ends, to begin anew",
+                "the Scheduler failed %d times in a row at %s: the gateway exits and is restarted",
                 faults,
                 kind.__name__,
             )
@@ -261,7 +264,7 @@ class Driver:
             return
         request_ids = self._requests_of(event)
         self._forget_batch(event)
-        # Cancelling it is what broke: once more would break once more.
+        # If the cancellation itself raised, cancelling again would raise again.
         self._fail(request_ids, cancels=not isinstance(event, RequestCancelled))
         if self._recheck_timer is None:
             self._schedule_recheck()
@@ -269,7 +272,7 @@ class Driver:
             self._needs_recheck = True
 
     def _requests_of(self, event: Event) -> list[int]:
-        """The requests that an event is about."""
+        """Return the requests that an event concerns."""
         if isinstance(event, RequestArrived | RequestCancelled):
             return [event.request_id]
         batch_id = None
@@ -284,7 +287,9 @@ class Driver:
         return [task_id // STAGES_MAX for task_id in tasks]
 
     def _schedule_recheck(self) -> None:
-        """Look again later at what is open now: the Scheduler may have forgotten some of it."""
+        """Check the requests that are open now again later: the Scheduler may have lost some of
+        them.
+        """
         self._needs_recheck = False
         request_ids = list(self._executor.open_requests())
         self._recheck_timer = self._loop.call_later(
@@ -295,13 +300,13 @@ class Driver:
         self._recheck_timer = None
         left = set(self._executor.open_requests()).intersection(request_ids)
         if left:
-            _LOG.error("%d requests were forgotten when the Scheduler broke", len(left))
+            _LOG.error("%d requests were lost when the Scheduler failed", len(left))
             self._fail(sorted(left))
         if self._needs_recheck:
             self._schedule_recheck()
 
     def _fail(self, request_ids: list[int], *, cancels: bool = True) -> None:
-        """Answer requests, and have the Scheduler let go of those that it knows."""
+        """Answer requests with 500 and cancel those that the Scheduler knows."""
         try:
             self._executor.fail(request_ids)
         except Exception:
@@ -310,8 +315,6 @@ class Driver:
         for request_id in request_ids:
             if cancels and request_id in self.scheduler.view.requests:
                 self.post(RequestCancelled(request_id))
-
-    # --- timers --------------------------------------------------------------------------------
 
     def _set_timer(self, now_ns: int, key: TimerKey, at_ns: int) -> None:
         self._cancel_timer(key)
@@ -328,14 +331,14 @@ class Driver:
         if timer is None:
             return
         now_ns = monotonic_ns()
-        if now_ns < timer[0]:  # the loop counts in milliseconds and may round down
+        if now_ns < timer[0]:  # the event loop counts milliseconds and may round down
             self._set_timer(now_ns, key, timer[0])
         else:
             self.post(TimerFired(key))
 
 
 _RANK: Final = attrgetter("rank")
-# By action, where it is not just any order.
+# Kind of fault by type of action; all other actions are `order`.
 _FAULT_KINDS: Final = {
     "Settle": "settle",
     "Dispatch": "dispatch",
@@ -345,15 +348,12 @@ _FAULT_KINDS: Final = {
 }
 
 
-# Makes the Scheduler of an application, and the recording of what it decides.
-
-
 SEED: Final = 0
 FLUSH_EVERY_S: Final = 0.25
 
 
 def make_scheduler(app_config: AppConfig) -> tuple[Scheduler, LogHeader]:
-    """Return a Scheduler under the policy that the application names, and the header of its log."""
+    """Return a Scheduler with the policy of the application, and the header of its event log."""
     policy = app_config.policy
     kind = find_policy(policy.name)
     config = make_config(kind.config, policy.settings, "policy")
@@ -363,10 +363,12 @@ def make_scheduler(app_config: AppConfig) -> tuple[Scheduler, LogHeader]:
 
 @final
 class EventLogTask:
-    """The event log of a gateway, if it is to have one, written now and then."""
+    """The optional event log of a gateway, flushed periodically."""
 
     def __init__(self, path: Path | None, serve: ServeOptions, *, is_required: bool) -> None:
-        """`is_required`: it cannot be served without the log, as at the first start of a server."""
+        """`is_required`: a log that cannot be opened is an error, as at the first start of a
+        server.
+        """
         self._path = path
         self._rotation = Rotation(serve.log_size_bytes, serve.log_age_ns, serve.log_keep)
         self._is_required = is_required
@@ -374,10 +376,10 @@ class EventLogTask:
         self._flusher: asyncio.Task[None] | None = None
 
     def begin(self, header: LogHeader) -> Record | None:
-        """Open the log; return who writes down what is decided.
+        """Open the log and return the function that records events.
 
-        Raises `ConfigError` if it cannot be opened and is required. A gateway that is started again
-        had better serve without its log than not at all.
+        Raises `ConfigError` if the log cannot be opened and is required. A restarted gateway serves
+        without its log rather than not at all.
         """
         if self._path is None:
             return None
@@ -386,13 +388,13 @@ class EventLogTask:
         except ConfigError as error:
             if self._is_required:
                 raise
-            _LOG.error("there is no event log from here on: %s; serving goes on", error)
+            _LOG.error("the event log cannot be opened: %s; serving continues without it", error)
             return None
         self._flusher = asyncio.create_task(_flush(log))
         return log.record
 
     def close(self) -> None:
-        """Say that nothing is missing."""
+        """Write the end mark and close the log."""
         if self._flusher is not None:
             self._flusher.cancel()
         if self._log is not None:

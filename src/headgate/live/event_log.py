@@ -1,12 +1,12 @@
-"""The event log of a gateway, as `headgate replay` reads it.
+"""The event log of a gateway, in the format that `headgate replay` reads.
 
-Every event is logged, so this is on the hot path: lines are encoded by msgspec, gathered, and
-handed in pieces to a thread that writes them, for a disk may take its time. The log is rotated by
-size and by age, and what is too old is deleted, so that all of it together is bounded, also over
-many gateways that write to the same path one after the other.
+Every event is logged, so this is on the hot path: msgspec encodes the lines, which are buffered and
+passed in chunks to a writer thread, because a disk may block. The log is rotated by size and by
+age, and the oldest segments are deleted. The total size is therefore bounded, also over many
+gateways that write to the same path one after the other.
 
-A log that cannot be written (the disk is full, or far too slow) ends there, with one error; serving
-goes on.
+A log that cannot be written (the disk is full or far too slow) ends with one error. Serving
+continues.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from headgate.core.event_log import LogHeader, LogWriter, is_log, segment_paths
 from headgate.core.events import Event
 
 CHUNK_BYTES: Final = 64 * 1024
-BACKLOG_BYTES_MAX: Final = 32 << 20  # that are not written yet
+BACKLOG_BYTES_MAX: Final = 32 << 20  # submitted to the writer thread and not written yet
 CLOSE_S: Final = 5.0
 
 _LOG: Final = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """When a segment of the log is full, and how many older ones are kept."""
+    """When a segment is full, and how many older segments are kept."""
 
     size_bytes: int = 256 << 20
     age_ns: int = NEVER_NS
@@ -50,7 +50,7 @@ class Rotation:
 
 @final
 class EventLog:
-    """Writes the log of one Scheduler to a file, and to those that it is rotated to.
+    """Writes the log of one Scheduler, with rotation.
 
     Used from one thread. Raises `ConfigError` if the file cannot be opened, and nothing after that.
     """
@@ -78,15 +78,15 @@ class EventLog:
         self._header = replace(header, log_id=secrets.token_hex(8))
         self._writer = LogWriter(self._emit, self._header)
         self.flush()
-        self.sync()  # whoever looks at it now sees a log, and no empty file
+        self.sync()  # a reader never finds an empty file
 
     def record(self, now_ns: int, event: Event, actions: list[Action]) -> None:
-        """Write one event down."""
+        """Append one event and its actions."""
         if not self._is_open:
             return
         try:
             self._writer.write(self._seq, now_ns, event, actions)
-        except Exception as error:  # a log with a hole in it would be of no use
+        except Exception as error:  # a log with a gap cannot be replayed
             self._stop(f"an event cannot be written: {error!r}")
             return
         self._seq += 1
@@ -95,11 +95,13 @@ class EventLog:
             self.flush()
 
     def flush(self) -> None:
-        """Have written what is gathered; what has not been written is lost in a crash."""
+        """Submit the buffered lines to the writer thread. Lines not yet written are lost in a
+        crash.
+        """
         if not self._is_open:
             return
         if self._file.is_closed:
-            self._is_open = False  # it has said why
+            self._is_open = False  # the writer thread has logged why
             return
         if self._file.backlog_bytes > BACKLOG_BYTES_MAX:
             self._stop("the disk is too slow")
@@ -111,7 +113,7 @@ class EventLog:
             self._rotate()
 
     def close(self) -> None:
-        """Say that nothing is missing."""
+        """Write the end mark, which says that the log is complete, and close the file."""
         if self._is_open:
             self._is_open = False
             self._writer.close()
@@ -119,7 +121,7 @@ class EventLog:
         self._file.close()
 
     def sync(self, limit_s: float = CLOSE_S) -> bool:
-        """Wait until everything that was handed over has been written; whether it has."""
+        """Wait until everything submitted has been written; return whether it has."""
         return self._file.sync(limit_s)
 
     def _is_full(self) -> bool:
@@ -131,7 +133,7 @@ class EventLog:
     def _rotate(self) -> None:
         self._writer.rotate()
         mark = self._take_lines()
-        self._writer.stop("another gateway writes there now")
+        self._writer.stop("another gateway writes to the path now")
         stop = self._take_lines()
         segment = self._header.segment + 1
         self._header = replace(self._header, segment=segment, first_seq=self._seq)
@@ -145,7 +147,7 @@ class EventLog:
         self._writer.stop(why)
         self._file.write(self._take_lines())
         self._file.close(wait_s=0.0)
-        _LOG.error("the event log %s ends here: %s; serving goes on", self._file.path, why)
+        _LOG.error("the event log %s ends here: %s; serving continues", self._file.path, why)
 
     def _take_lines(self) -> bytes:
         chunk = b"".join(self._lines)
@@ -162,11 +164,11 @@ class EventLog:
 
 @final
 class _LogFile:
-    """The file that a log is being written to, by a thread of its own."""
+    """The file that a log is written to by a thread of its own."""
 
     def __init__(self, path: Path, keep: int) -> None:
         self.path = path
-        self.is_closed = False  # nothing is written any more
+        self.is_closed = False  # nothing more is written
         self._keep = keep
         try:
             self._fd = self._open_first()
@@ -174,41 +176,37 @@ class _LogFile:
         except OSError as error:
             problem = f"cannot be written: {error.strerror}"
             raise ConfigError(problem, where=str(path), key="--log") from None
-        # Each is added to by one thread only, so they need no lock.
+        # Each counter is incremented by one thread only, so neither needs a lock.
         self._submitted_bytes = 0
         self._written_bytes = 0
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="event log", daemon=True)
         self._thread.start()
 
-    # --- for whoever logs ----------------------------------------------------------------------
-
     @property
     def backlog_bytes(self) -> int:
-        """What was handed over and is not written."""
+        """Bytes submitted and not yet written."""
         return self._submitted_bytes - self._written_bytes
 
     def write(self, chunk: bytes) -> None:
-        """Have a piece written."""
+        """Submit a chunk."""
         self._submitted_bytes += len(chunk)
         self._queue.put(lambda: self._write(chunk))
 
     def rotate(self, mark: bytes, stop: bytes, header: bytes) -> None:
-        """End the segment with a mark and begin the next, or stop if the path is not ours."""
+        """End the segment with a mark and begin the next; stop if another process owns the path."""
         self._queue.put(lambda: self._rotate(mark, stop, header))
 
     def sync(self, limit_s: float) -> bool:
-        """Wait until all of it is done; whether it is."""
+        """Wait until the queue is empty; return whether it is."""
         done = threading.Event()
         self._queue.put(done.set)
         return done.wait(limit_s)
 
     def close(self, wait_s: float = CLOSE_S) -> None:
-        """Finish what there is to do, for so long at most."""
+        """Write what is queued, for at most `wait_s`, and close."""
         self._queue.put(None)
         self._thread.join(wait_s)
-
-    # --- the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
         while (do := self._queue.get()) is not None:
@@ -223,7 +221,7 @@ class _LogFile:
     def _fail(self, why: str) -> None:
         if not self.is_closed:
             self.is_closed = True
-            _LOG.error("the event log %s ends here: %s; serving goes on", self.path, why)
+            _LOG.error("the event log %s ends here: %s; serving continues", self.path, why)
 
     def _write(self, chunk: bytes) -> None:
         self._written_bytes += len(chunk)
@@ -236,7 +234,7 @@ class _LogFile:
             return
         if not self._owns_path():
             self._write(stop)
-            self._fail("another gateway writes there now")
+            self._fail("another gateway writes to the path now")
             return
         try:
             self._archive()
@@ -254,16 +252,14 @@ class _LogFile:
         self._prune()
 
     def _owns_path(self) -> bool:
-        """Whether what lies at the path is what we write: another gateway may have come since."""
+        """Whether the path still leads to our file: another gateway may have replaced it."""
         try:
             return os.path.samestat(self.path.stat(), os.fstat(self._fd))
         except OSError:
             return False
 
-    # --- files ---------------------------------------------------------------------------------
-
     def _open_first(self) -> int:
-        """Open a new file, and put away an older log that lies there."""
+        """Create the file. An older log at the path is archived."""
         try:
             status = self.path.stat()
         except FileNotFoundError:
@@ -271,7 +267,7 @@ class _LogFile:
         if not stat.S_ISREG(status.st_mode) or not status.st_size:
             return os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
         if not is_log(self.path):
-            problem = "is there, and is not an event log"
+            problem = "exists and is not an event log"
             raise ConfigError(problem, where=str(self.path), key="--log")
         self._archive()
         fd = self._create()
@@ -282,12 +278,12 @@ class _LogFile:
         return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
     def _archive(self) -> None:
-        """Give what lies at the path the next number."""
+        """Rename the file at the path to the next segment number."""
         number = max(segment_paths(self.path), default=0) + 1
         self.path.rename(f"{self.path}.{number}")
 
     def _prune(self) -> None:
-        """Delete the oldest segments, those of earlier gateways too, but nothing else."""
+        """Delete the oldest segments, those of earlier gateways included, and no other files."""
         with suppress(OSError):
             numbered = segment_paths(self.path)
             for number in sorted(numbered, reverse=True)[self._keep :]:

@@ -1,4 +1,10 @@
-"""The catalogue: pipelines as clients see them, with what goes in and what comes out."""
+"""Served models: the signatures of pipelines, and profiles measured by workers.
+
+Pipelines are checked for matching stages and shown to clients with their inputs and outputs. What
+workers measured is written into the application spec: the Scheduler is built from plain data that
+its event log can carry, and a replay needs no worker. Variants that run only on remote pools are
+inspected by the gateway, because no local worker does.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +28,9 @@ from headgate.live.ipc.messages import MeasuredFunction
 
 
 def served_models(app: App, facts: Mapping[str, MeasuredFunction]) -> dict[str, ServedModel]:
-    """Return the models by name. Facts are by name of the variant.
+    """Return the served models by name. `measured` is by name of the variant.
 
-    Raises `ConfigError` if stages of a pipeline do not fit, as far as that is known.
+    Raises `ConfigError` if the known signatures of the stages of a pipeline do not match.
     """
     return {pipeline.name: _model(pipeline, facts) for pipeline in app.pipelines}
 
@@ -52,7 +58,9 @@ def _model(pipeline: Pipeline, facts: Mapping[str, MeasuredFunction]) -> ServedM
 
 
 def _inputs(pipeline: Pipeline, found: Sequence[Signature]) -> tuple[TensorSpec, ...]:
-    """What all the first stages take. If one looks at it by itself, nothing is known."""
+    """Return the inputs of all first stages; empty (unknown) if one of them checks its inputs
+    itself.
+    """
     first = [index for index, stage in enumerate(pipeline.stages) if not stage.after]
     if any(not found[index].inputs for index in first):
         return ()
@@ -61,15 +69,16 @@ def _inputs(pipeline: Pipeline, found: Sequence[Signature]) -> tuple[TensorSpec,
         for spec in found[index].inputs:
             other = inputs.get(spec.name, spec)
             if spec.datatype != other.datatype or not shapes_match(spec.shape, other.shape):
-                wants = f"{format_spec(spec)}, an other first stage {format_spec(other)}"
+                wants = f"{format_spec(spec)}, another first stage {format_spec(other)}"
                 raise _mismatch(pipeline, index, f"takes {spec.name!r} as {wants}")
-            shape = tuple(map(max, spec.shape, other.shape))  # -1 is the smallest: any size
+            # -1, any size, is smaller than every size
+            shape = tuple(map(max, spec.shape, other.shape))
             inputs[spec.name] = TensorSpec(spec.name, spec.datatype, shape)
     return tuple(inputs.values())
 
 
 def _outputs(pipeline: Pipeline, found: Sequence[Signature]) -> tuple[TensorSpec, ...]:
-    """What the last stages give; of a cascade, what it gives wherever it ends."""
+    """Return the outputs of the last stages; for a cascade, those given wherever it ends."""
     stages = pipeline.stages
     last = [
         found[index].outputs
@@ -84,7 +93,7 @@ def _outputs(pipeline: Pipeline, found: Sequence[Signature]) -> tuple[TensorSpec
 
 
 def _check_stage(pipeline: Pipeline, index: int, found: Sequence[Signature]) -> None:
-    """See that a stage gets each of its inputs, once and whatever happens, from those before it."""
+    """Check that each input of a stage comes from exactly one earlier stage that always runs."""
     stages = pipeline.stages
     stage = stages[index]
     if any(not found[before].outputs for before in stage.after):
@@ -98,11 +107,11 @@ def _check_stage(pipeline: Pipeline, index: int, found: Sequence[Signature]) -> 
             if spec.name == wanted.name
         ]
         if len(given) != 1:
-            problem = "several stages give it" if given else "none before it gives that"
+            problem = "several stages output it" if given else "no earlier stage outputs it"
             raise _mismatch(pipeline, index, f"{takes}; {problem}")
         ((before, spec),) = given
         if spec.datatype != wanted.datatype or not shapes_match(spec.shape, wanted.shape):
-            gives = f"{_stage(pipeline, before)} gives {format_spec(spec)}"
+            gives = f"{_stage(pipeline, before)} outputs {format_spec(spec)}"
             raise _mismatch(pipeline, index, f"{takes}; {gives}")
         if stages[before].only_if_unsure and not stage.only_if_unsure:
             problem = f"{_stage(pipeline, before)} does not always run"
@@ -117,21 +126,17 @@ def _stage(pipeline: Pipeline, index: int) -> str:
     return f"stage {index + 1} ({pipeline.stages[index].function.name})"
 
 
-# What workers found out about functions, written into the application.
-#
-# So the Scheduler is built of plain data that its log can carry, and a replay needs no worker.
-
-
 _LOG: Final = logging.getLogger(__name__)
 
-# Which functions must be loaded for a gateway to begin. At the first start, one: the others are
-# worth serving. After a change, all: what was served before is better. Later, none.
+# Which functions must load before a gateway starts to serve. First start: at least one, because the
+# others are worth serving. Reload: all, because the running configuration is better than a broken
+# one. Restart: none.
 LoadsNeeded = Literal["all", "one", "none"]
 
 
 @final
 class LoadsFailed(ConfigError):
-    """Functions cannot be loaded, and without them there is no use in serving."""
+    """Too few functions can be loaded to start serving."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
@@ -139,9 +144,9 @@ class LoadsFailed(ConfigError):
 
 
 def check_loads(app: App, facts: Mapping[str, MeasuredFunction], needed: LoadsNeeded) -> None:
-    """See that enough functions can be loaded. Raises `LoadsFailed`, with a line for each.
+    """Check that enough functions can be loaded. Raises `LoadsFailed`, with one line per failure.
 
-    A function that has another build, or runs elsewhere as well, can be served.
+    A function counts as served if at least one of its variants loads or is remote.
     """
     broken = [
         f"{variant.name}: cannot be loaded: {facts[variant.name].problem}"
@@ -167,7 +172,8 @@ def with_measured_profiles(
         if source is not None and found is not None:
             entry = variant_spec(spec, variant.name)
             if source.is_measured:
-                # Where nothing could be measured, what is assumed is written down all the same.
+                # If the measurement failed, the assumed profile is written, so that the spec is
+                # complete.
                 times_ns = found.exec_ns or variant.profile.exec_ns
                 entry["exec"] = [f"{time_ns}ns" for time_ns in times_ns]
             _fill_measured(entry, found)
@@ -184,11 +190,8 @@ def _fill_measured(entry: dict[str, Any], facts: MeasuredFunction) -> None:
         entry["memory"] = f"{facts.memory_bytes}B"
 
 
-# What functions take and give that no worker of ours looks at, because they run elsewhere only.
-
-
 def remote_only(config: AppConfig) -> list[Variant]:
-    """Return the variants that run on no node of ours."""
+    """Return the variants that run on no local node."""
     local = {
         id
         for id, provider in enumerate(providers_of(config))
@@ -198,9 +201,10 @@ def remote_only(config: AppConfig) -> list[Variant]:
 
 
 def inspect_remote_only(config: AppConfig, base: str) -> list[MeasuredFunction]:
-    """Return what the application's own files say of variants that run elsewhere.
+    """Return the signatures of remote-only variants, from the files of the application.
 
-    Where there is no file, or it cannot be read here, nothing is known: anything is taken.
+    A variant without a file, or whose file cannot be read here, has an empty signature and accepts
+    any input.
     """
     return [_inspect(config, variant, base) for variant in remote_only(config)]
 
@@ -208,7 +212,7 @@ def inspect_remote_only(config: AppConfig, base: str) -> list[MeasuredFunction]:
 def with_siblings(
     config: AppConfig, facts: Mapping[str, MeasuredFunction]
 ) -> dict[str, MeasuredFunction]:
-    """Return facts in which what runs elsewhere and is unknown looks as its siblings do."""
+    """Return `measured` with unknown signatures of remote-only variants copied from siblings."""
     filled = dict(facts)
     for variant in remote_only(config):
         found = facts[variant.name]
@@ -224,16 +228,16 @@ def _inspect(config: AppConfig, variant: Variant, base: str) -> MeasuredFunction
     signature = Signature()
     source = config.sources[variant.id]
     if source is not None:
-        # Here, because they import NumPy, and a gateway usually gets by without.
+        # Imported here because the modules import NumPy, which a gateway usually does without.
         from headgate.functions.loader import build_model  # noqa: PLC0415
         from headgate.functions.model import signature_of  # noqa: PLC0415
 
         try:
             model = build_model(source, base, variant.name)
-            if source.model is not None:  # what it takes stands in the file
+            if source.model is not None:  # an ONNX file contains its signature
                 model.load()
             signature = signature_of(model)
-        except Exception as error:  # whatever a model does
+        except Exception as error:  # a model may raise anything
             problem = error_text(error)
-            _LOG.warning("%s runs elsewhere, and is not understood here: %s", variant.name, problem)
+            _LOG.warning("%s runs on remote pools only, and its signature cannot be read: %s", variant.name, problem)
     return MeasuredFunction(variant.name, signature, (), 0, 0)

@@ -1,7 +1,8 @@
-"""The runtime of a gateway: between front ends, which bring calls, and workers, which run them.
+"""The runtime of a gateway, between the front ends that submit calls and the workers that run them.
 
-It is the hands of the driver: it keeps the tensors, which never enter the Scheduler, and moves them
-where the Scheduler says. A pipeline's intermediate results come back here and go out again.
+It executes the actions of the driver. Tensors never enter the Scheduler: the runtime keeps them and
+moves them as the Scheduler decides. Intermediate results of a pipeline return to the runtime and
+are sent on from here.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ _LOG: Final = logging.getLogger(__name__)
 
 @final
 class Runtime:
-    """Serves one application; an implementation of `FrontEndApi`."""
+    """Serves one application. Implements `FrontEndApi`, `ActionExecutor`, `WorkerLinksListener` and
+    `NodeListener`.
+    """
 
     def __init__(
         self,
@@ -88,14 +91,15 @@ class Runtime:
         on_cold_start: Callable[[str, int], None],
         count_fault: CountFault = ignore_fault,
     ) -> None:
-        """`count_fault` counts what should never happen, by kind."""
+        """`count_fault` counts defects that serving survives, by kind."""
         self.phase = GatewayPhase.STARTING
         self.models: Mapping[str, ServedModel] = {}
         self._config = deployment.load()
         self._on_submitted = on_submitted
         self._on_settled = on_settled
         self._on_cold_start = on_cold_start
-        self._starts: dict[int, tuple[str, int]] = {}  # by instance on its way: of what, and since
+        # by starting instance: its function, and since when
+        self._starts: dict[int, tuple[str, int]] = {}
         self._costs = CostAccounting(self._config.app)
         self._event_log = EventLogTask(log_path, self._config.serve, is_required=is_log_required)
         self._count_fault = count_fault
@@ -108,14 +112,14 @@ class Runtime:
         self._base = deployment.base
         self._local_nodes = len(deployment.nodes)
         self._links: dict[int, WorkerLink] = {}  # by node id
-        self._worker_pids: dict[int, int] = {}  # process ids, by node id
-        self._remote_pools: RemotePools | None = None  # there once everything is known
+        self._worker_pids: dict[int, int] = {}  # by node id
+        self._remote_pools: RemotePools | None = None  # set once the Scheduler is built
         self._driver: Driver | None = None
-        self._calls: dict[int, Call] = {}  # by request id: open
+        self._calls: dict[int, Call] = {}  # open calls by request id
         self._stage_outputs = StageOutputs(self._config.app, self._signatures)
         self._in_flight: dict[int, tuple[int, int]] = {}  # by batch: its variant and items
         self._next_id = 0
-        # What a call of a platform must be able to carry matters only where there is one.
+        # The payload size of a request matters only if there is a FaaS pool.
         pools = self._config.app.pools
         self._has_platforms = any(pool.faas is not None for pool in pools)
         self._drained: asyncio.Event | None = None
@@ -123,26 +127,24 @@ class Runtime:
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._inspection: asyncio.Task[None] | None = None
 
-    # --- life ----------------------------------------------------------------------------------
-
     def start(self) -> None:
-        """Look for the workers; `phase` says when it is ready."""
+        """Connect to the workers; `phase` says when the runtime is ready."""
         self._worker_links.start()
         if remote_only(self._config):
             self._inspection = asyncio.create_task(self._inspect_remote_only())
 
     async def _inspect_remote_only(self) -> None:
-        """Find out about functions that no worker of ours will look at; that may take a while."""
+        """Inspect functions that no local worker loads, in a thread: it may take a while."""
         loop = asyncio.get_running_loop()
         try:
             self._add_measured(
                 await loop.run_in_executor(None, inspect_remote_only, self._config, self._base)
             )
-        except Exception as error:  # that cannot be served
+        except Exception as error:  # the application cannot be served
             self.abort(error)
 
     async def drain(self, limit_s: float) -> int:
-        """Take no more, finish what is open; return how many were not finished in time."""
+        """Accept no new calls and finish the open ones; return how many did not finish in time."""
         self.phase = GatewayPhase.DRAINING
         if self._calls:
             self._drained = asyncio.Event()
@@ -151,7 +153,7 @@ class Runtime:
         return len(self._calls)
 
     async def stop(self) -> None:
-        """Leave the workers and close the log."""
+        """Disconnect from the workers and close the event log."""
         if self._driver is not None:
             self._driver.stop()
         await self._worker_links.stop()
@@ -162,16 +164,13 @@ class Runtime:
             self._inspection.cancel()
         self._event_log.close()
 
-    # --- what front ends ask (`FrontEndApi`)
-    # -------------------------------------------------------
-
     @property
     def app(self) -> App:
-        """What is served."""
+        """The application that is served."""
         return self._config.app
 
     def problem(self, model: ServedModel) -> str:
-        """Why a model cannot be asked just now; nothing if it is ready."""
+        """Return why a model cannot serve requests now; empty if it can."""
         for stage in model.pipeline.stages:
             problem = self._load_problem(stage.function) or self._no_worker_problem(stage.function)
             if problem:
@@ -180,7 +179,7 @@ class Runtime:
         return ""
 
     def _load_problem(self, function: Function) -> str:
-        """Why nobody can load a function, if the Scheduler waits for that to change."""
+        """Return why a function cannot be loaded, if the Scheduler has marked it unloadable."""
         view = None if self._driver is None else self._driver.scheduler.view
         if view is None or function.id not in view.unloadable:
             return ""
@@ -192,32 +191,32 @@ class Runtime:
         return "" if self._runnable_variants(function) else "has no worker to run on"
 
     def _runnable_variants(self, function: Function) -> list[Variant]:
-        """The builds of a function that there is a worker or a platform for."""
+        """Return the variants of a function that a connected worker or a remote pool can run."""
         pool_ids = {link.node.pool_id for link in self._links.values()}
         if self._remote_pools is not None:
             pool_ids.update(self._remote_pools.by_pool)
         return [v for v in function.variants if not pool_ids.isdisjoint(v.pool_ids)]
 
     def gauge_snapshot(self) -> GaugeSnapshot:
-        """What is true just now, for whoever scrapes."""
+        """Return the current value of every gauge."""
         view = None if self._driver is None else self._driver.scheduler.view
         return self._costs.gauge_snapshot(view, list(self._calls.values()), self._remote_pools)
 
     def worker_pids(self) -> list[int]:
-        """Process ids of the workers, the last one of each node."""
+        """Return the process ids of the workers, the latest of each node."""
         return list(self._worker_pids.values())
 
     def breakers(self) -> Mapping[str, str]:
-        """The state of each breaker, by pool that is paid by the call."""
+        """Return the state of the circuit breaker of each pay-per-call pool."""
         return {} if self._driver is None else breakers(self._driver.scheduler.view)
 
     def now_ns(self) -> int:
-        """The machine's monotonic clock."""
+        """Return the time on the monotonic clock."""
         return monotonic_ns()
 
     def submit(self, call: Call) -> None:
-        """Have a call answered."""
-        assert self._driver is not None, "front ends turn calls away until it is ready"
+        """Run a call; see `FrontEndApi.submit`."""
+        assert self._driver is not None, "front ends reject calls until the runtime is ready"
         request_id = self._next_id
         self._next_id = request_id + 1
         call.request_id = request_id
@@ -226,7 +225,7 @@ class Runtime:
             try:
                 self._on_submitted(call)
             except Exception:
-                _LOG.exception("a call is not traced", extra=_log_extra(call))
+                _LOG.exception("a call could not be traced", extra=_log_extra(call))
                 self._count_fault("trace")
         self._driver.post(
             RequestArrived(
@@ -242,19 +241,16 @@ class Runtime:
         )
 
     def cancel(self, call: Call) -> None:
-        """Nobody waits for it any more."""
+        """Cancel a call; see `FrontEndApi.cancel`."""
         call.on_answer = _ignore_answer
         if self._driver is not None and call.request_id in self._calls:
             self._driver.post(RequestCancelled(call.request_id))
 
-    # --- what the Scheduler says (`ActionExecutor`)
-    # -----------------------------------------------------
-
     def settle(self, now_ns: int, action: Settle) -> None:
-        """Give a call back to its front end."""
+        """Return a settled call to its front end."""
         call = self._calls.pop(action.request_id, None)
         if call is None:
-            return  # it was answered when something went wrong
+            return  # answered already, after a fault
         call.outcome = action.outcome
         call.reason = action.reason
         call.predicted_ns = action.predicted_ns
@@ -262,12 +258,12 @@ class Runtime:
         self._complete(call)
 
     def _complete(self, call: Call) -> None:
-        """Have a call answered, once, whatever goes wrong on the way."""
+        """Answer a call exactly once, whatever raises on the way."""
         self._stage_outputs.discard(call.request_id)
         try:
             self._on_settled(call)
         except Exception:
-            _LOG.exception("a call is not counted", extra=_log_extra(call))
+            _LOG.exception("a call could not be counted", extra=_log_extra(call))
             self._count_fault("metrics")
         try:
             call.on_answer(call)
@@ -275,17 +271,17 @@ class Runtime:
             _LOG.exception("a call could not be answered", extra=_log_extra(call))
             self._count_fault("answer")
             _fail(call, INTERNAL)
-            with suppress(Exception):  # which answers unless it has
+            with suppress(Exception):  # `on_answer` answers only if it has not done so
                 call.on_answer(call)
         if self._drained is not None and not self._calls:
             self._drained.set()
 
     def open_requests(self) -> Collection[int]:
-        """The requests that have no answer yet."""
+        """Return the requests without a response."""
         return self._calls.keys()
 
     def fail(self, request_ids: Collection[int]) -> None:
-        """Answer those of them that have no answer yet: 500, a mistake of ours."""
+        """Answer requests that are still open with 500, after a defect of the gateway."""
         for request_id in request_ids:
             call = self._calls.pop(request_id, None)
             if call is not None:
@@ -294,7 +290,7 @@ class Runtime:
                 self._complete(call)
 
     def dispatch(self, now_ns: int, action: Dispatch) -> None:
-        """Send a batch to its worker or its outpost, with its tensors."""
+        """Send a batch with its tensors to its worker or remote pool."""
         assert self._driver is not None and self._remote_pools is not None
         link = None if action.node_id is None else self._links.get(action.node_id)
         remote_pool = None if link else self._remote_pools.pool_of(action.pool_id, action.node_id)
@@ -305,7 +301,7 @@ class Runtime:
         for task_id in action.task_ids:
             call = self._calls.get(task_id // STAGES_MAX)
             if call is None:
-                continue  # it was answered when something went wrong
+                continue  # answered already, after a fault
             call.sent_ns = now_ns
             call.batch_items = action.items
             inputs = self._stage_outputs.inputs(call, task_id % STAGES_MAX)
@@ -340,11 +336,11 @@ class Runtime:
         )
 
     def _has_one_request(self) -> bool:
-        """Whether there is one request, and nothing else to do than to wait for it."""
+        """Whether exactly one request is in flight, so that busy polling pays off."""
         return len(self._calls) == 1
 
     def execute(self, action: PlacedAction) -> None:
-        """Send a worker any other order."""
+        """Send any action other than a dispatch to its worker or remote pool."""
         assert self._driver is not None
         link = None if action.node_id is None else self._links.get(action.node_id)
         if link is not None:
@@ -356,29 +352,27 @@ class Runtime:
         elif self._remote_pools is not None and self._remote_pools.execute(action):
             return
         elif isinstance(action, StartInstance | StopInstance):
-            self._driver.post(InstanceStopped(action.instance_id, "the worker is gone"))
+            self._driver.post(InstanceStopped(action.instance_id, "the worker is disconnected"))
 
     def keep_warm(self, action: KeepWarm) -> None:
-        """Have a platform keep instances ready from now on."""
+        """Keep instances of a FaaS pool warm from now on."""
         assert self._remote_pools is not None
         self._remote_pools.keep_warm(action)
 
     def abort(self, error: BaseException) -> None:
-        """Something is wrong that waiting will not mend: answer what is open with 503, and end."""
+        """Answer all open calls with 503 and stop, after an error that waiting cannot mend."""
         if self.phase is not GatewayPhase.STARTING:
             self.phase = GatewayPhase.DRAINING
         calls, self._calls = list(self._calls.values()), {}
         for call in calls:
-            _fail(call, "the gateway begins anew")
+            _fail(call, "the gateway restarts")
             call.retry_ns = SECOND_NS
             self._complete(call)
         if not self.failure.done():
             self.failure.set_exception(error)
 
-    # --- what workers say ----------------------------------------------------------------------
-
     def on_worker_joined(self, link: WorkerLink) -> None:
-        """A worker is there, or there again."""
+        """Add a worker that has connected, for the first time or again."""
         self._links[link.node.id] = link
         self._worker_pids[link.node.id] = link.hello.pid
         if self._driver is not None:
@@ -399,7 +393,7 @@ class Runtime:
                 self._driver.post(LoadFailed(variant.id, link.node.id, problem))
 
     def _add_measured(self, found: list[MeasuredFunction]) -> None:
-        """Learn about functions; when something is known of all, begin."""
+        """Add measured functions; build the Scheduler once every variant is known."""
         for measured in found:
             known = self._measured.get(measured.function)
             if known is None or (known.problem and not measured.problem):
@@ -407,17 +401,17 @@ class Runtime:
         if self._driver is None and all(v.name in self._measured for v in self.app.variants):
             try:
                 self._start_scheduler()
-            except Exception as error:  # that cannot be served
+            except Exception as error:  # the application cannot be served
                 self.abort(error)
 
     def on_node_joined(self, node: NodeSpec) -> None:
-        """A node is there, or there again, empty."""
+        """Add a node, which has no instances yet."""
         assert self._driver is not None
         self._driver.post(NodeJoined(node.id, node.pool_id, node.name))
         self._costs.on_node_joined(node.id, node.pool_id)
 
     def _start_scheduler(self) -> None:
-        """Everything is known that the Scheduler is built of."""
+        """Build the Scheduler from the measured application, and connect the nodes to it."""
         check_loads(self.app, self._measured, self._loads_needed)
         self._measured = with_siblings(self._config, self._measured)
         self._config = with_measured_profiles(
@@ -453,20 +447,20 @@ class Runtime:
         loop.call_soon(self._update_phase)
 
     def on_batch_ran(self, link: WorkerLink, message: BatchRan) -> None:
-        """A batch has come back from a worker."""
+        """Handle the results of a batch from a worker."""
         self.on_call_returned(link.node.pool_id, message)
 
     def on_call_returned(self, pool_id: int, message: BatchRan) -> None:
-        """A batch has come back; keep what its tasks gave."""
+        """Handle the results of a batch from a worker or a remote pool."""
         assert self._driver is not None
         unsure: list[int] = []
         broken: list[int] = []
-        too_large: list[int] = []  # answers that a platform could not carry
+        too_large: list[int] = []  # results that the payload limit of a platform excluded
         is_platform = self.app.pools[pool_id].faas is not None
         for result in message.results:
             call = self._calls.get(result.task_id // STAGES_MAX)
             if call is None:
-                continue  # nobody waits for it any more
+                continue  # cancelled or answered
             call.began_ns = message.began_ns
             call.ended_ns = message.ended_ns
             try:
@@ -474,9 +468,9 @@ class Runtime:
                 if not result.error:
                     self._stage_outputs.store(call, result.task_id % STAGES_MAX, result.outputs)
             except Exception:
-                _LOG.exception("a result could not be kept", extra=_log_extra(call))
+                _LOG.exception("a result could not be stored", extra=_log_extra(call))
                 self._count_fault("result")
-                result.error, result.status = "the gateway made a mistake", 500
+                result.error, result.status = "internal error of the gateway", 500
             if result.error and is_platform and result.status == TOO_LARGE:
                 too_large.append(result.task_id)
             elif result.error:
@@ -493,7 +487,7 @@ class Runtime:
             self._costs.on_batch_ran(variant_id, items, message.ended_ns - message.began_ns)
 
     def on_event(self, event: Event) -> None:
-        """Something else has happened at a worker or an outpost."""
+        """Handle any other event of a worker or a remote pool."""
         assert self._driver is not None
         self._driver.post(event)
         self._in_flight.pop(getattr(event, "batch_id", -1), None)
@@ -505,7 +499,7 @@ class Runtime:
             asyncio.get_running_loop().call_soon(self._update_phase)
 
     def on_function_loaded(self, measured: MeasuredFunction) -> None:
-        """A function that could not be loaded can be by now, and what it takes is known."""
+        """Update the signature of a function that has loaded after earlier failures."""
         self._measured[measured.function] = measured
         if self._driver is None:
             return
@@ -513,11 +507,13 @@ class Runtime:
         try:
             self.models = served_models(app, self._measured)
             self._signatures[:] = signatures(app, self._measured)
-        except ConfigError as error:  # it does not fit into its pipeline
+        except ConfigError as error:  # its signature does not match its pipeline
             _LOG.error("%s", error)
 
     def _update_phase(self) -> None:
-        """Be ready once no function is only just being started, but for those that cannot be."""
+        """Become ready once every function has an instance that is not starting, or cannot be
+        loaded.
+        """
         if self._driver is None or self.phase is not GatewayPhase.STARTING:
             return
         view = self._driver.scheduler.view
@@ -530,7 +526,7 @@ class Runtime:
             self.phase = GatewayPhase.READY
 
     def on_worker_lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
-        """A worker is gone, and what it was running."""
+        """Report the batches of a disconnected worker as lost and its node as gone."""
         if self._links.get(link.node.id) is link:
             del self._links[link.node.id]
         if self._driver is None:
@@ -541,16 +537,16 @@ class Runtime:
         self.on_node_lost(link.node)
 
     def on_node_lost(self, node: NodeSpec) -> None:
-        """A node is gone; what it was running ends in events of its own."""
+        """Remove a node. Its running batches end in events of their own."""
         assert self._driver is not None
         self._driver.post(NodeLost(node.id))
         self._costs.on_node_lost(node.id)
 
 
 def _is_starting(view: View, function: Function) -> bool:
-    """Whether all instances of a function are only just being started.
+    """Whether all instances of a function are still starting.
 
-    Where nothing has been started, the policy will start something when it is needed.
+    False without any instance: the policy starts one when it is needed.
     """
     states = [
         instance.state
@@ -561,18 +557,18 @@ def _is_starting(view: View, function: Function) -> bool:
 
 
 def _ignore_answer(call: Call) -> None:
-    """Who hears of a call that was withdrawn."""
+    """`on_answer` of a cancelled call."""
 
 
 def _log_extra(call: Call) -> dict[str, object]:
-    """What a message about a call says beside itself: who it is for clients and in event logs."""
+    """Return the fields of a log record about a call: its ids for clients and in event logs."""
     name = call.client_request_id.decode("latin-1")
     number = f"number {call.request_id}"
     return {"request_id": f"{name}, {number}" if name else number}
 
 
 def _fail(call: Call, reason: str) -> None:
-    """Have a call end as one that could not be run."""
+    """Set the result of a call that could not be run."""
     call.outcome = Outcome.FAILED
     call.reason = reason
     call.error = ""

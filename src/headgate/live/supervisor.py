@@ -1,14 +1,16 @@
-"""The supervisor: the process that a user starts, and that ends last.
+"""The supervisor: the process that a user starts and that exits last.
 
-It serves nothing itself. It binds the sockets, keeps a generation of workers and a gateway alive,
-and passes signals on:
+It serves no requests. It binds the sockets, keeps one process group (the workers and the gateway of
+one configuration) running, restarts processes that die, and forwards signals:
 
-- SIGTERM: the gateway says it is not ready, goes on for its lame-duck time, takes no more, finishes
-  what it has within its bound, and all end. SIGINT (Ctrl-C) leaves the lame-duck time out.
-- A second signal ends everything at once.
-- SIGHUP, or a changed file where that is watched: a new generation is started; when it is ready,
-  the old one finishes. If the new configuration is wrong, or one of its functions cannot be loaded,
-  the old one stays.
+- SIGTERM: the gateway reports not-ready, serves on for its lame-duck time, then accepts no more
+  requests and finishes the open ones within the drain time; then all processes exit. SIGINT
+  (Ctrl-C) skips the lame-duck time.
+- A second signal kills everything at once.
+- SIGHUP, or a change of a watched file: a new process group is started beside the old one, and the
+  old one drains once the new one is ready. Both have the same listening sockets, so that no
+  connection is refused in between. If the new configuration is invalid or one of its functions
+  cannot be loaded, the old group stays.
 """
 
 from __future__ import annotations
@@ -36,28 +38,24 @@ from headgate.live.model_registry import LoadsNeeded
 from headgate.live.telemetry.logs import HUNG_EXIT
 from headgate.system.child_process import ChildProcess, describe_exit
 
-# A generation: the workers and the gateway of one configuration.
-#
-# A change of configuration is a new generation beside the old one. Both have the same listening
-# sockets, so that no connection is turned away in between.
-
-
 _LOG: Final = logging.getLogger(__name__)
 
 HEARTBEAT_TIMEOUT_S_MIN: Final = 2.0  # heartbeats come twice a second; one may be late
-FIRST_HEARTBEAT_TIMEOUT_S: Final = 60.0  # before the first one: Python and libraries are being read
-# Before a process is started again, by how often it was in the time before: once at once.
+# until the first heartbeat: Python and libraries are being imported
+FIRST_HEARTBEAT_TIMEOUT_S: Final = 60.0
+# Delay before a restart, by the number of restarts within `BACKOFF_WINDOW_S`; the first is
+# immediate.
 BACKOFF_S: Final = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0)
 BACKOFF_WINDOW_S: Final = 30.0
-BAD_CONFIGURATION: Final = 78  # how a child ends that will never be able to begin
-BAD_INPUT: Final = 2  # how the command ends then
-PROBLEMS_PREFIX: Final = b"problems: "  # begins the line of a gateway that cannot begin
-PATH_MAX: Final = 70  # of the directory that run directories are made in
+BAD_CONFIGURATION: Final = 78  # exit status of a child that can never start
+BAD_INPUT: Final = 2  # exit status of the command in that case
+PROBLEMS_PREFIX: Final = b"problems: "  # prefix of the line of a gateway that cannot start
+PATH_MAX: Final = 70  # of the parent of run directories: paths of Unix sockets are short
 
 
 @final
 class ProcessGroup:
-    """Starts its processes, watches them, and starts again what ends."""
+    """The workers and the gateway of one configuration. Starts, watches and restarts them."""
 
     def __init__(
         self,
@@ -72,27 +70,26 @@ class ProcessGroup:
         self.config = deployment.load()
         self._http_fd = http_fd
         self._log_path = log_path
-        self.problems: list[str] = []  # why it cannot be served, if it cannot
+        self.problems: list[str] = []  # why this configuration cannot be served
         self._run_dir = _make_run_dir()
         self._markers = CrashMarkers(self._run_dir)
         deployments.write_deployment(self._run_dir, deployment)
         self._hang_s = self.config.serve.hang_ns / 1e9
         self._heartbeat_timeout_s = max(
             HEARTBEAT_TIMEOUT_S_MIN, self._hang_s
-        )  # it may hold the interpreter meanwhile
+        )  # a function may hold the GIL for that long
         self._workers: dict[int, ChildProcess] = {}  # by node id
         self._nodes = {node.id: node for node in deployment.nodes}
         self._has_been_ready = False
-        self._kill_reasons: dict[str, str] = {}  # by child that we have ended: why
-        self._restarts_s: dict[str, list[float]] = {}  # by child: when, lately
-        self._restart_at_s: dict[str, float] = {}  # by child that is gone: when it is started again
+        # by child that was killed here: the problem to report
+        self._kill_reasons: dict[str, str] = {}
+        self._restarts_s: dict[str, list[float]] = {}  # by child: times of recent restarts
+        self._restart_at_s: dict[str, float] = {}  # by dead child: when it is restarted
         self._gateway_starts = 0
         for node in deployment.nodes:
             self._start_worker(node)
         self.gateway = self._start_gateway()
         self.is_draining = False
-
-    # --- starting ------------------------------------------------------------------------------
 
     def _start_worker(self, node: NodeSpec) -> None:
         self._workers[node.id] = ChildProcess(
@@ -104,11 +101,12 @@ class ProcessGroup:
     def _start_gateway(self) -> ChildProcess:
         arguments = [str(self._run_dir), "--http-fd", str(self._http_fd)]
         if self.number or self._gateway_starts:
-            # Who comes meanwhile is served by the one before, or had better wait than be refused.
+            # Until then new connections are accepted by the previous gateway, or wait in the
+            # backlog instead of being refused.
             arguments.append("--listens-when-ready")
         arguments += ["--loads-needed", self._loads_needed]
         if self._log_path is not None:
-            # Each gateway has a log of its own: what lies there already is given a number.
+            # Each gateway has an event log of its own; an existing file is archived under a number.
             arguments += ["--log", str(self._log_path)]
         self._gateway_starts += 1
         return ChildProcess(
@@ -123,20 +121,21 @@ class ProcessGroup:
 
     @property
     def ready_line(self) -> bytes | None:
-        """What the gateway says when it is ready, and it is."""
+        """The line that the gateway writes when it is ready; None until then."""
         crashed, end, _ = self.gateway.output.partition(b"\n")
         return crashed if end and not crashed.startswith(PROBLEMS_PREFIX) else None
 
-    # --- watching ------------------------------------------------------------------------------
-
     def poll(self) -> int | None:
-        """Deal with what has happened since. Return an exit status if this cannot go on."""
+        """Handle output, deaths and due restarts.
+
+        Return an exit status if the group cannot go on.
+        """
         for node_id, worker in self._workers.items():
             worker.poll_output()
             self._kill_if_silent(worker)
             self._kill_if_over_memory(worker, self._nodes[node_id])
         self.gateway.poll_output()
-        if self.ready_line is not None:  # from then on it says that it lives
+        if self.ready_line is not None:  # a ready gateway sends heartbeats
             self._has_been_ready = True
             self._kill_if_silent(self.gateway)
         for child in (self.gateway, *self._workers.values()):
@@ -145,7 +144,7 @@ class ProcessGroup:
                 if self.is_draining:
                     continue
                 if child is self.gateway and status == BAD_CONFIGURATION:
-                    child.poll_output()  # its last words
+                    child.poll_output()  # read its last output
                     self.problems = _parse_problems(child.output)
                     if not self._has_been_ready:
                         return BAD_INPUT
@@ -162,19 +161,19 @@ class ProcessGroup:
         else:
             is_silent = monotonic() - child.last_output_s > self._heartbeat_timeout_s
         if is_silent:
-            self._kill(child, "has hung", "TimeoutError: loading takes too long")
+            self._kill(child, "sends no heartbeat", "TimeoutError: loading timed out")
 
     def _kill_if_over_memory(self, worker: ChildProcess, node: NodeSpec) -> None:
         limit_bytes = self.config.app.pools[node.pool_id].memory_bytes
         if limit_bytes < NEVER_NS and worker.private_bytes() > limit_bytes:
-            problem = "MemoryError: loading takes more memory than the pool has"
-            self._kill(worker, "holds more memory than its pool has", problem)
+            problem = "MemoryError: loading exceeds the memory of the pool"
+            self._kill(worker, "exceeds the memory of its pool", problem)
 
     def _kill(self, child: ChildProcess, why: str, problem: str) -> None:
-        """End a process; `problem` is that of the function that it is loading, if it is."""
+        """Kill a child. `problem` is reported for the function that it is loading, if any."""
         if child.exit_status() is None and child.name not in self._kill_reasons:
             self._kill_reasons[child.name] = problem
-            _LOG.error("%s %s, and is ended", _display_name(child), why)
+            _LOG.error("%s %s and is killed", _display_name(child), why)
             child.send_signal(signal.SIGKILL)
 
     def _plan_restart(self, child: ChildProcess, status: int) -> None:
@@ -185,7 +184,7 @@ class ProcessGroup:
         self._restarts_s[child.name] = [*recent_s, now_s]
         self._restart_at_s[child.name] = now_s + delay_s
         _LOG.error(
-            "%s died (%s)%s; it is started again in %g s",
+            "%s died (%s)%s; restarting in %g s",
             _display_name(child),
             describe_exit(status),
             self._describe_crash(child, status),
@@ -193,10 +192,12 @@ class ProcessGroup:
         )
 
     def _describe_crash(self, child: ChildProcess, status: int) -> str:
-        """Say what a worker was loading when it died, and have that not loaded again by others."""
-        problem = f"ProcessDied: {describe_exit(status)} while it was loaded"
+        """Return what a worker was loading or measuring when it died, and mark those functions as
+        suspects.
+        """
+        problem = f"ProcessDied: {describe_exit(status)} while loading"
         if status == HUNG_EXIT:
-            problem = "TimeoutError: loading takes too long"
+            problem = "TimeoutError: loading timed out"
         problem = self._kill_reasons.pop(child.name, problem)
         found = [
             under_way
@@ -222,31 +223,30 @@ class ProcessGroup:
                     worker.close()
                     self._start_worker(self._nodes[node_id])
 
-    # --- leaving -------------------------------------------------------------------------------
-
     def drain(self, number: signal.Signals) -> None:
-        """Have the gateway finish: SIGTERM after its lame-duck time, SIGINT at once, SIGUSR1 after
-        having left new connections to somebody else for its lame-duck time.
+        """Make the gateway finish and exit: SIGTERM after its lame-duck time, SIGINT at once,
+        SIGUSR1 after a lame-duck time in which it leaves new connections to the next group.
         """
         self.is_draining = True
-        # One that has not begun minds no signals yet, but this one ends it.
+        # A gateway that is still starting handles no other signal than SIGTERM.
         self.gateway.send_signal(signal.SIGTERM if self.ready_line is None else number)
 
     @property
     def is_drained(self) -> bool:
-        """Whether the gateway has finished."""
+        """Whether the gateway has exited after `drain`."""
         return self.is_draining and self.gateway.exit_status() is not None
 
     def kill(self) -> None:
-        """End everything, now; `close` has still to be called."""
+        """Kill all processes now; `close` must still be called."""
         for child in (self.gateway, *self._workers.values()):
             child.kill()
 
     def close(self) -> None:
-        """End whatever is left: workers have nothing to do without their gateway."""
+        """Stop the remaining processes and remove the run directory."""
         self.gateway.close()
         for worker in self._workers.values():
-            worker.send_signal(signal.SIGUSR1)  # SIGTERM may come from anybody, and is ignored
+            # workers ignore SIGTERM, which a service manager sends to all
+            worker.send_signal(signal.SIGUSR1)
         for worker in self._workers.values():
             worker.wait(2.0)
             worker.close()
@@ -258,7 +258,7 @@ def _display_name(child: ChildProcess) -> str:
 
 
 def problems_line(problems: list[str]) -> bytes:
-    """What a gateway says on its pipe that cannot begin: why not."""
+    """Return the line that a gateway writes to its pipe if it cannot start."""
     return PROBLEMS_PREFIX + json.dumps(problems).encode() + b"\n"
 
 
@@ -272,21 +272,21 @@ def _parse_problems(crashed: bytes) -> list[str]:
 
 
 def _make_run_dir() -> Path:
-    """A directory for sockets, whose paths must not be long."""
+    """Make a directory for Unix sockets, whose paths must be short."""
     parent = tempfile.gettempdir()
     if len(parent) > PATH_MAX:
         allowed = f"at most {PATH_MAX} characters"
-        raise ConfigError("is too long for sockets", key="TMPDIR", value=parent, allowed=allowed)
+        raise ConfigError("is too long for Unix sockets", key="TMPDIR", value=parent, allowed=allowed)
     return Path(tempfile.mkdtemp(prefix="headgate-", dir=parent))
 
 
 POLL_S: Final = 0.1
-STARTING_POLL_S: Final = 0.01  # while it is starting
+STARTING_POLL_S: Final = 0.01  # until the first group is ready
 
 
 @final
 class Supervisor:
-    """Runs until it is told to end."""
+    """Runs until a signal stops it."""
 
     def __init__(
         self,
@@ -300,17 +300,17 @@ class Supervisor:
         self._prepare = prepare
         self._listener = listener
         self._log_path = log_path
-        self._watched_state = watched_state  # what it returns changes when a watched file has
+        self._watched_state = watched_state  # its return value changes when a watched file does
         self._on_ready = on_ready
         self._signals: list[int] = []
-        self._groups: list[ProcessGroup] = []  # oldest first; the last one is wanted
+        self._groups: list[ProcessGroup] = []  # oldest first; the last one is current
         self._groups_started = 0
         self._is_ready = False
         self._is_reload_pending = False
         self._is_stopping = False
 
     def run(self) -> int:
-        """Serve; return the exit status."""
+        """Serve until stopped; return the exit status."""
         wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         before = signal.set_wakeup_fd(wake_write)
         handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -358,7 +358,7 @@ class Supervisor:
                 return status
 
     def _on_signal(self, number: signal.Signals) -> bool:
-        """Act on a signal; whether that was the second to say that it must end."""
+        """Handle a signal; return whether to exit at once, as after the second stop signal."""
         if number is signal.SIGHUP:
             self._reload()
             return False
@@ -367,17 +367,17 @@ class Supervisor:
                 group.kill()
             return True
         self._is_stopping = True
-        # Gateways have the socket too, and close it when they have finished. Whoever connects after
-        # that is refused rather than left waiting for somebody to accept.
+        # Gateways have the socket as well and close it when they have drained. Clients that connect
+        # after that are refused instead of waiting for an accept that never comes.
         self._listener.close()
         for group in self._groups:
             group.drain(number)
         return False
 
     def _reload(self) -> None:
-        """Start a new generation, unless the new configuration is wrong.
+        """Start a new process group, unless the new configuration is invalid.
 
-        While one is on its way, it is only noted.
+        If a new group is starting already, the reload is deferred until it is ready.
         """
         self._is_reload_pending = len(self._groups) > 1
         if self._is_reload_pending or self._is_stopping:
@@ -385,7 +385,7 @@ class Supervisor:
         try:
             self._groups.append(self._new_group())
         except ConfigError as error:
-            _LOG.error("%s; what is served stays as it was", error)
+            _LOG.error("%s; the running configuration stays", error)
 
     def _poll(self) -> int | None:
         for group in list(self._groups):
@@ -395,7 +395,7 @@ class Supervisor:
                     _LOG.error("%s", problem)
                 return status
             if status is not None:
-                _LOG.error("%s; what is served stays as it was", "; ".join(group.problems))
+                _LOG.error("%s; the running configuration stays", "; ".join(group.problems))
             if status is not None or group.is_drained:
                 group.close()
                 self._groups.remove(group)
@@ -410,6 +410,6 @@ class Supervisor:
                 self._on_ready(newest.ready_line)
             for older in self._groups[:-1]:
                 if not older.is_draining:
-                    _LOG.info("the new configuration is served")
+                    _LOG.info("the new configuration is ready and serves")
                     older.drain(signal.SIGUSR1)
         return None

@@ -1,4 +1,9 @@
-"""A child process of the supervisor: a worker or a gateway."""
+"""Supervised child processes: start, signals, memory, and what ends them if the supervisor dies.
+
+When the supervisor dies, its children must exit too. The kernel kills a worker, which may be in any
+state and would not be restarted. The gateway has clients to answer, so it gets a signal and exits
+by itself; if it does not, a thread kills it.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +22,13 @@ from threading import Thread
 from time import monotonic
 from typing import Final, NoReturn, final
 
-# How much memory a process holds for itself.
-
 
 def private_bytes(pid: int | None = None) -> int:
-    """Return the resident memory of a process without shared memory; 0 if the process is gone.
+    """Return the resident memory of a process without shared memory; 0 if it has exited.
 
-    Anonymous and file-backed pages count. Pages of shared memory do not: they hold the tensors of
-    requests, which the gateway bounds, and a worker must not be ended for what it was sent.
-    Without `pid` the calling process is meant.
+    Anonymous and file-backed pages count. Shared-memory pages do not: they contain the tensors of
+    requests, which the gateway limits, and a worker must not be killed for what it was sent. `pid`
+    defaults to the calling process.
     """
     status = Path("/proc", "self" if pid is None else str(pid), "status")
     try:
@@ -38,11 +41,11 @@ def private_bytes(pid: int | None = None) -> int:
 _KINDS: Final = ("RssAnon:", "RssFile:")
 
 
-OUTPUT_BYTES_MAX: Final = 1 << 20  # bytes that are kept of it: one line
+OUTPUT_BYTES_MAX: Final = 1 << 20  # of output that is kept: one line
 
 
 def describe_exit(status: int) -> str:
-    """Return how a process ended, by its status as `subprocess` has it.
+    """Return how a process exited, from its status in the convention of `subprocess`.
 
     >>> describe_exit(-11), describe_exit(3)
     ('signal 11, SIGSEGV', 'exit status 3')
@@ -57,9 +60,9 @@ def describe_exit(status: int) -> str:
 
 @final
 class ChildProcess:
-    """One process, and a pipe from it: its heartbeat, or what it has to say.
+    """A child process, and a pipe from it for heartbeats and output.
 
-    The pipe also binds it to us: a child whose pipe has nobody at the other end goes by itself.
+    The pipe also ties the child to this process: a child exits when its pipe has no reader.
     """
 
     def __init__(
@@ -72,12 +75,12 @@ class ChildProcess:
     ) -> None:
         self.name = name
         self.started_s = monotonic()
-        self.last_output_s: float | None = None  # when it last said something
+        self.last_output_s: float | None = None  # when it last wrote to the pipe
         self.output = b""
         self._read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         command = [sys.executable, "-m", module, *arguments, "--heartbeat-fd", str(write_fd)]
         try:
-            # In a session of its own: Ctrl-C is for the supervisor, which tells its children.
+            # In a session of its own: Ctrl-C is for the supervisor, which signals its children.
             self._process = subprocess.Popen(
                 command,
                 pass_fds=[write_fd, *inherited_fds],
@@ -89,11 +92,11 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self._process.pid
 
     def poll_output(self) -> None:
-        """Read what it has said since."""
+        """Read from the pipe without blocking."""
         try:
             data = os.read(self._read_fd, 65_536)
         except BlockingIOError:
@@ -104,16 +107,16 @@ class ChildProcess:
                 self.output += data
 
     def exit_status(self) -> int | None:
-        """Its exit status once it is gone: negative if a signal ended it."""
+        """Return the exit status; None while the process runs, negative if a signal killed it."""
         return self._process.poll()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send it a signal, if it is still there."""
+        """Send a signal, if the process is running."""
         if self._process.poll() is None:
             self._process.send_signal(number)
 
     def wait(self, limit_s: float) -> bool:
-        """Whether it is gone within so long."""
+        """Wait up to `limit_s` for the exit; return whether the process has exited."""
         try:
             self._process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -121,32 +124,26 @@ class ChildProcess:
         return True
 
     def kill(self) -> None:
-        """End it and whatever it has started, now."""
+        """Kill the process and its child processes."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End it for good."""
+        """Kill the process, wait for it, and close the pipe."""
         self.kill()
         self._process.wait()
         os.close(self._read_fd)
 
     def private_bytes(self) -> int:
-        """Memory it holds for itself now; 0 if it is gone."""
+        """Return the resident memory without shared memory; 0 if the process has exited."""
         return private_bytes(self.pid)
-
-
-# What becomes of a process whose supervisor is gone, killed by whatever: it ends too.
-#
-# The kernel ends a worker: it may be in the middle of anything, and nobody would start it again.
-# The gateway has clients to answer, so it is told, and ends itself; if it cannot, a thread does.
 
 
 _PR_SET_PDEATHSIG: Final = 1
 
 
 def set_parent_death_signal(number: signal.Signals) -> None:
-    """Have the kernel send this process a signal when its parent ends. Only Linux does."""
+    """Have the kernel send this process a signal when its parent dies. Linux only."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
@@ -154,14 +151,14 @@ def set_parent_death_signal(number: signal.Signals) -> None:
 def watch_supervisor(
     pipe_fd: int, on_gone: Callable[[], None], on_late: Callable[[], None], limit_s: float
 ) -> None:
-    """Call `on_gone` when nobody reads from a pipe any more, and `on_late` so long after that.
+    """Call `on_gone` when the pipe has no reader any more, and `on_late` after another `limit_s`.
 
-    From a thread of its own: the rest of the process may be stuck.
+    Runs in a thread of its own, because the rest of the process may be stuck.
     """
 
     def watch() -> None:
         poll = select.poll()
-        poll.register(pipe_fd, 0)  # that the other end is closed is told always
+        poll.register(pipe_fd, 0)  # POLLERR, the closed other end, is always reported
         poll.poll()
         on_gone()
         time.sleep(limit_s)
@@ -171,11 +168,11 @@ def watch_supervisor(
 
 
 def kill_groups_and_exit(run_dir: Path, group_ids: Iterable[int]) -> NoReturn:
-    """End these process groups and our own, and remove the directory they have shared."""
+    """Kill these process groups and our own, and remove their run directory."""
     shutil.rmtree(run_dir, ignore_errors=True)
     for group_id in group_ids:
         with suppress(OSError):
             os.killpg(group_id, signal.SIGKILL)
-    if os.getpgrp() == os.getpid():  # else the group is that of whoever started us
+    if os.getpgrp() == os.getpid():  # otherwise the group belongs to the parent
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(1)

@@ -52,9 +52,9 @@ def test_a_plain_function_is_a_model() -> None:
     assert total.__name__ == "total"
     batch = model.decode({"a": np.array([1]), "b": np.array([2])})
     assert model.encode(model.predict(batch)) == {"output": np.array([6])}
-    with pytest.raises(ValueError, match="takes the inputs a, b; got a"):
+    with pytest.raises(ValueError, match="expects the inputs a, b; got a"):
         model.decode({"a": np.array([1])})
-    with pytest.raises(ConfigError, match="total: size: is no option of it"):
+    with pytest.raises(ConfigError, match="total: size: is not an option of the function"):
         total(size=1)
 
 
@@ -204,11 +204,11 @@ def test_a_model_is_found_in_the_applications_directory(
         "found_code:number": "is neither a Model nor a function",
         "found_code:none": "cannot be imported: AttributeError",
         "no_such_module:x": "cannot be imported: ModuleNotFoundError",
-        "found code": "names no class",
+        "found code": "is not the name of a class",
     }.items():
         with pytest.raises(ConfigError, match=problem):
             build_model(Wanted(code=code), base, "app")
-    with pytest.raises(ConfigError, match="cannot be made: TypeError"):
+    with pytest.raises(ConfigError, match="cannot be created: TypeError"):
         build_model(Wanted(code="found_code:Scale", options={"nothing": 1}), base, "app")
     with pytest.raises(ConfigError, match="has neither model nor code"):
         build_model(Wanted(), base, "app")

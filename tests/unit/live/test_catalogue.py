@@ -41,7 +41,7 @@ def line_of(stages: dict[str, object], **signatures: tuple[dict[str, str], dict[
     [
         ({"y": "FP64[-1]"}, "stage 1 (a) gives FP64[-1]"),
         ({"y": "FP32[-1, 3]"}, "stage 1 (a) gives FP32[-1, 3]"),
-        ({"z": "FP32[-1]"}, "none before it gives that"),
+        ({"z": "FP32[-1]"}, "no earlier stage outputs it"),
     ],
 )
 def test_a_stage_must_get_what_it_takes(given: dict[str, str], problem: str) -> None:
@@ -61,7 +61,7 @@ def test_an_input_must_come_once_and_whatever_happens() -> None:
     y = {"y": "FP32[-1]"}
     join = {"function": "c", "after": ["a", "b"]}
     line = line_of({"a": FIRST, "b": THEN, "c": join}, a=({}, y), b=({}, y), c=(y, {}))
-    assert line == "pipelines.p: stage 3 (c) takes 'y' as FP32[-1]; several stages give it"
+    assert line == "pipelines.p: stage 3 (c) takes 'y' as FP32[-1]; several stages output it"
     late = {"function": "c", "after": ["b"]}
     stages: dict[str, object] = {"a": FIRST, "b": IF_UNSURE, "c": late}
     line = line_of(stages, a=({}, y), b=({}, y), c=(y, {}))

@@ -180,7 +180,7 @@ def test_two_gateways_for_a_moment(tmp_path: Path) -> None:
     assert entries_of(tmp_path / "a.log")[0] == [0]
     seen, entries = entries_of(tmp_path / "a.log.1")
     assert seen == list(range(len(seen))) and len(seen) > 1
-    assert (entries.is_complete, entries.stopped) == (False, "another gateway writes there now")
+    assert (entries.is_complete, entries.stopped) == (False, "another gateway writes to the path now")
 
 
 def test_what_is_no_log_is_neither_overwritten_nor_deleted(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_full_disk_ends_it_with_one_error(caplog: pytest.LogCaptureFixture) ->
         log.sync()
     log.close()
     assert len(caplog.messages) == 1
-    assert "No space left on device; serving goes on" in caplog.messages[0]
+    assert "No space left on device; serving continues" in caplog.messages[0]
 
 
 @pytest.mark.parametrize("breaks_at", range(1, 12))
@@ -248,7 +248,7 @@ def test_a_directory_that_cannot_be_written_any_more_stops_it(
     assert 0 < len(seen) < 50
     assert entries.stopped
     assert len(caplog.messages) == 1
-    assert "cannot be rotated: Permission denied; serving goes on" in caplog.messages[0]
+    assert "cannot be rotated: Permission denied; serving continues" in caplog.messages[0]
 
 
 def test_a_disk_that_takes_its_time_holds_nobody_up(
@@ -270,7 +270,7 @@ def test_a_disk_that_takes_its_time_holds_nobody_up(
         log.record(number, BatchLost(number), [])
         log.flush()
     assert len(caplog.messages) == 1
-    assert "the disk is too slow; serving goes on" in caplog.messages[0]
+    assert "the disk is too slow; serving continues" in caplog.messages[0]
     goes_on.set()
     log.close()
     seen, entries = entries_of(tmp_path / "a.log")

@@ -124,7 +124,7 @@ def test_whoever_was_loading_is_named_and_remembered(
     with markers.during(LOAD, 0, 1):
         time_to_restart_s(generation, "cpu1", -11)
     assert "worker cpu1 died (signal 11, SIGSEGV) while loading 'bad'" in caplog.text
-    assert markers.suspect_reason(LOAD, 1) == "ProcessDied: signal 11, SIGSEGV while it was loaded"
+    assert markers.suspect_reason(LOAD, 1) == "ProcessDied: signal 11, SIGSEGV while loading"
     with markers.during(MEASURE, 0, 0):
         time_to_restart_s(generation, "cpu1", 3)
     assert "worker cpu1 died (exit status 3) while measuring 'good'" in caplog.text
@@ -137,10 +137,10 @@ def test_whoever_was_loading_is_named_and_remembered(
 @pytest.mark.parametrize(
     ("trouble", "problem"),
     [
-        ("memory", "MemoryError: loading takes more memory than the pool has"),
-        ("silence", "TimeoutError: loading takes too long"),
-        ("never heard", "TimeoutError: loading takes too long"),
-        ("ended itself", "TimeoutError: loading takes too long"),
+        ("memory", "MemoryError: loading exceeds the memory of the pool"),
+        ("silence", "TimeoutError: loading timed out"),
+        ("never heard", "TimeoutError: loading timed out"),
+        ("ended itself", "TimeoutError: loading timed out"),
     ],
 )
 def test_why_it_was_ended_is_what_is_wrong_with_the_load(

@@ -108,7 +108,7 @@ def test_the_last_one_that_is_said_says_that_more_are_counted() -> None:
     for each in made:
         repeats.allows(each, 0.0)
     lines = [TextFormatter("gateway").format(each) for each in made]
-    assert lines[-1].endswith("again (more of the same are counted, for 10 s)")
+    assert lines[-1].endswith("again (repetitions are suppressed and counted for 10 s)")
     assert lines[-2].endswith("again")
 
 
@@ -196,7 +196,7 @@ def test_exceptions_that_nobody_catches_are_logged() -> None:
     assert done.returncode == 1
     first, second = (json.loads(line) for line in done.stderr.splitlines())
     assert first["message"] == "thread t has ended: ZeroDivisionError"
-    assert (second["level"], second["message"]) == ("CRITICAL", "the process ends: KeyError")
+    assert (second["level"], second["message"]) == ("CRITICAL", "uncaught exception, the process exits: KeyError")
     assert "at last" in second["exc"]
 
 

@@ -85,7 +85,7 @@ def test_a_right_answer_is_taken() -> None:
 def test_what_a_function_says_of_a_tensor_must_agree_with_its_bytes(name: str) -> None:
     fate = of_lambda(answer({**RIGHT, **WRONG[name]}))
     assert isinstance(fate, Failed)
-    assert fate.reason.startswith("its answer is not understood: ")
+    assert fate.reason.startswith("invalid response: ")
 
 
 @pytest.mark.parametrize("name", sorted(WRONG_IN_JSON))
@@ -93,7 +93,7 @@ def test_what_an_endpoint_says_of_a_tensor_must_agree_with_its_elements(name: st
     output = {**RIGHT, "data": [0.0, 0.0], **WRONG[name]}
     fate = of_sagemaker(json.dumps({"outputs": [output]}).encode())
     assert isinstance(fate, Failed)
-    assert fate.reason.startswith("its answer is not understood: ")
+    assert fate.reason.startswith("invalid response: ")
 
 
 @pytest.mark.parametrize(

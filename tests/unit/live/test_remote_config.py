@@ -105,7 +105,7 @@ def test_a_variant_that_runs_elsewhere_has_the_signature_of_its_sibling(
     assert filled["f/far"].signature.inputs[0].name == "x"
     assert filled["g"].signature.inputs == ()
     (record,) = caplog.records
-    assert record.getMessage().startswith("g runs elsewhere, and is not understood here: ")
+    assert record.getMessage().startswith("g runs on remote pools only, and its signature cannot be read: ")
 
 
 def serve(tmp_path: Path, more: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -134,7 +134,7 @@ KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
 @pytest.mark.parametrize(
     ("more", "environment", "problem"),
     [
-        ("", {}, "has no provider: it can be simulated and not served"),
+        ("", {}, "has no provider: it can be simulated, but not served"),
         (", provider: lambda, target: f, region: eu-central-1", {}, "there are no AWS credentials"),
         (", provider: lambda, target: f", KEYS, "there is no AWS region"),
         (", provider: lambda, target: f", {"AWS_PROFILE": "nobody"}, "AWS's settings"),

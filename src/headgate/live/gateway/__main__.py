@@ -19,7 +19,7 @@ from headgate.live.model_registry import LoadsFailed
 from headgate.live.supervisor import BAD_CONFIGURATION, problems_line
 from headgate.live.telemetry import logs
 
-BROKEN_EXIT: Final = 70
+INTERNAL_ERROR_EXIT: Final = 70
 
 _LOG: Final = logging.getLogger("headgate.live.gateway")
 
@@ -55,7 +55,7 @@ def main() -> int:
             return BAD_CONFIGURATION
         except Exception:
             _LOG.critical("the gateway ends", exc_info=True)
-            return BROKEN_EXIT
+            return INTERNAL_ERROR_EXIT
 
 
 async def _run(options: argparse.Namespace) -> int:

@@ -327,7 +327,7 @@ class GatewayProcess:
                 grace_s = serve.lame_duck_ns / 1e9 + drain_s
                 replaced = asyncio.create_task(self._grpc.stop(grace_s))
         if number is not signal.SIGINT and self._runtime.phase is GatewayPhase.READY:
-            self._runtime.phase = GatewayPhase.LEAVING
+            self._runtime.phase = GatewayPhase.LAME_DUCK
             await self._hurried(serve.lame_duck_ns / 1e9)
         end_s = monotonic() + drain_s
         left = await self._runtime.drain(drain_s)

@@ -1,4 +1,9 @@
-"""The crew: connections to all workers, made again whenever they end."""
+"""Connections of a gateway to its workers, re-established whenever they end.
+
+Any failure of a worker (it dies, hangs and is killed, runs out of memory, sends an invalid message)
+ends its connection. For the rest of the gateway that is a single event: the batches of the worker
+are lost and its node is gone.
+"""
 
 from __future__ import annotations
 
@@ -35,39 +40,33 @@ from headgate.live.ipc.messages import (
 )
 from headgate.live.ipc.shared_memory import INLINE_BYTES_MAX, Arena, allocate_buffer
 
-# The gateway's end of the connection to one worker.
-#
-# Orders go out, reports come in. Whatever goes wrong with a worker (it dies, hangs and is ended,
-# runs out of memory, says something that makes no sense) ends this connection, and that is one
-# event: its batches are lost and its node is gone.
-
-
 _LOG: Final = logging.getLogger(__name__)
 
-COPY_BYTES_MAX: Final = 2 << 20  # that are copied at a time: requests of others come in between
-Copies = deque[tuple[memoryview, memoryview]]  # where to, and from where
+# copied per iteration of the event loop, so that other requests are not delayed
+COPY_BYTES_MAX: Final = 2 << 20
+Copies = deque[tuple[memoryview, memoryview]]  # (destination, source)
 _NO_COPIES: Final[Copies] = deque()
 
 
 class WorkerListener(Protocol):
-    """Who hears what a worker says."""
+    """Receives the messages of workers."""
 
     def on_batch_ran(self, link: WorkerLink, message: BatchRan) -> None:
-        """A batch has ended. Tensors in it are the listener's own."""
+        """Handle the results of a batch. The listener owns the tensors."""
 
     def on_event(self, event: Event) -> None:
-        """Something else has happened."""
+        """Handle any other event."""
 
     def on_function_loaded(self, function: MeasuredFunction) -> None:
-        """A function that could not be loaded can be by now."""
+        """Handle a function that has loaded after earlier failures."""
 
     def on_worker_lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
-        """The worker is gone, and these batches with it."""
+        """Handle the end of a connection, with the batches that were in flight."""
 
 
 @final
 class WorkerLink(asyncio.Protocol):
-    """One connection, from its handshake to its end."""
+    """The gateway's end of the connection to one worker, from handshake to close."""
 
     def __init__(
         self,
@@ -88,18 +87,17 @@ class WorkerLink(asyncio.Protocol):
         self._frames = Frames()
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._batch_ids: set[int] = set()  # that are out
-        self._unsent: deque[tuple[Copies, bytes]] = deque()  # orders, and what to copy before each
-        self._pending: deque[AnyMessage] = deque()  # behind one whose outputs are being copied
-        self._copies: Copies | None = None  # of those outputs
-
-    # --- orders --------------------------------------------------------------------------------
+        self._batch_ids: set[int] = set()  # in flight
+        # copies to make before each message, and the message
+        self._unsent: deque[tuple[Copies, bytes]] = deque()
+        self._pending: deque[AnyMessage] = deque()  # received while outputs are being copied
+        self._copies: Copies | None = None  # copies of outputs that are not finished
 
     def run(self, message: RunBatch) -> None:
-        """Send a batch. Its large tensors are put into shared memory first.
+        """Send a batch. Large tensors are copied into shared memory first.
 
-        Their blocks are taken again when the worker releases them: a function may keep an array.
-        Raises only if nothing of it has been sent: `ValueError` if it is too large.
+        Their blocks are freed when the worker releases them, because a function may keep an array.
+        Raises only if nothing has been sent: `ValueError` if the batch is too large.
         """
         offsets: list[int] = []
         copies: Copies = deque()
@@ -107,9 +105,9 @@ class WorkerLink(asyncio.Protocol):
             inline_bytes = 0
             for task in message.tasks:
                 inline_bytes += self._share(task, offsets, copies)
-                if inline_bytes > MESSAGE_BYTES_MAX:  # do not even begin to copy it
+                if inline_bytes > MESSAGE_BYTES_MAX:  # fail before copying anything
                     raise ValueError(
-                        f"a batch of {inline_bytes} bytes; at most {MESSAGE_BYTES_MAX}"
+                        f"the batch has {inline_bytes} bytes; at most {MESSAGE_BYTES_MAX}"
                     )
             data = frame(message)
         except BaseException:
@@ -119,17 +117,17 @@ class WorkerLink(asyncio.Protocol):
         self._write(data, copies)
 
     def send_action(self, wire: Wire) -> None:
-        """Send any other order."""
+        """Send any other action."""
         self._send(ActionMessage(wire))
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         if self._transport is not None:
             self._transport.close()
 
     def _share(self, task: TaskInputs, offsets: list[int], copies: Copies) -> int:
-        """Put what is large into shared memory, or, where that takes long, say what is to be put
-        there; return how many large bytes did not fit.
+        """Copy large inputs into shared memory, or add them to `copies` if that takes long; return
+        how many large bytes did not fit.
         """
         left_bytes = 0
         for node, tensor in enumerate(task.inputs):
@@ -143,11 +141,11 @@ class WorkerLink(asyncio.Protocol):
                 block = None if reserved is None else reserved[0]
                 if reserved is not None:
                     copies.append((reserved[1], data))
-            if block is None:  # it is full, and the tensor goes the slow way
+            if block is None:  # the arena is full: send the tensor inside the message
                 left_bytes += data.nbytes
                 continue
             offsets.append(block.offset)
-            # A copy: the call keeps its own, for another attempt.
+            # A new tensor: the call keeps the original for another attempt.
             task.inputs[node] = Tensor(tensor.name, tensor.datatype, tensor.shape, block)
         return left_bytes
 
@@ -155,9 +153,9 @@ class WorkerLink(asyncio.Protocol):
         self._write(frame(message))
 
     def _write(self, data: bytes, copies: Copies = _NO_COPIES) -> None:
-        """Send bytes when what they speak of has been copied, and after all that was sent before.
+        """Send bytes once their copies are made, and after everything sent before.
 
-        Nobody knows how many went out if that fails: then the connection ends.
+        If the write fails, the number of bytes sent is unknown, so the connection is aborted.
         """
         if copies or self._unsent:
             self._unsent.append((copies, data))
@@ -169,12 +167,12 @@ class WorkerLink(asyncio.Protocol):
         try:
             self._transport.write(data)
         except Exception:
-            _LOG.exception("worker %s cannot be written to, and is left", self.node.name)
+            _LOG.exception("cannot write to worker %s; disconnecting", self.node.name)
             self._count_fault("worker_connection")
             self._transport.abort()
 
     def _copy_unsent(self) -> None:
-        """Copy a piece of what is to be sent, and send what needs no more."""
+        """Copy one chunk of the pending copies, and send the messages whose copies are complete."""
         if not self._unsent:
             return  # the connection has ended
         _copy_chunk(self._unsent[0][0])
@@ -185,14 +183,13 @@ class WorkerLink(asyncio.Protocol):
         if unsent:
             self._loop.call_soon(self._copy_unsent)
 
-    # --- reports -------------------------------------------------------------------------------
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not derived from it
+        """Keep the transport."""
+        # the transport of uvloop is no subclass of it
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Read whatever messages are complete."""
+        """Handle the messages that are complete."""
         try:
             self._pending.extend(self._frames.feed(data))
         except ValueError as error:
@@ -201,7 +198,7 @@ class WorkerLink(asyncio.Protocol):
             self._process_messages()
 
     def _process_messages(self) -> None:
-        """Deal with messages in their order, up to one that takes longer."""
+        """Handle messages in order, up to one whose outputs must be copied in chunks."""
         try:
             while self._pending and self._copies is None:
                 self._on_message(self._pending.popleft())
@@ -209,14 +206,14 @@ class WorkerLink(asyncio.Protocol):
             self._protocol_error(error)
 
     def _protocol_error(self, error: Exception) -> None:
-        """A worker of ours would not say that."""
-        _LOG.error("worker %s makes no sense, and is left: %s", self.node.name, error)
+        """Close the connection after an invalid message."""
+        _LOG.error("worker %s sent an invalid message; disconnecting: %s", self.node.name, error)
         self._count_fault("worker_message")
         self._pending.clear()
         self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End, and say what was lost."""
+        """Report the batches in flight as lost."""
         self._transport = None
         self._unsent.clear()
         self._pending.clear()
@@ -257,17 +254,19 @@ class WorkerLink(asyncio.Protocol):
             raise ValueError(f"{type(message).__name__} is not for a gateway")
 
     def _listener_failed(self, batch_id: int | None) -> None:
-        """A mistake of ours, not of the worker: have the batch end, and read on."""
-        _LOG.exception("what worker %s said could not be dealt with", self.node.name)
+        """Handle an exception of the listener: a defect of the gateway, so the batch ends and
+        reading continues.
+        """
+        _LOG.exception("a message of worker %s could not be handled", self.node.name)
         self._count_fault("report")
         if batch_id is not None:
             try:
                 self._listener.on_event(BatchLost(batch_id))
             except Exception:
-                _LOG.exception("batch %d of worker %s is not reported", batch_id, self.node.name)
+                _LOG.exception("batch %d of worker %s could not be reported as lost", batch_id, self.node.name)
 
     def _take_outputs(self, message: BatchRan) -> None:
-        """Copy what is in the worker's memory, so that it can have it back; then they have come."""
+        """Copy the outputs out of the worker's shared memory, release it, and report the batch."""
         offsets: list[int] = []
         copies: Copies = deque()
         for result in message.results:
@@ -288,9 +287,9 @@ class WorkerLink(asyncio.Protocol):
             self._on_batch_ran(message, offsets)
 
     def _copy_outputs(self, message: BatchRan, offsets: list[int]) -> None:
-        """Copy a piece of the outputs of a batch. What the worker says meanwhile waits."""
+        """Copy one chunk of the outputs of a batch. Later messages wait."""
         if self._copies is None:
-            return  # the connection has ended, and the batch is lost
+            return  # the connection has ended and the batch is lost
         _copy_chunk(self._copies)
         if self._copies:
             self._loop.call_soon(self._copy_outputs, message, offsets)
@@ -314,7 +313,7 @@ class WorkerLink(asyncio.Protocol):
 
 
 def _copy_chunk(copies: Copies) -> None:
-    """Copy as much as may be copied at a time; what is left stays."""
+    """Copy up to `COPY_BYTES_MAX` bytes; the rest stays in `copies`."""
     left = COPY_BYTES_MAX
     while copies and left > 0:
         to, source = copies.popleft()
@@ -326,23 +325,23 @@ def _copy_chunk(copies: Copies) -> None:
 
 
 RETRY_S: Final = 0.02
-FAULT_RETRY_S: Final = 1.0  # after a mistake of ours, which may well happen again
+FAULT_RETRY_S: Final = 1.0  # after a defect of the gateway, which may well recur
 HELLO_BYTES: Final = 64 * 1024
 
 
 class WorkerLinksListener(WorkerListener, Protocol):
-    """Who hears of workers that come."""
+    """Receives workers that connect, and their messages."""
 
     def on_worker_joined(self, link: WorkerLink) -> None:
-        """A worker is there, or there again, empty."""
+        """Handle a connected worker, which has no instances."""
 
     def abort(self, error: BaseException) -> None:
-        """The crew has given up, which it never should."""
+        """Handle an unexpected exception that ended the reconnect loop."""
 
 
 @final
 class WorkerLinks:
-    """Keeps one link to each worker."""
+    """Maintains one `WorkerLink` per node."""
 
     def __init__(
         self,
@@ -361,13 +360,13 @@ class WorkerLinks:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin to connect, and never give up."""
+        """Start to connect to every node, and reconnect forever."""
         self._tasks = [asyncio.create_task(self._reconnect_forever(node)) for node in self._nodes]
         for task in self._tasks:
             task.add_done_callback(self._on_task_done)
 
     async def stop(self) -> None:
-        """Leave the workers to themselves."""
+        """Close all connections."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -382,7 +381,7 @@ class WorkerLinks:
             try:
                 is_lost = await self._serve(node)
             except Exception:
-                _LOG.exception("worker %s cannot be used, and is left", node.name)
+                _LOG.exception("the connection to worker %s failed; reconnecting", node.name)
                 self._count_fault("worker_connection")
                 await asyncio.sleep(FAULT_RETRY_S)
             else:
@@ -390,26 +389,27 @@ class WorkerLinks:
                     await asyncio.sleep(RETRY_S)
 
     async def _serve(self, node: NodeSpec) -> bool:
-        """Have a link to a worker until it ends; False if there was none."""
+        """Serve one connection until it ends; return False if there was none."""
         link = await self._connect(node)
         if link is None:
             return False
         try:
             self._listener.on_worker_joined(link)
-            _LOG.info("worker %s (process %d) has joined", node.name, link.hello.pid)
+            _LOG.info("worker %s (process %d) connected", node.name, link.hello.pid)
             await link.closed
-            _LOG.info("worker %s (process %d) has left", node.name, link.hello.pid)
+            _LOG.info("worker %s (process %d) disconnected", node.name, link.hello.pid)
         finally:
             link.close()
         return True
 
     async def _connect(self, node: NodeSpec) -> WorkerLink | None:
-        """Return a link once the worker has said hello; None if it is not there yet."""
+        """Return a link once the worker has sent its `Hello`; None if it is not listening yet."""
         loop = asyncio.get_running_loop()
         path = str(socket_path(self._run_dir, node.id))
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            # A worker says hello only when it has looked at its functions: that may take a while.
+            # In a thread: a worker sends its `Hello` only after its warm-up, which may take a
+            # while.
             hello, peer_arena = await loop.run_in_executor(None, _handshake, sock, path)
             arena = Arena.create(self._arena_bytes)
             with ExitStack() as unless_linked:
@@ -425,14 +425,14 @@ class WorkerLinks:
             return None
         except BaseException:
             with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # or the thread would wait for a hello for ever
+                sock.shutdown(socket.SHUT_RDWR)  # or the thread would wait for the `Hello` forever
             sock.close()
             raise
         return link
 
 
 def _handshake(sock: socket.socket, path: str) -> tuple[Hello, Arena]:
-    """Connect, and wait for the worker's first message and its shared memory."""
+    """Connect, and wait for the `Hello` of the worker and its shared memory."""
     sock.connect(path)
     frames = Frames()
     descriptors: list[int] = []
@@ -440,9 +440,9 @@ def _handshake(sock: socket.socket, path: str) -> tuple[Hello, Arena]:
         data, received, _, _ = socket.recv_fds(sock, HELLO_BYTES, 1)
         descriptors.extend(received)
         if not data:
-            raise ConnectionError("the worker left without a word")
+            raise ConnectionError("the worker closed the connection before its Hello")
         for message in frames.feed(data):
             if not isinstance(message, Hello) or len(descriptors) != 1:
-                raise ValueError("that is no worker")
+                raise ValueError("the peer is not a worker")
             size = os.fstat(descriptors[0]).st_size
             return message, Arena.attach(descriptors[0], size)

@@ -1,4 +1,4 @@
-"""All pools of an application that somebody else runs, and who is asked for what."""
+"""All remote pools of an application, and the dispatch of actions to them."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from headgate.live.pools.remote_pool import (
 from headgate.live.pools.sagemaker_pool import EndpointNode, NodeListener
 from headgate.system.threads import DaemonThreads
 
-THREADS_MAX: Final = 256  # calls of one pool at once; what exceeds them counts as throttled
-SWITCH_S: Final = 0.0005  # how long a thread that calls may keep the loop from running
+THREADS_MAX: Final = 256  # concurrent calls per pool; more count as throttled
+SWITCH_S: Final = 0.0005  # how long a calling thread may hold the GIL while the event loop waits
 
 
 def check_providers(config: AppConfig, where: str) -> None:
-    """See that every pool can be served. Raises `ConfigError`: one that could never be asked."""
+    """Check that every pool has a usable provider. Raises `ConfigError`."""
     for pool, provider in zip(config.app.pools, providers_of(config), strict=True):
         if provider is None:
-            problem = "has no provider: it can be simulated and not served"
+            problem = "has no provider: it can be simulated, but not served"
             allowed = "lambda" if pool.faas is not None else "sagemaker"
             key = f"pools.{pool.name}.provider"
             raise ConfigError(problem, where=where, key=key, allowed=allowed)
@@ -43,7 +43,7 @@ def check_providers(config: AppConfig, where: str) -> None:
 
 @final
 class RemotePools:
-    """Makes an outpost of each such pool, and passes on what is meant for it."""
+    """Creates each remote pool and passes actions on to it."""
 
     def __init__(
         self,
@@ -68,39 +68,42 @@ class RemotePools:
             if provider is not None and provider.kind != "local":
                 self._add(pool, provider, first_node_id + len(self._nodes))
         if self.by_pool:
-            # Python lets a thread go on for so long while others wait; its default is ten times
-            # what we take to schedule a request, and calls burn much of that.
+            # The default switch interval of Python is ten times what the scheduling of a request
+            # takes, and calls use much CPU time.
             sys.setswitchinterval(SWITCH_S)
 
     def join(self) -> None:
-        """Have the nodes join."""
+        """Report the nodes of all pools as joined."""
         for node in self._nodes.values():
             node.join()
 
     async def stop(self) -> None:
-        """Leave them all."""
+        """Stop all pools."""
         await asyncio.gather(*(keeper.stop() for keeper in self.warm_keepers.values()))
         for remote_pool in self.by_pool.values():
             remote_pool.stop()
 
     def pool_of(self, pool_id: int, node_id: int | None) -> RemotePool | None:
-        """Return who runs a batch on this node, or in this pool; None: nobody of these."""
+        """Return the pool that runs batches on a node, or without a node.
+
+        None if it is not remote.
+        """
         if node_id is None:
             return self.by_pool.get(pool_id)
         node = self._nodes.get(node_id)
         return None if node is None else node.pool
 
     def execute(self, action: PlacedAction) -> bool:
-        """Carry out any order but to run a batch; whether it was for anybody here."""
+        """Execute any action other than a dispatch; return whether it was for a remote pool."""
         if action.node_id is None:
-            return isinstance(action, CancelBatch)  # what is out to functions comes back anyway
+            return isinstance(action, CancelBatch)  # a call in flight returns anyway
         node = self._nodes.get(action.node_id)
         if node is not None:
             node.execute(action)
         return node is not None
 
     def keep_warm(self, action: KeepWarm) -> None:
-        """Keep functions of a pool ready from now on."""
+        """Set the number of instances of a function to keep warm."""
         function_id = self._app.variants[action.variant_id].function_id
         name = self._app.functions[function_id].name
         self.warm_keepers[action.pool_id].set_target(
@@ -157,10 +160,10 @@ class RemotePools:
 def _threads(pool: Pool) -> int:
     if pool.faas is not None:
         return min(pool.faas.concurrency_max, THREADS_MAX)
-    return min(pool.nodes * (pool.slots + pool.queue_max) + 2, THREADS_MAX)  # two ask who is there
+    return min(pool.nodes * (pool.slots + pool.queue_max) + 2, THREADS_MAX)  # two for pings
 
 
-# `Any`: boto3 has no types, and makes its classes when it runs.
+# `Any`: boto3 has no types.
 def _client(pool: Pool, provider: Provider, *, hang_s: float, where: str) -> Any:
     """Make the client of a pool. Raises `ConfigError` if it could never work."""
     key = f"pools.{pool.name}"

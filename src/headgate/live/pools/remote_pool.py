@@ -1,7 +1,7 @@
-"""An outpost: one pool that somebody else runs, as the gateway's event loop sees it.
+"""A remote pool, as the event loop of the gateway sees it, and its keep-warm.
 
-Errands go out in threads, and each comes back as exactly one event. One that stays away for too
-long is given up: nobody knows whether it ran, and what it may bring later is nobody's any more.
+Calls run in threads, and each results in exactly one event. A call that exceeds its timeout is
+reported lost, because nobody knows whether it has run; a late reply is dropped.
 """
 
 from __future__ import annotations
@@ -26,16 +26,13 @@ from headgate.live.call import Call
 from headgate.live.ipc.messages import BatchRan, TaskInputs, TaskResult
 from headgate.system.threads import DaemonThreads
 
-# An errand: a batch on its way to a place that somebody else runs.
-
-
-Shares: TypeAlias = tuple[tuple[int, int, int], ...]  # pipeline, client and items of each request
+Shares: TypeAlias = tuple[tuple[int, int, int], ...]  # (pipeline, client, items) of each request
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class RemoteCall:
-    """What is to be run, by when, and on whose behalf."""
+    """A batch to run on a remote pool: the tasks, their deadline, and on whose behalf."""
 
     batch_id: int
     variant_id: int
@@ -43,14 +40,14 @@ class RemoteCall:
     pool_id: int
     node_id: int | None
     tasks: list[TaskInputs]
-    deadline_ns: int  # of the one request among them that has the most time
-    is_hard: bool  # nobody wants any of it after that
+    deadline_ns: int  # the latest deadline of its requests
+    is_hard: bool  # the results are worthless after the deadline
     traceparent: str | None
     tenant: str | None
     shares: Shares
 
     def left_ms(self, now_ns: int) -> float | None:
-        """How long until the deadline; None: there is none."""
+        """Return the time until the deadline; None if there is none."""
         if self.deadline_ns >= NEVER_NS:
             return None
         return (self.deadline_ns - now_ns) / MILLISECOND_NS
@@ -59,7 +56,7 @@ class RemoteCall:
 def make_remote_call(
     view: View, action: Dispatch, tasks: list[TaskInputs], calls: Mapping[int, Call]
 ) -> RemoteCall:
-    """Return a dispatched batch as an errand. Calls are by request id, and open."""
+    """Return a dispatched batch as a remote call. `calls` are the open calls by request id."""
     app = view.app
     batch_calls = [calls[task_id // STAGES_MAX] for task_id in action.task_ids]
     ids = {call.request_id for call in batch_calls}
@@ -81,12 +78,12 @@ def make_remote_call(
 
 
 def traceparent_of(calls: Sequence[Call]) -> str | None:
-    """Return where the first call that is traced stands in its trace, as headers have it."""
+    """Return the `traceparent` of the first traced call, in the format of the W3C header."""
     for call in calls:
         trace = call.trace
         if isinstance(trace, bytes):
             return trace.decode("ascii", "replace")
-        context_of = getattr(trace, "get_span_context", None)  # OpenTelemetry's, where it is on
+        context_of = getattr(trace, "get_span_context", None)  # an OpenTelemetry span
         if context_of is not None:
             context = context_of()
             flags = int(context.trace_flags)
@@ -94,23 +91,20 @@ def traceparent_of(calls: Sequence[Call]) -> str | None:
     return None
 
 
-# What became of an errand, in the words of the core: it ran, it broke, it never ran, who knows.
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class Done:
-    """It ran, and each of its requests has a result."""
+    """The call ran, and each task has a result."""
 
     results: list[TaskResult]
-    took_ns: int  # as the far end has it
+    took_ns: int  # as reported by the platform
     is_cold: bool = False
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It ran, or may have, and the far end said that it broke."""
+    """The call ran, or may have, and the platform reports a failure."""
 
     reason: str
 
@@ -118,7 +112,7 @@ class Failed:
 @final
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """It never ran: `reason` is a `Refusal`."""
+    """The call has not run: `reason` is a `Refusal`."""
 
     reason: int
     message: str
@@ -127,7 +121,7 @@ class Refused:
 @final
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Nobody knows whether it ran."""
+    """It is unknown whether the call ran."""
 
     message: str
 
@@ -135,39 +129,39 @@ class Lost:
 CallResult: TypeAlias = Done | Failed | Refused | Lost
 
 
-GRACE_NS: Final = 1_000_000_000  # how much later than its deadline an answer may still come
-WARNING_INTERVAL_S: Final = 5.0  # between two warnings about one pool
+GRACE_NS: Final = 1_000_000_000  # how long after its deadline a reply is still accepted
+WARNING_INTERVAL_S: Final = 5.0  # per pool
 OUTCOMES: Final = ("finished", "failed", "refused", "throttled", "lost")
 
 _LOG: Final = logging.getLogger(__name__)
 
 
 class RemoteCallListener(Protocol):
-    """Who hears what became of errands."""
+    """Receives the results of calls."""
 
     def on_call_returned(self, pool_id: int, message: BatchRan) -> None:
-        """A batch has ended. Tensors in it are the listener's own."""
+        """Handle the results of a batch. The listener owns the tensors."""
 
     def on_event(self, event: Event) -> None:
-        """Something else has happened."""
+        """Handle any other event."""
 
 
 class CostSink(Protocol):
-    """Who keeps account of money."""
+    """Receives the cost of calls and of keep-warm."""
 
     def on_call_billed(self, pool_id: int, shares: Shares, took_ns: int) -> None:
-        """A call has been paid for that took so long."""
+        """Bill one call with its duration."""
 
     def on_keep_warm_billed(self, pool_id: int, function: str, usd: float) -> None:
-        """Keeping instances of a function ready has cost so much."""
+        """Bill the cost of keeping instances of a function warm."""
 
 
-Started = Callable[[str, int], None]  # an instance of a function had to be, and that took so long
+Started = Callable[[str, int], None]  # function and duration of a cold start
 
 
 @final
 class RemotePool:
-    """Sends errands to one pool."""
+    """Sends calls to one pool."""
 
     def __init__(
         self,
@@ -182,9 +176,10 @@ class RemotePool:
     ) -> None:
         self.pool = pool
         self.threads = threads
-        self.outcomes: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))  # by one of `OUTCOMES`
-        self.running: Counter[str] = Counter()  # by function: errands that are out
-        self.on_unreachable: Callable[[RemoteCall], None] | None = None  # the far end is not there
+        self.outcomes: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))  # by `OUTCOMES`
+        self.running: Counter[str] = Counter()  # calls in flight by function
+        # the target does not exist or denies access
+        self.on_unreachable: Callable[[RemoteCall], None] | None = None
         self._call = call
         self._listener = listener
         self._costs = costs
@@ -196,13 +191,13 @@ class RemotePool:
 
     @property
     def in_flight(self) -> int:
-        """How many errands are out."""
+        """The number of calls in flight."""
         return len(self._in_flight)
 
     def send(self, now_ns: int, call: RemoteCall) -> None:
-        """Have a batch run there. Ends in one event, later."""
+        """Run a batch. It results in exactly one event, later."""
         if not self.threads.free:
-            problem = f"{self.threads.count_max} calls are under way"
+            problem = f"{self.threads.count_max} calls are in flight already"
             self._finish(call, Refused(Refusal.THROTTLED, problem), 0)
             return
         limit_ns = self._hang_ns
@@ -214,7 +209,7 @@ class RemotePool:
         self.threads.submit(partial(self._call, call), partial(self._on_return, call.batch_id))
 
     def warn(self, text: str) -> None:
-        """Log a warning about the pool, now and then: what breaks often is not news each time."""
+        """Log a warning about the pool, rate-limited: repetitions are logged at debug level."""
         now_s = self._loop.time()
         is_news = now_s >= self._next_warning_s
         if is_news:
@@ -222,19 +217,19 @@ class RemotePool:
         _LOG.log(logging.WARNING if is_news else logging.DEBUG, "pool %s: %s", self.pool.name, text)
 
     def stop(self) -> None:
-        """Forget whatever is out."""
+        """Forget the calls in flight."""
         for _, _, timer in self._in_flight.values():
             timer.cancel()
         self._in_flight.clear()
         self.threads.stop()
 
     def _time_out(self, batch_id: int) -> None:
-        self._on_return(batch_id, Lost("no answer came in time"))
+        self._on_return(batch_id, Lost("no response in time"))
 
     def _on_return(self, batch_id: int, outcome: CallResult) -> None:
         sent = self._in_flight.pop(batch_id, None)
         if sent is None:
-            return  # it was given up before
+            return  # timed out before
         call, sent_ns, timer = sent
         timer.cancel()
         self.running[call.function] -= 1
@@ -254,7 +249,8 @@ class RemotePool:
                 if self.on_unreachable is not None:
                     self.on_unreachable(call)
             return
-        self._costs.on_call_billed(self.pool.id, call.shares, away_ns)  # for all we know
+        # an upper bound of what is billed
+        self._costs.on_call_billed(self.pool.id, call.shares, away_ns)
         if isinstance(outcome, Failed):
             self.outcomes["failed"] += 1
             self.warn(outcome.reason)
@@ -275,7 +271,7 @@ class RemotePool:
         if outcome.is_cold:
             self._on_cold_start(call.function, away_ns - took_ns)
         by_id = {result.task_id: result for result in outcome.results}
-        missing = "there was no answer for it among those of its batch"
+        missing = "the response contains no result for this task"
         results = [
             by_id.get(task.task_id) or TaskResult(task.task_id, [], missing, 500)
             for task in call.tasks
@@ -285,16 +281,17 @@ class RemotePool:
         self._listener.on_call_returned(self.pool.id, ran)
 
 
-# Keeps instances of a platform ready: by calling them now and then, or provisioned.
-
-
-DEPROVISION_WAIT_S: Final = 3.0  # how long the end waits for what is to be paid for no longer
+# how long `stop` waits for the removal of provisioned instances, which would be billed on
+DEPROVISION_WAIT_S: Final = 3.0
 POLL_S: Final = 0.01
 
 
 @final
 class WarmKeeper:
-    """The standing wishes for one pool, by function. The newest replaces the one before."""
+    """Keeps instances of one pool warm, by pings or provisioned concurrency.
+
+    There is one target per function; a new one replaces the last.
+    """
 
     def __init__(
         self,
@@ -313,13 +310,16 @@ class WarmKeeper:
         self._costs = costs
         self._on_cold_start = on_cold_start
         self._loop = asyncio.get_running_loop()
-        self._ping_targets: dict[str, int] = {}  # how many are called
-        self._provisioned: dict[str, tuple[int, int]] = {}  # how many are paid for, since when
+        self._ping_targets: dict[str, int] = {}  # instances to keep warm by pings
+        # provisioned instances, and since when they are unbilled
+        self._provisioned: dict[str, tuple[int, int]] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._provisioning_calls = 0  # orders to provision that are under way
+        self._provisioning_calls = 0  # calls in flight
 
     def set_target(self, function: str, count: int, *, is_provisioned: bool) -> None:
-        """Keep so many instances ready from now on, by this means. The others may age and go."""
+        """Keep this many instances warm from now on, by this means. Surplus instances expire by
+        themselves.
+        """
         before = self._ping_targets.get(function, 0)
         self._ping_targets[function] = 0 if is_provisioned else count
         self._set_provisioned(function, count if is_provisioned else 0)
@@ -328,7 +328,7 @@ class WarmKeeper:
             self._refresh(function)
 
     async def stop(self) -> None:
-        """Wish for nothing any more. What is provisioned would go on costing money."""
+        """Stop pinging and remove provisioned instances, which would be billed on."""
         for timer in self._timers.values():
             timer.cancel()
         for function, (count, _) in list(self._provisioned.items()):
@@ -340,7 +340,7 @@ class WarmKeeper:
                     await asyncio.sleep(POLL_S)
 
     def _refresh(self, function: str) -> None:
-        """Call as many as are to be kept, and again before any of them would leave."""
+        """Ping the instances to be kept warm, and again before any of them would expire."""
         timer = self._timers.pop(function, None)
         if timer is not None:
             timer.cancel()
@@ -350,9 +350,9 @@ class WarmKeeper:
         if provisioned:
             self._request_provisioned(
                 function, provisioned
-            )  # again: somebody else may have changed it
+            )  # repeated, because somebody else may have changed it
             self._bill_provisioned(function)
-        # Those that run are awake.
+        # Running instances are warm already.
         wanted = kept - self._pool.running[function]
         for _ in range(max(0, min(wanted, self._pool.threads.free))):
             self.pings += 1
@@ -373,8 +373,6 @@ class WarmKeeper:
         if outcome.is_cold:
             self._on_cold_start(function, max(0, away_ns - outcome.took_ns))
 
-    # --- provisioned ---------------------------------------------------------------------------
-
     def _set_provisioned(self, function: str, count: int) -> None:
         before = self._provisioned.get(function, (0, 0))[0]
         self._bill_provisioned(function)
@@ -393,10 +391,10 @@ class WarmKeeper:
     def _on_provisioning_done(self, problem: str) -> None:
         self._provisioning_calls -= 1
         if problem:
-            self._pool.warn(f"nothing is provisioned: {problem}")
+            self._pool.warn(f"cannot set provisioned concurrency: {problem}")
 
     def _bill_provisioned(self, function: str) -> None:
-        """Account for what was provisioned until now."""
+        """Bill the provisioned instances up to now."""
         count, since_ns = self._provisioned.get(function, (0, 0))
         if count:
             now_ns = monotonic_ns()

@@ -1,6 +1,7 @@
-"""Endpoints of SageMaker, and of whatever speaks like it: Open Inference Protocol in JSON.
+"""Calls SageMaker endpoints, and those of compatible servers: Open Inference Protocol in JSON.
 
-SageMaker lets no header of ours through: deadline and trace travel in its custom attributes.
+SageMaker passes no custom headers on, so deadline and trace are sent as custom attributes. Each
+endpoint is a node: it is up when it responds, and nothing has to be loaded onto it.
 """
 
 from __future__ import annotations
@@ -46,11 +47,12 @@ from headgate.live.pools.remote_pool import (
 )
 from headgate.live.pools.validation import error_status
 
-# Requests that go together as one, and answers that are cut apart again, by items.
-
 
 def concatenate(tasks: Sequence[TaskInputs]) -> list[Tensor] | None:
-    """Return the inputs of one request for all items; None if they are not alike."""
+    """Return the inputs of all tasks as those of one request.
+
+    None if they cannot be concatenated.
+    """
     if len(tasks) == 1:
         return tasks[0].inputs
     keys = {
@@ -73,7 +75,7 @@ def concatenate(tasks: Sequence[TaskInputs]) -> list[Tensor] | None:
 
 
 def split_by_items(outputs: Sequence[Tensor], items: Sequence[int]) -> list[list[Tensor]]:
-    """Return the outputs of each request, which have so many items. Raises `ValueError`.
+    """Split the outputs of one request by items per task. Raises `ValueError`.
 
     >>> tensor = Tensor("y", "UINT8", (3,), memoryview(b"abc"))
     >>> [bytes(part[0].data) for part in split_by_items([tensor], [1, 2])]
@@ -84,7 +86,7 @@ def split_by_items(outputs: Sequence[Tensor], items: Sequence[int]) -> list[list
     parts: list[list[Tensor]] = [[] for _ in items]
     for tensor in outputs:
         if tensor.shape[:1] != (sum(items),):
-            raise ValueError(f"output {tensor.name!r} is {list(tensor.shape)} for {sum(items)}")
+            raise ValueError(f"output {tensor.name!r} is {list(tensor.shape)} for {sum(items)} items")
         at = 0
         for part, count in zip(parts, items, strict=True):
             shape = (count, *tensor.shape[1:])
@@ -110,7 +112,7 @@ _JSON: Final = "application/json"
 
 @final
 class SageMakerEndpoints:
-    """Calls the endpoints of one pool's nodes. Everything here blocks; nothing of it raises."""
+    """Calls the endpoints of the nodes of one pool. All methods block, and none raises."""
 
     def __init__(self, client: Any, provider: Provider, first_node_id: int) -> None:
         self._client = client  # boto3 has no types
@@ -118,7 +120,7 @@ class SageMakerEndpoints:
         self._first_node_id = first_node_id
 
     def call(self, call: RemoteCall) -> CallResult:
-        """Have a batch run: as one request, or one by one where that is not possible or breaks."""
+        """Run a batch as one request, or task by task if that is impossible or fails."""
         began_ns = monotonic_ns()
         tasks = call.tasks
         inputs = concatenate(tasks)
@@ -134,7 +136,7 @@ class SageMakerEndpoints:
         return outcome
 
     def ping(self, function: str, node_id: int, signature: Signature) -> str:
-        """Ask an endpoint for something small; return why it seems not to be there, if so."""
+        """Send a minimal request; return why the endpoint seems to be down, empty if it is up."""
         example = [_example(spec) for spec in signature.inputs]
         target = self._target(function, node_id)
         try:
@@ -146,7 +148,7 @@ class SageMakerEndpoints:
             is_missing = status == 400 and ("not found" in message or "no model" in message)
             is_there = status == MODEL_ERROR or (status == 400 and not is_missing)
             return "" if is_there else f"{target}: {first_line(error)}"
-        except Exception as error:  # of any kind: AWS's client is not ours
+        except Exception as error:  # boto3 may raise anything
             return f"{target}: {first_line(error)}"
         return ""
 
@@ -179,12 +181,12 @@ class SageMakerEndpoints:
             return [TaskResult(task.task_id, [], problem.message, 400) for task in tasks]
         except ClientError as error:
             return _error_results(error, tasks)
-        except Exception as error:  # of any kind: AWS's client is not ours
+        except Exception as error:  # boto3 may raise anything
             return classify_error(error, throttles=THROTTLES)
         try:
             parts = split_by_items(_decode_outputs(body), [task.items for task in tasks])
         except (ValueError, RecursionError, NotSendable) as error:
-            return Failed(f"its answer is not understood: {error_text(error)}")
+            return Failed(f"invalid response: {error_text(error)}")
         return [
             TaskResult(task.task_id, outputs, is_unsure=any(map(_is_unsure, outputs)))
             for task, outputs in zip(tasks, parts, strict=True)
@@ -197,7 +199,9 @@ class _Response(Struct, gc=False):
 
 
 def _attributes(call: RemoteCall) -> dict[str, str]:
-    """What travels beside the body. A far end may give up at `timeout_ms`, as its sender does."""
+    """Return the custom attributes. The server may drop the request at `timeout_ms`, as the client
+    does.
+    """
     attributes = []
     left_ms = call.left_ms(monotonic_ns())
     if left_ms is not None:
@@ -211,7 +215,7 @@ def _attributes(call: RemoteCall) -> dict[str, str]:
 
 
 def _error_results(error: ClientError, tasks: list[TaskInputs]) -> CallResult | list[TaskResult]:
-    """An error that is about the request is its result: it would come again."""
+    """Return the results for an error. A client error is a result: a retry would fail as well."""
     status = status_of(error)
     message = error.response.get("Error", {}).get("Message") or error_text(error)
     if status == MODEL_ERROR:
@@ -233,12 +237,13 @@ def _is_unsure(tensor: Tensor) -> bool:
 
 
 def _example(spec: TensorSpec) -> Tensor:
-    """Zeros, and 1 where a dimension may have any size."""
+    """Return a tensor of zeros; dimensions of any size are 1."""
     shape = tuple(1 if size < 0 else size for size in spec.shape)
     count = 1
     for size in shape:
         count *= size
-    data = bytes(count * (ITEM_BYTES[spec.datatype] or 4))  # of no letters, behind its length
+    # an empty string has a length prefix of four bytes
+    data = bytes(count * (ITEM_BYTES[spec.datatype] or 4))
     return Tensor(spec.name, spec.datatype, shape, memoryview(data))
 
 
@@ -255,20 +260,17 @@ _ENCODER: Final = Encoder()
 _DECODER: Final = Decoder(_Response)
 
 
-# A node that is an endpoint: it is there when it answers, and nothing has to be loaded onto it.
-
-
 RETRY_S: Final = 0.5
 
 
 class NodeListener(RemoteCallListener, Protocol):
-    """Who hears of nodes that come and go."""
+    """Receives nodes that join and are lost, and the results of calls."""
 
     def on_node_joined(self, node: NodeSpec) -> None:
-        """It is there, or there again, empty."""
+        """Handle a node that is up, without instances."""
 
     def on_node_lost(self, node: NodeSpec) -> None:
-        """It is gone; what it was running ends in events of its own."""
+        """Handle a node that is down. Its running batches end in events of their own."""
 
 
 Ping = Callable[[str, int, Signature], str]
@@ -276,7 +278,7 @@ Ping = Callable[[str, int, Signature], str]
 
 @final
 class EndpointNode:
-    """Carries out the orders for one node of an outpost."""
+    """Executes the actions for one node of a pool."""
 
     def __init__(
         self,
@@ -298,12 +300,12 @@ class EndpointNode:
         self._starting: dict[int, Function] = {}  # by instance
 
     def join(self) -> None:
-        """Be there. Whether anybody answers shows when something is started."""
+        """Report the node as up. Whether it responds is found out when an instance is started."""
         self._is_up = True
         self._listener.on_node_joined(self.node)
 
     def execute(self, action: PlacedAction) -> None:
-        """Carry out any order but to run a batch."""
+        """Execute any action other than a dispatch."""
         listener = self._listener
         if isinstance(action, StartInstance):
             function_id = self._app.variants[action.variant_id].function_id
@@ -318,15 +320,13 @@ class EndpointNode:
             listener.on_event(WeightsEvicted(action.instance_id))
 
     def mark_unreachable(self, call: RemoteCall) -> None:
-        """Nobody is there: the node is lost until somebody answers again."""
+        """Report the node as lost, and ping it until it responds again."""
         if self._is_up:
             self._is_up = False
             self._starting.clear()
             self._listener.on_node_lost(self.node)
             function_id = self._app.variants[call.variant_id].function_id
             self._recheck(self._app.functions[function_id])
-
-    # --- asking whether it is there ------------------------------------------------------------
 
     def _try_start(self, instance_id: int) -> None:
         function = self._starting.get(instance_id)
@@ -335,9 +335,9 @@ class EndpointNode:
 
     def _on_start_ping(self, instance_id: int, problem: str) -> None:
         if instance_id not in self._starting:
-            return  # nobody wants it any more
+            return  # stopped meanwhile
         if problem:
-            self.pool.warn(f"{self.node.name} does not answer yet: {problem}")
+            self.pool.warn(f"{self.node.name} does not respond yet: {problem}")
             self._loop.call_later(RETRY_S, self._try_start, instance_id)
             return
         del self._starting[instance_id]

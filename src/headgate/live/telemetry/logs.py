@@ -1,12 +1,15 @@
-"""Output that never stands in the way of serving: what is written to stdout and stderr.
+"""Logging and console output that never block or fail a request.
 
-A pipe that nobody reads blocks whoever writes to it; one that is closed, or a disk that is full,
-raises an exception. Neither may reach a request. So a thread of its own writes, from a queue that
-is bounded, and whoever has something to say puts it there and goes on. What finds no room, or
-cannot be written, is dropped and counted, and that is said once output works again.
+A pipe that nobody reads blocks its writer, and a closed pipe or a full disk raises. Neither may
+affect a request. So a thread of its own writes, from a bounded queue. Chunks that find no room or
+cannot be written are dropped and counted, and the count is logged once output works again. In a
+forked process (functions may fork) there is no such thread: output is written at once, and errors
+are ignored.
 
-In a process that was forked (functions may do that) there is no such thread: there, what is
-written is written at once, and errors are ignored.
+`configure` is called once per process; from then on `logging` writes to stderr this way, and so
+does `print`. Every module has a logger of its own name. Errors are for what an operator must act
+on, warnings for what has recovered by itself, infos for the lifecycle of a server. A record about a
+request has its id: `extra={"request_id": ...}`.
 """
 
 from __future__ import annotations
@@ -27,36 +30,35 @@ from types import TracebackType
 from typing import Final, NoReturn, Protocol, TextIO, final
 
 QUEUE_BYTES_MAX: Final = 4 << 20
-WRITE_BYTES: Final = 64 << 10  # about as much goes out at once
-CHUNK_BYTES_MAX: Final = 256 << 10  # of one line or message; the rest of it is cut off
+WRITE_BYTES: Final = 64 << 10  # approximate size of one write
+CHUNK_BYTES_MAX: Final = 256 << 10  # of one line or message; the rest is truncated
 _TRUNCATED: Final = b"... (cut off)\n"
 
 
 @final
 class Output:
-    """A file descriptor that is written to by a daemon thread."""
+    """A file descriptor that a daemon thread writes to."""
 
     def __init__(self, fd: int, *, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
         self.fd = fd
         self.on_recovered: Callable[[int], None] = (
-            _ignore_dropped  # gets how many pieces were dropped
+            _ignore_dropped  # gets the number of dropped chunks
         )
         self._queue_bytes_max = queue_bytes_max
         self._chunks: deque[bytes] = deque()
-        self._queued_bytes = 0  # in the queue, and of what is being written
-        self._dropped = 0  # pieces, since that was last told
+        self._queued_bytes = 0  # queued and being written
+        self._dropped = 0  # chunks dropped since the last report
         self._is_writing = False
-        self._ends_mid_line = False  # the last thing that was written ends in the middle of a line
+        self._ends_mid_line = False  # the last write ended in the middle of a line
         self._is_forked = False
-        # A lock that its owner may take again: a signal handler or a destructor may have
-        # something to say while this very thread is putting something here.
+        # A reentrant lock: a signal handler or a destructor may log while this thread is in `put`.
         self._changed = threading.Condition(threading.RLock())
         self._thread = threading.Thread(target=self._run, name="output", daemon=True)
         self._thread.start()
         os.register_at_fork(after_in_child=self._after_fork)
 
     def put(self, chunk: bytes) -> None:
-        """Have it written. Never raises, and never waits for whoever reads."""
+        """Queue a chunk. Never raises, and never waits for the reader."""
         if self._is_forked:
             self._write(chunk)
             return
@@ -71,7 +73,7 @@ class Output:
             self._changed.notify_all()
 
     def flush(self, limit_s: float) -> bool:
-        """Wait until everything has been written, for so long at most; whether it has."""
+        """Wait until everything has been written, for at most `limit_s`; return whether it has."""
         if self._is_forked:
             return True
         with self._changed:
@@ -79,11 +81,13 @@ class Output:
 
     @property
     def dropped(self) -> int:
-        """Pieces that were dropped and not told of yet."""
+        """Chunks dropped and not yet reported."""
         return self._dropped
 
     def _after_fork(self) -> None:
-        """Be of use in a child, which has no thread, and a lock that may be held for ever."""
+        """Switch to direct writes in a forked child, which has no thread, and whose lock may be
+        held forever.
+        """
         self._is_forked = True
         self._chunks = deque()
 
@@ -114,7 +118,7 @@ class Output:
         while left:
             try:
                 left = left[os.write(self.fd, left) :]
-            except BlockingIOError:  # whoever started us made it so
+            except BlockingIOError:  # the parent has made the descriptor non-blocking
                 with suppress(OSError, ValueError):
                     select.select((), (self.fd,), (), 1.0)
             except OSError:
@@ -126,7 +130,7 @@ class Output:
 
 @final
 class _Stream(io.RawIOBase):
-    """The bytes below `sys.stdout` or `sys.stderr`."""
+    """The raw stream below `sys.stdout` or `sys.stderr`."""
 
     def __init__(self, output: Output, fd: int) -> None:
         super().__init__()
@@ -149,11 +153,11 @@ class _Stream(io.RawIOBase):
         return os.isatty(self._fd)
 
     def close(self) -> None:
-        """Stay open: a function that closes `sys.stdout` must not break those after it."""
+        """Do nothing: a function that closes `sys.stdout` must not break later ones."""
 
 
 def text_stream(output: Output, fd: int) -> TextIO:
-    """Return what takes the place of `sys.stdout` or `sys.stderr`: writing to it never raises."""
+    """Return a replacement for `sys.stdout` or `sys.stderr`. Writing to it never raises."""
     return io.TextIOWrapper(
         _Stream(output, fd),  # type: ignore[type-var]
         encoding="utf-8",
@@ -163,7 +167,9 @@ def text_stream(output: Output, fd: int) -> TextIO:
 
 
 def reopen_standard_fds() -> None:
-    """Open what is closed of stdin, stdout and stderr, or the next socket would take its place."""
+    """Open those of stdin, stdout and stderr that are closed, or the next socket would take their
+    number.
+    """
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
@@ -176,36 +182,26 @@ def reopen_standard_fds() -> None:
 
 
 def is_same_file(fd: int, other_fd: int) -> bool:
-    """Whether two descriptors lead to the same place, as after `2>&1`."""
+    """Whether two descriptors refer to the same file, as after `2>&1`."""
     try:
         return os.path.sameopenfile(fd, other_fd)
     except OSError:
         return False
 
 
-def _ignore_dropped(dropped: int) -> None:
-    """What is done about dropped pieces where nobody wants to know."""
+def _ignore_dropped(dropped: int) -> None: ...
 
 
-# Logging of the processes of a server: `logging`, to stderr, and never in the way of serving.
-#
-# Every module has a logger of its own name. What an operator must act on is an error; what has
-# recovered by itself is a warning; what belongs to the life of a server is an info. A record that
-# concerns a request has its id: `extra={"request_id": ...}`.
-#
-# `configure` is called once in each process. From then on `print` goes the same way.
-
-
-REPEATS_MAX: Final = 10  # of one warning or error, within
+REPEATS_MAX: Final = 10  # identical warnings or errors within `REPEATS_S`
 REPEATS_S: Final = 10.0
 EXIT_FLUSH_S: Final = 1.0
-_KEYS_MAX: Final = 512  # different warnings that are counted at once
+_KEYS_MAX: Final = 512  # different messages that are counted at once
 
 _LOG: Final = logging.getLogger(__name__)
 
 
 class LogSettings(Protocol):
-    """What an application says about logging: a `ServeOptions`."""
+    """The logging options of an application: a `ServeOptions`."""
 
     @property
     def log_level(self) -> str:
@@ -217,9 +213,9 @@ class LogSettings(Protocol):
 
 
 def configure(settings: LogSettings, process_name: str) -> None:
-    """Have this process log to stderr, and print, without ever waiting or failing for it.
+    """Make logging and `print` of this process non-blocking and failsafe.
 
-    Before it ends, `flush`.
+    Call `flush` before the process exits.
     """
     reopen_standard_fds()
     errors = Output(2)
@@ -232,7 +228,7 @@ def configure(settings: LogSettings, process_name: str) -> None:
     ours.handlers[:] = root.handlers[:] = [handler]
     ours.setLevel(level)
     ours.propagate = False  # whatever a function does to the root logger
-    logging.getLogger("headgate.access").setLevel(logging.INFO)  # it has a switch of its own
+    logging.getLogger("headgate.access").setLevel(logging.INFO)  # enabled by an option of its own
     root.setLevel(max(level, logging.WARNING))
     logging.captureWarnings(True)
     sys.stdout = text_stream(prints, 1)
@@ -242,9 +238,11 @@ def configure(settings: LogSettings, process_name: str) -> None:
 
 
 def flush(limit_s: float = EXIT_FLUSH_S) -> None:
-    """Wait until what was said has been written, for so long at most: before this process ends."""
+    """Wait until all output has been written, for at most `limit_s`. Call it before the process
+    exits.
+    """
     for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # a function may have put anything there
+        with suppress(Exception):  # a function may have replaced the stream
             stream.flush()
     for handler in logging.getLogger("headgate").handlers:
         if isinstance(handler, OutputHandler):
@@ -253,7 +251,7 @@ def flush(limit_s: float = EXIT_FLUSH_S) -> None:
 
 @contextmanager
 def configured(settings: LogSettings, process_name: str) -> Iterator[None]:
-    """`configure`, and afterwards `flush` and leave everything as it was."""
+    """`configure` for the duration of a block, then `flush` and restore the previous state."""
     loggers = (logging.getLogger("headgate"), logging.getLogger())
     states = [(logger, list(logger.handlers), logger.level) for logger in loggers]
     streams, hooks = (sys.stdout, sys.stderr), (sys.excepthook, threading.excepthook)
@@ -273,10 +271,10 @@ def configured(settings: LogSettings, process_name: str) -> Iterator[None]:
 
 @final
 class OutputHandler(logging.Handler):
-    """Puts records into an `Output`, and counts those that are repeated too often."""
+    """Passes records to an `Output`, and suppresses and counts frequent repetitions."""
 
     def __init__(self, formatter: logging.Formatter, output: Output, *others: Output) -> None:
-        """`others` are to be drained with it."""
+        """`others` are flushed with it."""
         super().__init__()
         self.setFormatter(formatter)
         self._output = output
@@ -284,7 +282,7 @@ class OutputHandler(logging.Handler):
         self._repeats = RepeatLimiter()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Have it written, unless much like it has just been."""
+        """Queue a record, unless it has been repeated too often."""
         now_s = time.monotonic()
         for summary in self._repeats.expired(now_s):
             self._put(summary)
@@ -292,7 +290,7 @@ class OutputHandler(logging.Handler):
             self._put(record)
 
     def drain(self, limit_s: float) -> None:
-        """Say what has been counted, and wait until all is written, for so long at most."""
+        """Log the suppressed counts, and wait until all is written, for at most `limit_s`."""
         self.acquire()
         try:
             for summary in self._repeats.expired(float("inf")):
@@ -306,33 +304,33 @@ class OutputHandler(logging.Handler):
     def _put(self, record: logging.LogRecord) -> None:
         try:
             text = self.format(record)
-        except Exception as error:  # arguments that do not fit, or cannot be shown
-            text = f"{record.levelname} {record.name!r} {record.msg!r} cannot be shown: {error!r}"
+        except Exception as error:  # arguments that do not match or cannot be formatted
+            text = f"{record.levelname} {record.name!r} {record.msg!r} cannot be formatted: {error!r}"
         self._output.put(text.encode("utf-8", "backslashreplace") + b"\n")
 
 
 @final
 class RepeatLimiter:
-    """Lets a warning pass so many times within a while, and counts it from then on."""
+    """Allows a message `REPEATS_MAX` times per `REPEATS_S`, and counts it from then on."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, int, str], _RepeatCount] = {}  # oldest first
 
     def allows(self, record: logging.LogRecord, now_s: float) -> bool:
-        """Whether it is to be said. What is said last before the counting begins says so."""
+        """Whether to log a record. The last one before suppression gets a note about it."""
         key = (record.name, record.levelno, str(record.msg))
         repeats = self._counts.get(key)
         if repeats is None:
             if len(self._counts) >= _KEYS_MAX:
-                return True  # so many different ones are no repetition
+                return True  # too many different messages to be repetitions
             repeats = self._counts[key] = _RepeatCount(now_s + REPEATS_S)
         repeats.count += 1
         if repeats.count == REPEATS_MAX:
-            record.__dict__["note"] = f"more of the same are counted, for {REPEATS_S:g} s"
+            record.__dict__["note"] = f"repetitions are suppressed and counted for {REPEATS_S:g} s"
         return repeats.count <= REPEATS_MAX
 
     def expired(self, now_s: float) -> list[logging.LogRecord]:
-        """Forget what was counted long enough, and return what is to be said of it."""
+        """Remove expired counts; return a summary record for each that was suppressed."""
         summary: list[logging.LogRecord] = []
         while self._counts:
             key = next(iter(self._counts))
@@ -342,7 +340,7 @@ class RepeatLimiter:
             del self._counts[key]
             if repeats.count > REPEATS_MAX:
                 name, level, message = key
-                text = "%d more times: %s"
+                text = "suppressed %d repetitions: %s"
                 arguments = (repeats.count - REPEATS_MAX, message)
                 summary.append(logging.LogRecord(name, level, "", 0, text, arguments, None))
         return summary
@@ -350,7 +348,7 @@ class RepeatLimiter:
 
 @final
 class _RepeatCount:
-    """How often something was said in a while that ends at a time."""
+    """Repetitions of one message until a point in time."""
 
     __slots__ = ("count", "until_s")
 
@@ -360,10 +358,10 @@ class _RepeatCount:
 
 
 class TextFormatter(logging.Formatter):
-    """One line per record, for people. What follows a line break is indented.
+    """One line per record, for people. Continuation lines are indented.
 
-    So nothing that a client or a function sends can look like a line of our own, and no control
-    character of theirs reaches a terminal.
+    So nothing that a client or a function sends can look like a log line of its own, and no control
+    character reaches a terminal.
     """
 
     def __init__(self, process_name: str) -> None:
@@ -429,14 +427,14 @@ def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
 
 
 def _log_dropped(dropped: int) -> None:
-    _LOG.warning("%d lines of output were dropped: they could not be written", dropped)
+    _LOG.warning("%d lines of output could not be written and were dropped", dropped)
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
     else:
-        _LOG.critical("the process ends: %s", kind.__name__, exc_info=(kind, error, trace))
+        _LOG.critical("uncaught exception, the process exits: %s", kind.__name__, exc_info=(kind, error, trace))
         flush()
 
 
@@ -444,10 +442,10 @@ def _uncaught_in_thread(failed: threading.ExceptHookArgs) -> None:
     if failed.exc_value is not None and not issubclass(failed.exc_type, SystemExit):
         name = "a thread" if failed.thread is None else f"thread {failed.thread.name}"
         exc_info = (failed.exc_type, failed.exc_value, failed.exc_traceback)
-        _LOG.error("%s has ended: %s", name, failed.exc_type.__name__, exc_info=exc_info)
+        _LOG.error("uncaught exception in %s: %s", name, failed.exc_type.__name__, exc_info=exc_info)
 
 
-# Control characters but for tabs, as they are written in source; lines that follow are indented.
+# Control characters except tabs are escaped as in source code; continuation lines are indented.
 _ESCAPES: Final[Mapping[int, str]] = {
     **{code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))},
     ord("\t"): "\t",
@@ -455,16 +453,15 @@ _ESCAPES: Final[Mapping[int, str]] = {
 }
 
 
-# How a worker ends: at once, and not leaving behind what its models have started.
-
-
-HUNG_EXIT: Final = 70  # something took longer than it may
-BROKEN_EXIT: Final = 71
+HUNG_EXIT: Final = 70  # a job exceeded its timeout
+INTERNAL_ERROR_EXIT: Final = 71
 
 
 def exit_process(status: int) -> NoReturn:
-    """End this process, whatever threads of models and libraries do, and its children."""
+    """Exit at once, whatever threads of models and libraries do, and terminate their child
+    processes.
+    """
     flush()
-    if os.getpgrp() == os.getpid():  # else the group is that of whoever started us
-        os.killpg(os.getpid(), signal.SIGTERM)  # of which we ourselves only take note
+    if os.getpgrp() == os.getpid():  # otherwise the group belongs to the parent
+        os.killpg(os.getpid(), signal.SIGTERM)  # this process itself ignores SIGTERM
     os._exit(status)

@@ -1,4 +1,4 @@
-"""Spans of requests, by OpenTelemetry. Imported only where traces are asked for."""
+"""OpenTelemetry spans of requests. Imported only if traces are enabled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ _ERRORS: Final = (Outcome.EXPIRED, Outcome.FAILED)
 
 
 def export_spans(exporters: list[str], environment: Mapping[str, str]) -> SpanTracer:
-    """A tracer that sends its spans to these, in batches. Raises `ConfigError`."""
+    """Return a tracer that exports its spans in batches. Raises `ConfigError` for an unknown
+    exporter.
+    """
     created = [_exporter(name, environment) for name in exporters]
     provider = make_provider()
     for exporter in created:
@@ -32,7 +34,7 @@ def export_spans(exporters: list[str], environment: Mapping[str, str]) -> SpanTr
 
 @final
 class SpanTracer:
-    """Makes spans of calls: a `Tracer`."""
+    """Creates spans of calls: a `Tracer`."""
 
     is_enabled: Final = True
 
@@ -40,12 +42,12 @@ class SpanTracer:
         self._provider = provider
         self._tracer = provider.get_tracer("headgate")
         self._propagator = TraceContextTextMapPropagator()
-        # Calls are timed by the monotonic clock and spans by the calendar's. Taken once, so that
-        # an adjusted calendar cannot make a span end before it began.
+        # Calls are timed on the monotonic clock and spans on the wall clock. The offset is taken
+        # once, so that an adjusted wall clock cannot make a span end before it began.
         self._wall_ns = time.time_ns() - time.monotonic_ns()
 
     def begin(self, call: Call, traceparent: str | None = None) -> None:
-        """Open the span; whether it is sampled is decided here."""
+        """Start the span; sampling is decided here."""
         if traceparent is None and isinstance(call.trace, bytes):
             traceparent = call.trace.decode("ascii", "replace")
         context = None
@@ -59,7 +61,7 @@ class SpanTracer:
         )
 
     def end(self, call: Call, model: str) -> None:
-        """Close it, with all that is known by now."""
+        """End the span, with the attributes and child spans of the call."""
         span, call.trace = call.trace, None
         if not isinstance(span, Span):
             return
@@ -71,7 +73,7 @@ class SpanTracer:
         span.end(self._wall(time.monotonic_ns()))
 
     def close(self) -> None:
-        """Send what is left; takes no longer than the exporter's own timeout."""
+        """Export the remaining spans; takes at most the timeout of the exporter."""
         self._provider.shutdown()
 
     def _describe(self, span: Span, call: Call, model: str) -> None:
@@ -102,7 +104,9 @@ class SpanTracer:
 
 
 def make_provider() -> TracerProvider:
-    """As the environment has it: sampler, limits and resource; a service without name is ours."""
+    """Return a provider configured by the environment (sampler, limits, resource). The default
+    service name is `headgate`.
+    """
     resource = Resource.create()
     if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: "headgate"}))
@@ -110,7 +114,7 @@ def make_provider() -> TracerProvider:
 
 
 def _exporter(name: str, environment: Mapping[str, str]) -> SpanExporter:
-    """Found as OpenTelemetry finds them: by the name that a package has registered."""
+    """Return the exporter registered under a name, as OpenTelemetry finds it: by entry point."""
     registered = name
     if name == "otlp":
         protocol = environment.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environment.get(
@@ -122,7 +126,7 @@ def _exporter(name: str, environment: Mapping[str, str]) -> SpanExporter:
     }
     if registered not in registered_exporters:
         raise ConfigError(
-            "no such exporter is installed",
+            "is not an installed exporter",
             key="OTEL_TRACES_EXPORTER",
             value=name,
             allowed=", ".join(sorted(registered_exporters)) or "none",

@@ -1,8 +1,8 @@
-"""The stock: models that are loaded and that no instance uses just now.
+"""Model cache: models that are loaded and not used by any instance.
 
-A gateway that comes back finds them as it left them, so it need not wait for weights. They leave
-when their memory is needed. How much a model takes that does not say so is known once one of them
-was loaded; until then it might take everything.
+A gateway that restarts finds its models loaded and need not wait for weights. Cached models are
+evicted when their memory is needed. The size of a model that does not declare it is known only
+after its first load; until then it is assumed to need all memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headgate.live.worker.runner import BatchRunner
 
 @final
 class ModelCache:
-    """Has models loaded, and keeps those that are left over. Safe between threads."""
+    """Loads models and caches unused ones, evicting the least recently used. Thread-safe."""
 
     def __init__(
         self,
@@ -29,19 +29,19 @@ class ModelCache:
         pool: Pool,
         loader: Loader,
         *,
-        own_bytes: int = 0,  # what the process holds without any model
+        own_bytes: int = 0,  # memory of the process without any model
     ) -> None:
         self._loader = loader
         self._pool = pool
         self._own_bytes = own_bytes
-        # By variant id; None: not known yet.
+        # By variant id; None: unknown.
         self._sizes_bytes = [variant.profile.memory_bytes or None for variant in app.variants]
-        self._in_use: Counter[int] = Counter()  # how many are in use, by variant id
-        self._cached: list[tuple[Variant, BatchRunner]] = []  # longest unused first
+        self._in_use: Counter[int] = Counter()  # instances by variant id
+        self._cached: list[tuple[Variant, BatchRunner]] = []  # least recently used first
         self._lock = Lock()
 
     def acquire(self, variant: Variant) -> BatchRunner:
-        """Return a runner of its own for an instance. Raises `LoadError`."""
+        """Return a runner for the exclusive use of an instance. Raises `LoadError`."""
         with self._lock:
             cached = next((kept for kept in self._cached if kept[0] is variant), None)
             if cached is not None:
@@ -59,12 +59,12 @@ class ModelCache:
             raise
 
     def has(self, variant: Variant) -> bool:
-        """Whether a model of it is there that needs no loading."""
+        """Whether an unused model of the variant is cached."""
         with self._lock:
             return any(kept[0] is variant for kept in self._cached)
 
     def release(self, variant: Variant, runner: BatchRunner, *, keep: bool) -> None:
-        """Take a runner back: to keep it for the next, or to let its model go."""
+        """Return a runner: to the cache with `keep`, else its model is unloaded."""
         with self._lock:
             self._in_use[variant.id] -= 1
             if keep:
@@ -75,15 +75,16 @@ class ModelCache:
             runner.unload()
 
     def evict_for(self, variant: Variant) -> None:
-        """Let go of what may be in the way of a model whose size nobody knows."""
+        """Evict everything for a model of unknown size, if the pool limits memory."""
         if self._sizes_bytes[variant.id] is None and self._pool.memory_bytes < NEVER_NS:
             self.clear()
 
     def record_size(self, variant: Variant, size_bytes: int) -> int:
-        """Learn the size of a model that did not say it. Return what of the pool that takes up.
+        """Record the measured size of a model that declares none; return its share of the pool's
+        memory.
 
-        The process itself takes some: a model counts for so much more that those which fit the pool
-        fit beside it, too. Raises `ConfigError` if this one never does.
+        The process itself needs memory too, so the size is scaled up: models that fit the pool also
+        fit beside the process. Raises `ConfigError` if this model can never fit.
         """
         limit_bytes = self._pool.memory_bytes
         if limit_bytes >= NEVER_NS:
@@ -98,18 +99,18 @@ class ModelCache:
         return size_bytes * limit_bytes // max(1, room_bytes)
 
     def clear(self) -> bool:
-        """Let go of everything that is kept; whether there was anything."""
+        """Evict everything; return whether there was anything."""
         with self._lock:
             kept, self._cached = self._cached, []
         if not kept:
             return False
         while kept:
             kept.pop()[1].unload()
-        gc.collect()  # whoever needs the memory needs it now
+        gc.collect()  # the memory is needed now
         return True
 
     def _evict_excess(self) -> None:
-        """Let go of what does not fit beside the instances."""
+        """Evict cached models until the rest fits the memory of the pool."""
         evicted = []
         with self._lock:
             held = self._in_use + Counter(variant.id for variant, _ in self._cached)

@@ -1,8 +1,8 @@
-"""A live node: the core's Backend decides, threads do the work.
+"""A live node: the `Backend` of the core decides, threads do the work.
 
-This is the counterpart of the simulator's node, order by order. Instances and batches belong to the
-gateway that asked for them. When it goes, what it had held back is dropped and its instances leave
-as soon as they have finished, but their models stay in stock for the next gateway.
+It is the counterpart of the simulator's node, action by action. Instances and batches belong to the
+gateway that requested them. When a gateway disconnects, its held batches are dropped and its
+instances stop once they are idle, but their models stay in the cache for the next gateway.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from headgate.live.worker.runner import BatchRunner
 
 _LOG: Final = logging.getLogger(__name__)
 
-INSTANCES_MAX: Final = 4096  # of one gateway
+INSTANCES_MAX: Final = 4096  # per worker
 
 
 @final
 class WorkerNode:
-    """Carries out the orders of all gateways. All of it runs in one thread."""
+    """Executes the actions of all gateways. Calls must be serialised."""
 
     def __init__(
         self,
@@ -71,27 +71,25 @@ class WorkerNode:
         self._run_dir = run_dir
         self._model_cache = model_cache
         self._loader = loader
-        self._measured = measured  # by variant id; kept up to date here
+        self._measured = measured  # by variant id; updated here
         self._executor = executor
         self._hang_ns = hang_ns
-        self._connections: dict[int, GatewayConnection] = {}  # by its first id
+        self._connections: dict[int, GatewayConnection] = {}  # by `first_id`
         self._runners: dict[int, tuple[Variant, BatchRunner]] = {}  # by instance
-        self._held_tasks: dict[int, list[TaskInputs]] = {}  # by batch that has not begun
-        self._idle_timers: list[tuple[int, int]] = []  # (when, instance to retire if idle)
-
-    # --- gateways ------------------------------------------------------------------------------
+        self._held_tasks: dict[int, list[TaskInputs]] = {}  # inputs by batch that has not begun
+        self._idle_timers: list[tuple[int, int]] = []  # (when, instance to stop if idle)
 
     def add_gateway(self, connection: GatewayConnection) -> None:
-        """A gateway may give orders."""
+        """Accept actions of a gateway."""
         self._connections[connection.first_id] = connection
 
     def remove_gateway(self, connection: GatewayConnection) -> None:
-        """A gateway has gone: what it asked for is no longer wanted."""
+        """Drop the batches and instances of a gateway that has disconnected."""
         del self._connections[connection.first_id]
         self._release(lambda id: id - id % GatewayConnection.IDS == connection.first_id)
 
     def drain(self) -> None:
-        """Take no more orders, and begin nothing more; what runs is finished."""
+        """Accept no more actions and begin nothing; running batches finish."""
         self.is_draining = True
         self._release(lambda _: True)
 
@@ -102,13 +100,11 @@ class WorkerNode:
                 self._refuse(action, Refusal.GONE)
         for instance_id in [id for id in self.backend.residents if is_meant(id)]:
             if self.backend.stop(instance_id):
-                self._stopped(instance_id, "the worker is leaving", keep=True)
+                self._stopped(instance_id, "the worker is draining", keep=True)
         self._begin_held()
 
-    # --- orders --------------------------------------------------------------------------------
-
     def dispatch(self, connection: GatewayConnection, run: RunBatch) -> None:
-        """Begin a batch, hold it or refuse it. Raises `ValueError` if it makes no sense."""
+        """Begin, hold or refuse a batch. Raises `ValueError` if the message is invalid."""
         batch_id = connection.local_id(run.batch_id)
         connection.resolve_blocks(run)
         action = Dispatch(
@@ -121,13 +117,13 @@ class WorkerNode:
             connection.local_id(run.instance_id),
         )
         if batch_id in self._held_tasks:
-            raise ValueError(f"batch {run.batch_id} is here already")
+            raise ValueError(f"batch {run.batch_id} exists already")
         self._held_tasks[batch_id] = run.tasks
         verdict = Verdict.GONE if self.is_draining else self.backend.offer(action)
         self._apply_verdict(action, verdict)
 
     def execute(self, connection: GatewayConnection, action: Action) -> None:
-        """Carry any other order out. Raises `ValueError` if it makes no sense."""
+        """Execute any other action. Raises `ValueError` if it is invalid."""
         if isinstance(action, StartInstance):
             self._start_instance(connection, action)
         elif isinstance(action, LoadWeights):
@@ -155,13 +151,13 @@ class WorkerNode:
     def _start_instance(self, connection: GatewayConnection, action: StartInstance) -> None:
         instance_id = connection.local_id(action.instance_id)
         if instance_id in self.backend.residents:
-            raise ValueError(f"instance {action.instance_id} is here already")
+            raise ValueError(f"instance {action.instance_id} exists already")
         variants = self._app.variants
         is_known = 0 <= action.variant_id < len(variants)
         if not is_known or self._pool.id not in variants[action.variant_id].pool_ids:
-            raise ValueError(f"variant {action.variant_id} does not run here")
+            raise ValueError(f"variant {action.variant_id} does not run on this node")
         if self.is_draining or len(self.backend.residents) >= INSTANCES_MAX:
-            reason = "the worker is leaving" if self.is_draining else "too many instances"
+            reason = "the worker is draining" if self.is_draining else "too many instances"
             connection.report(InstanceStopped(action.instance_id, reason))
             return
         blocked = self._load_block_reason(variants[action.variant_id])
@@ -172,7 +168,9 @@ class WorkerNode:
         self._apply_verdict(local, self.backend.start(local))
 
     def _load_block_reason(self, variant: Variant) -> str:
-        """Return why a function is not to be loaded now; a trial of it may begin, off any slot."""
+        """Return why a function must not be loaded now; may start a trial of it, which uses no
+        slot.
+        """
         reason = "" if self._model_cache.has(variant) else self._loader.block_reason(variant)
         if reason and self._loader.try_begin_trial(variant):
             limit_ns, memory_bytes = LOAD_TIMEOUT_FACTOR * self._hang_ns, self._pool.memory_bytes
@@ -191,8 +189,6 @@ class WorkerNode:
         del self._held_tasks[action.batch_id]
         self._report(action.batch_id, lambda id: BatchRefused(id, reason))
 
-    # --- work ----------------------------------------------------------------------------------
-
     def _begin(self, action: Action) -> None:
         if isinstance(action, Dispatch):
             assert action.instance_id is not None
@@ -202,7 +198,8 @@ class WorkerNode:
             ]
             tasks = self._held_tasks.pop(action.batch_id)
             job = BatchJob(action, tasks, runner, connection, self._on_batch_done, self._hang_ns)
-            # With more slots the others would have to wait for whoever listens to them.
+            # Inline only with a single slot: with more, batches in other slots would wait for the
+            # reading thread.
             runs_inline = self._pool.slots == 1 and runner.mean_exec_ns < SHORT_NS
             self._executor.submit(job, runs_inline=runs_inline)
             return
@@ -244,17 +241,17 @@ class WorkerNode:
         self._finish_action(now_ns, action, has_more_to_do)
 
     def _report_recovered(self, variant: Variant, runner: BatchRunner) -> None:
-        """A function can be loaded, and if it could not be, every gateway hears how it looks."""
+        """If a function had failed to load before, send its signature to every gateway."""
         measured = self._measured.get(variant.id)
         if measured is not None and measured.problem:
             measured.problem = ""
             measured.signature = runner.signature
-            _LOG.info("%s: is loaded again", variant.name)
+            _LOG.info("%s: loaded after earlier failures", variant.name)
             for connection in self._connections.values():
                 connection.send(frame(FunctionLoaded(measured)))
 
     def _finish_action(self, now_ns: int, action: Action, has_more_to_do: bool) -> None:
-        """Begin what was held back; let an instance go that was only to finish this."""
+        """Begin held work; stop an instance that was draining; arm its idle timer."""
         if has_more_to_do:
             self._begin_held()
             self._retire(action)
@@ -273,24 +270,20 @@ class WorkerNode:
             self._report(evicted, WeightsEvicted)
         drained = self.backend.drained_instance(action)
         if drained is not None:
-            # Who still listens has ordered it to stop, and wants the memory.
+            # A gateway that is still connected has stopped the instance and wants the memory back.
             is_ordered = drained - drained % GatewayConnection.IDS in self._connections
             self._stopped(drained, "stopped", keep=not is_ordered)
-
-    # --- time ----------------------------------------------------------------------------------
 
     def next_timer_ns(self) -> int:
         """Return when `retire_idle` is next due."""
         return self._idle_timers[0][0] if self._idle_timers else NEVER_NS
 
     def retire_idle(self, now_ns: int) -> None:
-        """Retire instances that have long been idle."""
+        """Stop instances that have reached the idle timeout."""
         while self._idle_timers and self._idle_timers[0][0] <= now_ns:
             _, instance_id = heappop(self._idle_timers)
             if self.backend.retire_idle(now_ns, instance_id):
                 self._stopped(instance_id, "idle for too long", keep=False)
-
-    # --- reports -------------------------------------------------------------------------------
 
     def _stopped(self, instance_id: int, reason: str, *, keep: bool) -> None:
         variant, runner = self._runners.pop(instance_id, (None, None))
@@ -309,7 +302,7 @@ class WorkerNode:
             connection.report(event(id))
 
 
-SHORT_NS: Final = 5_000_000  # with one slot, nobody waits for the listening thread meanwhile
+SHORT_NS: Final = 5_000_000  # with one slot, nothing waits for the reading thread meanwhile
 _REFUSALS: Final[Mapping[int, int]] = {
     Verdict.BUSY: Refusal.BUSY,
     Verdict.GONE: Refusal.GONE,

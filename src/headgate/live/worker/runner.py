@@ -1,9 +1,9 @@
-"""A loaded model and how a batch goes through it.
+"""Runs batches on a loaded model.
 
-Requests share a batch and nothing else: what is wrong with one must not change another. So each is
-decoded and encoded by itself, only those that look alike are joined, and when a joined batch breaks
-its requests are run one by one, so that only the guilty ones fail. Where a function must not be run
-twice, the requests that went into `predict` together fail together.
+Requests share a batch and nothing else: a bad request must not affect another. So each request is
+decoded and encoded by itself, only requests with equal batch keys are concatenated, and if a
+concatenated batch fails, its requests are run one by one, so that only the bad ones fail. If a
+function is not idempotent, all requests of a failed `predict` fail together.
 """
 
 from __future__ import annotations
@@ -32,15 +32,13 @@ from headgate.live.ipc.shared_memory import INLINE_BYTES_MAX, Arena
 
 _LOG: Final = logging.getLogger(__name__)
 
-TRACEBACK_INTERVAL_NS: Final = (
-    100_000_000  # between two tracebacks: somebody may break it on purpose
-)
+TRACEBACK_INTERVAL_NS: Final = 100_000_000  # log rate limit: a client may cause failures on purpose
 UNSURE: Final = "unsure"
 
 
 @final
 class _DecodedTask:
-    """One request of a batch, decoded. Requests go together whose columns are `key`."""
+    """A decoded request. Requests with equal `key` are concatenated."""
 
     __slots__ = ("index", "key", "task", "value")
 
@@ -58,20 +56,20 @@ class BatchRunner:
     def __init__(self, name: str, model: Model, *, is_idempotent: bool) -> None:
         self.name = name
         self.model = model
-        self.signature = signature_of(model)  # after loading: that may be when it is found out
+        self.signature = signature_of(model)  # after loading, because `load` may set it
         self._batches = self.signature.batches
         self._is_idempotent = is_idempotent
         self._inputs = {spec.name: spec for spec in self.signature.inputs}
         self.mean_exec_ns = (
-            10_000_000.0  # of late; whoever runs it keeps that. A guess, rather long
+            10_000_000.0  # recent mean, updated by `BatchJob`; the initial guess is long
         )
         self._next_log_ns = 0
         self._outputs = {spec.name: spec for spec in self.signature.outputs}
 
     def run(self, tasks: list[TaskInputs], arena: Arena | None = None) -> list[TaskResult]:
-        """Return what becomes of each task, in their order. Raises nothing.
+        """Return the result of each task, in order. Never raises.
 
-        Large outputs go into the `arena`, as far as there is one and there is room.
+        Large outputs are put into the `arena`, if there is one with room.
         """
         results: list[TaskResult | None] = [None] * len(tasks)
         groups: dict[Hashable, list[_DecodedTask]] = {}
@@ -87,7 +85,7 @@ class BatchRunner:
         return [result for result in results if result is not None]
 
     def example(self) -> list[Tensor] | None:
-        """Return the inputs of a request of one item; None if nobody knows any."""
+        """Return the inputs of a request of one item; None if the model has none."""
         try:
             arrays = self.model.example()
             if arrays is None:
@@ -96,18 +94,16 @@ class BatchRunner:
                 to_tensor(name, array, datatype=getattr(self._inputs.get(name), "datatype", ""))
                 for name, array in arrays.items()
             ]
-        except BaseException as error:  # whatever a model does
+        except BaseException as error:  # a model may raise anything
             self._log_error(error)
             return None
 
     def unload(self) -> None:
-        """Let the model go. Nothing runs on it any more."""
+        """Unload the model. Nothing may run on it any more."""
         try:
             self.model.unload()
-        except BaseException as error:  # whatever a model does
+        except BaseException as error:  # a model may raise anything
             self._log_error(error)
-
-    # --- before --------------------------------------------------------------------------------
 
     def _decode(
         self, index: int, task: TaskInputs, *, is_single: bool
@@ -119,7 +115,7 @@ class BatchRunner:
             return _failure(task, problem, 400)
         try:
             value = self.model.decode(arrays)
-        except BaseException as error:  # whatever a model does
+        except BaseException as error:  # a model may raise anything
             return _failure(task, error_text(error), 400)
         if not self._batches:
             return _DecodedTask(index, task, value, index)
@@ -128,15 +124,15 @@ class BatchRunner:
             key: Hashable = index if is_single else batch_key(value)
             hash(key)
         except ValueError as error:
-            return _failure(task, f"what decode gave {error}", 500)
-        except BaseException as error:  # a class of the model's own may do anything
-            return _failure(task, f"what decode gave is no column: {error_text(error)}", 500)
+            return _failure(task, f"the result of decode {error}", 500)
+        except BaseException as error:  # a class of the model may raise anything
+            return _failure(task, f"the result of decode is not a batch: {error_text(error)}", 500)
         if items != task.items:
-            return _failure(task, f"decode gave {items} items for {task.items}", 500)
+            return _failure(task, f"decode returned {items} items for {task.items}", 500)
         return _DecodedTask(index, task, value, key)
 
     def _arrays(self, task: TaskInputs) -> dict[str, Array]:
-        """Return the inputs, checked against what is declared."""
+        """Return the inputs, checked against the signature."""
         specs = self._inputs
         arrays: dict[str, Array] = {}
         for tensor in task.inputs:
@@ -144,7 +140,7 @@ class BatchRunner:
             if specs:
                 _check_input(tensor, spec)
             if tensor.name in arrays:
-                raise ValueError(f"{tensor.name}: is given twice")
+                raise ValueError(f"{tensor.name}: is sent twice")
             raw_bf16 = spec is not None and spec.datatype == "BF16"
             array = to_array(tensor, raw_bf16=raw_bf16)
             if self._batches and array.shape[:1] != (task.items,):
@@ -155,19 +151,17 @@ class BatchRunner:
             raise ValueError(f"{missing}: missing")
         return arrays
 
-    # --- the batch -----------------------------------------------------------------------------
-
     def _predict(
         self, group: list[_DecodedTask], results: list[TaskResult | None], arena: Arena | None
     ) -> None:
-        """Run requests together; if that breaks, and they may be run again, one by one."""
+        """Run requests as one batch; if that fails and a retry is safe, one by one."""
         has_run = False
         parts: list[object] | None = None
         try:
             value = concatenate([decoded.value for decoded in group])
             has_run = True
             parts = self._split(self.model.predict(value), group)
-        except BaseException as error:  # whatever a model does
+        except BaseException as error:  # a model may raise anything
             if len(group) == 1 or (has_run and not self._is_idempotent):
                 self._log_error(error)
                 for decoded in group:
@@ -180,15 +174,13 @@ class BatchRunner:
                 results[decoded.index] = self._encode(decoded.task, parts[index], arena)
 
     def _split(self, result: object, group: list[_DecodedTask]) -> list[object]:
-        """Cut an answer apart, by request."""
+        """Split the result of a batch by request."""
         if not self._batches:
             return [result]
         try:
             return split(result, [decoded.task.items for decoded in group])
         except ValueError as error:
-            raise ValueError(f"what predict gave {error}") from None
-
-    # --- after ---------------------------------------------------------------------------------
+            raise ValueError(f"the result of predict {error}") from None
 
     def _encode(self, task: TaskInputs, part: object, arena: Arena | None) -> TaskResult:
         try:
@@ -196,23 +188,23 @@ class BatchRunner:
             outputs = self._tensors(arrays, task.items)
             unsure = arrays.get(UNSURE)
             is_unsure = unsure is not None and unsure.dtype == np.bool_ and bool(unsure.any())
-        except BaseException as error:  # whatever a model does
+        except BaseException as error:  # a model may raise anything
             self._log_error(error)
             return _failure(task, error_text(error), 500)
         if arena is not None:
             for tensor in outputs:
                 if isinstance(tensor.data, memoryview) and tensor.data.nbytes >= INLINE_BYTES_MAX:
-                    # None: it is full, and the tensor goes the slow way.
+                    # None: the arena is full, and the tensor is sent inside the message.
                     tensor.data = arena.allocate(tensor.data) or tensor.data
         return TaskResult(task.task_id, outputs, is_unsure=is_unsure)
 
     def _tensors(self, arrays: object, items: int) -> list[Tensor]:
-        """Return the outputs, checked against what is declared."""
+        """Return the outputs, checked against the signature."""
         if not isinstance(arrays, dict):
-            raise TypeError(f"encode gave a {type(arrays).__name__}, not a dict of arrays")
+            raise TypeError(f"encode returned a {type(arrays).__name__}, not a dict of arrays")
         missing = [name for name in self._outputs if name not in arrays]
         if missing:
-            raise ValueError(f"there is no output {missing[0]!r}")
+            raise ValueError(f"the output {missing[0]!r} is missing")
         tensors = []
         for name, array in arrays.items():
             if isinstance(array, np.generic):
@@ -233,7 +225,7 @@ class BatchRunner:
         return tensors
 
     def _log_error(self, error: BaseException) -> None:
-        """Tell the operator where it broke, now and then; clients are told only what."""
+        """Log a traceback, rate-limited; clients get only the error text."""
         now_ns = monotonic_ns()
         if now_ns < self._next_log_ns:
             return
@@ -243,7 +235,7 @@ class BatchRunner:
 
 def _check_input(tensor: Tensor, spec: TensorSpec | None) -> None:
     if spec is None:
-        raise ValueError(f"{tensor.name}: is no input of it")
+        raise ValueError(f"{tensor.name}: is not an input of the function")
     if tensor.datatype != spec.datatype:
         raise ValueError(f"{tensor.name}: is {tensor.datatype}, must be {spec.datatype}")
     if not shapes_match(tensor.shape, spec.shape):

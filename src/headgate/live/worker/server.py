@@ -1,12 +1,12 @@
-"""The worker as a server: a thread that listens to gateways, and those that run functions.
+"""The worker as a server: one thread reads from gateways, others run functions.
 
-One turn of the listening thread: wait for anything, read it, act on it, then write once to each
-gateway. A thread that has run a batch acts on that and answers by itself. One lock makes sure that
-only one of them acts at a time; nobody holds it while waiting or while a function runs. When
-nothing happens all of them sleep, but for the pulse.
+One iteration of the reading thread: wait, read, act, then write once to each gateway. A thread that
+has run a batch handles the completion and replies by itself. One lock ensures that only one thread
+acts at a time; no thread holds it while it waits or while a function runs. An idle worker blocks in
+all threads except for the heartbeat.
 
-Whatever goes wrong with a gateway ends its connection. Whatever goes wrong with the worker ends the
-process, and that is what its gateways see.
+A failure of a gateway ends its connection. A failure of the worker ends the process, and gateways
+see the connection close.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ from headgate.system.child_process import private_bytes
 
 _LOG: Final = logging.getLogger(__name__)
 
-LINGER_NS: Final = 1_000_000_000  # for gateways to read the last answers
+LINGER_NS: Final = 1_000_000_000  # for gateways to read the last replies
 CONNECTIONS_MAX: Final = 64
-BUSY_POLL_NS: Final = 500_000  # between lone requests: then the next one is waited for awake
+# gap between lone requests up to which the thread polls instead of blocking
+BUSY_POLL_NS: Final = 500_000
 
 
 @final
 class Server:
-    """Serves gateways until it is told to leave."""
+    """Serves gateways until it is stopped."""
 
     def __init__(
         self,
@@ -101,14 +102,15 @@ class Server:
         self._connections: dict[int, GatewayConnection] = {}  # by descriptor
         self._accepted = 0
         self._is_stop_requested = False
-        self._is_single_request = False  # what came last: one request, in a batch of its own
+        self._is_single_request = False  # the last batch had a single request
         self._is_busy_polling = False
 
     def serve(self) -> int:
-        """Look at the functions, then serve. Returns the exit status of the process."""
+        """Warm up the functions, then serve; return the exit status of the process."""
         signal.signal(signal.SIGUSR1, lambda number, frame: self._request_stop())
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; not our business
-        # A signal that comes just before we wait would else be noticed only after that.
+        # a terminal sends it to all processes; the supervisor handles it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Without this, a signal that arrives just before the wait would be handled only after it.
         signal.set_wakeup_fd(self._wake_fd, warn_on_full_buffer=False)
         self._epoll.register(self._woken_fd, select.EPOLLIN)
         self._watchdog.start()
@@ -123,8 +125,6 @@ class Server:
         self._linger()
         self._model_cache.clear()
         return 0
-
-    # --- one turn ------------------------------------------------------------------------------
 
     def _turn(self, ready: list[tuple[int, int]]) -> None:
         for fd, events in ready:
@@ -146,18 +146,18 @@ class Server:
                 self._close(connection)
 
     def _on_done(self, job: Job) -> None:
-        """Act on a job, in the thread that has done it."""
+        """Handle the completion of a job, in the thread that ran it."""
         with self._lock:
             self._executor.finish(job)
             for connection in self._connections.values():
-                with suppress(OSError):  # the listening thread will hear of it, too
+                with suppress(OSError):  # the reading thread will see it as well
                     self._flush(connection)
             if self._node.is_draining or self._node.next_timer_ns() < self._blocked_until_ns:
                 self._wake()
 
     def _wake(self) -> None:
-        """Have the listening thread look up. Safe from anywhere, also from signal handlers."""
-        with suppress(BlockingIOError):  # full: it will look up anyhow
+        """Wake the reading thread. Safe from any thread and from signal handlers."""
+        with suppress(BlockingIOError):  # the pipe is full: the thread will wake anyway
             os.write(self._wake_fd, b".")
 
     def _wait(self, now_ns: int) -> list[tuple[int, int]]:
@@ -172,9 +172,11 @@ class Server:
         return ready
 
     def _spin(self, now_ns: int) -> list[tuple[int, int]]:
-        """Stay awake for a moment: to be woken costs a lone request more than all else here.
+        """Poll without blocking for up to `BUSY_POLL_NS`: a wake-up costs a lone request more than
+        everything else here.
 
-        Among many, others have better use for the processor, and there is less to gain.
+        With several requests in flight others have better use for the CPU, and there is less to
+        gain.
         """
         until_ns = min(now_ns + BUSY_POLL_NS, self._node.next_timer_ns())
         ready = self._epoll.poll(0)
@@ -186,22 +188,20 @@ class Server:
         wake_ns = self._blocked_until_ns = self._node.next_timer_ns()
         if wake_ns == NEVER_NS:
             return self._epoll.poll()
-        # Epoll takes no timeout beyond 24 days, which an idle timeout may be; select does.
+        # `epoll` takes no timeout beyond 24 days, which an idle timeout may exceed; `select` does.
         select.select((self._epoll,), (), (), max(0, wake_ns - now_ns) / 1e9)
         return self._epoll.poll(0)
 
-    # --- gateways ------------------------------------------------------------------------------
-
     def _on_warmed_up(self) -> None:
-        """Let gateways in: now there is something to say hello with."""
+        """Start to accept gateways: the `Hello` can be sent now."""
         if not self._node.is_draining:
-            gc.freeze()  # models stay: nobody needs to look at them for garbage
+            gc.freeze()  # models are long-lived: exclude them from garbage collection
             self._epoll.register(self._listener.fileno(), select.EPOLLIN)
 
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:  # it has left already, or we are out of descriptors
+        except OSError:  # the peer has disconnected, or no descriptor is free
             return
         if len(self._connections) >= CONNECTIONS_MAX:
             sock.close()
@@ -222,7 +222,7 @@ class Server:
     def _read_from(self, connection: GatewayConnection, events: int) -> None:
         try:
             if not events & ~select.EPOLLOUT:
-                return  # it can take more, and will be given it at the end of the turn
+                return  # writable again: flushed at the end of the iteration
             messages = connection.read()
             if messages is None:
                 self._close(connection)
@@ -231,8 +231,9 @@ class Server:
                 self._on_message(connection, message)
         except OSError:
             self._close(connection)
-        except (ValueError, ConfigError) as error:  # nothing a gateway of ours would say
-            _LOG.error("worker %s: leaves a gateway: %s", self._spec.name, error)
+        # invalid messages never come from our own gateway
+        except (ValueError, ConfigError) as error:
+            _LOG.error("worker %s: a gateway sent an invalid message; disconnecting: %s", self._spec.name, error)
             self._close(connection)
 
     def _on_message(self, connection: GatewayConnection, message: AnyMessage) -> None:
@@ -245,13 +246,13 @@ class Server:
         elif isinstance(message, ActionMessage):
             action = from_wire(message.wire)
             if not isinstance(action, Action):
-                raise ValueError(f"{type(action).__name__} is no order")
+                raise ValueError(f"{type(action).__name__} is not an action")
             self._node.execute(connection, action)
         else:
             raise ValueError(f"{type(message).__name__} is not for a worker")
 
     def _flush(self, connection: GatewayConnection) -> None:
-        """Write; and hear no more from a gateway that lets too much of it lie."""
+        """Write what is pending, and stop reading from a gateway with too much unread output."""
         connection.send_released()
         if not connection.unsent_bytes:
             return
@@ -270,8 +271,6 @@ class Server:
             connection.close()
             self._node.remove_gateway(connection)
 
-    # --- the end -------------------------------------------------------------------------------
-
     def _request_stop(self) -> None:
         self._is_stop_requested = True
         self._wake()
@@ -281,7 +280,7 @@ class Server:
         self._node.drain()
 
     def _linger(self) -> None:
-        """Give gateways a moment to read what they were told last."""
+        """Wait up to `LINGER_NS` for gateways to read the last replies."""
         until_ns = monotonic_ns() + LINGER_NS
         for connection in list(self._connections.values()):
             connection.sock.settimeout(max(0.01, (until_ns - monotonic_ns()) / 1e9))

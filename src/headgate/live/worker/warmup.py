@@ -1,8 +1,8 @@
-"""The survey: what a worker finds out about its functions before it says hello.
+"""Warm-up: what a worker measures about its functions before it sends its `Hello`.
 
-Each is loaded, so that its signature is known and the first request need not wait. One whose times
-were not declared is measured, on its own example or on zeros. A function that cannot be loaded does
-not keep the worker from serving the others: its facts say why.
+Every function is loaded, so that its signature is known and the first request need not wait. A
+function without declared times is measured, on its own example or on zeros. A function that cannot
+be loaded does not keep the worker from serving the others: its `MeasuredFunction` says why.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from headgate.system.child_process import private_bytes
 
 BUDGET_NS: Final = 400_000_000  # to measure one function
 BUDGET_ALL_NS: Final = 1_000_000_000
-RUNS_MAX: Final = 7  # of one batch size
+RUNS_MAX: Final = 7  # per batch size
 
 
 @final
 class Warmup(Job):
-    """Looks at every variant that this worker may run."""
+    """Loads and measures every variant that this worker may run."""
 
     is_awaited = False
 
@@ -45,7 +45,7 @@ class Warmup(Job):
         limit_ns: int,
         on_done: Callable[[], None],
     ) -> None:
-        self.limit_ns = limit_ns  # for each of the functions
+        self.limit_ns = limit_ns  # for each function
         self.measured: dict[int, MeasuredFunction] = {}  # by variant id
         self.on_done = on_done  # type: ignore[method-assign]
         self._node_id = node_id
@@ -56,11 +56,10 @@ class Warmup(Job):
         self._markers = markers
 
     def run(self) -> None:
-        """Find the facts; of a function that cannot be loaded, why."""
         for variant in self._variants:
             self.description = f"loading {variant.name!r} for the first time"
             self.began_ns = monotonic_ns()
-            problem = self._loader.suspect_reason(variant)  # that load has ended a worker before
+            problem = self._loader.suspect_reason(variant)  # loading it has killed a worker before
             try:
                 if not problem:
                     self.measured[variant.id] = self._inspect(variant)
@@ -83,14 +82,14 @@ class Warmup(Job):
             grown_bytes = max(0, private_bytes() - before_bytes)
             memory_bytes = self._model_cache.record_size(variant, grown_bytes)
             is_kept = True
-        except BaseException as error:  # it is larger than its pool, or leaves no memory for us
+        except BaseException as error:  # it exceeds its pool, or exhausts memory
             raise LoadError(self._loader.record_failure(variant, error)) from None
         finally:
             self._model_cache.release(variant, runner, keep=is_kept)
         return MeasuredFunction(variant.name, runner.signature, exec_ns, start_ns, memory_bytes)
 
     def _measure(self, variant: Variant, runner: BatchRunner, batch: int) -> tuple[int, ...]:
-        """Return the time of a batch by its size; nothing if that has ended a worker before."""
+        """Return execution times by batch size; empty if measuring has killed a worker before."""
         markers, node_id = self._markers, self._node_id
         before = markers.read_measured(node_id, variant.id)
         if before is not None or markers.suspect_reason(MEASURE, variant.id):
@@ -103,15 +102,15 @@ class Warmup(Job):
 
 
 def measure_exec_ns(runner: BatchRunner, batch: int, budget_ns: int) -> tuple[int, ...]:
-    """Return the time of a batch by its size, up to the largest one that works.
+    """Return execution times by batch size, up to the largest size that works.
 
-    Empty if it cannot be said what to measure with. What there is no time for is extrapolated.
+    Empty if the model has no example. Sizes beyond the time budget are extrapolated.
     """
     example = runner.example()
     if example is None:
         return ()
     tasks = [TaskInputs(id, 1, example) for id in range(batch)]
-    if any(result.error for result in runner.run(tasks[:1])):  # also warms it up
+    if any(result.error for result in runner.run(tasks[:1])):  # this run also warms up the model
         return ()
     until_ns = monotonic_ns() + budget_ns
     known: dict[int, int] = {}
@@ -128,7 +127,7 @@ def measure_exec_ns(runner: BatchRunner, batch: int, budget_ns: int) -> tuple[in
 
 
 def batch_sizes(batch: int) -> list[int]:
-    """Return the batch sizes to measure.
+    """Return the batch sizes to measure: powers of two, and the largest.
 
     >>> batch_sizes(12)
     [1, 2, 4, 8, 12]
@@ -137,7 +136,7 @@ def batch_sizes(batch: int) -> list[int]:
 
 
 def interpolate(known: dict[int, int], batch: int) -> tuple[int, ...]:
-    """Return times for all sizes up to `batch`: never falling, in proportion beyond those known.
+    """Return times for all sizes up to `batch`: monotone, linear between and beyond measured sizes.
 
     >>> interpolate({1: 10, 2: 9, 4: 20}, 6)
     (10, 10, 15, 20, 25, 30)
@@ -157,10 +156,10 @@ def interpolate(known: dict[int, int], batch: int) -> tuple[int, ...]:
 
 
 def _shortest_ns(runner: BatchRunner, tasks: list[TaskInputs], budget_ns: int) -> int | None:
-    """Return how long it takes undisturbed; None if it breaks.
+    """Return the time of a batch on an undisturbed machine; None if it fails.
 
-    That is the shortest of several: others on the machine can only make it longer, and what serving
-    adds is found while serving.
+    It is the minimum of several runs, because other load can only add to it. The overhead of
+    serving is learned while serving.
     """
     times_ns: list[int] = []
     while len(times_ns) < RUNS_MAX and (len(times_ns) < 2 or sum(times_ns) < budget_ns):

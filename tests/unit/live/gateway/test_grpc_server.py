@@ -41,7 +41,7 @@ def test_health_of_the_protocol() -> None:
         rig.serving.problems["echo"] = "cannot be loaded: OSError: no secret/weights"
         assert await is_ready() == (True, False, False)
         rig.serving.problems.clear()
-        rig.serving.phase = GatewayPhase.LEAVING
+        rig.serving.phase = GatewayPhase.LAME_DUCK
         assert await is_ready() == (True, False, False)
 
     run(story)
@@ -100,7 +100,7 @@ def test_standard_health() -> None:
         assert error.value.code() is StatusCode.NOT_FOUND
         watch = stub.Watch(HealthCheckRequest(service="inference.GRPCInferenceService"))
         assert (await watch.read()).status == serving
-        rig.serving.phase = GatewayPhase.LEAVING
+        rig.serving.phase = GatewayPhase.LAME_DUCK
         assert (await watch.read()).status == not_serving
         watch.cancel()
 

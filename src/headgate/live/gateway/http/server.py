@@ -86,7 +86,7 @@ class HttpServer:
     def is_leaving(self) -> bool:
         """Whether connections end with their next answer."""
         phase = self.serving.phase
-        return phase is GatewayPhase.LEAVING or phase is GatewayPhase.DRAINING
+        return phase is GatewayPhase.LAME_DUCK or phase is GatewayPhase.DRAINING
 
     @property
     def codec(self) -> Codec:
