@@ -61,15 +61,15 @@ def to_tensor(name: str, array: Array, *, datatype: str = "") -> Tensor:
     >>> to_tensor("x", np.float32([[1, 2]])).shape
     (1, 2)
     """
-    found = _DATATYPES.get(array.dtype)
-    if found is None:
+    actual = _DATATYPES.get(array.dtype)
+    if actual is None:
         return _special_to_tensor(name, array)
-    if datatype == "BF16" and found == "UINT16":
-        found = "BF16"
+    if datatype == "BF16" and actual == "UINT16":
+        actual = "BF16"
     if not array.size:
-        return Tensor(name, found, array.shape, memoryview(b""))
+        return Tensor(name, actual, array.shape, memoryview(b""))
     flat = np.ascontiguousarray(array).reshape(-1)
-    return Tensor(name, found, array.shape, flat.view(np.uint8).data)
+    return Tensor(name, actual, array.shape, flat.view(np.uint8).data)
 
 
 def dtype_of(datatype: str) -> np.dtype[Any]:
@@ -130,13 +130,13 @@ def _special_to_tensor(name: str, array: Array) -> Tensor:
     return Tensor(name, "BYTES", array.shape, memoryview(b"".join(parts)))
 
 
-def _size_problem(tensor: Tensor, wanted: int, found: int) -> str:
+def _size_problem(tensor: Tensor, expected: int, actual: int) -> str:
     if any(size < 0 for size in tensor.shape):
         return f"{tensor.name}: its shape {list(tensor.shape)} has a negative size"
     least = "at least " if tensor.datatype == "BYTES" else ""
     return (
-        f"{tensor.name}: {tensor.datatype}{list(tensor.shape)} needs {least}{wanted} bytes, "
-        f"there are {found}"
+        f"{tensor.name}: {tensor.datatype}{list(tensor.shape)} needs {least}{expected} bytes, "
+        f"there are {actual}"
     )
 
 
@@ -225,9 +225,9 @@ def split(batch: object, lengths: Sequence[int]) -> list[object]:
     >>> split([1, 2, 3], [1, 2])
     [[1], [2, 3]]
     """
-    count, wanted = item_count(batch), sum(lengths)
-    if count != wanted:
-        raise ValueError(f"has {count} items for a batch of {wanted}")
+    size, expected = item_count(batch), sum(lengths)
+    if size != expected:
+        raise ValueError(f"has {size} items for a batch of {expected}")
     if len(lengths) == 1:
         return [batch]
     parts, start = [], 0

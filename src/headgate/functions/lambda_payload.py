@@ -157,14 +157,14 @@ def encode_response(
     elsewhere.
     """
     result_json: list[ResultJson] = []
-    left = LAMBDA_PAYLOAD_BYTES_MAX - HEAD_BYTES
+    bytes_left = LAMBDA_PAYLOAD_BYTES_MAX - HEAD_BYTES
     for result in results:
         size = _part_bytes(result.outputs) + 12 * len(result.error)
-        if size > left:
+        if size > bytes_left:
             problem = f"its response takes {size} bytes, more than the payload limit of a call"
             result_json.append(ResultJson(result.task_id, [], error=problem, status=TOO_LARGE))
             continue
-        left -= size
+        bytes_left -= size
         outputs = [_to_json(tensor) for tensor in result.outputs]
         error, status = result.error, result.status
         result_json.append(ResultJson(result.task_id, outputs, result.is_unsure, error, status))

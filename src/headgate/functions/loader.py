@@ -52,7 +52,11 @@ def _import_class(code: str, base: str, where: str) -> type[Model]:
     names = [*module_name.split("."), *path.split(".")]
     if not all(name.isidentifier() for name in names):
         raise ConfigError(
-            "is not the name of a class", where=where, key="code", value=code, allowed="module:Class"
+            "is not the name of a class",
+            where=where,
+            key="code",
+            value=code,
+            allowed="module:Class",
         )
     if base not in sys.path:
         sys.path.insert(0, base)

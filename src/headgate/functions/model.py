@@ -201,36 +201,36 @@ def _model_of(
     batches: bool,
 ) -> type[FunctionModel]:
     name = python_function.__name__
-    declared = [spec.name for spec in parse_specs(inputs, f"{name}: inputs")]
-    input_names, option_names, takes_any = _parameters(python_function, declared)
+    declared_names = [spec.name for spec in parse_specs(inputs, f"{name}: inputs")]
+    input_names, option_names, accepts_any_input = _parameters(python_function, declared_names)
     members = {
         "__doc__": python_function.__doc__,
         "__module__": python_function.__module__,
         "inputs": inputs,
         "outputs": outputs,
         "batches": batches,
-        "plain": staticmethod(python_function),
+        "wrapped": staticmethod(python_function),
         "input_names": input_names,
         "option_names": option_names,
         "output_names": tuple(spec.name for spec in parse_specs(outputs, f"{name}: outputs")),
-        "takes_any": takes_any,
+        "accepts_any_input": accepts_any_input,
     }
     return type(name, (FunctionModel,), members)
 
 
 def _parameters(
-    python_function: PythonFunction, declared: list[str]
+    python_function: PythonFunction, declared_names: list[str]
 ) -> tuple[frozenset[str], tuple[str, ...], bool]:
     """Return the names of inputs, the names of options, and whether inputs of any name are
     accepted.
     """
     parameters = inspect.signature(python_function).parameters.values()
     by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    takes_any = any(p.kind == p.VAR_KEYWORD for p in parameters)
-    needed = declared or [p.name for p in by_name if p.default is p.empty]
+    accepts_any_input = any(p.kind == p.VAR_KEYWORD for p in parameters)
+    needed = declared_names or [p.name for p in by_name if p.default is p.empty]
     missing = [p.name for p in by_name if p.default is p.empty and p.name not in needed]
     unknown = set(needed) - {p.name for p in by_name}
-    if missing or (unknown and not takes_any):
+    if missing or (unknown and not accepts_any_input):
         raise ConfigError(
             "must have exactly its inputs as parameters without a default",
             where=python_function.__name__,
@@ -238,7 +238,7 @@ def _parameters(
             allowed=", ".join(needed),
         )
     options = tuple(p.name for p in by_name if p.name not in needed)
-    return frozenset(needed), options, takes_any
+    return frozenset(needed), options, accepts_any_input
 
 
 def _name_outputs(result: object, names: tuple[str, ...]) -> object:

@@ -83,18 +83,18 @@ class Signature(Struct, array_like=True, frozen=True):
 TensorSpecsLike: TypeAlias = Mapping[str, str] | Sequence[TensorSpec]
 
 
-def parse_specs(declared: TensorSpecsLike, where: str) -> tuple[TensorSpec, ...]:
+def parse_specs(specs_like: TensorSpecsLike, where: str) -> tuple[TensorSpec, ...]:
     """Return specs in full form. `where` is named in errors.
 
     >>> parse_specs({"image": "UINT8[-1, 224, 224, 3]"}, "Cat.inputs")
     (TensorSpec(name='image', datatype='UINT8', shape=(-1, 224, 224, 3)),)
     """
-    if isinstance(declared, Mapping):
-        return tuple(_parse_spec(name, text, where) for name, text in declared.items())
-    specs = tuple(declared)
+    if isinstance(specs_like, Mapping):
+        return tuple(_parse_spec(name, text, where) for name, text in specs_like.items())
+    specs = tuple(specs_like)
     names = [spec.name for spec in specs if isinstance(spec, TensorSpec)]
     if len(set(names)) != len(specs):
-        raise ConfigError("must be TensorSpecs with distinct names", where=where, value=declared)
+        raise ConfigError("must be TensorSpecs with distinct names", where=where, value=specs_like)
     for spec in specs:
         _check(spec, where)
     return specs
@@ -128,7 +128,11 @@ def _parse_spec(name: str, text: object, where: str) -> TensorSpec:
     matched = _SPEC.fullmatch(text) if isinstance(text, str) else None
     if matched is None:
         raise ConfigError(
-            "is not a tensor spec", where=where, key=name, value=text, allowed='"FP32[-1, 3]", "INT64[]"'
+            "is not a tensor spec",
+            where=where,
+            key=name,
+            value=text,
+            allowed='"FP32[-1, 3]", "INT64[]"',
         )
     datatype, dimensions = matched.groups()
     shape = tuple(int(size) for size in dimensions.split(",") if size.strip())
@@ -139,7 +143,9 @@ def _parse_spec(name: str, text: object, where: str) -> TensorSpec:
 
 def _check(spec: TensorSpec, where: str) -> None:
     if not isinstance(spec.name, str) or not spec.name.isprintable():
-        raise ConfigError("is not a valid name", where=where, value=spec.name, allowed="printable text")
+        raise ConfigError(
+            "is not a valid name", where=where, value=spec.name, allowed="printable text"
+        )
     if spec.datatype not in ITEM_BYTES:
         raise ConfigError(
             "is not a datatype",

@@ -93,7 +93,7 @@ class GatewayPhase(Enum):
 
     STARTING = "starting"  # alive, not ready
     READY = "ready"
-    LAME_DUCK = "shutting down"  # reports not-ready but still serves, so that load balancers can notice
+    LAME_DUCK = "shutting down"  # not ready but still serving: load balancers need time to notice
     DRAINING = "draining"  # accepts no new requests and finishes the open ones
 
 
@@ -116,9 +116,9 @@ def without_details(problem: str) -> str:
     >>> without_details("cannot be loaded: OSError: there is no secret/weights")
     'cannot be loaded: OSError'
     """
-    before, found, reason = problem.partition(CANNOT_LOAD)
+    before, separator, reason = problem.partition(CANNOT_LOAD)
     kind = reason.partition(":")[0]
-    if not found:
+    if not separator:
         return problem
     return f"{before}{CANNOT_LOAD}{kind if kind.isidentifier() else 'unknown error'}"
 
@@ -157,26 +157,26 @@ class FrontEndApi(Protocol):
         """Cancel a call: `on_answer` will not be called."""
 
 
-def problems(serving: FrontEndApi) -> dict[str, str]:
+def problems(runtime: FrontEndApi) -> dict[str, str]:
     """Return why models cannot serve requests now, by name, without details of exceptions."""
-    found = {name: serving.problem(model) for name, model in serving.models.items()}
-    return {name: without_details(problem) for name, problem in found.items() if problem}
+    by_name = {name: runtime.problem(model) for name, model in runtime.models.items()}
+    return {name: without_details(problem) for name, problem in by_name.items() if problem}
 
 
-def server_problem(serving: FrontEndApi) -> str:
+def server_problem(runtime: FrontEndApi) -> str:
     """Return why load balancers should not send requests to this server; empty if it is ready."""
-    if serving.phase is not GatewayPhase.READY:
-        return f"the server is {serving.phase.value}"
-    broken = problems(serving)
-    return f"not ready: {', '.join(broken)}" if broken else ""
+    if runtime.phase is not GatewayPhase.READY:
+        return f"the server is {runtime.phase.value}"
+    model_problems = problems(runtime)
+    return f"not ready: {', '.join(model_problems)}" if model_problems else ""
 
 
-def model_problem(serving: FrontEndApi, model: ServedModel, *, in_full: bool) -> str:
+def model_problem(runtime: FrontEndApi, model: ServedModel, *, in_full: bool) -> str:
     """Return why a model cannot serve requests now; empty if it can.
 
     `in_full` includes the messages of exceptions, for clients that may see them.
     """
-    if serving.phase is not GatewayPhase.READY:
-        return f"the server is {serving.phase.value}"
-    problem = serving.problem(model)
+    if runtime.phase is not GatewayPhase.READY:
+        return f"the server is {runtime.phase.value}"
+    problem = runtime.problem(model)
     return problem if in_full else without_details(problem)

@@ -73,8 +73,8 @@ def assign_cores(
     from the highest number down, because other processes of a machine tend to run on the lowest.
     Without `providers` all pools are local.
     """
-    declared = 0
-    undeclared = 0
+    cores_declared = 0
+    nodes_undeclared = 0
     kinds = [provider.kind if provider is not None else "local" for provider in providers]
     pools = [pool for pool in app.pools if not kinds or kinds[pool.id] == "local"]
     for pool in pools:
@@ -88,18 +88,21 @@ def assign_cores(
             allowed = "tier: dedicated, or headgate simulate"
             raise ConfigError(problem, where=where, key=f"pools.{pool.name}", allowed=allowed)
         if pool.cpu_milli < NEVER_NS:
-            declared += pool.nodes * _cpus(pool.cpu_milli)
+            cores_declared += pool.nodes * _cpus(pool.cpu_milli)
         else:
-            undeclared += pool.nodes
-    left = len(cores) - 1 - declared
-    share = max(1, left // undeclared) if undeclared else 1
+            nodes_undeclared += pool.nodes
+    cores_left = len(cores) - 1 - cores_declared
+    share = max(1, cores_left // nodes_undeclared) if nodes_undeclared else 1
     nodes: list[NodeSpec] = []
-    order = sorted(cores, reverse=True)
+    ordered_cores = sorted(cores, reverse=True)
     taken = 0
     for pool in pools:
         count = _cpus(pool.cpu_milli) if pool.cpu_milli < NEVER_NS else share
         for number in range(pool.nodes):
-            node_cores = [order[(taken + i) % len(order)] for i in range(min(count, len(order)))]
+            node_cores = [
+                ordered_cores[(taken + i) % len(ordered_cores)]
+                for i in range(min(count, len(ordered_cores)))
+            ]
             taken += count
             nodes.append(
                 NodeSpec(len(nodes), pool.id, f"{pool.name}{number + 1}", sorted(node_cores))

@@ -298,10 +298,10 @@ class Driver:
 
     def _fail_forgotten(self, request_ids: list[int]) -> None:
         self._recheck_timer = None
-        left = set(self._executor.open_requests()).intersection(request_ids)
-        if left:
-            _LOG.error("%d requests were lost when the Scheduler failed", len(left))
-            self._fail(sorted(left))
+        lost = set(self._executor.open_requests()).intersection(request_ids)
+        if lost:
+            _LOG.error("%d requests were lost when the Scheduler failed", len(lost))
+            self._fail(sorted(lost))
         if self._needs_recheck:
             self._schedule_recheck()
 

@@ -27,61 +27,61 @@ from headgate.live.call import ServedModel
 from headgate.live.ipc.messages import MeasuredFunction
 
 
-def served_models(app: App, facts: Mapping[str, MeasuredFunction]) -> dict[str, ServedModel]:
+def served_models(app: App, measured: Mapping[str, MeasuredFunction]) -> dict[str, ServedModel]:
     """Return the served models by name. `measured` is by name of the variant.
 
     Raises `ConfigError` if the known signatures of the stages of a pipeline do not match.
     """
-    return {pipeline.name: _model(pipeline, facts) for pipeline in app.pipelines}
+    return {pipeline.name: _model(pipeline, measured) for pipeline in app.pipelines}
 
 
-def signatures(app: App, facts: Mapping[str, MeasuredFunction]) -> list[Signature]:
+def signatures(app: App, measured: Mapping[str, MeasuredFunction]) -> list[Signature]:
     """Return the signature of each function, by id: that of its first variant."""
-    return [facts[function.variants[0].name].signature for function in app.functions]
+    return [measured[function.variants[0].name].signature for function in app.functions]
 
 
-def _model(pipeline: Pipeline, facts: Mapping[str, MeasuredFunction]) -> ServedModel:
+def _model(pipeline: Pipeline, measured: Mapping[str, MeasuredFunction]) -> ServedModel:
     stages = pipeline.stages
-    found = [facts[stage.function.variants[0].name].signature for stage in stages]
+    signatures = [measured[stage.function.variants[0].name].signature for stage in stages]
     for index, stage in enumerate(stages):
         if stage.after:
-            _check_stage(pipeline, index, found)
+            _check_stage(pipeline, index, signatures)
     return ServedModel(
         name=pipeline.name,
         pipeline=pipeline,
-        platform=found[0].platform if len(stages) == 1 else "headgate_pipeline",
-        inputs=_inputs(pipeline, found),
-        outputs=_outputs(pipeline, found),
-        batches=all(s.batches for s in found),
+        platform=signatures[0].platform if len(stages) == 1 else "headgate_pipeline",
+        inputs=_inputs(pipeline, signatures),
+        outputs=_outputs(pipeline, signatures),
+        batches=all(s.batches for s in signatures),
         items_max=min(v.profile.items_max for stage in stages for v in stage.function.variants),
     )
 
 
-def _inputs(pipeline: Pipeline, found: Sequence[Signature]) -> tuple[TensorSpec, ...]:
+def _inputs(pipeline: Pipeline, signatures: Sequence[Signature]) -> tuple[TensorSpec, ...]:
     """Return the inputs of all first stages; empty (unknown) if one of them checks its inputs
     itself.
     """
     first = [index for index, stage in enumerate(pipeline.stages) if not stage.after]
-    if any(not found[index].inputs for index in first):
+    if any(not signatures[index].inputs for index in first):
         return ()
     inputs: dict[str, TensorSpec] = {}
     for index in first:
-        for spec in found[index].inputs:
+        for spec in signatures[index].inputs:
             other = inputs.get(spec.name, spec)
             if spec.datatype != other.datatype or not shapes_match(spec.shape, other.shape):
-                wants = f"{format_spec(spec)}, another first stage {format_spec(other)}"
-                raise _mismatch(pipeline, index, f"takes {spec.name!r} as {wants}")
+                both = f"{format_spec(spec)}, another first stage {format_spec(other)}"
+                raise _mismatch(pipeline, index, f"takes {spec.name!r} as {both}")
             # -1, any size, is smaller than every size
             shape = tuple(map(max, spec.shape, other.shape))
             inputs[spec.name] = TensorSpec(spec.name, spec.datatype, shape)
     return tuple(inputs.values())
 
 
-def _outputs(pipeline: Pipeline, found: Sequence[Signature]) -> tuple[TensorSpec, ...]:
+def _outputs(pipeline: Pipeline, signatures: Sequence[Signature]) -> tuple[TensorSpec, ...]:
     """Return the outputs of the last stages; for a cascade, those given wherever it ends."""
     stages = pipeline.stages
     last = [
-        found[index].outputs
+        signatures[index].outputs
         for index, after in enumerate(pipeline.successors)
         if all(stages[next].only_if_unsure for next in after)
     ]
@@ -92,27 +92,27 @@ def _outputs(pipeline: Pipeline, found: Sequence[Signature]) -> tuple[TensorSpec
     return tuple({spec.name: spec for outputs in last for spec in outputs}.values())
 
 
-def _check_stage(pipeline: Pipeline, index: int, found: Sequence[Signature]) -> None:
+def _check_stage(pipeline: Pipeline, index: int, signatures: Sequence[Signature]) -> None:
     """Check that each input of a stage comes from exactly one earlier stage that always runs."""
     stages = pipeline.stages
     stage = stages[index]
-    if any(not found[before].outputs for before in stage.after):
+    if any(not signatures[before].outputs for before in stage.after):
         return
-    for wanted in found[index].inputs:
+    for wanted in signatures[index].inputs:
         takes = f"takes {wanted.name!r} as {format_spec(wanted)}"
-        given = [
+        producers = [
             (before, spec)
             for before in stage.after
-            for spec in found[before].outputs
+            for spec in signatures[before].outputs
             if spec.name == wanted.name
         ]
-        if len(given) != 1:
-            problem = "several stages output it" if given else "no earlier stage outputs it"
+        if len(producers) != 1:
+            problem = "several stages output it" if producers else "no earlier stage outputs it"
             raise _mismatch(pipeline, index, f"{takes}; {problem}")
-        ((before, spec),) = given
+        ((before, spec),) = producers
         if spec.datatype != wanted.datatype or not shapes_match(spec.shape, wanted.shape):
-            gives = f"{_stage(pipeline, before)} outputs {format_spec(spec)}"
-            raise _mismatch(pipeline, index, f"{takes}; {gives}")
+            problem = f"{_stage(pipeline, before)} outputs {format_spec(spec)}"
+            raise _mismatch(pipeline, index, f"{takes}; {problem}")
         if stages[before].only_if_unsure and not stage.only_if_unsure:
             problem = f"{_stage(pipeline, before)} does not always run"
             raise _mismatch(pipeline, index, f"{takes}; {problem}")
@@ -143,51 +143,50 @@ class LoadsFailed(ConfigError):
         self.problems = problems
 
 
-def check_loads(app: App, facts: Mapping[str, MeasuredFunction], needed: LoadsNeeded) -> None:
+def check_loads(app: App, measured: Mapping[str, MeasuredFunction], needed: LoadsNeeded) -> None:
     """Check that enough functions can be loaded. Raises `LoadsFailed`, with one line per failure.
 
     A function counts as served if at least one of its variants loads or is remote.
     """
-    broken = [
-        f"{variant.name}: cannot be loaded: {facts[variant.name].problem}"
+    failures = [
+        f"{variant.name}: cannot be loaded: {measured[variant.name].problem}"
         for variant in app.variants
-        if facts[variant.name].problem
+        if measured[variant.name].problem
     ]
     is_served = [
-        any(not facts[variant.name].problem for variant in function.variants)
+        any(not measured[variant.name].problem for variant in function.variants)
         for function in app.functions
     ]
-    if (needed == "all" and broken) or (needed == "one" and not any(is_served)):
-        raise LoadsFailed(broken)
+    if (needed == "all" and failures) or (needed == "one" and not any(is_served)):
+        raise LoadsFailed(failures)
 
 
 def with_measured_profiles(
-    config: AppConfig, facts: Mapping[str, MeasuredFunction], where: str
+    config: AppConfig, measured: Mapping[str, MeasuredFunction], where: str
 ) -> AppConfig:
     """Return the application with measured times and sizes where none were declared."""
     spec = copy.deepcopy(config.spec)
     for variant in config.app.variants:
         source = config.sources[variant.id]
-        found = facts.get(variant.name)
-        if source is not None and found is not None:
-            entry = variant_spec(spec, variant.name)
+        function = measured.get(variant.name)
+        if source is not None and function is not None:
+            section = variant_spec(spec, variant.name)
             if source.is_measured:
-                # If the measurement failed, the assumed profile is written, so that the spec is
-                # complete.
-                times_ns = found.exec_ns or variant.profile.exec_ns
-                entry["exec"] = [f"{time_ns}ns" for time_ns in times_ns]
-            _fill_measured(entry, found)
-    measured = from_spec(spec, where)
-    for problem in unreachable_objectives(measured, where):
+                # If the measurement failed, the assumed profile is written: the spec is complete.
+                times_ns = function.exec_ns or variant.profile.exec_ns
+                section["exec"] = [f"{time_ns}ns" for time_ns in times_ns]
+            _fill_measured(section, function)
+    complete = from_spec(spec, where)
+    for problem in unreachable_objectives(complete, where):
         _LOG.warning("%s", problem)
-    return measured
+    return complete
 
 
-def _fill_measured(entry: dict[str, Any], facts: MeasuredFunction) -> None:
-    if entry["start"] == 0:
-        entry["start"] = f"{facts.start_ns}ns"
-    if entry["memory"] == "0B":
-        entry["memory"] = f"{facts.memory_bytes}B"
+def _fill_measured(section: dict[str, Any], function: MeasuredFunction) -> None:
+    if section["start"] == 0:
+        section["start"] = f"{function.start_ns}ns"
+    if section["memory"] == "0B":
+        section["memory"] = f"{function.memory_bytes}B"
 
 
 def remote_only(config: AppConfig) -> list[Variant]:
@@ -210,17 +209,17 @@ def inspect_remote_only(config: AppConfig, base: str) -> list[MeasuredFunction]:
 
 
 def with_siblings(
-    config: AppConfig, facts: Mapping[str, MeasuredFunction]
+    config: AppConfig, measured: Mapping[str, MeasuredFunction]
 ) -> dict[str, MeasuredFunction]:
     """Return `measured` with unknown signatures of remote-only variants copied from siblings."""
-    filled = dict(facts)
+    filled = dict(measured)
     for variant in remote_only(config):
-        found = facts[variant.name]
+        function = measured[variant.name]
         siblings = config.app.functions[variant.function_id].variants
-        known = [facts[sibling.name].signature for sibling in siblings]
-        if found.signature == Signature():
+        known = [measured[sibling.name].signature for sibling in siblings]
+        if function.signature == Signature():
             signature = next((s for s in known if s != Signature()), Signature())
-            filled[variant.name] = replace(found, signature=signature)
+            filled[variant.name] = replace(function, signature=signature)
     return filled
 
 
@@ -239,5 +238,9 @@ def _inspect(config: AppConfig, variant: Variant, base: str) -> MeasuredFunction
             signature = signature_of(model)
         except Exception as error:  # a model may raise anything
             problem = error_text(error)
-            _LOG.warning("%s runs on remote pools only, and its signature cannot be read: %s", variant.name, problem)
+            _LOG.warning(
+                "%s runs on remote pools only, and its signature cannot be read: %s",
+                variant.name,
+                problem,
+            )
     return MeasuredFunction(variant.name, signature, (), 0, 0)

@@ -392,9 +392,9 @@ class Runtime:
                 problem = problems[variant.name]
                 self._driver.post(LoadFailed(variant.id, link.node.id, problem))
 
-    def _add_measured(self, found: list[MeasuredFunction]) -> None:
+    def _add_measured(self, functions: list[MeasuredFunction]) -> None:
         """Add measured functions; build the Scheduler once every variant is known."""
-        for measured in found:
+        for measured in functions:
             known = self._measured.get(measured.function)
             if known is None or (known.problem and not measured.problem):
                 self._measured[measured.function] = measured
@@ -454,7 +454,7 @@ class Runtime:
         """Handle the results of a batch from a worker or a remote pool."""
         assert self._driver is not None
         unsure: list[int] = []
-        broken: list[int] = []
+        failed: list[int] = []
         too_large: list[int] = []  # results that the payload limit of a platform excluded
         is_platform = self.app.pools[pool_id].faas is not None
         for result in message.results:
@@ -476,11 +476,11 @@ class Runtime:
             elif result.error:
                 call.error = result.error
                 call.status = result.status
-                broken.append(result.task_id)
+                failed.append(result.task_id)
             elif result.is_unsure:
                 unsure.append(result.task_id)
         self._driver.post(
-            BatchFinished(message.batch_id, tuple(unsure), tuple(broken), tuple(too_large))
+            BatchFinished(message.batch_id, tuple(unsure), tuple(failed), tuple(too_large))
         )
         variant_id, items = self._in_flight.pop(message.batch_id, (None, 0))
         if variant_id is not None:

@@ -31,8 +31,7 @@ from typing import Final, final
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
-from headgate.live import deployment as deployments
-from headgate.live.deployment import Deployment, NodeSpec
+from headgate.live.deployment import Deployment, NodeSpec, write_deployment
 from headgate.live.ipc.crash_markers import LOAD, CrashMarkers
 from headgate.live.model_registry import LoadsNeeded
 from headgate.live.telemetry.logs import HUNG_EXIT
@@ -41,7 +40,7 @@ from headgate.system.child_process import ChildProcess, describe_exit
 _LOG: Final = logging.getLogger(__name__)
 
 HEARTBEAT_TIMEOUT_S_MIN: Final = 2.0  # heartbeats come twice a second; one may be late
-# until the first heartbeat: Python and libraries are being imported
+# Until the first heartbeat: Python and libraries are being imported
 FIRST_HEARTBEAT_TIMEOUT_S: Final = 60.0
 # Delay before a restart, by the number of restarts within `BACKOFF_WINDOW_S`; the first is
 # immediate.
@@ -73,11 +72,10 @@ class ProcessGroup:
         self.problems: list[str] = []  # why this configuration cannot be served
         self._run_dir = _make_run_dir()
         self._markers = CrashMarkers(self._run_dir)
-        deployments.write_deployment(self._run_dir, deployment)
+        write_deployment(self._run_dir, deployment)
         self._hang_s = self.config.serve.hang_ns / 1e9
-        self._heartbeat_timeout_s = max(
-            HEARTBEAT_TIMEOUT_S_MIN, self._hang_s
-        )  # a function may hold the GIL for that long
+        # A function may hold the GIL for as long as a batch may take.
+        self._heartbeat_timeout_s = max(HEARTBEAT_TIMEOUT_S_MIN, self._hang_s)
         self._workers: dict[int, ChildProcess] = {}  # by node id
         self._nodes = {node.id: node for node in deployment.nodes}
         self._has_been_ready = False
@@ -122,8 +120,8 @@ class ProcessGroup:
     @property
     def ready_line(self) -> bytes | None:
         """The line that the gateway writes when it is ready; None until then."""
-        crashed, end, _ = self.gateway.output.partition(b"\n")
-        return crashed if end and not crashed.startswith(PROBLEMS_PREFIX) else None
+        line, end, _ = self.gateway.output.partition(b"\n")
+        return line if end and not line.startswith(PROBLEMS_PREFIX) else None
 
     def poll(self) -> int | None:
         """Handle output, deaths and due restarts.
@@ -154,13 +152,10 @@ class ProcessGroup:
         return None
 
     def _kill_if_silent(self, child: ChildProcess) -> None:
-        if child.last_output_s is None:
-            is_silent = monotonic() - child.started_s > max(
-                FIRST_HEARTBEAT_TIMEOUT_S, self._heartbeat_timeout_s
-            )
-        else:
-            is_silent = monotonic() - child.last_output_s > self._heartbeat_timeout_s
-        if is_silent:
+        timeout_s, since_s = self._heartbeat_timeout_s, child.last_output_s
+        if since_s is None:
+            timeout_s, since_s = max(FIRST_HEARTBEAT_TIMEOUT_S, timeout_s), child.started_s
+        if monotonic() - since_s > timeout_s:
             self._kill(child, "sends no heartbeat", "TimeoutError: loading timed out")
 
     def _kill_if_over_memory(self, worker: ChildProcess, node: NodeSpec) -> None:
@@ -192,25 +187,23 @@ class ProcessGroup:
         )
 
     def _describe_crash(self, child: ChildProcess, status: int) -> str:
-        """Return what a worker was loading or measuring when it died, and mark those functions as
-        suspects.
-        """
+        """Return what a worker was doing when it died; those functions become suspects."""
         problem = f"ProcessDied: {describe_exit(status)} while loading"
         if status == HUNG_EXIT:
             problem = "TimeoutError: loading timed out"
         problem = self._kill_reasons.pop(child.name, problem)
-        found = [
-            under_way
+        interrupted = [
+            step_of_variant
             for node_id, worker in self._workers.items()
             if worker is child
-            for under_way in self._markers.take_interrupted(node_id)
+            for step_of_variant in self._markers.take_interrupted(node_id)
         ]
-        crashed = []
-        for step, variant_id in found:
+        activities = []
+        for step, variant_id in interrupted:
             self._markers.mark_suspect(step, variant_id, problem)
             verb = "loading" if step == LOAD else "measuring"
-            crashed.append(f"{verb} {self.config.app.variants[variant_id].name!r}")
-        return f" while {' and '.join(crashed)}" if crashed else ""
+            activities.append(f"{verb} {self.config.app.variants[variant_id].name!r}")
+        return f" while {' and '.join(activities)}" if activities else ""
 
     def _restart_children(self) -> None:
         for name in [name for name, due_s in self._restart_at_s.items() if due_s <= monotonic()]:
@@ -276,7 +269,9 @@ def _make_run_dir() -> Path:
     parent = tempfile.gettempdir()
     if len(parent) > PATH_MAX:
         allowed = f"at most {PATH_MAX} characters"
-        raise ConfigError("is too long for Unix sockets", key="TMPDIR", value=parent, allowed=allowed)
+        raise ConfigError(
+            "is too long for Unix sockets", key="TMPDIR", value=parent, allowed=allowed
+        )
     return Path(tempfile.mkdtemp(prefix="headgate-", dir=parent))
 
 
@@ -312,7 +307,7 @@ class Supervisor:
     def run(self) -> int:
         """Serve until stopped; return the exit status."""
         wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        before = signal.set_wakeup_fd(wake_write)
+        previous_fd = signal.set_wakeup_fd(wake_write)
         handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         handlers = {number: signal.signal(number, self._queue_signal) for number in handled}
         try:
@@ -323,7 +318,7 @@ class Supervisor:
                 group.close()
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-            signal.set_wakeup_fd(before)
+            signal.set_wakeup_fd(previous_fd)
             os.close(wake_read)
             os.close(wake_write)
 
@@ -341,7 +336,7 @@ class Supervisor:
         )
 
     def _loop(self, wake_fd: int) -> int:
-        seen = None if self._watched_state is None else self._watched_state()
+        state = None if self._watched_state is None else self._watched_state()
         while True:
             ready, _, _ = select.select(
                 [wake_fd], [], [], POLL_S if self._is_ready else STARTING_POLL_S
@@ -351,7 +346,7 @@ class Supervisor:
             while self._signals:
                 if self._on_signal(signal.Signals(self._signals.pop(0))):
                     return 0
-            if self._watched_state is not None and seen != (seen := self._watched_state()):
+            if self._watched_state is not None and state != (state := self._watched_state()):
                 self._reload()
             status = self._poll()
             if status is not None:

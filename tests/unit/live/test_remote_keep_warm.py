@@ -135,7 +135,7 @@ def test_an_errand_has_the_time_of_the_one_that_has_most() -> None:
         Call(0, [], 1, nobody, deadline_ns=20 * MS, is_hard=True),
         Call(0, [], 1, nobody, deadline_ns=50 * MS, is_hard=True),
     )
-    assert errand.left_ms(10 * MS) == 40.0
+    assert errand.time_left_ms(10 * MS) == 40.0
     assert errand.is_hard
     assert (errand.function, errand.batch_id, errand.tenant) == ("f", 9, "ann")
 
@@ -145,7 +145,7 @@ def test_who_waits_for_ever_has_others_wait_with_it() -> None:
         Call(0, [], 1, nobody, deadline_ns=20 * MS, is_hard=True),
         Call(0, [], 1, nobody, client_id=1, deadline_ns=NEVER_NS),
     )
-    assert errand.left_ms(0) is None
+    assert errand.time_left_ms(0) is None
     assert not errand.is_hard
     assert errand.tenant is None  # of two, nobody's
     assert errand.shares == ((0, 0, 1), (0, 1, 1))
@@ -153,7 +153,7 @@ def test_who_waits_for_ever_has_others_wait_with_it() -> None:
 
 def test_the_objective_is_a_deadline_that_nobody_gives_up_at() -> None:
     errand = sent(Call(0, [], 1, nobody))
-    assert errand.left_ms(MS) == 100.0
+    assert errand.time_left_ms(MS) == 100.0
     assert not errand.is_hard
 
 

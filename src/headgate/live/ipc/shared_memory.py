@@ -166,19 +166,19 @@ class Arena:
                 holes.append([offset, size])
         if holes and sum(holes[-1]) == self._end:
             self._end = holes.pop()[0]
-        offset_found: int | None = None
+        taken: int | None = None
         self._free = {}
         for offset, size in holes:
-            if offset_found is None and size >= room:
-                offset_found, offset, size = offset, offset + room, size - room
+            if taken is None and size >= room:
+                taken, offset, size = offset, offset + room, size - room
             if size:
                 self._free.setdefault(size, []).append(offset)
-        if offset_found is None and self._end + room <= self._size:
-            offset_found = self._end
+        if taken is None and self._end + room <= self._size:
+            taken = self._end
             self._end += room
-        if offset_found is None:
+        if taken is None:
             self._too_large = min(self._too_large, room)
-        return offset_found
+        return taken
 
 
 _GRAIN: Final = 4096  # a page: blocks of similar size are interchangeable

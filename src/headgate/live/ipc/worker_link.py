@@ -129,7 +129,7 @@ class WorkerLink(asyncio.Protocol):
         """Copy large inputs into shared memory, or add them to `copies` if that takes long; return
         how many large bytes did not fit.
         """
-        left_bytes = 0
+        inline_bytes = 0
         for node, tensor in enumerate(task.inputs):
             data = tensor.data
             if isinstance(data, Block) or data.nbytes < INLINE_BYTES_MAX:
@@ -142,12 +142,12 @@ class WorkerLink(asyncio.Protocol):
                 if reserved is not None:
                     copies.append((reserved[1], data))
             if block is None:  # the arena is full: send the tensor inside the message
-                left_bytes += data.nbytes
+                inline_bytes += data.nbytes
                 continue
             offsets.append(block.offset)
             # A new tensor: the call keeps the original for another attempt.
             task.inputs[node] = Tensor(tensor.name, tensor.datatype, tensor.shape, block)
-        return left_bytes
+        return inline_bytes
 
     def _send(self, message: Message) -> None:
         self._write(frame(message))
@@ -263,7 +263,9 @@ class WorkerLink(asyncio.Protocol):
             try:
                 self._listener.on_event(BatchLost(batch_id))
             except Exception:
-                _LOG.exception("batch %d of worker %s could not be reported as lost", batch_id, self.node.name)
+                _LOG.exception(
+                    "batch %d of worker %s could not be reported as lost", batch_id, self.node.name
+                )
 
     def _take_outputs(self, message: BatchRan) -> None:
         """Copy the outputs out of the worker's shared memory, release it, and report the batch."""
@@ -314,12 +316,12 @@ class WorkerLink(asyncio.Protocol):
 
 def _copy_chunk(copies: Copies) -> None:
     """Copy up to `COPY_BYTES_MAX` bytes; the rest stays in `copies`."""
-    left = COPY_BYTES_MAX
-    while copies and left > 0:
+    budget = COPY_BYTES_MAX
+    while copies and budget > 0:
         to, source = copies.popleft()
-        size = min(left, len(source))
+        size = min(budget, len(source))
         to[:size] = source[:size]
-        left -= size
+        budget -= size
         if size < len(source):
             copies.appendleft((to[size:], source[size:]))
 

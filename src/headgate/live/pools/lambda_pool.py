@@ -46,7 +46,7 @@ class LambdaFunctions:
         body = encode_request(
             call.function,
             call.tasks,
-            deadline_ms=call.left_ms(monotonic_ns()),
+            deadline_ms=call.time_left_ms(monotonic_ns()),
             is_hard=call.is_hard,
             traceparent=call.traceparent,
             tenant=call.tenant,
@@ -90,7 +90,7 @@ class LambdaFunctions:
         if response.get("FunctionError"):  # the HTTP status is 200 nevertheless
             return Failed(_error_message(payload))
         try:
-            answer, results = decode_response(payload)
+            response_json, results = decode_response(payload)
             for result in results:
                 check_outputs(result.outputs)
         except (ValueError, RecursionError) as error:
@@ -101,8 +101,8 @@ class LambdaFunctions:
             else TaskResult(r.task_id, r.outputs, is_unsure=r.is_unsure)
             for r in results
         ]
-        took_ms = min(max(0.0, answer.took_ms), _TOOK_MS_MAX)
-        return Done(task_results, int(took_ms * 1e6), answer.cold)
+        took_ms = min(max(0.0, response_json.took_ms), _TOOK_MS_MAX)
+        return Done(task_results, int(took_ms * 1e6), response_json.cold)
 
 
 @final

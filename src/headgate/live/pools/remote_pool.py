@@ -46,7 +46,7 @@ class RemoteCall:
     tenant: str | None
     shares: Shares
 
-    def left_ms(self, now_ns: int) -> float | None:
+    def time_left_ms(self, now_ns: int) -> float | None:
         """Return the time until the deadline; None if there is none."""
         if self.deadline_ns >= NEVER_NS:
             return None
@@ -344,8 +344,11 @@ class WarmKeeper:
         timer = self._timers.pop(function, None)
         if timer is not None:
             timer.cancel()
-        kept, provisioned = self._ping_targets[function], self._provisioned.get(function, (0, 0))[0]
-        if not kept and not provisioned:
+        pinged, provisioned = (
+            self._ping_targets[function],
+            self._provisioned.get(function, (0, 0))[0],
+        )
+        if not pinged and not provisioned:
             return
         if provisioned:
             self._request_provisioned(
@@ -353,7 +356,7 @@ class WarmKeeper:
             )  # repeated, because somebody else may have changed it
             self._bill_provisioned(function)
         # Running instances are warm already.
-        wanted = kept - self._pool.running[function]
+        wanted = pinged - self._pool.running[function]
         for _ in range(max(0, min(wanted, self._pool.threads.free))):
             self.pings += 1
             done = partial(self._on_ping_done, function, monotonic_ns())
@@ -363,8 +366,8 @@ class WarmKeeper:
 
     def _on_ping_done(self, function: str, sent_ns: int, outcome: CallResult) -> None:
         if not isinstance(outcome, Done):
-            words = outcome.message if isinstance(outcome, Refused | Lost) else outcome.reason
-            self._pool.warn(f"cannot keep {function} warm: {words}")
+            message = outcome.message if isinstance(outcome, Refused | Lost) else outcome.reason
+            self._pool.warn(f"cannot keep {function} warm: {message}")
             return
         pool_id, away_ns = self._pool.pool.id, monotonic_ns() - sent_ns
         is_billed_whole = outcome.is_cold and self._platform.bills_cold_start

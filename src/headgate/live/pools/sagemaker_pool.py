@@ -86,7 +86,9 @@ def split_by_items(outputs: Sequence[Tensor], items: Sequence[int]) -> list[list
     parts: list[list[Tensor]] = [[] for _ in items]
     for tensor in outputs:
         if tensor.shape[:1] != (sum(items),):
-            raise ValueError(f"output {tensor.name!r} is {list(tensor.shape)} for {sum(items)} items")
+            raise ValueError(
+                f"output {tensor.name!r} is {list(tensor.shape)} for {sum(items)} items"
+            )
         at = 0
         for part, count in zip(parts, items, strict=True):
             shape = (count, *tensor.shape[1:])
@@ -203,10 +205,10 @@ def _attributes(call: RemoteCall) -> dict[str, str]:
     does.
     """
     attributes = []
-    left_ms = call.left_ms(monotonic_ns())
-    if left_ms is not None:
+    time_left_ms = call.time_left_ms(monotonic_ns())
+    if time_left_ms is not None:
         name = "timeout_ms" if call.is_hard else "deadline_ms"
-        attributes.append(f"{name}={max(1.0, left_ms):.3f}")
+        attributes.append(f"{name}={max(1.0, time_left_ms):.3f}")
     if call.traceparent is not None:
         attributes.append(f"traceparent={call.traceparent}")
     if call.tenant is not None:

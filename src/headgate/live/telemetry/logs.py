@@ -113,16 +113,16 @@ class Output:
                 self._changed.notify_all()
 
     def _write(self, data: bytes) -> bool:
-        left = memoryview(b"\n" + data if self._ends_mid_line else data)
-        size = len(left)
-        while left:
+        unwritten = memoryview(b"\n" + data if self._ends_mid_line else data)
+        size = len(unwritten)
+        while unwritten:
             try:
-                left = left[os.write(self.fd, left) :]
+                unwritten = unwritten[os.write(self.fd, unwritten) :]
             except BlockingIOError:  # the parent has made the descriptor non-blocking
                 with suppress(OSError, ValueError):
                     select.select((), (self.fd,), (), 1.0)
             except OSError:
-                self._ends_mid_line = self._ends_mid_line or len(left) < size
+                self._ends_mid_line = self._ends_mid_line or len(unwritten) < size
                 return False
         self._ends_mid_line = False
         return True
@@ -305,7 +305,9 @@ class OutputHandler(logging.Handler):
         try:
             text = self.format(record)
         except Exception as error:  # arguments that do not match or cannot be formatted
-            text = f"{record.levelname} {record.name!r} {record.msg!r} cannot be formatted: {error!r}"
+            text = (
+                f"{record.levelname} {record.name!r} {record.msg!r} cannot be formatted: {error!r}"
+            )
         self._output.put(text.encode("utf-8", "backslashreplace") + b"\n")
 
 
@@ -434,7 +436,11 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
     if issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
     else:
-        _LOG.critical("uncaught exception, the process exits: %s", kind.__name__, exc_info=(kind, error, trace))
+        _LOG.critical(
+            "uncaught exception, the process exits: %s",
+            kind.__name__,
+            exc_info=(kind, error, trace),
+        )
         flush()
 
 
@@ -442,7 +448,9 @@ def _uncaught_in_thread(failed: threading.ExceptHookArgs) -> None:
     if failed.exc_value is not None and not issubclass(failed.exc_type, SystemExit):
         name = "a thread" if failed.thread is None else f"thread {failed.thread.name}"
         exc_info = (failed.exc_type, failed.exc_value, failed.exc_traceback)
-        _LOG.error("uncaught exception in %s: %s", name, failed.exc_type.__name__, exc_info=exc_info)
+        _LOG.error(
+            "uncaught exception in %s: %s", name, failed.exc_type.__name__, exc_info=exc_info
+        )
 
 
 # Control characters except tabs are escaped as in source code; continuation lines are indented.

@@ -170,7 +170,7 @@ class _Families(Collector):
     def _responses(self) -> Metric:
         family = CounterMetricFamily(
             "headgate_responses",
-            "Responses of the front ends, by protocol, status and reason; 499: client disconnected.",
+            "Responses of the front ends, by protocol, status and reason; 499: client gone.",
             labels=("protocol", "code", "reason"),
         )
         return _filled(family, self._metrics.responses.counted())
@@ -208,7 +208,11 @@ class _Families(Collector):
                 missed[model.name, tenant] += count if outcome != Outcome.MET else 0
         for name, help_text, counts in (
             ("attained", "Requests answered by their deadline.", attained),
-            ("missed", "Requests that were late, rejected, expired or failed; cancelled ones are not counted.", missed),
+            (
+                "missed",
+                "Requests that were late, rejected, expired or failed; not cancelled ones.",
+                missed,
+            ),
         ):
             family = CounterMetricFamily(
                 f"headgate_slo_{name}", help_text, labels=("model", "tenant")
@@ -229,7 +233,9 @@ class _Families(Collector):
 
     def _cold_starts(self) -> Iterator[Metric]:
         labels = ("function",)
-        count = CounterMetricFamily("headgate_cold_starts", "Cold starts of instances.", labels=labels)
+        count = CounterMetricFamily(
+            "headgate_cold_starts", "Cold starts of instances.", labels=labels
+        )
         duration = HistogramMetricFamily(
             "headgate_cold_start_duration_seconds",
             "Duration of cold starts.",
@@ -284,7 +290,11 @@ def _faas_pool_families(pools: Mapping[str, FaasPoolGauges]) -> Iterator[Metric]
             "Whether the pool can take a call now: breaker, back-off and budgets allow it.",
             {pool: int(not pool_gauges.blocked_by) for pool, pool_gauges in pools.items()},
         ),
-        ("inflight", "Calls in flight to the pool.", {pool: s.in_flight for pool, s in pools.items()}),
+        (
+            "inflight",
+            "Calls in flight to the pool.",
+            {pool: s.in_flight for pool, s in pools.items()},
+        ),
     ):
         gauge = GaugeMetricFamily(f"headgate_spill_{name}", help_text, labels=("pool",))
         yield _filled(gauge, (((pool,), value) for pool, value in values.items()))
@@ -299,10 +309,14 @@ def _faas_pool_families(pools: Mapping[str, FaasPoolGauges]) -> Iterator[Metric]
         labels=("pool",),
     )
     calls = CounterMetricFamily(
-        "headgate_spill_calls", "Calls to the pool that have ended, by outcome.", labels=("pool", "outcome")
+        "headgate_spill_calls",
+        "Calls to the pool that have ended, by outcome.",
+        labels=("pool", "outcome"),
     )
     pings = CounterMetricFamily(
-        "headgate_spill_pings", "Calls to the pool that only kept an instance warm.", labels=("pool",)
+        "headgate_spill_pings",
+        "Calls to the pool that only kept an instance warm.",
+        labels=("pool",),
     )
     for pool, pool_gauges in pools.items():
         for reason in CLOSED_REASONS:

@@ -54,7 +54,8 @@ def make_tracer(environment: Mapping[str, str] = os.environ) -> Tracer:
         from headgate.live.telemetry.spans import export_spans  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as missing:
         _LOG.warning(
-            "OTEL_* variables enable traces, which need headgate[otel]: %s is not installed", missing.name
+            "OTEL_* variables enable traces, which need headgate[otel]: %s is not installed",
+            missing.name,
         )
         return NoTracer()
     return export_spans(wanted, environment)

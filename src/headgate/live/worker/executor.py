@@ -149,17 +149,17 @@ class BatchJob(Job):
         try:
             return frame(ran)
         except Exception:  # sizes are computed only if encoding all at once has failed
-            left_bytes = MESSAGE_BYTES_MAX
-            left_bytes -= PROBLEM_BYTES_MAX * (1 + len(ran.results) + len(ran.released))
+            bytes_left = MESSAGE_BYTES_MAX
+            bytes_left -= PROBLEM_BYTES_MAX * (1 + len(ran.results) + len(ran.released))
             for index, result in enumerate(ran.results):
                 size, problem = _framed_bytes(result)
-                if size > left_bytes:
+                if size > bytes_left:
                     problem = f"its outputs of {size} bytes exceed the size limit of the reply"
                 if problem:
                     self._free_outputs(result)
                     ran.results[index] = TaskResult(result.task_id, [], problem, 500)
                 else:
-                    left_bytes -= size
+                    bytes_left -= size
             return frame(ran)
 
     def _free_outputs(self, result: TaskResult) -> None:

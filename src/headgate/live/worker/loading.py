@@ -161,10 +161,10 @@ def log_once(markers: CrashMarkers, name: str, reason: str, error: BaseException
     it was new.
     """
     # The text of a `ConfigError` is complete, but its cause may be in the code of the user.
-    shown = error.__cause__ if isinstance(error, ConfigError) else error
-    if not markers.is_new_failure(f"{name}: {_raise_site(shown) or reason}"):
+    cause = error.__cause__ if isinstance(error, ConfigError) else error
+    if not markers.is_new_failure(f"{name}: {_raise_site(cause) or reason}"):
         return False
-    _LOG.error("%s: cannot be loaded: %s", name, reason, exc_info=shown)
+    _LOG.error("%s: cannot be loaded: %s", name, reason, exc_info=cause)
     return True
 
 

@@ -43,7 +43,7 @@ class ModelCache:
     def acquire(self, variant: Variant) -> BatchRunner:
         """Return a runner for the exclusive use of an instance. Raises `LoadError`."""
         with self._lock:
-            cached = next((kept for kept in self._cached if kept[0] is variant), None)
+            cached = next((entry for entry in self._cached if entry[0] is variant), None)
             if cached is not None:
                 self._cached.remove(cached)
             self._in_use[variant.id] += 1
@@ -61,7 +61,7 @@ class ModelCache:
     def has(self, variant: Variant) -> bool:
         """Whether an unused model of the variant is cached."""
         with self._lock:
-            return any(kept[0] is variant for kept in self._cached)
+            return any(entry[0] is variant for entry in self._cached)
 
     def release(self, variant: Variant, runner: BatchRunner, *, keep: bool) -> None:
         """Return a runner: to the cache with `keep`, else its model is unloaded."""
@@ -101,11 +101,11 @@ class ModelCache:
     def clear(self) -> bool:
         """Evict everything; return whether there was anything."""
         with self._lock:
-            kept, self._cached = self._cached, []
-        if not kept:
+            evicted, self._cached = self._cached, []
+        if not evicted:
             return False
-        while kept:
-            kept.pop()[1].unload()
+        while evicted:
+            evicted.pop()[1].unload()
         gc.collect()  # the memory is needed now
         return True
 

@@ -217,8 +217,8 @@ class BatchRunner:
                 continue
             tensor = to_tensor(spec.name, array, datatype=spec.datatype)
             if spec.datatype != tensor.datatype or not shapes_match(tensor.shape, spec.shape):
-                found = format_spec(TensorSpec(name, tensor.datatype, tensor.shape))
-                raise TypeError(f"output {name!r} is {found}, declared {format_spec(spec)}")
+                actual = format_spec(TensorSpec(name, tensor.datatype, tensor.shape))
+                raise TypeError(f"output {name!r} is {actual}, declared {format_spec(spec)}")
             if self._batches and tensor.shape[0] != items:
                 raise ValueError(f"output {name!r} has {tensor.shape[0]} items for {items}")
             tensors.append(tensor)

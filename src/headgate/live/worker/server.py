@@ -233,7 +233,11 @@ class Server:
             self._close(connection)
         # invalid messages never come from our own gateway
         except (ValueError, ConfigError) as error:
-            _LOG.error("worker %s: a gateway sent an invalid message; disconnecting: %s", self._spec.name, error)
+            _LOG.error(
+                "worker %s: a gateway sent an invalid message; disconnecting: %s",
+                self._spec.name,
+                error,
+            )
             self._close(connection)
 
     def _on_message(self, connection: GatewayConnection, message: AnyMessage) -> None:

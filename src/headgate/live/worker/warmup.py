@@ -76,16 +76,16 @@ class Warmup(Job):
         before_ns, before_bytes = monotonic_ns(), private_bytes()
         runner = self._model_cache.acquire(variant)
         start_ns = monotonic_ns() - before_ns
-        is_kept = False
+        keep = False
         try:
             exec_ns = self._measure(variant, runner, source.batch) if source.is_measured else ()
             grown_bytes = max(0, private_bytes() - before_bytes)
             memory_bytes = self._model_cache.record_size(variant, grown_bytes)
-            is_kept = True
+            keep = True
         except BaseException as error:  # it exceeds its pool, or exhausts memory
             raise LoadError(self._loader.record_failure(variant, error)) from None
         finally:
-            self._model_cache.release(variant, runner, keep=is_kept)
+            self._model_cache.release(variant, runner, keep=keep)
         return MeasuredFunction(variant.name, runner.signature, exec_ns, start_ns, memory_bytes)
 
     def _measure(self, variant: Variant, runner: BatchRunner, batch: int) -> tuple[int, ...]:
@@ -115,10 +115,10 @@ def measure_exec_ns(runner: BatchRunner, batch: int, budget_ns: int) -> tuple[in
     until_ns = monotonic_ns() + budget_ns
     known: dict[int, int] = {}
     for size in batch_sizes(batch):
-        left_ns = until_ns - monotonic_ns()
-        if known and left_ns < 2 * max(known.values()):
+        budget_left_ns = until_ns - monotonic_ns()
+        if known and budget_left_ns < 2 * max(known.values()):
             break
-        time_ns = _shortest_ns(runner, tasks[:size], left_ns // 2)
+        time_ns = _shortest_ns(runner, tasks[:size], budget_left_ns // 2)
         if time_ns is None:
             batch = max(known, default=0)
             break
