@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from headgate.functions.tensor import Block, Tensor
 
 Array: TypeAlias = NDArray[Any]  # of any datatype: it is known only at run time
-
 DIMENSIONS_MAX: Final = 32
 
 
@@ -77,92 +76,6 @@ def dtype_of(datatype: str) -> np.dtype[Any]:
     if datatype == "BF16":
         return np.dtype(np.uint16)
     return _DTYPES.get(datatype, np.dtype(object))
-
-
-def _to_special_array(tensor: Tensor, data: memoryview, raw_bf16: bool) -> Array:
-    if tensor.datatype == "BYTES":
-        return _unpack_strings(tensor, data)
-    if tensor.datatype != "BF16":
-        raise ValueError(f"{tensor.name}: {tensor.datatype!r} is not a datatype")
-    if not raw_bf16:
-        raise ValueError(f"{tensor.name}: BF16 is taken only by functions that declare it")
-    return to_array(Tensor(tensor.name, "UINT16", tensor.shape, data))
-
-
-def _unpack_strings(tensor: Tensor, data: memoryview) -> Array:
-    """Return the elements of a `BYTES` tensor, each of which is preceded by its length."""
-    name, shape = tensor.name, tensor.shape
-    if len(shape) > DIMENSIONS_MAX:
-        raise ValueError(f"{name}: has {len(shape)} dimensions, at most {DIMENSIONS_MAX}")
-    count, size = prod(shape), data.nbytes
-    if count < 0 or (shape and min(shape) < 0) or count * _LENGTH > size:
-        raise ValueError(_size_problem(tensor, max(count, 0) * _LENGTH, size))
-    array: Array = np.empty(count, object)
-    start = 0
-    for index in range(count):
-        end = start + _LENGTH
-        item_count = int.from_bytes(data[start:end], "little")
-        start = end + item_count
-        if end > size or start > size:
-            raise ValueError(f"{name}: element {index} exceeds the {size} bytes of the tensor")
-        array[index] = bytes(data[end:start])
-    if start != size:
-        raise ValueError(f"{name}: {size - start} bytes are left over after {count} elements")
-    array = array.reshape(shape)
-    array.flags.writeable = False
-    return array
-
-
-def _special_to_tensor(name: str, array: Array) -> Tensor:
-    if array.dtype.kind not in "OSU":
-        little = array.dtype.newbyteorder("<")
-        if little in _DATATYPES:
-            return to_tensor(name, array.astype(little))
-        raise ValueError(f"{name}: an array of {array.dtype} cannot be sent")
-    parts: list[bytes] = []
-    for element in array.reshape(-1).tolist():
-        if isinstance(element, str):
-            element = element.encode()
-        elif not isinstance(element, bytes):
-            kind = type(element).__name__
-            raise ValueError(f"{name}: holds a {kind}; only bytes and str can be sent")
-        parts += (len(element).to_bytes(_LENGTH, "little"), element)
-    return Tensor(name, "BYTES", array.shape, memoryview(b"".join(parts)))
-
-
-def _size_problem(tensor: Tensor, expected: int, actual: int) -> str:
-    if any(size < 0 for size in tensor.shape):
-        return f"{tensor.name}: its shape {list(tensor.shape)} has a negative size"
-    least = "at least " if tensor.datatype == "BYTES" else ""
-    return (
-        f"{tensor.name}: {tensor.datatype}{list(tensor.shape)} needs {least}{expected} bytes, "
-        f"there are {actual}"
-    )
-
-
-_LENGTH: Final = 4  # bytes of the length prefix of an element of BYTES
-_DTYPES: Final[Mapping[str, np.dtype[Any]]] = MappingProxyType(
-    {
-        name: np.dtype(code)
-        for name, code in {
-            "BOOL": "?",
-            "UINT8": "u1",
-            "UINT16": "<u2",
-            "UINT32": "<u4",
-            "UINT64": "<u8",
-            "INT8": "i1",
-            "INT16": "<i2",
-            "INT32": "<i4",
-            "INT64": "<i8",
-            "FP16": "<f2",
-            "FP32": "<f4",
-            "FP64": "<f8",
-        }.items()
-    }
-)
-_DATATYPES: Final[Mapping[np.dtype[Any], str]] = MappingProxyType(
-    {dtype: name for name, dtype in _DTYPES.items()}
-)
 
 
 def item_count(batch: object) -> int:
@@ -237,6 +150,67 @@ def split(batch: object, lengths: Sequence[int]) -> list[object]:
     return parts
 
 
+def _to_special_array(tensor: Tensor, data: memoryview, raw_bf16: bool) -> Array:
+    if tensor.datatype == "BYTES":
+        return _unpack_strings(tensor, data)
+    if tensor.datatype != "BF16":
+        raise ValueError(f"{tensor.name}: {tensor.datatype!r} is not a datatype")
+    if not raw_bf16:
+        raise ValueError(f"{tensor.name}: BF16 is taken only by functions that declare it")
+    return to_array(Tensor(tensor.name, "UINT16", tensor.shape, data))
+
+
+def _unpack_strings(tensor: Tensor, data: memoryview) -> Array:
+    """Return the elements of a `BYTES` tensor, each of which is preceded by its length."""
+    name, shape = tensor.name, tensor.shape
+    if len(shape) > DIMENSIONS_MAX:
+        raise ValueError(f"{name}: has {len(shape)} dimensions, at most {DIMENSIONS_MAX}")
+    count, size = prod(shape), data.nbytes
+    if count < 0 or (shape and min(shape) < 0) or count * _LENGTH > size:
+        raise ValueError(_size_problem(tensor, max(count, 0) * _LENGTH, size))
+    array: Array = np.empty(count, object)
+    start = 0
+    for index in range(count):
+        end = start + _LENGTH
+        item_count = int.from_bytes(data[start:end], "little")
+        start = end + item_count
+        if end > size or start > size:
+            raise ValueError(f"{name}: element {index} exceeds the {size} bytes of the tensor")
+        array[index] = bytes(data[end:start])
+    if start != size:
+        raise ValueError(f"{name}: {size - start} bytes are left over after {count} elements")
+    array = array.reshape(shape)
+    array.flags.writeable = False
+    return array
+
+
+def _special_to_tensor(name: str, array: Array) -> Tensor:
+    if array.dtype.kind not in "OSU":
+        little = array.dtype.newbyteorder("<")
+        if little in _DATATYPES:
+            return to_tensor(name, array.astype(little))
+        raise ValueError(f"{name}: an array of {array.dtype} cannot be sent")
+    parts: list[bytes] = []
+    for element in array.reshape(-1).tolist():
+        if isinstance(element, str):
+            element = element.encode()
+        elif not isinstance(element, bytes):
+            kind = type(element).__name__
+            raise ValueError(f"{name}: holds a {kind}; only bytes and str can be sent")
+        parts += (len(element).to_bytes(_LENGTH, "little"), element)
+    return Tensor(name, "BYTES", array.shape, memoryview(b"".join(parts)))
+
+
+def _size_problem(tensor: Tensor, expected: int, actual: int) -> str:
+    if any(size < 0 for size in tensor.shape):
+        return f"{tensor.name}: its shape {list(tensor.shape)} has a negative size"
+    least = "at least " if tensor.datatype == "BYTES" else ""
+    return (
+        f"{tensor.name}: {tensor.datatype}{list(tensor.shape)} needs {least}{expected} bytes, "
+        f"there are {actual}"
+    )
+
+
 def _slice(batch: object, start: int, end: int) -> object:
     if isinstance(batch, dict):
         return {name: _slice(part, start, end) for name, part in batch.items()}
@@ -245,3 +219,28 @@ def _slice(batch: object, start: int, end: int) -> object:
 
 def _type_name(thing: object) -> str:
     return "nothing" if thing is None else f"a {type(thing).__name__}"
+
+
+_LENGTH: Final = 4  # bytes of the length prefix of an element of BYTES
+_DTYPES: Final[Mapping[str, np.dtype[Any]]] = MappingProxyType(
+    {
+        name: np.dtype(code)
+        for name, code in {
+            "BOOL": "?",
+            "UINT8": "u1",
+            "UINT16": "<u2",
+            "UINT32": "<u4",
+            "UINT64": "<u8",
+            "INT8": "i1",
+            "INT16": "<i2",
+            "INT32": "<i4",
+            "INT64": "<i8",
+            "FP16": "<f2",
+            "FP32": "<f4",
+            "FP64": "<f8",
+        }.items()
+    }
+)
+_DATATYPES: Final[Mapping[np.dtype[Any], str]] = MappingProxyType(
+    {dtype: name for name, dtype in _DTYPES.items()}
+)

@@ -20,7 +20,7 @@ from headgate.functions.unbatched import AnyUnbatchedCall, UnbatchedCall, Unbatc
 VERSION: Final = 1
 HEAD_BYTES: Final = 1_024  # upper bound for a body without its requests or results
 TOO_LARGE: Final = 413  # status of a result that the response has no room for
-# how long a ping occupies its instance, so that concurrent pings reach different ones
+# How long a ping occupies its instance, so that concurrent pings reach different ones.
 HOLD_MS: Final = 20.0
 
 
@@ -51,7 +51,7 @@ class CallJson(Struct, kw_only=True, omit_defaults=True):
     function: str = ""
     requests: list[RequestJson] = []
     deadline_ms: float | None = None  # from the time of sending
-    # the results are worthless after the deadline
+    # The results are worthless after the deadline.
     is_hard: bool = field(default=True, name="gives_up")
     traceparent: str | None = None
     tenant: str | None = None

@@ -117,7 +117,7 @@ def shapes_match(given: Sequence[int], wanted: Sequence[int]) -> bool:
     """
     if len(given) != len(wanted):
         return False
-    # a loop, because a generator is slower and this runs per request
+    # A loop, because a generator is slower and this runs per request.
     for one, other in zip(given, wanted, strict=True):
         if one != other and one >= 0 and other >= 0:
             return False

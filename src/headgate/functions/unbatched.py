@@ -12,6 +12,8 @@ from headgate.functions.error_text import error_text, sendable
 from headgate.functions.model import Model, signature_of
 from headgate.functions.tensor import Tensor
 
+UNSURE: Final = "unsure"
+
 
 class AnyUnbatchedCall(Protocol):
     """One request for a function: any class with these attributes."""
@@ -41,9 +43,6 @@ class UnbatchedResult(Struct, gc=False):
     error: str = ""
     status: int = 200
     is_unsure: bool = False
-
-
-UNSURE: Final = "unsure"
 
 
 @final

@@ -17,6 +17,7 @@ from headgate.core.model import App, Pipeline
 from headgate.functions.tensor import Tensor, TensorSpec
 
 INTERNAL: Final = "internal"  # `Call.reason` after a defect of the gateway
+CANNOT_LOAD: Final = "cannot be loaded: "
 
 
 @final
@@ -121,9 +122,6 @@ def without_details(problem: str) -> str:
     if not separator:
         return problem
     return f"{before}{CANNOT_LOAD}{kind if kind.isidentifier() else 'unknown error'}"
-
-
-CANNOT_LOAD: Final = "cannot be loaded: "
 
 
 class FrontEndApi(Protocol):

@@ -35,7 +35,7 @@ class CostAccounting:
         self._busy_ns: Counter[tuple[int, int, int]] = Counter()
         self._idle_ns: Counter[tuple[int, int, int]] = Counter()
         self._up_ns: Counter[int] = Counter()  # by pool: uptime of nodes that have left
-        # by node: its pool, and since when it is up
+        # By node: its pool, and since when it is up.
         self._up_since_ns: dict[int, tuple[int, int]] = {}
         self._error_s: dict[int, float] = {}  # by variant: mean prediction error
         # Cost of calls by pipeline, client and pool; cost of keep-warm by pipeline and pool, which

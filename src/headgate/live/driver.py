@@ -61,9 +61,16 @@ from headgate.live.event_log import EventLog, Rotation
 from headgate.policies import find_policy
 
 FAULTS_MAX: Final = 10  # consecutive exceptions of the Scheduler at one kind of event
+SEED: Final = 0
+FLUSH_EVERY_S: Final = 0.25
 _INTERNAL: Final = "internal error of the gateway"
-
 _LOG: Final = logging.getLogger(__name__)
+Record = Callable[[int, Event, list[Action]], None]
+CountFault = Callable[[str], None]
+
+
+def ignore_fault(kind: str) -> None:
+    """Do not count faults."""
 
 
 class ActionExecutor(Protocol):
@@ -89,14 +96,6 @@ class ActionExecutor(Protocol):
 
     def abort(self, error: BaseException) -> None:
         """Answer all open requests with 503 and shut down."""
-
-
-Record = Callable[[int, Event, list[Action]], None]
-CountFault = Callable[[str], None]
-
-
-def ignore_fault(kind: str) -> None:
-    """Do not count faults."""
 
 
 @final
@@ -208,7 +207,7 @@ class Driver:
                 elif isinstance(action, PlacedAction):
                     executor.execute(action)
                 else:
-                    # recorded in the event log; the error was logged above
+                    # Recorded in the event log; the error was logged above.
                     assert isinstance(action, ReportFault)
             except Exception:
                 self._action_failed(action)
@@ -337,21 +336,6 @@ class Driver:
             self.post(TimerFired(key))
 
 
-_RANK: Final = attrgetter("rank")
-# Kind of fault by type of action; all other actions are `order`.
-_FAULT_KINDS: Final = {
-    "Settle": "settle",
-    "Dispatch": "dispatch",
-    "KeepWarm": "keep_warm",
-    "SetTimer": "timer",
-    "CancelTimer": "timer",
-}
-
-
-SEED: Final = 0
-FLUSH_EVERY_S: Final = 0.25
-
-
 def make_scheduler(app_config: AppConfig) -> tuple[Scheduler, LogHeader]:
     """Return a Scheduler with the policy of the application, and the header of its event log."""
     policy = app_config.policy
@@ -405,3 +389,14 @@ async def _flush(log: EventLog) -> None:
     while True:
         await asyncio.sleep(FLUSH_EVERY_S)
         log.flush()
+
+
+_RANK: Final = attrgetter("rank")
+# Kind of fault by type of action; all other actions are `order`.
+_FAULT_KINDS: Final = {
+    "Settle": "settle",
+    "Dispatch": "dispatch",
+    "KeepWarm": "keep_warm",
+    "SetTimer": "timer",
+    "CancelTimer": "timer",
+}

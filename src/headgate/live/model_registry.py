@@ -26,6 +26,12 @@ from headgate.functions.tensor import Signature, TensorSpec, format_spec, shapes
 from headgate.live.call import ServedModel
 from headgate.live.ipc.messages import MeasuredFunction
 
+_LOG: Final = logging.getLogger(__name__)
+# Which functions must load before a gateway starts to serve. First start: at least one, because the
+# others are worth serving. Reload: all, because the running configuration is better than a broken
+# one. Restart: none.
+LoadsNeeded = Literal["all", "one", "none"]
+
 
 def served_models(app: App, measured: Mapping[str, MeasuredFunction]) -> dict[str, ServedModel]:
     """Return the served models by name. `measured` is by name of the variant.
@@ -38,6 +44,88 @@ def served_models(app: App, measured: Mapping[str, MeasuredFunction]) -> dict[st
 def signatures(app: App, measured: Mapping[str, MeasuredFunction]) -> list[Signature]:
     """Return the signature of each function, by id: that of its first variant."""
     return [measured[function.variants[0].name].signature for function in app.functions]
+
+
+@final
+class LoadsFailed(ConfigError):
+    """Too few functions can be loaded to start serving."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+def check_loads(app: App, measured: Mapping[str, MeasuredFunction], needed: LoadsNeeded) -> None:
+    """Check that enough functions can be loaded. Raises `LoadsFailed`, with one line per failure.
+
+    A function counts as served if at least one of its variants loads or is remote.
+    """
+    failures = [
+        f"{variant.name}: cannot be loaded: {measured[variant.name].problem}"
+        for variant in app.variants
+        if measured[variant.name].problem
+    ]
+    is_served = [
+        any(not measured[variant.name].problem for variant in function.variants)
+        for function in app.functions
+    ]
+    if (needed == "all" and failures) or (needed == "one" and not any(is_served)):
+        raise LoadsFailed(failures)
+
+
+def with_measured_profiles(
+    config: AppConfig, measured: Mapping[str, MeasuredFunction], where: str
+) -> AppConfig:
+    """Return the application with measured times and sizes where none were declared."""
+    spec = copy.deepcopy(config.spec)
+    for variant in config.app.variants:
+        source = config.sources[variant.id]
+        function = measured.get(variant.name)
+        if source is not None and function is not None:
+            section = variant_spec(spec, variant.name)
+            if source.is_measured:
+                # If the measurement failed, the assumed profile is written: the spec is complete.
+                times_ns = function.exec_ns or variant.profile.exec_ns
+                section["exec"] = [f"{time_ns}ns" for time_ns in times_ns]
+            _fill_measured(section, function)
+    complete = from_spec(spec, where)
+    for problem in unreachable_objectives(complete, where):
+        _LOG.warning("%s", problem)
+    return complete
+
+
+def remote_only(config: AppConfig) -> list[Variant]:
+    """Return the variants that run on no local node."""
+    local = {
+        id
+        for id, provider in enumerate(providers_of(config))
+        if provider and provider.kind == "local"
+    }
+    return [variant for variant in config.app.variants if local.isdisjoint(variant.pool_ids)]
+
+
+def inspect_remote_only(config: AppConfig, base: str) -> list[MeasuredFunction]:
+    """Return the signatures of remote-only variants, from the files of the application.
+
+    A variant without a file, or whose file cannot be read here, has an empty signature and accepts
+    any input.
+    """
+    return [_inspect(config, variant, base) for variant in remote_only(config)]
+
+
+def with_siblings(
+    config: AppConfig, measured: Mapping[str, MeasuredFunction]
+) -> dict[str, MeasuredFunction]:
+    """Return `measured` with unknown signatures of remote-only variants copied from siblings."""
+    filled = dict(measured)
+    for variant in remote_only(config):
+        function = measured[variant.name]
+        siblings = config.app.functions[variant.function_id].variants
+        known = [measured[sibling.name].signature for sibling in siblings]
+        if function.signature == Signature():
+            signature = next((s for s in known if s != Signature()), Signature())
+            filled[variant.name] = replace(function, signature=signature)
+    return filled
 
 
 def _model(pipeline: Pipeline, measured: Mapping[str, MeasuredFunction]) -> ServedModel:
@@ -126,62 +214,6 @@ def _stage(pipeline: Pipeline, index: int) -> str:
     return f"stage {index + 1} ({pipeline.stages[index].function.name})"
 
 
-_LOG: Final = logging.getLogger(__name__)
-
-# Which functions must load before a gateway starts to serve. First start: at least one, because the
-# others are worth serving. Reload: all, because the running configuration is better than a broken
-# one. Restart: none.
-LoadsNeeded = Literal["all", "one", "none"]
-
-
-@final
-class LoadsFailed(ConfigError):
-    """Too few functions can be loaded to start serving."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("; ".join(problems))
-        self.problems = problems
-
-
-def check_loads(app: App, measured: Mapping[str, MeasuredFunction], needed: LoadsNeeded) -> None:
-    """Check that enough functions can be loaded. Raises `LoadsFailed`, with one line per failure.
-
-    A function counts as served if at least one of its variants loads or is remote.
-    """
-    failures = [
-        f"{variant.name}: cannot be loaded: {measured[variant.name].problem}"
-        for variant in app.variants
-        if measured[variant.name].problem
-    ]
-    is_served = [
-        any(not measured[variant.name].problem for variant in function.variants)
-        for function in app.functions
-    ]
-    if (needed == "all" and failures) or (needed == "one" and not any(is_served)):
-        raise LoadsFailed(failures)
-
-
-def with_measured_profiles(
-    config: AppConfig, measured: Mapping[str, MeasuredFunction], where: str
-) -> AppConfig:
-    """Return the application with measured times and sizes where none were declared."""
-    spec = copy.deepcopy(config.spec)
-    for variant in config.app.variants:
-        source = config.sources[variant.id]
-        function = measured.get(variant.name)
-        if source is not None and function is not None:
-            section = variant_spec(spec, variant.name)
-            if source.is_measured:
-                # If the measurement failed, the assumed profile is written: the spec is complete.
-                times_ns = function.exec_ns or variant.profile.exec_ns
-                section["exec"] = [f"{time_ns}ns" for time_ns in times_ns]
-            _fill_measured(section, function)
-    complete = from_spec(spec, where)
-    for problem in unreachable_objectives(complete, where):
-        _LOG.warning("%s", problem)
-    return complete
-
-
 def _fill_measured(section: dict[str, Any], function: MeasuredFunction) -> None:
     if section["start"] == 0:
         section["start"] = f"{function.start_ns}ns"
@@ -189,45 +221,11 @@ def _fill_measured(section: dict[str, Any], function: MeasuredFunction) -> None:
         section["memory"] = f"{function.memory_bytes}B"
 
 
-def remote_only(config: AppConfig) -> list[Variant]:
-    """Return the variants that run on no local node."""
-    local = {
-        id
-        for id, provider in enumerate(providers_of(config))
-        if provider and provider.kind == "local"
-    }
-    return [variant for variant in config.app.variants if local.isdisjoint(variant.pool_ids)]
-
-
-def inspect_remote_only(config: AppConfig, base: str) -> list[MeasuredFunction]:
-    """Return the signatures of remote-only variants, from the files of the application.
-
-    A variant without a file, or whose file cannot be read here, has an empty signature and accepts
-    any input.
-    """
-    return [_inspect(config, variant, base) for variant in remote_only(config)]
-
-
-def with_siblings(
-    config: AppConfig, measured: Mapping[str, MeasuredFunction]
-) -> dict[str, MeasuredFunction]:
-    """Return `measured` with unknown signatures of remote-only variants copied from siblings."""
-    filled = dict(measured)
-    for variant in remote_only(config):
-        function = measured[variant.name]
-        siblings = config.app.functions[variant.function_id].variants
-        known = [measured[sibling.name].signature for sibling in siblings]
-        if function.signature == Signature():
-            signature = next((s for s in known if s != Signature()), Signature())
-            filled[variant.name] = replace(function, signature=signature)
-    return filled
-
-
 def _inspect(config: AppConfig, variant: Variant, base: str) -> MeasuredFunction:
     signature = Signature()
     source = config.sources[variant.id]
     if source is not None:
-        # Imported here because the modules import NumPy, which a gateway usually does without.
+        # Imported here because only remote-only functions need them.
         from headgate.functions.loader import build_model  # noqa: PLC0415
         from headgate.functions.model import signature_of  # noqa: PLC0415
 

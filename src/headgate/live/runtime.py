@@ -98,7 +98,7 @@ class Runtime:
         self._on_submitted = on_submitted
         self._on_settled = on_settled
         self._on_cold_start = on_cold_start
-        # by starting instance: its function, and since when
+        # By starting instance: its function, and since when.
         self._starts: dict[int, tuple[str, int]] = {}
         self._costs = CostAccounting(self._config.app)
         self._event_log = EventLogTask(log_path, self._config.serve, is_required=is_log_required)

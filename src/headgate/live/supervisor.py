@@ -38,7 +38,8 @@ from headgate.live.telemetry.logs import HUNG_EXIT
 from headgate.system.child_process import ChildProcess, describe_exit
 
 _LOG: Final = logging.getLogger(__name__)
-
+POLL_S: Final = 0.1
+STARTING_POLL_S: Final = 0.01  # until the first group is ready
 HEARTBEAT_TIMEOUT_S_MIN: Final = 2.0  # heartbeats come twice a second; one may be late
 # Until the first heartbeat: Python and libraries are being imported
 FIRST_HEARTBEAT_TIMEOUT_S: Final = 60.0
@@ -50,6 +51,137 @@ BAD_CONFIGURATION: Final = 78  # exit status of a child that can never start
 BAD_INPUT: Final = 2  # exit status of the command in that case
 PROBLEMS_PREFIX: Final = b"problems: "  # prefix of the line of a gateway that cannot start
 PATH_MAX: Final = 70  # of the parent of run directories: paths of Unix sockets are short
+
+
+@final
+class Supervisor:
+    """Runs until a signal stops it."""
+
+    def __init__(
+        self,
+        prepare: Callable[[], Deployment],
+        listener: socket.socket,
+        *,
+        log_path: Path | None,
+        watched_state: Callable[[], object] | None,
+        on_ready: Callable[[bytes], None],
+    ) -> None:
+        self._prepare = prepare
+        self._listener = listener
+        self._log_path = log_path
+        self._watched_state = watched_state  # its return value changes when a watched file does
+        self._on_ready = on_ready
+        self._signals: list[int] = []
+        self._groups: list[ProcessGroup] = []  # oldest first; the last one is current
+        self._groups_started = 0
+        self._is_ready = False
+        self._is_reload_pending = False
+        self._is_stopping = False
+
+    def run(self) -> int:
+        """Serve until stopped; return the exit status."""
+        wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        previous_fd = signal.set_wakeup_fd(wake_write)
+        handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        handlers = {number: signal.signal(number, self._queue_signal) for number in handled}
+        try:
+            self._groups.append(self._new_group())
+            return self._loop(wake_read)
+        finally:
+            for group in self._groups:
+                group.close()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(previous_fd)
+            os.close(wake_read)
+            os.close(wake_write)
+
+    def _queue_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
+
+    def _new_group(self) -> ProcessGroup:
+        number = self._groups_started
+        self._groups_started += 1
+        return ProcessGroup(
+            number,
+            self._prepare(),
+            http_fd=self._listener.fileno(),
+            log_path=self._log_path,
+        )
+
+    def _loop(self, wake_fd: int) -> int:
+        state = None if self._watched_state is None else self._watched_state()
+        while True:
+            ready, _, _ = select.select(
+                [wake_fd], [], [], POLL_S if self._is_ready else STARTING_POLL_S
+            )
+            if ready:
+                os.read(wake_fd, 4096)
+            while self._signals:
+                if self._on_signal(signal.Signals(self._signals.pop(0))):
+                    return 0
+            if self._watched_state is not None and state != (state := self._watched_state()):
+                self._reload()
+            status = self._poll()
+            if status is not None:
+                return status
+
+    def _on_signal(self, number: signal.Signals) -> bool:
+        """Handle a signal; return whether to exit at once, as after the second stop signal."""
+        if number is signal.SIGHUP:
+            self._reload()
+            return False
+        if self._is_stopping:
+            for group in self._groups:
+                group.kill()
+            return True
+        self._is_stopping = True
+        # Gateways have the socket as well and close it when they have drained. Clients that connect
+        # after that are refused instead of waiting for an accept that never comes.
+        self._listener.close()
+        for group in self._groups:
+            group.drain(number)
+        return False
+
+    def _reload(self) -> None:
+        """Start a new process group, unless the new configuration is invalid.
+
+        If a new group is starting already, the reload is deferred until it is ready.
+        """
+        self._is_reload_pending = len(self._groups) > 1
+        if self._is_reload_pending or self._is_stopping:
+            return
+        try:
+            self._groups.append(self._new_group())
+        except ConfigError as error:
+            _LOG.error("%s; the running configuration stays", error)
+
+    def _poll(self) -> int | None:
+        for group in list(self._groups):
+            status = group.poll()
+            if status is not None and len(self._groups) == 1:
+                for problem in group.problems:
+                    _LOG.error("%s", problem)
+                return status
+            if status is not None:
+                _LOG.error("%s; the running configuration stays", "; ".join(group.problems))
+            if status is not None or group.is_drained:
+                group.close()
+                self._groups.remove(group)
+        if not self._groups:
+            return 0
+        if self._is_reload_pending and len(self._groups) == 1:
+            self._reload()
+        newest = self._groups[-1]
+        if newest.ready_line is not None:
+            if not self._is_ready:
+                self._is_ready = True
+                self._on_ready(newest.ready_line)
+            for older in self._groups[:-1]:
+                if not older.is_draining:
+                    _LOG.info("the new configuration is ready and serves")
+                    older.drain(signal.SIGUSR1)
+        return None
 
 
 @final
@@ -79,7 +211,7 @@ class ProcessGroup:
         self._workers: dict[int, ChildProcess] = {}  # by node id
         self._nodes = {node.id: node for node in deployment.nodes}
         self._has_been_ready = False
-        # by child that was killed here: the problem to report
+        # By child that was killed here: the problem to report.
         self._kill_reasons: dict[str, str] = {}
         self._restarts_s: dict[str, list[float]] = {}  # by child: times of recent restarts
         self._restart_at_s: dict[str, float] = {}  # by dead child: when it is restarted
@@ -238,7 +370,7 @@ class ProcessGroup:
         """Stop the remaining processes and remove the run directory."""
         self.gateway.close()
         for worker in self._workers.values():
-            # workers ignore SIGTERM, which a service manager sends to all
+            # Workers ignore SIGTERM, which a service manager sends to all.
             worker.send_signal(signal.SIGUSR1)
         for worker in self._workers.values():
             worker.wait(2.0)
@@ -246,13 +378,13 @@ class ProcessGroup:
         shutil.rmtree(self._run_dir, ignore_errors=True)
 
 
-def _display_name(child: ChildProcess) -> str:
-    return child.name if child.name == "gateway" else f"worker {child.name}"
-
-
 def problems_line(problems: list[str]) -> bytes:
     """Return the line that a gateway writes to its pipe if it cannot start."""
     return PROBLEMS_PREFIX + json.dumps(problems).encode() + b"\n"
+
+
+def _display_name(child: ChildProcess) -> str:
+    return child.name if child.name == "gateway" else f"worker {child.name}"
 
 
 def _parse_problems(crashed: bytes) -> list[str]:
@@ -273,138 +405,3 @@ def _make_run_dir() -> Path:
             "is too long for Unix sockets", key="TMPDIR", value=parent, allowed=allowed
         )
     return Path(tempfile.mkdtemp(prefix="headgate-", dir=parent))
-
-
-POLL_S: Final = 0.1
-STARTING_POLL_S: Final = 0.01  # until the first group is ready
-
-
-@final
-class Supervisor:
-    """Runs until a signal stops it."""
-
-    def __init__(
-        self,
-        prepare: Callable[[], Deployment],
-        listener: socket.socket,
-        *,
-        log_path: Path | None,
-        watched_state: Callable[[], object] | None,
-        on_ready: Callable[[bytes], None],
-    ) -> None:
-        self._prepare = prepare
-        self._listener = listener
-        self._log_path = log_path
-        self._watched_state = watched_state  # its return value changes when a watched file does
-        self._on_ready = on_ready
-        self._signals: list[int] = []
-        self._groups: list[ProcessGroup] = []  # oldest first; the last one is current
-        self._groups_started = 0
-        self._is_ready = False
-        self._is_reload_pending = False
-        self._is_stopping = False
-
-    def run(self) -> int:
-        """Serve until stopped; return the exit status."""
-        wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        previous_fd = signal.set_wakeup_fd(wake_write)
-        handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        handlers = {number: signal.signal(number, self._queue_signal) for number in handled}
-        try:
-            self._groups.append(self._new_group())
-            return self._loop(wake_read)
-        finally:
-            for group in self._groups:
-                group.close()
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-            signal.set_wakeup_fd(previous_fd)
-            os.close(wake_read)
-            os.close(wake_write)
-
-    def _queue_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signals.append(number)
-
-    def _new_group(self) -> ProcessGroup:
-        number = self._groups_started
-        self._groups_started += 1
-        return ProcessGroup(
-            number,
-            self._prepare(),
-            http_fd=self._listener.fileno(),
-            log_path=self._log_path,
-        )
-
-    def _loop(self, wake_fd: int) -> int:
-        state = None if self._watched_state is None else self._watched_state()
-        while True:
-            ready, _, _ = select.select(
-                [wake_fd], [], [], POLL_S if self._is_ready else STARTING_POLL_S
-            )
-            if ready:
-                os.read(wake_fd, 4096)
-            while self._signals:
-                if self._on_signal(signal.Signals(self._signals.pop(0))):
-                    return 0
-            if self._watched_state is not None and state != (state := self._watched_state()):
-                self._reload()
-            status = self._poll()
-            if status is not None:
-                return status
-
-    def _on_signal(self, number: signal.Signals) -> bool:
-        """Handle a signal; return whether to exit at once, as after the second stop signal."""
-        if number is signal.SIGHUP:
-            self._reload()
-            return False
-        if self._is_stopping:
-            for group in self._groups:
-                group.kill()
-            return True
-        self._is_stopping = True
-        # Gateways have the socket as well and close it when they have drained. Clients that connect
-        # after that are refused instead of waiting for an accept that never comes.
-        self._listener.close()
-        for group in self._groups:
-            group.drain(number)
-        return False
-
-    def _reload(self) -> None:
-        """Start a new process group, unless the new configuration is invalid.
-
-        If a new group is starting already, the reload is deferred until it is ready.
-        """
-        self._is_reload_pending = len(self._groups) > 1
-        if self._is_reload_pending or self._is_stopping:
-            return
-        try:
-            self._groups.append(self._new_group())
-        except ConfigError as error:
-            _LOG.error("%s; the running configuration stays", error)
-
-    def _poll(self) -> int | None:
-        for group in list(self._groups):
-            status = group.poll()
-            if status is not None and len(self._groups) == 1:
-                for problem in group.problems:
-                    _LOG.error("%s", problem)
-                return status
-            if status is not None:
-                _LOG.error("%s; the running configuration stays", "; ".join(group.problems))
-            if status is not None or group.is_drained:
-                group.close()
-                self._groups.remove(group)
-        if not self._groups:
-            return 0
-        if self._is_reload_pending and len(self._groups) == 1:
-            self._reload()
-        newest = self._groups[-1]
-        if newest.ready_line is not None:
-            if not self._is_ready:
-                self._is_ready = True
-                self._on_ready(newest.ready_line)
-            for older in self._groups[:-1]:
-                if not older.is_draining:
-                    _LOG.info("the new configuration is ready and serves")
-                    older.drain(signal.SIGUSR1)
-        return None

@@ -22,40 +22,9 @@ from threading import Thread
 from time import monotonic
 from typing import Final, NoReturn, final
 
-
-def private_bytes(pid: int | None = None) -> int:
-    """Return the resident memory of a process without shared memory; 0 if it has exited.
-
-    Anonymous and file-backed pages count. Shared-memory pages do not: they contain the tensors of
-    requests, which the gateway limits, and a worker must not be killed for what it was sent. `pid`
-    defaults to the calling process.
-    """
-    status = Path("/proc", "self" if pid is None else str(pid), "status")
-    try:
-        lines = status.read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) for line in lines if line.startswith(_KINDS)) * 1024
-
-
-_KINDS: Final = ("RssAnon:", "RssFile:")
-
-
 OUTPUT_BYTES_MAX: Final = 1 << 20  # of output that is kept: one line
-
-
-def describe_exit(status: int) -> str:
-    """Return how a process exited, from its status in the convention of `subprocess`.
-
-    >>> describe_exit(-11), describe_exit(3)
-    ('signal 11, SIGSEGV', 'exit status 3')
-    """
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return f"signal {-status}, {signal.Signals(-status).name}"
-    except ValueError:
-        return f"signal {-status}"
+_PR_SET_PDEATHSIG: Final = 1
+_KINDS: Final = ("RssAnon:", "RssFile:")
 
 
 @final
@@ -139,7 +108,33 @@ class ChildProcess:
         return private_bytes(self.pid)
 
 
-_PR_SET_PDEATHSIG: Final = 1
+def describe_exit(status: int) -> str:
+    """Return how a process exited, from its status in the convention of `subprocess`.
+
+    >>> describe_exit(-11), describe_exit(3)
+    ('signal 11, SIGSEGV', 'exit status 3')
+    """
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"signal {-status}, {signal.Signals(-status).name}"
+    except ValueError:
+        return f"signal {-status}"
+
+
+def private_bytes(pid: int | None = None) -> int:
+    """Return the resident memory of a process without shared memory; 0 if it has exited.
+
+    Anonymous and file-backed pages count. Shared-memory pages do not: they contain the tensors of
+    requests, which the gateway limits, and a worker must not be killed for what it was sent. `pid`
+    defaults to the calling process.
+    """
+    status = Path("/proc", "self" if pid is None else str(pid), "status")
+    try:
+        lines = status.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith(_KINDS)) * 1024
 
 
 def set_parent_death_signal(number: signal.Signals) -> None:

@@ -57,7 +57,7 @@ class Arena:
         fd = os.memfd_create("headgate", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, size)
-            # mapped before the seal, so that this mapping stays writable
+            # Mapped before the seal, so that this mapping stays writable.
             memory = mmap.mmap(fd, size)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
         except BaseException:

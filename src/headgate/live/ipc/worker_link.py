@@ -40,12 +40,14 @@ from headgate.live.ipc.messages import (
 )
 from headgate.live.ipc.shared_memory import INLINE_BYTES_MAX, Arena, allocate_buffer
 
-_LOG: Final = logging.getLogger(__name__)
-
-# copied per iteration of the event loop, so that other requests are not delayed
+RETRY_S: Final = 0.02
+FAULT_RETRY_S: Final = 1.0  # after a defect of the gateway, which may well recur
+HELLO_BYTES: Final = 64 * 1024
+# Copied per iteration of the event loop, so that other requests are not delayed.
 COPY_BYTES_MAX: Final = 2 << 20
 Copies = deque[tuple[memoryview, memoryview]]  # (destination, source)
 _NO_COPIES: Final[Copies] = deque()
+_LOG: Final = logging.getLogger(__name__)
 
 
 class WorkerListener(Protocol):
@@ -62,6 +64,108 @@ class WorkerListener(Protocol):
 
     def on_worker_lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
         """Handle the end of a connection, with the batches that were in flight."""
+
+
+class WorkerLinksListener(WorkerListener, Protocol):
+    """Receives workers that connect, and their messages."""
+
+    def on_worker_joined(self, link: WorkerLink) -> None:
+        """Handle a connected worker, which has no instances."""
+
+    def abort(self, error: BaseException) -> None:
+        """Handle an unexpected exception that ended the reconnect loop."""
+
+
+@final
+class WorkerLinks:
+    """Maintains one `WorkerLink` per node."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        nodes: list[NodeSpec],
+        listener: WorkerLinksListener,
+        *,
+        arena_bytes: int,
+        count_fault: CountFault = ignore_fault,
+    ) -> None:
+        self._run_dir = run_dir
+        self._nodes = nodes
+        self._listener = listener
+        self._arena_bytes = arena_bytes
+        self._count_fault = count_fault
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Start to connect to every node, and reconnect forever."""
+        self._tasks = [asyncio.create_task(self._reconnect_forever(node)) for node in self._nodes]
+        for task in self._tasks:
+            task.add_done_callback(self._on_task_done)
+
+    async def stop(self) -> None:
+        """Close all connections."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._listener.abort(error)
+
+    async def _reconnect_forever(self, node: NodeSpec) -> None:
+        while True:
+            try:
+                is_lost = await self._serve(node)
+            except Exception:
+                _LOG.exception("the connection to worker %s failed; reconnecting", node.name)
+                self._count_fault("worker_connection")
+                await asyncio.sleep(FAULT_RETRY_S)
+            else:
+                if not is_lost:
+                    await asyncio.sleep(RETRY_S)
+
+    async def _serve(self, node: NodeSpec) -> bool:
+        """Serve one connection until it ends; return False if there was none."""
+        link = await self._connect(node)
+        if link is None:
+            return False
+        try:
+            self._listener.on_worker_joined(link)
+            _LOG.info("worker %s (process %d) connected", node.name, link.hello.pid)
+            await link.closed
+            _LOG.info("worker %s (process %d) disconnected", node.name, link.hello.pid)
+        finally:
+            link.close()
+        return True
+
+    async def _connect(self, node: NodeSpec) -> WorkerLink | None:
+        """Return a link once the worker has sent its `Hello`; None if it is not listening yet."""
+        loop = asyncio.get_running_loop()
+        path = str(socket_path(self._run_dir, node.id))
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # In a thread: a worker sends its `Hello` only after its warm-up, which may take a
+            # while.
+            hello, peer_arena = await loop.run_in_executor(None, _handshake, sock, path)
+            arena = Arena.create(self._arena_bytes)
+            with ExitStack() as unless_linked:
+                unless_linked.callback(arena.close)
+                unless_linked.callback(peer_arena.close)
+                socket.send_fds(sock, [b"\0"], [arena.fd])
+                sock.setblocking(False)
+                link = WorkerLink(node, hello, self._listener, arena, peer_arena, self._count_fault)
+                await loop.create_unix_connection(lambda: link, sock=sock)
+                unless_linked.pop_all()
+        except (OSError, ValueError):
+            sock.close()
+            return None
+        except BaseException:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)  # or the thread would wait for the `Hello` forever
+            sock.close()
+            raise
+        return link
 
 
 @final
@@ -88,7 +192,7 @@ class WorkerLink(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._batch_ids: set[int] = set()  # in flight
-        # copies to make before each message, and the message
+        # Copies to make before each message, and the message.
         self._unsent: deque[tuple[Copies, bytes]] = deque()
         self._pending: deque[AnyMessage] = deque()  # received while outputs are being copied
         self._copies: Copies | None = None  # copies of outputs that are not finished
@@ -185,7 +289,7 @@ class WorkerLink(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        # the transport of uvloop is no subclass of it
+        # The transport of uvloop is no subclass of it.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
@@ -324,113 +428,6 @@ def _copy_chunk(copies: Copies) -> None:
         budget -= size
         if size < len(source):
             copies.appendleft((to[size:], source[size:]))
-
-
-RETRY_S: Final = 0.02
-FAULT_RETRY_S: Final = 1.0  # after a defect of the gateway, which may well recur
-HELLO_BYTES: Final = 64 * 1024
-
-
-class WorkerLinksListener(WorkerListener, Protocol):
-    """Receives workers that connect, and their messages."""
-
-    def on_worker_joined(self, link: WorkerLink) -> None:
-        """Handle a connected worker, which has no instances."""
-
-    def abort(self, error: BaseException) -> None:
-        """Handle an unexpected exception that ended the reconnect loop."""
-
-
-@final
-class WorkerLinks:
-    """Maintains one `WorkerLink` per node."""
-
-    def __init__(
-        self,
-        run_dir: Path,
-        nodes: list[NodeSpec],
-        listener: WorkerLinksListener,
-        *,
-        arena_bytes: int,
-        count_fault: CountFault = ignore_fault,
-    ) -> None:
-        self._run_dir = run_dir
-        self._nodes = nodes
-        self._listener = listener
-        self._arena_bytes = arena_bytes
-        self._count_fault = count_fault
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def start(self) -> None:
-        """Start to connect to every node, and reconnect forever."""
-        self._tasks = [asyncio.create_task(self._reconnect_forever(node)) for node in self._nodes]
-        for task in self._tasks:
-            task.add_done_callback(self._on_task_done)
-
-    async def stop(self) -> None:
-        """Close all connections."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self._listener.abort(error)
-
-    async def _reconnect_forever(self, node: NodeSpec) -> None:
-        while True:
-            try:
-                is_lost = await self._serve(node)
-            except Exception:
-                _LOG.exception("the connection to worker %s failed; reconnecting", node.name)
-                self._count_fault("worker_connection")
-                await asyncio.sleep(FAULT_RETRY_S)
-            else:
-                if not is_lost:
-                    await asyncio.sleep(RETRY_S)
-
-    async def _serve(self, node: NodeSpec) -> bool:
-        """Serve one connection until it ends; return False if there was none."""
-        link = await self._connect(node)
-        if link is None:
-            return False
-        try:
-            self._listener.on_worker_joined(link)
-            _LOG.info("worker %s (process %d) connected", node.name, link.hello.pid)
-            await link.closed
-            _LOG.info("worker %s (process %d) disconnected", node.name, link.hello.pid)
-        finally:
-            link.close()
-        return True
-
-    async def _connect(self, node: NodeSpec) -> WorkerLink | None:
-        """Return a link once the worker has sent its `Hello`; None if it is not listening yet."""
-        loop = asyncio.get_running_loop()
-        path = str(socket_path(self._run_dir, node.id))
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            # In a thread: a worker sends its `Hello` only after its warm-up, which may take a
-            # while.
-            hello, peer_arena = await loop.run_in_executor(None, _handshake, sock, path)
-            arena = Arena.create(self._arena_bytes)
-            with ExitStack() as unless_linked:
-                unless_linked.callback(arena.close)
-                unless_linked.callback(peer_arena.close)
-                socket.send_fds(sock, [b"\0"], [arena.fd])
-                sock.setblocking(False)
-                link = WorkerLink(node, hello, self._listener, arena, peer_arena, self._count_fault)
-                await loop.create_unix_connection(lambda: link, sock=sock)
-                unless_linked.pop_all()
-        except (OSError, ValueError):
-            sock.close()
-            return None
-        except BaseException:
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # or the thread would wait for the `Hello` forever
-            sock.close()
-            raise
-        return link
 
 
 def _handshake(sock: socket.socket, path: str) -> tuple[Hello, Arena]:

@@ -35,10 +35,25 @@ from headgate.functions.error_text import CHARS_MAX, sendable
 from headgate.live.pools.remote_pool import CallResult, Failed, Lost, Refused
 
 Service: TypeAlias = Literal["lambda", "sagemaker-runtime"]
-
 CONNECT_S: Final = 3.0
 READ_GRACE_S: Final = 5.0  # the caller has timed out before
 _LOCAL_REGION: Final = "us-east-1"
+_BEFORE_SENDING: Final = (
+    ConnectTimeoutError,
+    CredentialRetrievalError,
+    EndpointConnectionError,
+    NoCredentialsError,
+    ProxyConnectionError,
+    SSOError,
+)
+_DENIED_STATUSES: Final = (401, 403, 404)
+# These come with status 400, as other errors do.
+_DENIED_CODES: Final = (
+    "ExpiredTokenException",
+    "IncompleteSignature",
+    "InvalidClientTokenId",
+    "UnrecognizedClientException",
+)
 
 
 def make_client(
@@ -73,6 +88,42 @@ def make_client(
         raise ConfigError(f"invalid AWS settings: {error}", where=where, key=key) from None
     except ValueError as error:
         raise ConfigError(str(error), where=where, key=key) from None
+
+
+def classify_error(
+    error: Exception, *, throttles: tuple[int, ...], too_large: tuple[int, ...] = ()
+) -> CallResult:
+    """Return whether a call ran, as far as its error tells.
+
+    `throttles` are the HTTP statuses that mean throttling, `too_large` those that mean too large a
+    payload.
+    """
+    if isinstance(error, ClientError):
+        if status_of(error) in too_large:
+            return Refused(Refusal.TOO_LARGE, first_line(error))
+        return _classify_response(error, throttles)
+    if isinstance(error, _BEFORE_SENDING):
+        return Refused(Refusal.GONE, first_line(error))
+    if isinstance(error, BotoCoreError):
+        return Lost(first_line(error))  # read timeout or broken connection
+    return Lost(first_line(error))
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error, for a log. The lines after it may quote the signed
+    request, including the session token of the credentials.
+
+    >>> first_line(ValueError("the signature is wrong.\\n\\nx-amz-security-token:IQoJ"))
+    'ValueError: the signature is wrong.'
+    """
+    line = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return sendable(line[:CHARS_MAX].strip())
+
+
+def status_of(error: ClientError) -> int:
+    """Return the HTTP status of an error."""
+    status: int = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return status
 
 
 def _aws_client(service: Service, provider: Provider, config: Config, where: str, key: str) -> Any:
@@ -120,60 +171,6 @@ class _PlatformKeys(Credentials):  # type: ignore[misc]  # botocore has no types
         """Return the credentials that the next request is signed with."""
         keys = keys_for(self._url)
         return ReadOnlyCredentials(keys.access_key_id, keys.secret_access_key, None)
-
-
-_BEFORE_SENDING: Final = (
-    ConnectTimeoutError,
-    CredentialRetrievalError,
-    EndpointConnectionError,
-    NoCredentialsError,
-    ProxyConnectionError,
-    SSOError,
-)
-_DENIED_STATUSES: Final = (401, 403, 404)
-# These come with status 400, as other errors do.
-_DENIED_CODES: Final = (
-    "ExpiredTokenException",
-    "IncompleteSignature",
-    "InvalidClientTokenId",
-    "UnrecognizedClientException",
-)
-
-
-def classify_error(
-    error: Exception, *, throttles: tuple[int, ...], too_large: tuple[int, ...] = ()
-) -> CallResult:
-    """Return whether a call ran, as far as its error tells.
-
-    `throttles` are the HTTP statuses that mean throttling, `too_large` those that mean too large a
-    payload.
-    """
-    if isinstance(error, ClientError):
-        if status_of(error) in too_large:
-            return Refused(Refusal.TOO_LARGE, first_line(error))
-        return _classify_response(error, throttles)
-    if isinstance(error, _BEFORE_SENDING):
-        return Refused(Refusal.GONE, first_line(error))
-    if isinstance(error, BotoCoreError):
-        return Lost(first_line(error))  # read timeout or broken connection
-    return Lost(first_line(error))
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error, for a log. The lines after it may quote the signed
-    request, including the session token of the credentials.
-
-    >>> first_line(ValueError("the signature is wrong.\\n\\nx-amz-security-token:IQoJ"))
-    'ValueError: the signature is wrong.'
-    """
-    line = f"{type(error).__name__}: {error}".partition("\n")[0]
-    return sendable(line[:CHARS_MAX].strip())
-
-
-def status_of(error: ClientError) -> int:
-    """Return the HTTP status of an error."""
-    status: int = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return status
 
 
 def _classify_response(error: ClientError, throttles: tuple[int, ...]) -> CallResult:

@@ -17,12 +17,13 @@ from headgate.live.deployment import NodeSpec
 from headgate.live.pools.remote_pool import (
     CallResult,
     CostSink,
+    EndpointNode,
+    NodeListener,
     RemoteCall,
     RemotePool,
     Started,
     WarmKeeper,
 )
-from headgate.live.pools.sagemaker_pool import EndpointNode, NodeListener
 from headgate.system.threads import DaemonThreads
 
 THREADS_MAX: Final = 256  # concurrent calls per pool; more count as throttled

@@ -1,4 +1,4 @@
-"""A remote pool, as the event loop of the gateway sees it, and its keep-warm.
+"""A remote pool, as the event loop of the gateway sees it, with its keep-warm and its nodes.
 
 Calls run in threads, and each results in exactly one event. A call that exceeds its timeout is
 reported lost, because nobody knows whether it has run; a late reply is dropped.
@@ -16,17 +16,45 @@ from functools import partial
 from time import monotonic_ns
 from typing import Final, Protocol, TypeAlias, final
 
-from headgate.core.actions import Dispatch
+from headgate.core.actions import (
+    Dispatch,
+    EvictWeights,
+    LoadWeights,
+    PlacedAction,
+    StartInstance,
+    StopInstance,
+)
 from headgate.core.clock import MILLISECOND_NS, NEVER_NS
-from headgate.core.events import BatchFailed, BatchLost, BatchRefused, Event, Refusal
-from headgate.core.model import FaasPlatform, Pool
+from headgate.core.events import (
+    BatchFailed,
+    BatchLost,
+    BatchRefused,
+    Event,
+    InstanceStarted,
+    InstanceStopped,
+    Refusal,
+    WeightsEvicted,
+    WeightsLoaded,
+)
+from headgate.core.model import App, FaasPlatform, Function, Pool
 from headgate.core.records import STAGES_MAX
 from headgate.core.view import View
+from headgate.functions.tensor import Signature
 from headgate.live.call import Call
+from headgate.live.deployment import NodeSpec
 from headgate.live.ipc.messages import BatchRan, TaskInputs, TaskResult
 from headgate.system.threads import DaemonThreads
 
 Shares: TypeAlias = tuple[tuple[int, int, int], ...]  # (pipeline, client, items) of each request
+Started = Callable[[str, int], None]  # function and duration of a cold start
+GRACE_NS: Final = 1_000_000_000  # how long after its deadline a reply is still accepted
+RETRY_S: Final = 0.5  # between pings of a node that is down
+WARNING_INTERVAL_S: Final = 5.0  # per pool
+# How long `stop` waits for the removal of provisioned instances, which would be billed on.
+DEPROVISION_WAIT_S: Final = 3.0
+POLL_S: Final = 0.01
+OUTCOMES: Final = ("finished", "failed", "refused", "throttled", "lost")
+_LOG: Final = logging.getLogger(__name__)
 
 
 @final
@@ -129,13 +157,6 @@ class Lost:
 CallResult: TypeAlias = Done | Failed | Refused | Lost
 
 
-GRACE_NS: Final = 1_000_000_000  # how long after its deadline a reply is still accepted
-WARNING_INTERVAL_S: Final = 5.0  # per pool
-OUTCOMES: Final = ("finished", "failed", "refused", "throttled", "lost")
-
-_LOG: Final = logging.getLogger(__name__)
-
-
 class RemoteCallListener(Protocol):
     """Receives the results of calls."""
 
@@ -154,9 +175,6 @@ class CostSink(Protocol):
 
     def on_keep_warm_billed(self, pool_id: int, function: str, usd: float) -> None:
         """Bill the cost of keeping instances of a function warm."""
-
-
-Started = Callable[[str, int], None]  # function and duration of a cold start
 
 
 @final
@@ -178,7 +196,7 @@ class RemotePool:
         self.threads = threads
         self.outcomes: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))  # by `OUTCOMES`
         self.running: Counter[str] = Counter()  # calls in flight by function
-        # the target does not exist or denies access
+        # The target does not exist or denies access.
         self.on_unreachable: Callable[[RemoteCall], None] | None = None
         self._call = call
         self._listener = listener
@@ -249,7 +267,7 @@ class RemotePool:
                 if self.on_unreachable is not None:
                     self.on_unreachable(call)
             return
-        # an upper bound of what is billed
+        # An upper bound of what is billed.
         self._costs.on_call_billed(self.pool.id, call.shares, away_ns)
         if isinstance(outcome, Failed):
             self.outcomes["failed"] += 1
@@ -281,11 +299,6 @@ class RemotePool:
         self._listener.on_call_returned(self.pool.id, ran)
 
 
-# how long `stop` waits for the removal of provisioned instances, which would be billed on
-DEPROVISION_WAIT_S: Final = 3.0
-POLL_S: Final = 0.01
-
-
 @final
 class WarmKeeper:
     """Keeps instances of one pool warm, by pings or provisioned concurrency.
@@ -311,7 +324,7 @@ class WarmKeeper:
         self._on_cold_start = on_cold_start
         self._loop = asyncio.get_running_loop()
         self._ping_targets: dict[str, int] = {}  # instances to keep warm by pings
-        # provisioned instances, and since when they are unbilled
+        # Provisioned instances, and since when they are unbilled.
         self._provisioned: dict[str, tuple[int, int]] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._provisioning_calls = 0  # calls in flight
@@ -406,3 +419,101 @@ class WarmKeeper:
                 self._pool.pool.id, function, count * rate * (now_ns - since_ns) / 1e9
             )
             self._provisioned[function] = (count, now_ns)
+
+
+class NodeListener(RemoteCallListener, Protocol):
+    """Receives nodes that join and are lost, and the results of calls."""
+
+    def on_node_joined(self, node: NodeSpec) -> None:
+        """Handle a node that is up, without instances."""
+
+    def on_node_lost(self, node: NodeSpec) -> None:
+        """Handle a node that is down. Its running batches end in events of their own."""
+
+
+Ping = Callable[[str, int, Signature], str]
+
+
+@final
+class EndpointNode:
+    """Executes the actions for one node of a pool."""
+
+    def __init__(
+        self,
+        node: NodeSpec,
+        app: App,
+        signatures: Sequence[Signature],
+        pool: RemotePool,
+        ping: Ping,
+        listener: NodeListener,
+    ) -> None:
+        self.node = node
+        self.pool = pool
+        self._app = app
+        self._signatures = signatures
+        self._ping = ping
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._is_up = False
+        self._starting: dict[int, Function] = {}  # by instance
+
+    def join(self) -> None:
+        """Report the node as up. Whether it responds is found out when an instance is started."""
+        self._is_up = True
+        self._listener.on_node_joined(self.node)
+
+    def execute(self, action: PlacedAction) -> None:
+        """Execute any action other than a dispatch."""
+        listener = self._listener
+        if isinstance(action, StartInstance):
+            function_id = self._app.variants[action.variant_id].function_id
+            self._starting[action.instance_id] = self._app.functions[function_id]
+            self._try_start(action.instance_id)
+        elif isinstance(action, StopInstance):
+            self._starting.pop(action.instance_id, None)
+            listener.on_event(InstanceStopped(action.instance_id, "stopped"))
+        elif isinstance(action, LoadWeights):
+            listener.on_event(WeightsLoaded(action.instance_id))
+        elif isinstance(action, EvictWeights):
+            listener.on_event(WeightsEvicted(action.instance_id))
+
+    def mark_unreachable(self, call: RemoteCall) -> None:
+        """Report the node as lost, and ping it until it responds again."""
+        if self._is_up:
+            self._is_up = False
+            self._starting.clear()
+            self._listener.on_node_lost(self.node)
+            function_id = self._app.variants[call.variant_id].function_id
+            self._recheck(self._app.functions[function_id])
+
+    def _try_start(self, instance_id: int) -> None:
+        function = self._starting.get(instance_id)
+        if function is not None:
+            self._ping_then(function, partial(self._on_start_ping, instance_id))
+
+    def _on_start_ping(self, instance_id: int, problem: str) -> None:
+        if instance_id not in self._starting:
+            return  # stopped meanwhile
+        if problem:
+            self.pool.warn(f"{self.node.name} does not respond yet: {problem}")
+            self._loop.call_later(RETRY_S, self._try_start, instance_id)
+            return
+        del self._starting[instance_id]
+        self._listener.on_event(InstanceStarted(instance_id, self.node.id))
+
+    def _recheck(self, function: Function) -> None:
+        self._ping_then(function, partial(self._on_recheck_ping, function))
+
+    def _on_recheck_ping(self, function: Function, problem: str) -> None:
+        if problem:
+            self._loop.call_later(RETRY_S, self._recheck, function)
+        else:
+            self.join()
+
+    def _ping_then(self, function: Function, then: Callable[[str], None]) -> None:
+        threads = self.pool.threads
+        if not threads.free:
+            self._loop.call_later(RETRY_S, self._ping_then, function, then)
+            return
+        signature = self._signatures[function.id]
+        threads.submit(partial(self._ping, function.name, self.node.id, signature), then)

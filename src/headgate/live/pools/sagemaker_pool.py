@@ -6,30 +6,18 @@ endpoint is a node: it is up when it responds, and nothing has to be loaded onto
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from math import prod
 from time import monotonic_ns
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, final
 
 from botocore.exceptions import ClientError
 from msgspec import Struct
 from msgspec.json import Decoder, Encoder
 
 from headgate.config.providers import Provider
-from headgate.core.actions import (
-    EvictWeights,
-    LoadWeights,
-    PlacedAction,
-    StartInstance,
-    StopInstance,
-)
-from headgate.core.events import InstanceStarted, InstanceStopped, WeightsEvicted, WeightsLoaded
-from headgate.core.model import App, Function
 from headgate.functions.error_text import error_text, sendable
 from headgate.functions.tensor import ITEM_BYTES, Signature, Tensor, TensorSpec
-from headgate.live.deployment import NodeSpec
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.errors import RequestError as NotSendable
 from headgate.live.gateway.oip import json as oip
@@ -42,69 +30,8 @@ from headgate.live.pools.remote_pool import (
     Failed,
     Refused,
     RemoteCall,
-    RemoteCallListener,
-    RemotePool,
 )
 from headgate.live.pools.validation import error_status
-
-
-def concatenate(tasks: Sequence[TaskInputs]) -> list[Tensor] | None:
-    """Return the inputs of all tasks as those of one request.
-
-    None if they cannot be concatenated.
-    """
-    if len(tasks) == 1:
-        return tasks[0].inputs
-    keys = {
-        tuple((tensor.name, tensor.datatype, tensor.shape[1:]) for tensor in task.inputs)
-        for task in tasks
-    }
-    counts = all(tensor.shape[:1] == (task.items,) for task in tasks for tensor in task.inputs)
-    if len(keys) > 1 or not counts:
-        return None
-    items = sum(task.items for task in tasks)
-    return [
-        Tensor(
-            tensor.name,
-            tensor.datatype,
-            (items, *tensor.shape[1:]),
-            memoryview(b"".join(memoryview_of(task.inputs[node]) for task in tasks)),
-        )
-        for node, tensor in enumerate(tasks[0].inputs)
-    ]
-
-
-def split_by_items(outputs: Sequence[Tensor], items: Sequence[int]) -> list[list[Tensor]]:
-    """Split the outputs of one request by items per task. Raises `ValueError`.
-
-    >>> tensor = Tensor("y", "UINT8", (3,), memoryview(b"abc"))
-    >>> [bytes(part[0].data) for part in split_by_items([tensor], [1, 2])]
-    [b'a', b'bc']
-    """
-    if len(items) == 1:
-        return [list(outputs)]
-    parts: list[list[Tensor]] = [[] for _ in items]
-    for tensor in outputs:
-        if tensor.shape[:1] != (sum(items),):
-            raise ValueError(
-                f"output {tensor.name!r} is {list(tensor.shape)} for {sum(items)} items"
-            )
-        at = 0
-        for part, count in zip(parts, items, strict=True):
-            shape = (count, *tensor.shape[1:])
-            part.append(Tensor(tensor.name, tensor.datatype, shape, _rows(tensor, at, count)))
-            at += count
-    return parts
-
-
-def _rows(tensor: Tensor, at: int, count: int) -> memoryview:
-    data = memoryview_of(tensor)
-    if tensor.datatype == "BYTES":
-        width = prod(tensor.shape[1:])
-        return memoryview(pack_strings(split(data)[at * width : (at + count) * width]))
-    width = len(data) // tensor.shape[0]
-    return data[at * width : (at + count) * width]
-
 
 THROTTLES: Final = (429, 503)
 MODEL_ERROR: Final = 424
@@ -195,6 +122,64 @@ class SageMakerEndpoints:
         ]
 
 
+def concatenate(tasks: Sequence[TaskInputs]) -> list[Tensor] | None:
+    """Return the inputs of all tasks as those of one request.
+
+    None if they cannot be concatenated.
+    """
+    if len(tasks) == 1:
+        return tasks[0].inputs
+    keys = {
+        tuple((tensor.name, tensor.datatype, tensor.shape[1:]) for tensor in task.inputs)
+        for task in tasks
+    }
+    counts = all(tensor.shape[:1] == (task.items,) for task in tasks for tensor in task.inputs)
+    if len(keys) > 1 or not counts:
+        return None
+    items = sum(task.items for task in tasks)
+    return [
+        Tensor(
+            tensor.name,
+            tensor.datatype,
+            (items, *tensor.shape[1:]),
+            memoryview(b"".join(memoryview_of(task.inputs[node]) for task in tasks)),
+        )
+        for node, tensor in enumerate(tasks[0].inputs)
+    ]
+
+
+def split_by_items(outputs: Sequence[Tensor], items: Sequence[int]) -> list[list[Tensor]]:
+    """Split the outputs of one request by items per task. Raises `ValueError`.
+
+    >>> tensor = Tensor("y", "UINT8", (3,), memoryview(b"abc"))
+    >>> [bytes(part[0].data) for part in split_by_items([tensor], [1, 2])]
+    [b'a', b'bc']
+    """
+    if len(items) == 1:
+        return [list(outputs)]
+    parts: list[list[Tensor]] = [[] for _ in items]
+    for tensor in outputs:
+        if tensor.shape[:1] != (sum(items),):
+            raise ValueError(
+                f"output {tensor.name!r} is {list(tensor.shape)} for {sum(items)} items"
+            )
+        at = 0
+        for part, count in zip(parts, items, strict=True):
+            shape = (count, *tensor.shape[1:])
+            part.append(Tensor(tensor.name, tensor.datatype, shape, _rows(tensor, at, count)))
+            at += count
+    return parts
+
+
+def _rows(tensor: Tensor, at: int, count: int) -> memoryview:
+    data = memoryview_of(tensor)
+    if tensor.datatype == "BYTES":
+        width = prod(tensor.shape[1:])
+        return memoryview(pack_strings(split(data)[at * width : (at + count) * width]))
+    width = len(data) // tensor.shape[0]
+    return data[at * width : (at + count) * width]
+
+
 @final
 class _Response(Struct, gc=False):
     outputs: list[oip.InputJson]
@@ -244,7 +229,7 @@ def _example(spec: TensorSpec) -> Tensor:
     count = 1
     for size in shape:
         count *= size
-    # an empty string has a length prefix of four bytes
+    # An empty string has a length prefix of four bytes.
     data = bytes(count * (ITEM_BYTES[spec.datatype] or 4))
     return Tensor(spec.name, spec.datatype, shape, memoryview(data))
 
@@ -260,104 +245,3 @@ def _decode_outputs(body: bytes) -> list[Tensor]:
 
 _ENCODER: Final = Encoder()
 _DECODER: Final = Decoder(_Response)
-
-
-RETRY_S: Final = 0.5
-
-
-class NodeListener(RemoteCallListener, Protocol):
-    """Receives nodes that join and are lost, and the results of calls."""
-
-    def on_node_joined(self, node: NodeSpec) -> None:
-        """Handle a node that is up, without instances."""
-
-    def on_node_lost(self, node: NodeSpec) -> None:
-        """Handle a node that is down. Its running batches end in events of their own."""
-
-
-Ping = Callable[[str, int, Signature], str]
-
-
-@final
-class EndpointNode:
-    """Executes the actions for one node of a pool."""
-
-    def __init__(
-        self,
-        node: NodeSpec,
-        app: App,
-        signatures: Sequence[Signature],
-        pool: RemotePool,
-        ping: Ping,
-        listener: NodeListener,
-    ) -> None:
-        self.node = node
-        self.pool = pool
-        self._app = app
-        self._signatures = signatures
-        self._ping = ping
-        self._listener = listener
-        self._loop = asyncio.get_running_loop()
-        self._is_up = False
-        self._starting: dict[int, Function] = {}  # by instance
-
-    def join(self) -> None:
-        """Report the node as up. Whether it responds is found out when an instance is started."""
-        self._is_up = True
-        self._listener.on_node_joined(self.node)
-
-    def execute(self, action: PlacedAction) -> None:
-        """Execute any action other than a dispatch."""
-        listener = self._listener
-        if isinstance(action, StartInstance):
-            function_id = self._app.variants[action.variant_id].function_id
-            self._starting[action.instance_id] = self._app.functions[function_id]
-            self._try_start(action.instance_id)
-        elif isinstance(action, StopInstance):
-            self._starting.pop(action.instance_id, None)
-            listener.on_event(InstanceStopped(action.instance_id, "stopped"))
-        elif isinstance(action, LoadWeights):
-            listener.on_event(WeightsLoaded(action.instance_id))
-        elif isinstance(action, EvictWeights):
-            listener.on_event(WeightsEvicted(action.instance_id))
-
-    def mark_unreachable(self, call: RemoteCall) -> None:
-        """Report the node as lost, and ping it until it responds again."""
-        if self._is_up:
-            self._is_up = False
-            self._starting.clear()
-            self._listener.on_node_lost(self.node)
-            function_id = self._app.variants[call.variant_id].function_id
-            self._recheck(self._app.functions[function_id])
-
-    def _try_start(self, instance_id: int) -> None:
-        function = self._starting.get(instance_id)
-        if function is not None:
-            self._ping_then(function, partial(self._on_start_ping, instance_id))
-
-    def _on_start_ping(self, instance_id: int, problem: str) -> None:
-        if instance_id not in self._starting:
-            return  # stopped meanwhile
-        if problem:
-            self.pool.warn(f"{self.node.name} does not respond yet: {problem}")
-            self._loop.call_later(RETRY_S, self._try_start, instance_id)
-            return
-        del self._starting[instance_id]
-        self._listener.on_event(InstanceStarted(instance_id, self.node.id))
-
-    def _recheck(self, function: Function) -> None:
-        self._ping_then(function, partial(self._on_recheck_ping, function))
-
-    def _on_recheck_ping(self, function: Function, problem: str) -> None:
-        if problem:
-            self._loop.call_later(RETRY_S, self._recheck, function)
-        else:
-            self.join()
-
-    def _ping_then(self, function: Function, then: Callable[[str], None]) -> None:
-        threads = self.pool.threads
-        if not threads.free:
-            self._loop.call_later(RETRY_S, self._ping_then, function, then)
-            return
-        signature = self._signatures[function.id]
-        threads.submit(partial(self._ping, function.name, self.node.id, signature), then)

@@ -32,7 +32,238 @@ from typing import Final, NoReturn, Protocol, TextIO, final
 QUEUE_BYTES_MAX: Final = 4 << 20
 WRITE_BYTES: Final = 64 << 10  # approximate size of one write
 CHUNK_BYTES_MAX: Final = 256 << 10  # of one line or message; the rest is truncated
+REPEATS_MAX: Final = 10  # identical warnings or errors within `REPEATS_S`
+REPEATS_S: Final = 10.0
+EXIT_FLUSH_S: Final = 1.0
+HUNG_EXIT: Final = 70  # a job exceeded its timeout
+INTERNAL_ERROR_EXIT: Final = 71
+_KEYS_MAX: Final = 512  # different messages that are counted at once
 _TRUNCATED: Final = b"... (cut off)\n"
+_LOG: Final = logging.getLogger(__name__)
+
+
+class LogSettings(Protocol):
+    """The logging options of an application: a `ServeOptions`."""
+
+    @property
+    def log_level(self) -> str:
+        """One of `debug`, `info`, `warning` and `error`."""
+
+    @property
+    def log_format(self) -> str:
+        """`text` or `json`."""
+
+
+def configure(settings: LogSettings, process_name: str) -> None:
+    """Make logging and `print` of this process non-blocking and failsafe.
+
+    Call `flush` before the process exits.
+    """
+    reopen_standard_fds()
+    errors = Output(2)
+    prints = errors if is_same_file(1, 2) else Output(1)
+    errors.on_recovered = prints.on_recovered = _log_dropped
+    formatter = JsonFormatter if settings.log_format == "json" else TextFormatter
+    handler = OutputHandler(formatter(process_name), errors, prints)
+    level = getattr(logging, settings.log_level.upper())
+    ours, root = logging.getLogger("headgate"), logging.getLogger()
+    ours.handlers[:] = root.handlers[:] = [handler]
+    ours.setLevel(level)
+    ours.propagate = False  # whatever a function does to the root logger
+    logging.getLogger("headgate.access").setLevel(logging.INFO)  # enabled by an option of its own
+    root.setLevel(max(level, logging.WARNING))
+    logging.captureWarnings(True)
+    sys.stdout = text_stream(prints, 1)
+    sys.stderr = text_stream(errors, 2)
+    sys.excepthook = _uncaught
+    threading.excepthook = _uncaught_in_thread
+
+
+def flush(limit_s: float = EXIT_FLUSH_S) -> None:
+    """Wait until all output has been written, for at most `limit_s`. Call it before the process
+    exits.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # a function may have replaced the stream
+            stream.flush()
+    for handler in logging.getLogger("headgate").handlers:
+        if isinstance(handler, OutputHandler):
+            handler.drain(limit_s)
+
+
+@contextmanager
+def configured(settings: LogSettings, process_name: str) -> Iterator[None]:
+    """`configure` for the duration of a block, then `flush` and restore the previous state."""
+    loggers = (logging.getLogger("headgate"), logging.getLogger())
+    states = [(logger, list(logger.handlers), logger.level) for logger in loggers]
+    streams, hooks = (sys.stdout, sys.stderr), (sys.excepthook, threading.excepthook)
+    configure(settings, process_name)
+    try:
+        yield
+    finally:
+        flush()
+        sys.stdout, sys.stderr = streams
+        sys.excepthook, threading.excepthook = hooks
+        logging.captureWarnings(False)
+        for logger, handlers, level in states:
+            logger.handlers[:] = handlers
+            logger.setLevel(level)
+        loggers[0].propagate = True
+
+
+def exit_process(status: int) -> NoReturn:
+    """Exit at once, whatever threads of models and libraries do, and terminate their child
+    processes.
+    """
+    flush()
+    if os.getpgrp() == os.getpid():  # otherwise the group belongs to the parent
+        os.killpg(os.getpid(), signal.SIGTERM)  # this process itself ignores SIGTERM
+    os._exit(status)
+
+
+@final
+class OutputHandler(logging.Handler):
+    """Passes records to an `Output`, and suppresses and counts frequent repetitions."""
+
+    def __init__(self, formatter: logging.Formatter, output: Output, *others: Output) -> None:
+        """`others` are flushed with it."""
+        super().__init__()
+        self.setFormatter(formatter)
+        self._output = output
+        self._others = others
+        self._repeats = RepeatLimiter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue a record, unless it has been repeated too often."""
+        now_s = time.monotonic()
+        for summary in self._repeats.expired(now_s):
+            self._put(summary)
+        if record.levelno < logging.WARNING or self._repeats.allows(record, now_s):
+            self._put(record)
+
+    def drain(self, limit_s: float) -> None:
+        """Log the suppressed counts, and wait until all is written, for at most `limit_s`."""
+        self.acquire()
+        try:
+            for summary in self._repeats.expired(float("inf")):
+                self._put(summary)
+        finally:
+            self.release()
+        end_s = time.monotonic() + limit_s
+        for output in (self._output, *self._others):
+            output.flush(max(0.0, end_s - time.monotonic()))
+
+    def _put(self, record: logging.LogRecord) -> None:
+        try:
+            text = self.format(record)
+        except Exception as error:  # arguments that do not match or cannot be formatted
+            text = (
+                f"{record.levelname} {record.name!r} {record.msg!r} cannot be formatted: {error!r}"
+            )
+        self._output.put(text.encode("utf-8", "backslashreplace") + b"\n")
+
+
+@final
+class RepeatLimiter:
+    """Allows a message `REPEATS_MAX` times per `REPEATS_S`, and counts it from then on."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, int, str], _RepeatCount] = {}  # oldest first
+
+    def allows(self, record: logging.LogRecord, now_s: float) -> bool:
+        """Whether to log a record. The last one before suppression gets a note about it."""
+        key = (record.name, record.levelno, str(record.msg))
+        repeats = self._counts.get(key)
+        if repeats is None:
+            if len(self._counts) >= _KEYS_MAX:
+                return True  # too many different messages to be repetitions
+            repeats = self._counts[key] = _RepeatCount(now_s + REPEATS_S)
+        repeats.count += 1
+        if repeats.count == REPEATS_MAX:
+            record.__dict__["note"] = f"repetitions are suppressed and counted for {REPEATS_S:g} s"
+        return repeats.count <= REPEATS_MAX
+
+    def expired(self, now_s: float) -> list[logging.LogRecord]:
+        """Remove expired counts; return a summary record for each that was suppressed."""
+        summary: list[logging.LogRecord] = []
+        while self._counts:
+            key = next(iter(self._counts))
+            repeats = self._counts[key]
+            if now_s < repeats.until_s:
+                break
+            del self._counts[key]
+            if repeats.count > REPEATS_MAX:
+                name, level, message = key
+                text = "suppressed %d repetitions: %s"
+                arguments = (repeats.count - REPEATS_MAX, message)
+                summary.append(logging.LogRecord(name, level, "", 0, text, arguments, None))
+        return summary
+
+
+@final
+class _RepeatCount:
+    """Repetitions of one message until a point in time."""
+
+    __slots__ = ("count", "until_s")
+
+    def __init__(self, until_s: float) -> None:
+        self.until_s = until_s
+        self.count = 0
+
+
+class TextFormatter(logging.Formatter):
+    """One line per record, for people. Continuation lines are indented.
+
+    So nothing that a client or a function sends can look like a log line of its own, and no control
+    character reaches a terminal.
+    """
+
+    def __init__(self, process_name: str) -> None:
+        super().__init__()
+        self._process_name = process_name
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        text = record.getMessage()
+        request_id = getattr(record, "request_id", None)
+        if request_id is not None:
+            text += f" (request {request_id})"
+        note = getattr(record, "note", None)
+        if note is not None:
+            text += f" ({note})"
+        trace = _trace(self, record)
+        if trace:
+            text += f"\n{trace}"
+        head = f"{_timestamp(record)} {record.levelname} {record.name} [{self._process_name}]"
+        return f"{head} {text}".translate(_ESCAPES)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per record."""
+
+    def __init__(self, process_name: str) -> None:
+        super().__init__()
+        self._process_name = process_name
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the object."""
+        content: dict[str, object] = {
+            "ts": _timestamp(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "process": self._process_name,
+            "pid": os.getpid(),
+            "message": record.getMessage(),
+        }
+        for name in ("request_id", "note"):
+            value = getattr(record, name, None)
+            if value is not None:
+                content[name] = str(value)
+        content.update(getattr(record, "fields", {}))
+        trace = _trace(self, record)
+        if trace:
+            content["exc"] = trace
+        return json.dumps(content, default=str)
 
 
 @final
@@ -192,228 +423,6 @@ def is_same_file(fd: int, other_fd: int) -> bool:
 def _ignore_dropped(dropped: int) -> None: ...
 
 
-REPEATS_MAX: Final = 10  # identical warnings or errors within `REPEATS_S`
-REPEATS_S: Final = 10.0
-EXIT_FLUSH_S: Final = 1.0
-_KEYS_MAX: Final = 512  # different messages that are counted at once
-
-_LOG: Final = logging.getLogger(__name__)
-
-
-class LogSettings(Protocol):
-    """The logging options of an application: a `ServeOptions`."""
-
-    @property
-    def log_level(self) -> str:
-        """One of `debug`, `info`, `warning` and `error`."""
-
-    @property
-    def log_format(self) -> str:
-        """`text` or `json`."""
-
-
-def configure(settings: LogSettings, process_name: str) -> None:
-    """Make logging and `print` of this process non-blocking and failsafe.
-
-    Call `flush` before the process exits.
-    """
-    reopen_standard_fds()
-    errors = Output(2)
-    prints = errors if is_same_file(1, 2) else Output(1)
-    errors.on_recovered = prints.on_recovered = _log_dropped
-    formatter = JsonFormatter if settings.log_format == "json" else TextFormatter
-    handler = OutputHandler(formatter(process_name), errors, prints)
-    level = getattr(logging, settings.log_level.upper())
-    ours, root = logging.getLogger("headgate"), logging.getLogger()
-    ours.handlers[:] = root.handlers[:] = [handler]
-    ours.setLevel(level)
-    ours.propagate = False  # whatever a function does to the root logger
-    logging.getLogger("headgate.access").setLevel(logging.INFO)  # enabled by an option of its own
-    root.setLevel(max(level, logging.WARNING))
-    logging.captureWarnings(True)
-    sys.stdout = text_stream(prints, 1)
-    sys.stderr = text_stream(errors, 2)
-    sys.excepthook = _uncaught
-    threading.excepthook = _uncaught_in_thread
-
-
-def flush(limit_s: float = EXIT_FLUSH_S) -> None:
-    """Wait until all output has been written, for at most `limit_s`. Call it before the process
-    exits.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # a function may have replaced the stream
-            stream.flush()
-    for handler in logging.getLogger("headgate").handlers:
-        if isinstance(handler, OutputHandler):
-            handler.drain(limit_s)
-
-
-@contextmanager
-def configured(settings: LogSettings, process_name: str) -> Iterator[None]:
-    """`configure` for the duration of a block, then `flush` and restore the previous state."""
-    loggers = (logging.getLogger("headgate"), logging.getLogger())
-    states = [(logger, list(logger.handlers), logger.level) for logger in loggers]
-    streams, hooks = (sys.stdout, sys.stderr), (sys.excepthook, threading.excepthook)
-    configure(settings, process_name)
-    try:
-        yield
-    finally:
-        flush()
-        sys.stdout, sys.stderr = streams
-        sys.excepthook, threading.excepthook = hooks
-        logging.captureWarnings(False)
-        for logger, handlers, level in states:
-            logger.handlers[:] = handlers
-            logger.setLevel(level)
-        loggers[0].propagate = True
-
-
-@final
-class OutputHandler(logging.Handler):
-    """Passes records to an `Output`, and suppresses and counts frequent repetitions."""
-
-    def __init__(self, formatter: logging.Formatter, output: Output, *others: Output) -> None:
-        """`others` are flushed with it."""
-        super().__init__()
-        self.setFormatter(formatter)
-        self._output = output
-        self._others = others
-        self._repeats = RepeatLimiter()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Queue a record, unless it has been repeated too often."""
-        now_s = time.monotonic()
-        for summary in self._repeats.expired(now_s):
-            self._put(summary)
-        if record.levelno < logging.WARNING or self._repeats.allows(record, now_s):
-            self._put(record)
-
-    def drain(self, limit_s: float) -> None:
-        """Log the suppressed counts, and wait until all is written, for at most `limit_s`."""
-        self.acquire()
-        try:
-            for summary in self._repeats.expired(float("inf")):
-                self._put(summary)
-        finally:
-            self.release()
-        end_s = time.monotonic() + limit_s
-        for output in (self._output, *self._others):
-            output.flush(max(0.0, end_s - time.monotonic()))
-
-    def _put(self, record: logging.LogRecord) -> None:
-        try:
-            text = self.format(record)
-        except Exception as error:  # arguments that do not match or cannot be formatted
-            text = (
-                f"{record.levelname} {record.name!r} {record.msg!r} cannot be formatted: {error!r}"
-            )
-        self._output.put(text.encode("utf-8", "backslashreplace") + b"\n")
-
-
-@final
-class RepeatLimiter:
-    """Allows a message `REPEATS_MAX` times per `REPEATS_S`, and counts it from then on."""
-
-    def __init__(self) -> None:
-        self._counts: dict[tuple[str, int, str], _RepeatCount] = {}  # oldest first
-
-    def allows(self, record: logging.LogRecord, now_s: float) -> bool:
-        """Whether to log a record. The last one before suppression gets a note about it."""
-        key = (record.name, record.levelno, str(record.msg))
-        repeats = self._counts.get(key)
-        if repeats is None:
-            if len(self._counts) >= _KEYS_MAX:
-                return True  # too many different messages to be repetitions
-            repeats = self._counts[key] = _RepeatCount(now_s + REPEATS_S)
-        repeats.count += 1
-        if repeats.count == REPEATS_MAX:
-            record.__dict__["note"] = f"repetitions are suppressed and counted for {REPEATS_S:g} s"
-        return repeats.count <= REPEATS_MAX
-
-    def expired(self, now_s: float) -> list[logging.LogRecord]:
-        """Remove expired counts; return a summary record for each that was suppressed."""
-        summary: list[logging.LogRecord] = []
-        while self._counts:
-            key = next(iter(self._counts))
-            repeats = self._counts[key]
-            if now_s < repeats.until_s:
-                break
-            del self._counts[key]
-            if repeats.count > REPEATS_MAX:
-                name, level, message = key
-                text = "suppressed %d repetitions: %s"
-                arguments = (repeats.count - REPEATS_MAX, message)
-                summary.append(logging.LogRecord(name, level, "", 0, text, arguments, None))
-        return summary
-
-
-@final
-class _RepeatCount:
-    """Repetitions of one message until a point in time."""
-
-    __slots__ = ("count", "until_s")
-
-    def __init__(self, until_s: float) -> None:
-        self.until_s = until_s
-        self.count = 0
-
-
-class TextFormatter(logging.Formatter):
-    """One line per record, for people. Continuation lines are indented.
-
-    So nothing that a client or a function sends can look like a log line of its own, and no control
-    character reaches a terminal.
-    """
-
-    def __init__(self, process_name: str) -> None:
-        super().__init__()
-        self._process_name = process_name
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
-        text = record.getMessage()
-        request_id = getattr(record, "request_id", None)
-        if request_id is not None:
-            text += f" (request {request_id})"
-        note = getattr(record, "note", None)
-        if note is not None:
-            text += f" ({note})"
-        trace = _trace(self, record)
-        if trace:
-            text += f"\n{trace}"
-        head = f"{_timestamp(record)} {record.levelname} {record.name} [{self._process_name}]"
-        return f"{head} {text}".translate(_ESCAPES)
-
-
-class JsonFormatter(logging.Formatter):
-    """One JSON object per record."""
-
-    def __init__(self, process_name: str) -> None:
-        super().__init__()
-        self._process_name = process_name
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the object."""
-        content: dict[str, object] = {
-            "ts": _timestamp(record),
-            "level": record.levelname,
-            "logger": record.name,
-            "process": self._process_name,
-            "pid": os.getpid(),
-            "message": record.getMessage(),
-        }
-        for name in ("request_id", "note"):
-            value = getattr(record, name, None)
-            if value is not None:
-                content[name] = str(value)
-        content.update(getattr(record, "fields", {}))
-        trace = _trace(self, record)
-        if trace:
-            content["exc"] = trace
-        return json.dumps(content, default=str)
-
-
 def _timestamp(record: logging.LogRecord) -> str:
     seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
     return f"{seconds}.{int(record.msecs):03d}Z"
@@ -459,17 +468,3 @@ _ESCAPES: Final[Mapping[int, str]] = {
     ord("\t"): "\t",
     ord("\n"): "\n    ",
 }
-
-
-HUNG_EXIT: Final = 70  # a job exceeded its timeout
-INTERNAL_ERROR_EXIT: Final = 71
-
-
-def exit_process(status: int) -> NoReturn:
-    """Exit at once, whatever threads of models and libraries do, and terminate their child
-    processes.
-    """
-    flush()
-    if os.getpgrp() == os.getpid():  # otherwise the group belongs to the parent
-        os.killpg(os.getpid(), signal.SIGTERM)  # this process itself ignores SIGTERM
-    os._exit(status)

@@ -29,6 +29,7 @@ from headgate.live.worker.model_cache import ModelCache
 from headgate.live.worker.runner import BatchRunner
 from headgate.live.worker.trial_load import run_trial
 
+PROBLEM_BYTES_MAX: Final = 8192  # upper bound for an error in a message
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -106,9 +107,6 @@ class Executor:
             except BaseException:  # a defect of the worker, not of a function: its state is unknown
                 _LOG.critical("internal error: the worker exits", exc_info=True)
                 exit_process(INTERNAL_ERROR_EXIT)
-
-
-PROBLEM_BYTES_MAX: Final = 8192  # upper bound for an error in a message
 
 
 @final

@@ -29,7 +29,7 @@ BACKOFF_NS: Final = tuple(seconds * SECOND_NS for seconds in (1, 2, 4, 8, 16, 30
 # A load that fails within this time is harmless. A slower one occupies a slot, so it becomes a
 # suspect.
 FAST_FAILURE_NS: Final = 10_000_000
-# times the execution timeout: loading may take longer than any batch
+# Times the execution timeout: loading may take longer than any batch.
 LOAD_TIMEOUT_FACTOR: Final = 10
 
 

@@ -44,7 +44,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 LINGER_NS: Final = 1_000_000_000  # for gateways to read the last replies
 CONNECTIONS_MAX: Final = 64
-# gap between lone requests up to which the thread polls instead of blocking
+# Gap between lone requests up to which the thread polls instead of blocking.
 BUSY_POLL_NS: Final = 500_000
 
 
@@ -108,7 +108,7 @@ class Server:
     def serve(self) -> int:
         """Warm up the functions, then serve; return the exit status of the process."""
         signal.signal(signal.SIGUSR1, lambda number, frame: self._request_stop())
-        # a terminal sends it to all processes; the supervisor handles it
+        # A terminal sends it to all processes; the supervisor handles it.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         # Without this, a signal that arrives just before the wait would be handled only after it.
         signal.set_wakeup_fd(self._wake_fd, warn_on_full_buffer=False)
@@ -231,7 +231,7 @@ class Server:
                 self._on_message(connection, message)
         except OSError:
             self._close(connection)
-        # invalid messages never come from our own gateway
+        # Invalid messages never come from our own gateway.
         except (ValueError, ConfigError) as error:
             _LOG.error(
                 "worker %s: a gateway sent an invalid message; disconnecting: %s",
