@@ -108,7 +108,7 @@ def test_clients_that_vanish_leave_nothing_behind(misbehaving: Path) -> None:
             # With a reset: one that only closes its side may still be listening.
             connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
             connection.close()
-        gone = 'headgate_requests_total{class="usual",model="slow",outcome="cancelled"'
+        gone = 'headgate_requests_total{class="default",model="slow",outcome="cancelled"'
         assert until(
             lambda: any(
                 line.startswith(gone) and float(line.split()[-1]) >= 4

@@ -96,7 +96,7 @@ def test_one_request_breaks_and_not_its_neighbour(handler: Handler) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "deadline_ms", "gives_up", "status"),
+    ("function", "deadline_ms", "is_hard", "status"),
     [
         ("double", 1_000.0, True, 200),
         ("double", None, True, 200),
@@ -106,9 +106,9 @@ def test_one_request_breaks_and_not_its_neighbour(handler: Handler) -> None:
     ],
 )
 def test_what_nobody_waits_for_is_not_begun(
-    handler: Handler, function: str, deadline_ms: float | None, gives_up: bool, status: int
+    handler: Handler, function: str, deadline_ms: float | None, is_hard: bool, status: int
 ) -> None:
-    _, (result,) = ask(handler, function, work(1, 1.0), deadline_ms=deadline_ms, gives_up=gives_up)
+    _, (result,) = ask(handler, function, work(1, 1.0), deadline_ms=deadline_ms, is_hard=is_hard)
     assert result.status == status
 
 
@@ -204,4 +204,4 @@ def test_a_result_that_an_answer_has_no_room_for_is_told_as_such() -> None:
     first, second, third = decode_response(body)[1]
     assert (first.status, len(first.outputs), third.status) == (200, 1, 200)
     assert (second.status, second.outputs) == (413, [])
-    assert "more than a call can carry" in second.error
+    assert "more than the payload limit of a call" in second.error

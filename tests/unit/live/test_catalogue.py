@@ -39,8 +39,8 @@ def line_of(stages: dict[str, object], **signatures: tuple[dict[str, str], dict[
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"y": "FP64[-1]"}, "stage 1 (a) gives FP64[-1]"),
-        ({"y": "FP32[-1, 3]"}, "stage 1 (a) gives FP32[-1, 3]"),
+        ({"y": "FP64[-1]"}, "stage 1 (a) outputs FP64[-1]"),
+        ({"y": "FP32[-1, 3]"}, "stage 1 (a) outputs FP32[-1, 3]"),
         ({"z": "FP32[-1]"}, "no earlier stage outputs it"),
     ],
 )

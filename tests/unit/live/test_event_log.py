@@ -185,7 +185,7 @@ def test_two_gateways_for_a_moment(tmp_path: Path) -> None:
 
 def test_what_is_no_log_is_neither_overwritten_nor_deleted(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("functions: {}\n")
-    with pytest.raises(ConfigError, match="is there, and is not an event log"):
+    with pytest.raises(ConfigError, match="exists and is not an event log"):
         EventLog(tmp_path / "a.yaml", HEADER, USUAL)
     assert (tmp_path / "a.yaml").read_text() == "functions: {}\n"
     (tmp_path / "a.log.3").write_text("mine\n")

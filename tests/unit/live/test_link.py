@@ -29,35 +29,35 @@ from headgate.live.ipc.shared_memory import Arena
 from headgate.live.ipc.worker_link import COPY_BYTES_MAX, WorkerLink
 
 LARGE = 3 * COPY_BYTES_MAX + 5
-ORDER = to_wire(StopInstance(1, 0))
+ACTION = to_wire(StopInstance(1, 0))
 REPORT = EventMessage(to_wire(InstanceStopped(7, "gone")))
 PICKLED = pickle.dumps(REPORT.wire)
 
 
-class Heard:
-    """What a link tells of."""
+class RecordingListener:
+    """Records the calls of a link."""
 
     def __init__(self) -> None:
         self.order: list[str] = []
         self.outputs: list[bytes] = []
 
-    def ran(self, link: WorkerLink, message: BatchRan) -> None:
+    def on_batch_ran(self, link: WorkerLink, message: BatchRan) -> None:
         self.order.append(f"ran {message.batch_id}")
         for result in message.results:
             self.outputs += [bytes(cast(memoryview, tensor.data)) for tensor in result.outputs]
 
     def on_event(self, event: object) -> None:
-        self.order.append("reported")
+        self.order.append("event")
 
-    def learned(self, facts: object) -> None:
-        self.order.append("learned")
+    def on_function_loaded(self, function: object) -> None:
+        self.order.append("loaded")
 
-    def lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
+    def on_worker_lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
         self.order.append(f"lost {batch_ids}")
 
 
-class Written:
-    """A transport that keeps what is written."""
+class RecordingTransport:
+    """Decodes and keeps what is written."""
 
     def __init__(self) -> None:
         self.frames = Frames()
@@ -75,11 +75,11 @@ class Rig:
     """A link between two arenas, of which the second is the worker's."""
 
     def __init__(self, arena_bytes: int = 16 << 20) -> None:
-        self.own, self.theirs = Arena.create(arena_bytes), Arena.create(arena_bytes)
-        self.heard, self.written = Heard(), Written()
-        place = NodeSpec(0, 0, "worker", [])
-        self.link = WorkerLink(place, Hello(0, 0, []), cast(Any, self.heard), self.own, self.theirs)
-        self.link.connection_made(cast(Any, self.written))
+        self.arena, self.peer_arena = Arena.create(arena_bytes), Arena.create(arena_bytes)
+        self.listener, self.transport = RecordingListener(), RecordingTransport()
+        node = NodeSpec(0, 0, "worker", [])
+        self.link = WorkerLink(node, Hello(0, 0, []), cast(Any, self.listener), self.arena, self.peer_arena)
+        self.link.connection_made(cast(Any, self.transport))
 
     def run(self, batch_id: int, size: int) -> bytes:
         content = bytes(number % 251 for number in range(size))
@@ -90,7 +90,7 @@ class Rig:
     def ran(self, batch_id: int, *contents: bytes) -> bytes:
         outputs = []
         for content in contents:
-            block = self.theirs.allocate(memoryview(content))
+            block = self.peer_arena.allocate(memoryview(content))
             assert block is not None
             outputs.append(Tensor("y", "UINT8", (len(content),), block))
         return frame(BatchRan(batch_id, 0, 0, [TaskResult(8, outputs)], []))
@@ -99,21 +99,21 @@ class Rig:
 def test_what_is_sent_stays_in_order() -> None:
     async def story() -> None:
         rig = Rig()
-        rig.link.send_action(ORDER)
+        rig.link.send_action(ACTION)
         content = rig.run(1, LARGE)
-        rig.link.send_action(ORDER)
+        rig.link.send_action(ACTION)
         rig.run(2, 20_000)
-        assert len(rig.written.messages) == 1  # the rest waits for the copy
+        assert len(rig.transport.messages) == 1  # the rest waits for the copy
         for _ in range(10):
             await asyncio.sleep(0)
-        kinds = [type(message) for message in rig.written.messages]
+        kinds = [type(message) for message in rig.transport.messages]
         assert kinds == [ActionMessage, RunBatch, ActionMessage, RunBatch]
-        (tensor,) = cast(RunBatch, rig.written.messages[1]).tasks[0].inputs
-        assert bytes(rig.own.view(cast(Block, tensor.data))) == content
-        rig.link.send_action(ORDER)
-        assert len(rig.written.messages) == 5  # at once again
+        (tensor,) = cast(RunBatch, rig.transport.messages[1]).tasks[0].inputs
+        assert bytes(rig.arena.view(cast(Block, tensor.data))) == content
+        rig.link.send_action(ACTION)
+        assert len(rig.transport.messages) == 5  # at once again
         rig.link.connection_lost(None)
-        assert rig.heard.order == ["lost [1, 2]"]
+        assert rig.listener.order == ["lost [1, 2]"]
 
     asyncio.run(story())
 
@@ -125,7 +125,7 @@ def test_others_come_in_between() -> None:
         rig = Rig()
         rig.run(1, LARGE)
         turns = 0
-        while not rig.written.messages:
+        while not rig.transport.messages:
             await asyncio.sleep(0)
             turns += 1
         assert turns >= LARGE // COPY_BYTES_MAX
@@ -143,15 +143,15 @@ def test_what_is_heard_stays_in_order() -> None:
         data = rig.ran(1, b"small" * 5_000, large) + frame(REPORT) + rig.ran(2, b"y" * 20_000)
         rig.link.data_received(data[:100])
         rig.link.data_received(data[100:])
-        assert rig.heard.order == []
+        assert rig.listener.order == []
         for _ in range(10):
             await asyncio.sleep(0)
-        assert rig.heard.order == ["ran 1", "reported", "ran 2"]
-        assert rig.heard.outputs == [b"small" * 5_000, large, b"y" * 20_000]
-        released = [m for m in rig.written.messages if isinstance(m, Release)]
+        assert rig.listener.order == ["ran 1", "event", "ran 2"]
+        assert rig.listener.outputs == [b"small" * 5_000, large, b"y" * 20_000]
+        released = [m for m in rig.transport.messages if isinstance(m, Release)]
         assert [len(message.offsets) for message in released] == [2, 1]
         rig.link.connection_lost(None)
-        assert rig.heard.order[-1] == "lost []"
+        assert rig.listener.order[-1] == "lost []"
 
     asyncio.run(story())
 
@@ -165,8 +165,8 @@ def test_a_worker_that_goes_within_a_copy_takes_its_batch_with_it() -> None:
         rig.link.connection_lost(None)
         for _ in range(10):
             await asyncio.sleep(0)
-        assert rig.heard.order == ["lost [1, 2]"]
-        assert len(rig.written.messages) == 1
+        assert rig.listener.order == ["lost [1, 2]"]
+        assert len(rig.transport.messages) == 1
 
     asyncio.run(story())
 
@@ -184,8 +184,8 @@ def outside() -> BatchRan:
         b"\x01\x00\x00\x00\xc1",
         b"\x04\x00\x00\x00" + b"GET ",
         len(PICKLED).to_bytes(4, "little") + PICKLED,
-        frame(ActionMessage(ORDER)),
-        frame(EventMessage(ORDER)),
+        frame(ActionMessage(ACTION)),
+        frame(EventMessage(ACTION)),
         frame(EventMessage(["NoSuchEvent", 1])),
         frame(Release([4096])),
         frame(outside()),
@@ -211,9 +211,9 @@ def test_a_worker_that_makes_no_sense_is_disconnected(said: bytes) -> None:
         rig = Rig()
         rig.run(1, 10)
         rig.link.data_received(said + frame(REPORT))
-        assert rig.written.is_closed
+        assert rig.transport.is_closed
         rig.link.connection_lost(None)
-        assert rig.heard.order == ["lost [1]"]
+        assert rig.listener.order == ["lost [1]"]
 
     asyncio.run(story())
 
@@ -222,10 +222,10 @@ def test_nonsense_after_a_large_one_ends_it() -> None:
     async def story() -> None:
         rig = Rig()
         rig.run(1, 10)
-        rig.link.data_received(rig.ran(1, bytes(LARGE)) + frame(ActionMessage(ORDER)))
+        rig.link.data_received(rig.ran(1, bytes(LARGE)) + frame(ActionMessage(ACTION)))
         for _ in range(10):
             await asyncio.sleep(0)
-        assert rig.heard.order == ["ran 1"]
-        assert rig.written.is_closed
+        assert rig.listener.order == ["ran 1"]
+        assert rig.transport.is_closed
 
     asyncio.run(story())

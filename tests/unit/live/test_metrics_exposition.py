@@ -45,9 +45,9 @@ def test_every_request_is_in_its_place(accept: str) -> None:
         labels = {"model": model, "tier": "dedicated", "class": class_, "outcome": outcome}
         return value(got, "headgate_requests_total", **labels)
 
-    assert [requests("usual", o) for o in ("met", "late", "rejected", "expired")] == [1, 1, 1, 0]
+    assert [requests("default", o) for o in ("met", "late", "rejected", "expired")] == [1, 1, 1, 0]
     assert requests("urgent", "expired") == 1
-    assert requests("usual", "cancelled", "echo") == 1
+    assert requests("default", "cancelled", "echo") == 1
     rejections = "headgate_admission_rejections_total"
     assert value(got, rejections, model="resnet", reason="overloaded") == 1
     assert value(got, rejections, model="echo", reason="infeasible") == 0
@@ -95,7 +95,7 @@ def test_readings_and_the_rest() -> None:
 def test_an_idle_gateway_shows_zeros() -> None:
     """A rate over a counter that appears only with its first event misses that event."""
     got = scraped(Metrics(small_app()))
-    met = {"model": "echo", "tier": "dedicated", "class": "usual", "outcome": "met"}
+    met = {"model": "echo", "tier": "dedicated", "class": "default", "outcome": "met"}
     assert value(got, "headgate_requests_total", **met) == 0
     assert all(math.isfinite(each) for each in got.values())
 

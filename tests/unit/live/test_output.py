@@ -201,8 +201,8 @@ def test_a_forked_child_prints_too() -> None:
 def test_descriptors_that_are_closed_are_not_taken_by_the_next_socket() -> None:
     done = run(
         "import os, socket\n"
-        "from headgate.live.telemetry.logs import keep_descriptors\n"
-        "keep_descriptors()\n"
+        "from headgate.live.telemetry.logs import reopen_standard_fds\n"
+        "reopen_standard_fds()\n"
         "assert socket.socket().fileno() > 2\n"
         "assert os.path.sameopenfile(2, os.open(os.devnull, os.O_WRONLY))\n"
         "print('kept')\n",

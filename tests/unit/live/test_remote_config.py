@@ -137,7 +137,7 @@ KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
         ("", {}, "has no provider: it can be simulated, but not served"),
         (", provider: lambda, target: f, region: eu-central-1", {}, "there are no AWS credentials"),
         (", provider: lambda, target: f", KEYS, "there is no AWS region"),
-        (", provider: lambda, target: f", {"AWS_PROFILE": "nobody"}, "AWS's settings"),
+        (", provider: lambda, target: f", {"AWS_PROFILE": "nobody"}, "invalid AWS settings"),
     ],
 )
 def test_what_could_never_be_asked_is_not_served(

@@ -35,7 +35,7 @@ from headgate.live.ipc.shared_memory import Arena
 from headgate.live.ipc.worker_link import WorkerLink
 from headgate.live.runtime import Runtime
 
-PLACE = NodeSpec(0, 0, "n1", [])
+NODE = NodeSpec(0, 0, "n1", [])
 SPEC = {
     "functions": {"f": {"code": "nowhere:F", "exec": "1ms", "start": "1ms"}},
     "pools": {"local": {"tier": "dedicated"}},
@@ -51,7 +51,7 @@ class FakeLink:
     """A worker that does as it is told at once, or breaks."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self.place = PLACE
+        self.node = NODE
         self.hello = Hello(0, 1, [MeasuredFunction("f", Signature(), (), 0, 0)])
         self.runtime = runtime
         self.breaks = 0
@@ -66,7 +66,7 @@ class FakeLink:
         ran = BatchRan(message.batch_id, 1, 2, results)
         asyncio.get_running_loop().call_soon(self.runtime.on_batch_ran, cast(WorkerLink, self), ran)
 
-    def order(self, wire: Wire) -> None:
+    def send_action(self, wire: Wire) -> None:
         assert wire[0] == "StartInstance"
         started = InstanceStarted(cast(int, wire[1]), 0)
         asyncio.get_running_loop().call_soon(self.runtime.on_event, started)
@@ -78,7 +78,7 @@ class Rig:
         self.faults: Counter[str] = Counter()
         self.runtime = Runtime(
             tmp_path,
-            Deployment(cast(dict[str, Any], spec), str(tmp_path), [PLACE]),
+            Deployment(cast(dict[str, Any], spec), str(tmp_path), [NODE]),
             arena_bytes=65_536,
             log_path=None,
             on_submitted=hooks.get("submitted"),
@@ -263,7 +263,7 @@ def make_link(
     listener: object, transport: Transport, faults: list[str]
 ) -> tuple[WorkerLink, Arena, Arena]:
     own, theirs = Arena.create(65_536), Arena.create(65_536)
-    link = WorkerLink(PLACE, Hello(0, 0, []), cast(Any, listener), own, theirs, faults.append)
+    link = WorkerLink(NODE, Hello(0, 0, []), cast(Any, listener), own, theirs, faults.append)
     link.connection_made(cast(asyncio.Transport, transport))
     return link, own, theirs
 

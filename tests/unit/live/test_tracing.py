@@ -135,7 +135,7 @@ def test_asked_for_it_is_on(environment: dict[str, str]) -> None:
 
 
 def test_an_exporter_that_is_not_there_is_said_to_be() -> None:
-    with pytest.raises(ConfigError, match="OTEL_TRACES_EXPORTER: 'pigeon': no such exporter"):
+    with pytest.raises(ConfigError, match="OTEL_TRACES_EXPORTER: 'pigeon': is not an installed exporter"):
         make_tracer({"OTEL_TRACES_EXPORTER": "pigeon"})
 
 
