@@ -1,4 +1,4 @@
-"""A function platform for tests: speaks Invoke of Lambda, runs the real handler, can break."""
+"""A FaaS platform for tests: the Invoke API of Lambda, the real handler, and failures on demand."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ PROVISION = "/2019-09-30/functions/"
 
 
 class FakeLambda:
-    """Modes: well, throttle, fail (500), broken (function error), slow, hang, reset, senseless.
-
-    `is_gone` closes its port. An instance is a `Handler`; idle ones are used again, as warm.
-    """
+    """Modes: well, throttle, fail (500), broken (function error), slow, hang, reset, senseless."""
 
     def __init__(self, directory: Path) -> None:
         self.mode = "well"
@@ -62,14 +59,14 @@ class FakeLambda:
         self.close()
 
     def open(self) -> None:
-        """Be there, on the same port as before."""
+        """Listen, on the same port as before."""
         server = self._server = Server(("127.0.0.1", self.port), Answerer)
         server.platform = self
         self.port = server.server_address[1]
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
 
     def close(self) -> None:
-        """Be gone, with all connections."""
+        """Stop listening and close all connections."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -91,7 +88,7 @@ class FakeLambda:
                 self._idle.append(instance)
 
     def _start(self) -> Handler:
-        """One at a time: real ones are processes, and loading is not safe between threads."""
+        """Start one instance at a time: real ones are processes, and loading is not thread-safe."""
         time.sleep(self.start_s)
         with self._starting:
             handler = Handler(self._environment)
@@ -130,7 +127,7 @@ class Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: object, address: object) -> None:
-        """A client that goes away is no news."""
+        """Ignore clients that disconnect."""
 
 
 class Answerer(BaseHTTPRequestHandler):
@@ -197,5 +194,4 @@ class Answerer(BaseHTTPRequestHandler):
         self.wfile.write(body)
         self.wfile.flush()
 
-    def log_message(self, format: str, *arguments: object) -> None:
-        """Nobody wants to know."""
+    def log_message(self, format: str, *arguments: object) -> None: ...

@@ -1,4 +1,4 @@
-"""An application of functions that cannot be loaded, each in its own way, beside a healthy one."""
+"""An application with functions that fail to load, each for another reason, and a healthy one."""
 
 from __future__ import annotations
 
@@ -112,5 +112,5 @@ def loads(directory: Path, name: str) -> list[int]:
 
 
 def mend(served: Served) -> None:
-    """From now on everything can be loaded."""
+    """Make everything loadable from now on."""
     (served.directory / "fixed").touch()

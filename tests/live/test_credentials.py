@@ -1,4 +1,4 @@
-"""Credentials of AWS are used and never logged, not even at the level at which most is said."""
+"""AWS credentials are used and never logged, not even at debug level."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ serve: {lame_duck: 0s}
 
 
 class Refuses(BaseHTTPRequestHandler):
-    """Finds every signature wrong and quotes what should have been signed, as AWS does."""
+    """Rejects every signature and quotes the string that should have been signed, as AWS does."""
 
     server: Server
 
@@ -50,8 +50,7 @@ class Refuses(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *arguments: object) -> None:
-        """Nobody wants to know."""
+    def log_message(self, format: str, *arguments: object) -> None: ...
 
 
 class Server(ThreadingHTTPServer):
@@ -72,9 +71,7 @@ def proxy() -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_credentials_of_aws_are_never_logged(
-    tmp_path: Path, proxy: Server, log_format: str
-) -> None:
+def test_aws_credentials_are_never_logged(tmp_path: Path, proxy: Server, log_format: str) -> None:
     (tmp_path / "app.yaml").write_text(APP)
     environment = {
         "AWS_ACCESS_KEY_ID": ID,

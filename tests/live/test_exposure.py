@@ -1,4 +1,4 @@
-"""What a server shows to others: addresses, files, and what is said in the clear."""
+"""What a server exposes: addresses, files, and plain text on TLS ports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ADDRESS_BYTES = {"tcp": 4, "tcp6": 16}
 
 @pytest.fixture
 def open_umask() -> Iterator[None]:
-    """Whoever starts it has files made for everybody."""
+    """A umask that makes files accessible to everybody."""
     before = os.umask(0)
     yield
     os.umask(before)
@@ -61,13 +61,16 @@ def listening(served: Served) -> list[IPv4Address | IPv6Address]:
 
 
 def _address(written: str, size: int) -> IPv4Address | IPv6Address:
-    """An address, which the kernel writes in words of four bytes, as this machine has them."""
+    """Return an address from the kernel's format.
+
+    Words of four bytes in the order of this machine.
+    """
     words = (int(written[at : at + 8], 16) for at in range(0, 2 * size, 8))
     address = ip_address(b"".join(word.to_bytes(4, byteorder) for word in words))
     return getattr(address, "ipv4_mapped", None) or address
 
 
-def test_nobody_but_this_machine_can_connect_unless_told_otherwise(misbehaving: Path) -> None:
+def test_listens_on_loopback_by_default(misbehaving: Path) -> None:
     (misbehaving / "app.yaml").write_text(APP)
     with Served(misbehaving, "--grpc-port", "0") as served:
         found = listening(served)
@@ -76,8 +79,8 @@ def test_nobody_but_this_machine_can_connect_unless_told_otherwise(misbehaving: 
 
 
 @pytest.mark.usefixtures("open_umask")
-def test_no_other_user_may_enter_where_workers_listen(misbehaving: Path) -> None:
-    """Whatever the umask: the directory of a server's sockets, and the sockets in it."""
+def test_worker_sockets_are_private(misbehaving: Path) -> None:
+    """Whatever the umask: the run directory of a server, and the sockets in it."""
     (misbehaving / "app.yaml").write_text(APP)
     with Served(misbehaving, "--log", "run.log") as served:
         assert served.ask("plain", [1.0])[0] == 200
@@ -91,8 +94,8 @@ def test_no_other_user_may_enter_where_workers_listen(misbehaving: Path) -> None
     assert not directory.exists()
 
 
-def heard(address: tuple[str, int], said: bytes) -> bytes:
-    """What comes back to whoever speaks without TLS, until the connection ends."""
+def plaintext_reply(address: tuple[str, int], said: bytes) -> bytes:
+    """Return what a client without TLS receives until the connection is closed."""
     answer = b""
     with socket.create_connection(address, timeout=30) as client, suppress(ConnectionError):
         client.sendall(said)
@@ -101,7 +104,7 @@ def heard(address: tuple[str, int], said: bytes) -> bytes:
     return answer
 
 
-def test_with_a_certificate_nothing_is_said_in_the_clear(misbehaving: Path) -> None:
+def test_tls_port_sends_nothing_in_plain_text(misbehaving: Path) -> None:
     subprocess.run(
         "openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 1 "
         "-subj /CN=localhost -addext subjectAltName=IP:127.0.0.1",
@@ -127,6 +130,6 @@ def test_with_a_certificate_nothing_is_said_in_the_clear(misbehaving: Path) -> N
             ):
                 client.sendall(said)
                 assert client.recv(1), "it does not answer over TLS either"
-            answer = heard(address, said)
+            answer = plaintext_reply(address, said)
             # An alert of TLS at most.
             assert not answer or answer[0] == 0x15, answer

@@ -1,4 +1,4 @@
-"""A function that cannot be loaded: named, refused at once, tried now and then."""
+"""Functions that cannot be loaded, in a server: named, rejected at once, retried with back-off."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def readiness(served: Served) -> tuple[int, dict[str, object]]:
 
 
 @pytest.mark.parametrize("name", list(KINDS))
-def test_it_is_named_and_refused_and_its_neighbour_is_served(tmp_path: Path, name: str) -> None:
+def test_failed_load_is_named_and_other_models_serve(tmp_path: Path, name: str) -> None:
     model, why = name.lower(), f"cannot be loaded: {KINDS[name]}"
     with Served(write_app(tmp_path, name, "Healthy")) as served:
         assert readiness(served) == (
@@ -44,8 +44,8 @@ def test_it_is_named_and_refused_and_its_neighbour_is_served(tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("name", ["Raises", "Crashes"])
-def test_it_recovers_by_itself(tmp_path: Path, name: str) -> None:
-    """Without any request, and then clients see what it takes."""
+def test_failed_load_is_retried(tmp_path: Path, name: str) -> None:
+    """Without any request; then clients see the signature."""
     model = name.lower()
     with Served(write_app(tmp_path, name, "Healthy")) as served:
         assert readiness(served)[0] == 503
@@ -56,8 +56,8 @@ def test_it_recovers_by_itself(tmp_path: Path, name: str) -> None:
         assert described["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1]}]
 
 
-def test_a_worker_dies_once_for_each_load_that_kills_it(tmp_path: Path) -> None:
-    """Three on two workers: neither loads any of them twice in its own process."""
+def test_crashing_load_kills_one_worker_once(tmp_path: Path) -> None:
+    """Three such functions on two workers: no worker loads any of them twice in its own process."""
     names = ("Crashes", "Dies", "HoldsTheInterpreter")
     with Served(write_app(tmp_path, *names, "Healthy", nodes=2)) as served:
         assert set(readiness(served)[1]["models"]) == {name.lower() for name in names}  # type: ignore[call-overload]
@@ -68,7 +68,7 @@ def test_a_worker_dies_once_for_each_load_that_kills_it(tmp_path: Path) -> None:
         assert served.errors().count(" died (") <= 2 * len(names)
 
 
-def test_a_gateway_that_is_started_again_knows(tmp_path: Path) -> None:
+def test_restarted_gateway_knows_failed_loads(tmp_path: Path) -> None:
     with Served(write_app(tmp_path, "Raises", "Healthy")) as served:
         (before,) = served.gateways()
         os.kill(before, signal.SIGKILL)
@@ -77,10 +77,13 @@ def test_a_gateway_that_is_started_again_knows(tmp_path: Path) -> None:
         assert readiness(served)[1]["models"] == {"raises": "cannot be loaded: OSError"}
 
 
-def test_a_server_that_has_served_does_not_end_because_nothing_can_be_loaded(
+def test_restart_survives_when_no_function_loads(
     tmp_path: Path,
 ) -> None:
-    """Only a first start may end like that: here all processes begin anew, one after the other."""
+    """Only a first start may fail like that.
+
+    Here all processes are restarted, one after the other.
+    """
     with Served(write_app(tmp_path, "Raises", "Healthy")) as served:
         code = tmp_path / "loads.py"
         code.write_text(code.read_text().replace("class Healthy(Model):", "class Healthy:"))
@@ -92,7 +95,7 @@ def test_a_server_that_has_served_does_not_end_because_nothing_can_be_loaded(
         assert served.process.poll() is None
 
 
-def test_a_first_start_at_which_nothing_can_be_loaded_says_why_and_ends(tmp_path: Path) -> None:
+def test_first_start_fails_when_no_function_loads(tmp_path: Path) -> None:
     write_app(tmp_path, "Raises", "Exits", "Crashes")
     done = subprocess.run(
         [sys.executable, "-m", "headgate", "serve", "app.yaml", "--port", "0"],
@@ -113,7 +116,7 @@ def test_a_first_start_at_which_nothing_can_be_loaded_says_why_and_ends(tmp_path
 
 
 @pytest.mark.parametrize("name", ["Raises", "Crashes"])
-def test_a_change_to_it_is_given_up_and_what_is_served_stays(tmp_path: Path, name: str) -> None:
+def test_reload_with_a_failed_load_keeps_the_old_configuration(tmp_path: Path, name: str) -> None:
     with Served(write_app(tmp_path, "Healthy")) as served:
         before = served.gateways(), served.workers()
         write_app(tmp_path, "Healthy", name)

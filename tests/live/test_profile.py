@@ -93,8 +93,10 @@ GRID = ("--cores", "1", "--concurrency", "1,3", "--budget", "15s", "--precision"
 ONE = ("--cores", "1", "--concurrency", "1", "--batch", "1", "--budget", "1s")
 
 
-def test_a_function_is_measured_on_its_cores(place: Path) -> None:
-    """Times, threads, cold start and memory are those of the model; the file says how."""
+def test_function_is_measured_on_its_cores(place: Path) -> None:
+    """Times, threads, cold start and memory are those of the model; the file says how they were
+    measured.
+    """
     result = run("Sleeps", *GRID)
     document = profile(result)
     found = read_profile(place / "profile.json")
@@ -117,7 +119,7 @@ def test_a_function_is_measured_on_its_cores(place: Path) -> None:
     assert (place / "profile.png").exists()
 
 
-def test_an_onnx_file_is_fetched_from_its_store(place: Path) -> None:
+def test_onnx_file_is_fetched_from_its_store(place: Path) -> None:
     (place / "store").mkdir()
     write_linear(place / "store" / "linear.onnx")
     result = run("", *ONE, "--store", "store", code=None, model="linear.onnx")
@@ -133,14 +135,14 @@ def test_code_is_fetched_from_its_store(place: Path) -> None:
     assert profile(run("Sleeps", *ONE, "--store", "store"))["cold_start"]["fetch_ms"] > 0
 
 
-def test_what_there_is_no_time_for_is_said(place: Path) -> None:
-    """A thousand clients that are answered twice, each time after 10 ms or more, in 15 s."""
+def test_unmeasured_points_are_reported(place: Path) -> None:
+    """A thousand clients with two responses each, after 10 ms or more each time, in 15 s."""
     result = run("Sleeps", *GRID, "--concurrency", "1,1000")
     assert {each["concurrency"] for each in profile(result)["skipped"]} == {1_000}
     assert "For want of time 2 places were not measured" in result.stdout
 
 
-def test_a_model_of_single_items_is_measured_with_those(place: Path) -> None:
+def test_unbatched_model_is_measured_with_single_items(place: Path) -> None:
     result = run("OneByOne", *GRID)
     assert {each["batch"] for each in profile(result)["points"]} == {1}
     assert "one item at a time" in result.stdout
@@ -157,7 +159,7 @@ def test_a_model_of_single_items_is_measured_with_those(place: Path) -> None:
         ("Sleeps", ("--store", "nowhere"), "--store: 'nowhere': is not a directory"),
     ],
 )
-def test_what_cannot_be_measured_is_one_line(
+def test_measurement_error_is_one_line(
     place: Path, function: str, arguments: tuple[str, ...], problem: str
 ) -> None:
     result = run(function, *ONE, *arguments)

@@ -1,4 +1,4 @@
-"""All parts real: `headgate serve`, boto3, the embedded platform, and the runtime of Lambda."""
+"""All parts real: `headgate serve`, boto3, the embedded platform, and the Lambda runtime."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headgate.lambda_emulator import EmbeddedPlatform
 HANDLER = "headgate.functions.lambda_handler.handle"
 
 
-def test_a_burst_spills_to_instances_that_start_when_they_are_needed(
+def test_burst_spills_to_cold_starting_instances(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # both find the keys there

@@ -1,4 +1,4 @@
-"""Functions that are kept ready: real boto3 calls to a platform that counts them."""
+"""Keep-warm with real boto3 calls to a platform that counts them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ PLATFORM = replace(RIGS, keep_alive_ns=2_000_000_000)  # longer than anything he
 PERIOD_S = PLATFORM.ping_every_ns / 1e9
 
 
-class Kept:
-    """A platform, and the wishes of a gateway for it."""
+class WarmRig:
+    """A platform, and the keep-warm of a gateway for it."""
 
     def __init__(self, cloud: FakeLambda, target: str) -> None:
         provider = Provider("lambda", target, cloud.url)
@@ -48,11 +48,11 @@ class Kept:
         )
 
 
-def keep(tmp_path: Path, target: str, story: Callable[[FakeLambda, Kept], object]) -> FakeLambda:
+def keep(tmp_path: Path, target: str, story: Callable[[FakeLambda, WarmRig], object]) -> FakeLambda:
     with FakeLambda(write_app(tmp_path, "http://unused")) as cloud:
 
         async def run() -> None:
-            kept = Kept(cloud, target)
+            kept = WarmRig(cloud, target)
             result = story(cloud, kept)
             assert asyncio.iscoroutine(result)
             await result
@@ -63,10 +63,12 @@ def keep(tmp_path: Path, target: str, story: Callable[[FakeLambda, Kept], object
     return cloud
 
 
-def test_as_many_as_are_wished_for_are_called_again_and_again(tmp_path: Path) -> None:
-    """At the same time, so that each call meets an instance of its own; fewer, and some may go."""
+def test_target_instances_are_pinged_periodically(tmp_path: Path) -> None:
+    """Concurrently, so that each ping reaches an instance of its own; with a lower target some may
+    expire.
+    """
 
-    async def story(cloud: FakeLambda, kept: Kept) -> None:
+    async def story(cloud: FakeLambda, kept: WarmRig) -> None:
         cloud.start_s = 0.5  # so that all three are there before the first of them is ready
         began_s = time.monotonic()
         kept.warmth.set_target("double", 3, is_provisioned=False)
@@ -89,8 +91,8 @@ def test_as_many_as_are_wished_for_are_called_again_and_again(tmp_path: Path) ->
     assert all(event["ping"] for event in cloud.events)
 
 
-def test_those_that_run_need_not_be_called(tmp_path: Path) -> None:
-    async def story(cloud: FakeLambda, kept: Kept) -> None:
+def test_running_instances_are_not_pinged(tmp_path: Path) -> None:
+    async def story(cloud: FakeLambda, kept: WarmRig) -> None:
         kept.rig.outpost.running["double"] = 2
         kept.warmth.set_target("double", 3, is_provisioned=False)
         assert kept.warmth.pings == 1
@@ -98,8 +100,8 @@ def test_those_that_run_need_not_be_called(tmp_path: Path) -> None:
     keep(tmp_path, "doubler", story)
 
 
-def test_provisioned_ones_are_ordered_paid_for_and_given_back(tmp_path: Path) -> None:
-    async def story(cloud: FakeLambda, kept: Kept) -> None:
+def test_provisioned_instances_are_requested_billed_and_removed(tmp_path: Path) -> None:
+    async def story(cloud: FakeLambda, kept: WarmRig) -> None:
         kept.warmth.set_target("double", 2, is_provisioned=True)
         await kept.rig.until(lambda: len(cloud.provisioned) == 1)
         kept.warmth.set_target("double", 5, is_provisioned=True)
@@ -111,10 +113,8 @@ def test_provisioned_ones_are_ordered_paid_for_and_given_back(tmp_path: Path) ->
     assert cloud.provisioned[-1] == ("doubler", "live", 0)  # nobody pays for what nobody uses
 
 
-def test_without_an_alias_nothing_can_be_provisioned(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def story(cloud: FakeLambda, kept: Kept) -> None:
+def test_provisioning_needs_an_alias(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def story(cloud: FakeLambda, kept: WarmRig) -> None:
         kept.warmth.set_target("double", 2, is_provisioned=True)
         await kept.rig.until(lambda: "only an alias" in caplog.text)
 
@@ -122,10 +122,8 @@ def test_without_an_alias_nothing_can_be_provisioned(
     assert cloud.provisioned == []
 
 
-def test_a_platform_that_does_not_answer_pings_is_warned_about(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def story(cloud: FakeLambda, kept: Kept) -> None:
+def test_failing_pings_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def story(cloud: FakeLambda, kept: WarmRig) -> None:
         cloud.mode = "throttle"
         kept.warmth.set_target("double", 2, is_provisioned=False)
         await kept.rig.until(lambda: "cannot keep double warm" in caplog.text)

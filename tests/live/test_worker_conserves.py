@@ -1,4 +1,4 @@
-"""Whatever gateways ask for, in whatever order: each batch and each instance ends exactly once."""
+"""Random actions of gateways: each batch and each instance ends exactly once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headgate.live.ipc.messages import BatchRan, EventMessage
 
 
 def play(gateway: Gateway, random: Random, steps: int) -> None:
-    """Give orders at random, and see that all of them end."""
+    """Send random actions, and check that all of them end."""
     batches, ended = 0, Counter[int]()
     started, stopped = Counter[int](), Counter[int]()
 
@@ -71,7 +71,7 @@ def play(gateway: Gateway, random: Random, steps: int) -> None:
 
 
 @pytest.mark.parametrize(("slots", "seed"), [(1, 1), (1, 2), (3, 3)])
-def test_everything_ends_once(tmp_path: Path, slots: int, seed: int) -> None:
+def test_every_batch_and_instance_ends_once(tmp_path: Path, slots: int, seed: int) -> None:
     functions = {"echo": code("echo", concurrency=2), "nap": code("nap")}
     failures: list[BaseException] = []
 

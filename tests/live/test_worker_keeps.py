@@ -1,4 +1,4 @@
-"""What a function keeps of its inputs stays as it was, whatever comes later."""
+"""Inputs that a function keeps stay valid, whatever is sent later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ def large(value: float, items: int = 1) -> dict[str, Array]:
 
 @pytest.mark.parametrize("how", ["array", "view", "memory", "decoded"])
 def test_kept_inputs_are_not_overwritten_by_later_requests(tmp_path: Path, how: str) -> None:
-    """The gateway uses a block again as soon as it may: those that are kept it may not."""
+    """The gateway reuses a block as soon as it is released.
+
+    Blocks of kept inputs are not released.
+    """
     with worker(tmp_path, {"keeps": code("Keeps", options={"how": how})}) as process:
         gateway = process.gateway()
         gateway.start()
@@ -36,7 +39,7 @@ def test_kept_inputs_are_not_overwritten_by_later_requests(tmp_path: Path, how: 
         assert not gateway.in_use
 
 
-def test_requests_of_one_batch_that_are_kept_stay_as_well(tmp_path: Path) -> None:
+def test_kept_inputs_of_one_batch_stay_valid(tmp_path: Path) -> None:
     with worker(tmp_path, {"keeps": code("Keeps", options={"how": "decoded"})}) as process:
         gateway = process.gateway()
         gateway.start()
@@ -47,7 +50,7 @@ def test_requests_of_one_batch_that_are_kept_stay_as_well(tmp_path: Path) -> Non
         assert gateway.arrays(last)["sums"].tolist() == [expected]
 
 
-def test_what_is_not_kept_is_given_back_with_the_answer(tmp_path: Path) -> None:
+def test_other_inputs_are_released_with_the_reply(tmp_path: Path) -> None:
     functions = {"double": code("double"), "picky": code("picky")}
     with worker(tmp_path, functions, pool={"queue": 0}) as process:
         gateway = process.gateway()
@@ -66,7 +69,7 @@ def test_what_is_not_kept_is_given_back_with_the_answer(tmp_path: Path) -> None:
 
 
 def test_kept_inputs_outlive_their_gateway(tmp_path: Path) -> None:
-    """Its shared memory goes when nobody looks at it any more, and not under a function's hands."""
+    """Its shared memory is unmapped when nothing references it any more, and not before."""
     functions = {"keeps": code("Keeps"), "nap": code("nap")}
     with worker(tmp_path, functions, pool={"queue": 4}) as process:
         gateway, other = process.gateway(), process.gateway()

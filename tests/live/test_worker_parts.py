@@ -1,4 +1,4 @@
-"""The parts of a worker that need no process of their own."""
+"""Components of a worker that need no process of their own."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def only(results: list[TaskResult]) -> TaskResult:
 # --- the runner ----------------------------------------------------------------------------------
 
 
-def test_without_batching_requests_go_one_by_one() -> None:
-    """The first dimension means nothing then, and an answer need not have one."""
+def test_unbatched_model_runs_requests_one_by_one() -> None:
+    """The first dimension has no meaning then, and a result need not have one."""
     calls = []
 
     @function(batches=False)
@@ -75,14 +75,17 @@ def test_without_batching_requests_go_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        (None, "ValueError: the result of predict is nothing, not an array, a list or a dict of them"),
+        (
+            None,
+            "ValueError: the result of predict is nothing, not an array, a list or a dict of them",
+        ),
         ({"y": [1]}, "TypeError: output 'y' is a list, not an array"),
         ([1], "TypeError: encode returned a list, not a dict of arrays"),
         ({"y": np.array([1j])}, "ValueError: y: an array of complex128 cannot be sent"),
         ({3: np.array([1])}, "TypeError: output 3 is a ndarray, not an array"),
     ],
 )
-def test_a_wrong_answer_is_named(
+def test_invalid_result_is_named(
     answer: object, problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Wrong(Model):
@@ -94,7 +97,7 @@ def test_a_wrong_answer_is_named(
     assert "Traceback" in caplog.text
 
 
-def test_outputs_are_what_was_declared(caplog: pytest.LogCaptureFixture) -> None:
+def test_outputs_have_the_declared_datatype(caplog: pytest.LogCaptureFixture) -> None:
     @function(inputs={"x0": "FP64[-1]"}, outputs={"y": "FP32[-1]"})
     def wide(x0):  # type: ignore[no-untyped-def]
         return x0
@@ -104,7 +107,7 @@ def test_outputs_are_what_was_declared(caplog: pytest.LogCaptureFixture) -> None
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, RecursionError])
-def test_nothing_a_model_raises_comes_through(
+def test_any_exception_of_a_model_is_contained(
     kind: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     class Mean(Exception):
@@ -131,7 +134,7 @@ def test_nothing_a_model_raises_comes_through(
         (np.ones((2, 2), np.float32), "ValueError: output 'y' has 2 items for 1"),
     ],
 )
-def test_outputs_have_the_shape_that_was_declared(
+def test_outputs_have_the_declared_shape(
     answer: Array, problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Shaped(Model):
@@ -147,8 +150,8 @@ def test_outputs_have_the_shape_that_was_declared(
     assert (result.status, result.error) == (500, problem)
 
 
-def test_text_that_cannot_be_sent_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
-    """Else the message with everybody's answers could not be."""
+def test_unencodable_text_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise the message with all results could not be encoded."""
     # The record of the exception holds the text as it is: no report of a test could carry it.
     caplog.set_level(logging.CRITICAL, logger="headgate.live.worker.runner")
 
@@ -165,14 +168,14 @@ def test_text_that_cannot_be_sent_is_replaced(caplog: pytest.LogCaptureFixture) 
 
 
 class Hostile(dict[str, object]):
-    """A column that cannot be looked at."""
+    """A batch that cannot be inspected."""
 
     def values(self):  # type: ignore[no-untyped-def]
         raise RuntimeError("do not look")
 
 
 class Stubborn(np.ndarray[Any, Any]):
-    """An array that cannot be joined with others."""
+    """An array that cannot be concatenated with others."""
 
     def __array_function__(self, function, types, args, kwargs):  # type: ignore[no-untyped-def]
         if function is np.concatenate:
@@ -181,7 +184,7 @@ class Stubborn(np.ndarray[Any, Any]):
 
 
 class Name(str):
-    """Text that is none for whoever encodes messages."""
+    """A subclass of `str` that breaks the encoder of messages."""
 
 
 WRONG_COLUMNS: dict[str, object] = {
@@ -200,7 +203,7 @@ WRONG_COLUMNS: dict[str, object] = {
 
 @pytest.mark.parametrize("is_idempotent", [True, False])
 @pytest.mark.parametrize("wrong", list(WRONG_COLUMNS))
-def test_a_wrong_column_of_one_request_fails_that_one(wrong: str, is_idempotent: bool) -> None:
+def test_invalid_decoded_value_fails_its_own_request(wrong: str, is_idempotent: bool) -> None:
     class Decodes(Model):
         def decode(self, inputs: dict[str, Array]) -> object:
             return WRONG_COLUMNS[wrong] if inputs["x0"][0] < 0 else inputs
@@ -216,8 +219,8 @@ def test_a_wrong_column_of_one_request_fails_that_one(wrong: str, is_idempotent:
 
 
 @pytest.mark.parametrize("is_idempotent", [True, False])
-def test_columns_that_cannot_be_joined_run_one_by_one(is_idempotent: bool) -> None:
-    """Nothing has run when that is found out: it is safe for any function."""
+def test_values_that_cannot_be_concatenated_run_one_by_one(is_idempotent: bool) -> None:
+    """Nothing has run at that point, so it is safe for any function."""
     calls = []
 
     class Decodes(Model):
@@ -248,7 +251,7 @@ WRONG_OUTPUTS: dict[str, object] = {
 
 @pytest.mark.parametrize("is_idempotent", [True, False])
 @pytest.mark.parametrize("wrong", [*WRONG_OUTPUTS, "wrong name", "no dict", "raises"])
-def test_a_wrong_output_of_one_request_fails_that_one(wrong: str, is_idempotent: bool) -> None:
+def test_invalid_output_fails_its_own_request(wrong: str, is_idempotent: bool) -> None:
     calls = []
 
     class Encodes(Model):
@@ -277,10 +280,10 @@ def test_a_wrong_output_of_one_request_fails_that_one(wrong: str, is_idempotent:
     ("is_idempotent", "statuses"), [(True, [200, 500, 200]), (False, [500, 500, 500])]
 )
 @pytest.mark.parametrize("wrong", [[1.0], {"y": np.zeros(3), "z": np.zeros(2)}, 3, None])
-def test_an_answer_that_cannot_be_cut_apart_is_asked_for_one_by_one(
+def test_result_that_cannot_be_split_is_run_one_by_one(
     wrong: object, is_idempotent: bool, statuses: list[int]
 ) -> None:
-    """Whose answer is missing cannot be told; what may not run twice has run already."""
+    """It is unknown whose result is missing; a function that is not idempotent has run already."""
     calls = []
 
     class Predicts(Model):
@@ -297,7 +300,7 @@ def test_an_answer_that_cannot_be_cut_apart_is_asked_for_one_by_one(
     assert calls == ([3, 1, 1, 1] if is_idempotent else [3])
 
 
-def test_arrays_of_every_layout_can_be_answered_with() -> None:
+def test_outputs_of_every_memory_layout() -> None:
     class Odd(Model):
         def predict(self, batch: dict[str, Array]) -> object:
             x = batch["x0"]
@@ -316,7 +319,7 @@ def test_arrays_of_every_layout_can_be_answered_with() -> None:
     assert (first["reversed"], first["fortran"]) == ([3.0, 2.0], [[1.0, 1.0], [2.0, 2.0]])
 
 
-def test_an_unsure_output_that_cannot_be_looked_at_is_the_functions_fault() -> None:
+def test_invalid_unsure_output_is_a_function_error() -> None:
     class Unsure(np.ndarray[Any, Any]):
         def any(self, *args: object, **options: object) -> Any:
             raise RuntimeError("do not ask")
@@ -329,14 +332,14 @@ def test_an_unsure_output_that_cannot_be_looked_at_is_the_functions_fault() -> N
 
 
 class FakeConnection:
-    """The little of a connection that a job needs to frame its answer."""
+    """The part of a connection that a job needs to encode its reply."""
 
     def __init__(self) -> None:
         self.own = Arena.create(1 << 20)
 
 
 def framed(results: list[TaskResult]) -> list[TaskResult]:
-    """What a gateway reads of a batch with these results."""
+    """Return what a gateway decodes of a batch with these results."""
     works = [TaskInputs(result.task_id, 1, []) for result in results]
     job = BatchJob(
         Dispatch(0, 0, [], 1, 0, 0, 0),
@@ -351,7 +354,7 @@ def framed(results: list[TaskResult]) -> list[TaskResult]:
     return message.results
 
 
-def test_what_cannot_be_sent_fails_by_itself() -> None:
+def test_unencodable_result_fails_by_itself() -> None:
     good = Tensor("y", "INT8", (1,), memoryview(b"1"))
     odd = Tensor(Name("y"), "INT8", (1,), memoryview(b"1"))
     results = framed([TaskResult(0, [good]), TaskResult(1, [odd]), TaskResult(2, [good])])
@@ -359,7 +362,7 @@ def test_what_cannot_be_sent_fails_by_itself() -> None:
     assert results[1].error.startswith("TypeError: ")
 
 
-def test_what_is_too_large_for_a_message_fails_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_result_fails_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("headgate.live.ipc.messages", "headgate.live.worker.executor"):
         monkeypatch.setattr(f"{module}.MESSAGE_BYTES_MAX", 100_000)
     batch_sizes = [10_000, 80_000, 30_000, 10_000]
@@ -373,7 +376,7 @@ def test_what_is_too_large_for_a_message_fails_by_itself(monkeypatch: pytest.Mon
     assert "80" in results[1].error and "no room" in results[1].error
 
 
-def test_a_flood_of_failures_does_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_tracebacks_are_rate_limited(caplog: pytest.LogCaptureFixture) -> None:
     class Raises(Model):
         def predict(self, batch: object) -> object:
             raise ValueError
@@ -389,8 +392,8 @@ def test_a_flood_of_failures_does_not_flood_the_log(caplog: pytest.LogCaptureFix
 # --- the survey ----------------------------------------------------------------------------------
 
 
-def test_times_are_measured_by_size() -> None:
-    """It takes 5 ms and 5 ms more per item; what there is no time for is estimated."""
+def test_times_are_measured_by_batch_size() -> None:
+    """5 ms plus 5 ms per item; sizes beyond the time budget are estimated."""
 
     @function(inputs={"x0": "FP32[-1]"})
     def slow(x0):  # type: ignore[no-untyped-def]
@@ -405,7 +408,7 @@ def test_times_are_measured_by_size() -> None:
     assert len(measure_exec_ns(runner(slow), 1000, 1)) == 1000
 
 
-def test_measuring_stops_where_it_breaks(caplog: pytest.LogCaptureFixture) -> None:
+def test_measuring_stops_at_the_first_failure(caplog: pytest.LogCaptureFixture) -> None:
     @function(inputs={"x0": "FP32[-1]"})
     def narrow(x0):  # type: ignore[no-untyped-def]
         if len(x0) > 3:
@@ -415,7 +418,7 @@ def test_measuring_stops_where_it_breaks(caplog: pytest.LogCaptureFixture) -> No
     assert len(measure_exec_ns(runner(narrow, is_idempotent=False), 8, 10**8)) == 2
 
 
-def test_nothing_is_measured_on_nothing() -> None:
+def test_model_without_example_is_not_measured() -> None:
     @function
     def unknown(x):  # type: ignore[no-untyped-def]
         return x
@@ -424,7 +427,7 @@ def test_nothing_is_measured_on_nothing() -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 8, 9])
-def test_all_sizes_get_a_time(batch: int) -> None:
+def test_all_batch_sizes_get_a_time(batch: int) -> None:
     assert batch_sizes(batch)[0] == 1
     assert batch_sizes(batch)[-1] == batch
     assert len(interpolate({size: size * 10 for size in batch_sizes(batch)}, batch)) == batch
@@ -446,7 +449,7 @@ def loader_of(loaded: AppConfig, base: Path) -> Loader:
     return Loader(loaded.app, loaded.sources, str(base), 0, CrashMarkers(base))
 
 
-def stock_of(base: Path, memory: str, **functions: str) -> ModelCache:
+def cache_of(base: Path, memory: str, **functions: str) -> ModelCache:
     loaded = declare(
         functions={
             name: {"code": f"counted_code:{cls}", "exec": "1ms", "memory": "3GB"}
@@ -459,8 +462,8 @@ def stock_of(base: Path, memory: str, **functions: str) -> ModelCache:
     return stock
 
 
-def test_a_model_is_kept_until_its_memory_is_needed(base: Path) -> None:
-    stock = stock_of(base, "7GB", a="Heavy", b="Heavy", c="Heavy")
+def test_model_is_cached_until_its_memory_is_needed(base: Path) -> None:
+    stock = cache_of(base, "7GB", a="Heavy", b="Heavy", c="Heavy")
     a, b, _ = stock.variants  # type: ignore[attr-defined]
     first = stock.acquire(a)
     stock.release(a, first, keep=True)
@@ -475,16 +478,16 @@ def test_a_model_is_kept_until_its_memory_is_needed(base: Path) -> None:
     assert log == ["load", "load", "unload", "load"]
 
 
-def test_when_memory_runs_out_what_is_kept_makes_way(base: Path) -> None:
-    stock = stock_of(base, "unlimited", a="Heavy", b="Tight")
+def test_memory_error_evicts_cached_models(base: Path) -> None:
+    stock = cache_of(base, "unlimited", a="Heavy", b="Tight")
     a, b = stock.variants  # type: ignore[attr-defined]
     stock.release(a, stock.acquire(a), keep=True)
     stock.acquire(b)
     assert sys.modules["counted_code"].log == ["load", "try", "unload", "try"]
 
 
-def test_what_does_not_say_its_size_has_the_pool_to_itself_until_it_is_known(base: Path) -> None:
-    """It might take everything. Afterwards as many are kept as fit beside the worker itself."""
+def test_model_of_unknown_size_evicts_all_until_measured(base: Path) -> None:
+    """It might need all memory. Afterwards as many are cached as fit beside the worker itself."""
     loaded = declare(
         functions={n: {"code": "counted_code:Heavy", "exec": "1ms"} for n in ("a", "b", "c")},
         pools={"cpu": {"memory": "300MB"}},
@@ -505,7 +508,7 @@ def test_what_does_not_say_its_size_has_the_pool_to_itself_until_it_is_known(bas
     assert log == ["load", "unload", "load"]
 
 
-def test_what_is_larger_than_its_pool_is_named(base: Path) -> None:
+def test_model_larger_than_its_pool_is_an_error(base: Path) -> None:
     loaded = declare(
         functions={"a": {"code": "counted_code:Heavy", "exec": "1ms"}},
         pools={"cpu": {"memory": "300MB"}},

@@ -1,4 +1,4 @@
-"""A real worker process, and a gateway for it that says just what a test wants."""
+"""A real worker process, and a gateway whose messages a test controls."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ class Gateway:
 
 
 class WorkerProcess:
-    """A worker, and the way to it."""
+    """A worker process and connections to it."""
 
     def __init__(self, run_dir: Path, process: subprocess.Popen[bytes]) -> None:
         self.run_dir = run_dir
@@ -250,13 +250,13 @@ class WorkerProcess:
         self.gateways.append(gateway)
         return gateway
 
-    def complaints(self) -> str:
+    def errors(self) -> str:
         return (self.run_dir / "stderr").read_text()
 
-    def has_complained(self, text: str) -> bool:
-        """Whether it has said something: a thread of its own writes that, a moment later."""
+    def has_logged(self, text: str) -> bool:
+        """Whether it logs a text, within a moment: a thread of its own writes the log."""
         end_s = time.monotonic() + 60
-        while text not in self.complaints():
+        while text not in self.errors():
             if time.monotonic() > end_s:
                 return False
             time.sleep(0.01)
@@ -277,7 +277,7 @@ def worker(
     arguments: tuple[str, ...] = (),
     pass_fds: tuple[int, ...] = (),
 ) -> Iterator[WorkerProcess]:
-    """A worker of these functions, written in `CODE` unless they say otherwise."""
+    """Start a worker of these functions, from `CODE` by default."""
     (base / "code_of_worker.py").write_text(CODE)
     loaded = declare(
         functions=functions, pools={"cpu": pool or {}}, **({"serve": serve} if serve else {})
@@ -304,12 +304,12 @@ def worker(
 
 
 def code(name: str, **more: object) -> dict[str, object]:
-    """A function of `CODE` in an application file."""
+    """Return the section of a function of `CODE` for an application file."""
     return {"code": f"code_of_worker:{name}", "exec": "1ms", **more}
 
 
 def row(*values: float) -> dict[str, Array]:
-    """A request of one input of numbers."""
+    """Return a request of one numeric input."""
     return {"x": np.array(values, np.float32)}
 
 

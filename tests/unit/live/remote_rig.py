@@ -1,4 +1,4 @@
-"""An outpost of one pool, and somebody who writes down what became of its errands."""
+"""A remote pool, and a listener that records the results of its calls."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def errand(
 
 
 class Rig:
-    """Whoever hears of everything."""
+    """Records everything that a remote pool reports."""
 
     def __init__(
         self, call: Callable[[RemoteCall], CallResult], *, threads: int = 4, hang_ns: int = 10**10

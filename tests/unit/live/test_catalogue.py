@@ -1,4 +1,4 @@
-"""Stages that do not fit are found before anybody asks; what is published is always given."""
+"""Mismatched stages are found at start; published outputs are always present."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def line_of(stages: dict[str, object], **signatures: tuple[dict[str, str], dict[
         ({"z": "FP32[-1]"}, "no earlier stage outputs it"),
     ],
 )
-def test_a_stage_must_get_what_it_takes(given: dict[str, str], problem: str) -> None:
+def test_stage_must_get_its_inputs(given: dict[str, str], problem: str) -> None:
     line = line_of({"a": FIRST, "b": THEN}, a=({}, given), b=({"y": "FP32[-1]"}, {}))
     assert line == f"pipelines.p: stage 2 (b) takes 'y' as FP32[-1]; {problem}"
 
 
-def test_what_may_fit_is_left_to_each_request() -> None:
+def test_unknown_sizes_are_checked_per_request() -> None:
     stages: dict[str, object] = {"a": FIRST, "b": THEN}
     taken = {"y": "FP32[-1, 3]"}
     assert model(stages, a=({}, {"y": "FP32[-1, -1]", "z": "BOOL[-1]"}), b=(taken, {}))
@@ -57,7 +57,7 @@ def test_what_may_fit_is_left_to_each_request() -> None:
     assert model(stages, a=({}, {"z": "BOOL[-1]"}), b=({}, {}))
 
 
-def test_an_input_must_come_once_and_whatever_happens() -> None:
+def test_input_must_come_from_one_stage_that_always_runs() -> None:
     y = {"y": "FP32[-1]"}
     join = {"function": "c", "after": ["a", "b"]}
     line = line_of({"a": FIRST, "b": THEN, "c": join}, a=({}, y), b=({}, y), c=(y, {}))
@@ -70,7 +70,7 @@ def test_an_input_must_come_once_and_whatever_happens() -> None:
     assert model(stages, a=({}, y), b=({}, y), c=(y, {}))
 
 
-def test_first_stages_must_be_able_to_read_the_same_request() -> None:
+def test_first_stages_must_accept_the_same_request() -> None:
     stages: dict[str, object] = {"a": FIRST, "b": {"function": "b"}}
     line = line_of(stages, a=({"x": "FP32[-1]"}, {}), b=({"x": "FP64[-1]"}, {}))
     assert line.startswith("pipelines.p: stage 2 (b) takes 'x' as FP64[-1], ")
@@ -88,7 +88,7 @@ def test_first_stages_must_be_able_to_read_the_same_request() -> None:
         ({}, {"y": "FP32[-1]"}, {}),
     ],
 )
-def test_a_cascade_publishes_what_it_gives_wherever_it_ends(
+def test_cascade_publishes_outputs_common_to_all_ends(
     first: dict[str, str], second: dict[str, str], published: dict[str, str]
 ) -> None:
     cascade = model({"a": FIRST, "b": IF_UNSURE}, a=({}, first), b=({}, second))

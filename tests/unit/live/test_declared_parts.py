@@ -1,4 +1,4 @@
-"""From an application to places, models and what workers found out."""
+"""From an application to cores, served models and measured profiles."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SPEC = {
 FACTS = {"a": facts("a", X, Y), "b": facts("b", Y, Z)}
 
 
-def test_what_was_not_declared_is_what_was_measured() -> None:
+def test_measured_values_fill_undeclared_ones() -> None:
     loaded = with_measured_profiles(from_spec(SPEC, "here"), FACTS, "there")
     a, b = (variant.profile for variant in loaded.app.variants)
     assert (a.exec_ns, a.cold_start_ns, a.memory_bytes) == ((100, 150), 5_000, 4_096)
@@ -39,15 +39,17 @@ def test_what_was_not_declared_is_what_was_measured() -> None:
     assert with_measured_profiles(loaded, FACTS, "again").spec == loaded.spec
 
 
-def test_what_could_not_be_measured_is_written_down_as_it_is_assumed() -> None:
-    """So the log says what the Scheduler went by, and a calibration of it can be simulated."""
+def test_assumed_profile_is_written_if_unmeasured() -> None:
+    """So the event log has the profile that the Scheduler used, and its calibration can be
+    simulated.
+    """
     unknown = FACTS | {"a": MeasuredFunction("a", Signature(), (), 0, 0)}
     loaded = with_measured_profiles(from_spec(SPEC, "here"), unknown, "there")
     assert loaded.unmeasured == ()
     assert loaded.app.variants[0].profile.exec_ns == (UNKNOWN_EXEC_NS,) * 2
 
 
-def test_an_objective_that_measured_times_cannot_meet_is_logged(
+def test_slo_below_measured_time_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     slow = FACTS | {"a": MeasuredFunction("a", FACTS["a"].signature, (9_000_000, 9_000_000), 0, 0)}
@@ -63,7 +65,7 @@ def test_an_objective_that_measured_times_cannot_meet_is_logged(
     )
 
 
-def test_a_pipeline_takes_what_its_first_stages_take_and_gives_what_its_last_give() -> None:
+def test_pipeline_signature() -> None:
     model = served_models(
         with_measured_profiles(from_spec(SPEC, "here"), FACTS, "there").app, FACTS
     )["both"]
@@ -71,7 +73,7 @@ def test_a_pipeline_takes_what_its_first_stages_take_and_gives_what_its_last_giv
     assert (model.platform, model.batches, model.items_max) == ("headgate_pipeline", True, 1)
 
 
-def test_a_function_that_looks_by_itself_makes_its_pipeline_do_so() -> None:
+def test_function_without_inputs_makes_its_pipeline_unchecked() -> None:
     unknown = FACTS | {"a": MeasuredFunction("a", Signature(), (), 0, 0)}
     assert served_models(from_spec(SPEC, "here").app, unknown)["both"].inputs == ()
 
@@ -87,15 +89,13 @@ def test_a_function_that_looks_by_itself_makes_its_pipeline_do_so() -> None:
         ({"p": {"tier": "dedicated", "cpus": 0.5}, "q": {"tier": "dedicated"}}, 4, [[3], [1, 2]]),
     ],
 )
-def test_who_gets_which_cores(
-    pools: dict[str, object], cores: int, expected: list[list[int]]
-) -> None:
+def test_core_assignment(pools: dict[str, object], cores: int, expected: list[list[int]]) -> None:
     app = from_spec({"functions": {"a": {"exec": "1ms"}}, "pools": pools}, "here").app
     assert [place.cores for place in assign_cores(app, range(cores), "here")] == expected
 
 
-def test_there_are_no_gpus_to_serve_from_yet() -> None:
-    """Processes on CPUs that are called GPUs would be a lie."""
+def test_gpu_pools_are_not_served_yet() -> None:
+    """Processes on CPUs must not pose as GPUs."""
     spec = {"functions": {"a": {"exec": "1ms"}}, "pools": {"big": {"tier": "gpu"}}}
     with pytest.raises(ConfigError) as caught:
         assign_cores(from_spec(spec, "app.yaml").app, range(2), "app.yaml")
@@ -105,7 +105,7 @@ def test_there_are_no_gpus_to_serve_from_yet() -> None:
     )
 
 
-def test_a_function_platform_is_not_served_from_here() -> None:
+def test_faas_pool_has_no_local_nodes() -> None:
     spec = {
         "functions": {"a": {"exec": "1ms"}},
         "pools": {"l": {"tier": "serverless", "memory": "1GB"}},

@@ -1,4 +1,4 @@
-"""The driver: who is told when, and by whom what is carried out."""
+"""The driver: order of events, timers, and execution of actions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make_app(slo: Slo | None = None) -> App:
 
 
 class Rig:
-    """A driver whose hands only write down what they are told."""
+    """A driver whose executor only records actions."""
 
     def __init__(self, app: App | None = None, kind: PolicyKind | None = None) -> None:
         self.done: list[Action] = []
@@ -71,7 +71,7 @@ def names(things: list[Event] | list[Action]) -> list[str]:
     return [type(thing).__name__ for thing in things]
 
 
-def test_nobody_is_told_before_the_next_turn_of_the_loop() -> None:
+def test_events_are_handled_in_the_next_iteration() -> None:
     async def story() -> None:
         rig = Rig()
         rig.driver.post(NodeJoined(0, 0, "n"))
@@ -82,8 +82,11 @@ def test_nobody_is_told_before_the_next_turn_of_the_loop() -> None:
     asyncio.run(story())
 
 
-def test_in_one_turn_what_ends_work_comes_before_what_brings_work() -> None:
-    """Two requests wait in the inbox when the batch before them comes back: they go together."""
+def test_events_that_end_work_come_first() -> None:
+    """Two requests are in the inbox when the batch before them returns.
+
+    They are batched together.
+    """
 
     async def story() -> None:
         rig = Rig()
@@ -100,8 +103,8 @@ def test_in_one_turn_what_ends_work_comes_before_what_brings_work() -> None:
     asyncio.run(story())
 
 
-def test_a_timer_never_fires_early() -> None:
-    """A request gives up at its deadline, 5 ms from now, to the nanosecond or after."""
+def test_timer_never_fires_early() -> None:
+    """A request expires at its deadline, 5 ms from now, to the nanosecond or after."""
 
     async def story() -> None:
         rig = Rig(make_app(Slo(latency_ns=5 * MS, is_hard=True)), find_policy("balance"))
@@ -117,7 +120,7 @@ def test_a_timer_never_fires_early() -> None:
     asyncio.run(story())
 
 
-def test_a_stopped_driver_forgets_its_timers() -> None:
+def test_stopped_driver_cancels_its_timers() -> None:
     async def story() -> None:
         rig = Rig(make_app(Slo(latency_ns=5 * MS, is_hard=True)), find_policy("balance"))
         rig.driver.post(RequestArrived(0, 0))
@@ -130,7 +133,7 @@ def test_a_stopped_driver_forgets_its_timers() -> None:
 
 
 class Rogue(Policy):
-    """Rejects twice."""
+    """A policy that rejects twice."""
 
     def on_arrival(self, request: Request) -> None:
         self.orders.reject(request, "no")
@@ -140,7 +143,7 @@ class Rogue(Policy):
         pass
 
 
-def test_an_illegal_order_is_told_of_and_those_before_it_stand(
+def test_policy_error_keeps_earlier_actions(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def story() -> None:

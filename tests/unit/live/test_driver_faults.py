@@ -1,4 +1,4 @@
-"""What should never happen, happens: every request is answered once, and no slot is lost."""
+"""Unexpected failures: every request is answered once, and no slot is lost."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def make_app() -> App:
 
 
 class Fragile:
-    """A Scheduler that breaks at will, before it has looked at an event or after."""
+    """A Scheduler that fails on demand, before or after it handles an event."""
 
     def __init__(self, breaks: Callable[[Event], str]) -> None:
         self._scheduler = Scheduler(make_app(), find_policy("balance"))
@@ -76,7 +76,7 @@ class Fragile:
 
 
 class Rig:
-    """Hands that run what they are told, and break at will: before it is done or after."""
+    """An executor that fails on demand, before or after it executes an action."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class Rig:
         raise AssertionError(f"it never came to be: {self.calls}, {self.answers}")
 
     async def serve(self, count: int = REQUESTS) -> None:
-        """Send requests, some at once, and wait for their answers."""
+        """Send requests, some at once, and wait for their responses."""
         self.driver.post(NodeJoined(0, 0, "n"))
         for request_id in range(count):
             self.ask(request_id)
@@ -180,7 +180,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("what", ["settle", "settled", "dispatch", "order", "fail"])
-def test_hands_that_break_once(what: str) -> None:
+def test_executor_that_fails_once(what: str) -> None:
     async def story() -> None:
         left = [what]
 
@@ -201,8 +201,11 @@ def test_hands_that_break_once(what: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_hands_that_break_at_random(seed: int) -> None:
-    """Whatever breaks: one answer for each request, nothing is left in the Scheduler's books."""
+def test_executor_that_fails_at_random(seed: int) -> None:
+    """Whatever fails.
+
+    One response per request, and nothing is left in the state of the Scheduler.
+    """
 
     async def story() -> None:
         rng = Random(seed)
@@ -223,7 +226,7 @@ def test_hands_that_break_at_random(seed: int) -> None:
     asyncio.run(story())
 
 
-def test_an_answer_that_cannot_be_given_is_given_as_a_failure() -> None:
+def test_undeliverable_response_becomes_a_failure() -> None:
     async def story() -> None:
         rig = Rig(lambda what: what == "settle")
         await rig.serve()
@@ -233,7 +236,7 @@ def test_an_answer_that_cannot_be_given_is_given_as_a_failure() -> None:
     asyncio.run(story())
 
 
-def test_a_batch_that_can_never_be_sent_is_given_up_after_so_many_refusals() -> None:
+def test_batch_that_cannot_be_sent_fails_after_the_refusal_limit() -> None:
     async def story() -> None:
         rig = Rig(lambda what: what == "dispatch")
         await rig.serve(3)
@@ -246,8 +249,10 @@ def test_a_batch_that_can_never_be_sent_is_given_up_after_so_many_refusals() -> 
 # --- the Scheduler -------------------------------------------------------------------------------
 
 
-def test_an_event_at_which_the_scheduler_breaks_does_not_lose_those_after_it() -> None:
-    """Ten requests are in the inbox together; the third breaks it, and is the only one to fail."""
+def test_scheduler_failure_does_not_lose_later_events() -> None:
+    """Ten requests are in the inbox together; the third makes the Scheduler fail, and is the only
+    one to fail.
+    """
 
     async def story() -> None:
         def breaks(event: Event) -> str:
@@ -267,7 +272,7 @@ def test_an_event_at_which_the_scheduler_breaks_does_not_lose_those_after_it() -
     asyncio.run(story())
 
 
-def test_what_was_ordered_before_it_broke_is_carried_out_and_logged() -> None:
+def test_actions_before_a_failure_are_executed_and_logged() -> None:
     async def story() -> None:
         logged: list[tuple[Event, list[Action]]] = []
         is_first = True
@@ -293,8 +298,8 @@ def test_what_was_ordered_before_it_broke_is_carried_out_and_logged() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_scheduler_that_breaks_at_random(seed: int) -> None:
-    """Everything is answered once: at the latest when it is seen that it was forgotten."""
+def test_scheduler_that_fails_at_random(seed: int) -> None:
+    """Every request is answered once: at the latest by the recheck."""
 
     async def story() -> None:
         rng = Random(seed)
@@ -309,8 +314,10 @@ def test_a_scheduler_that_breaks_at_random(seed: int) -> None:
     asyncio.run(story())
 
 
-def test_a_scheduler_that_breaks_again_and_again_ends_the_gateway() -> None:
-    """After so many in a row: whatever is open is answered, and nobody asks it any more."""
+def test_repeated_scheduler_failures_abort_the_gateway() -> None:
+    """After `FAULTS_MAX` in a row all open requests are answered, and the Scheduler is not called
+    any more.
+    """
 
     async def story() -> None:
         handled = 0
@@ -331,7 +338,7 @@ def test_a_scheduler_that_breaks_again_and_again_ends_the_gateway() -> None:
     asyncio.run(story())
 
 
-def test_a_request_that_breaks_it_now_and_then_does_not_end_the_gateway() -> None:
+def test_occasional_scheduler_failures_do_not_abort() -> None:
     async def story() -> None:
         def breaks(event: Event) -> str:
             is_bad = isinstance(event, RequestArrived) and event.request_id % 2 == 0
@@ -346,7 +353,7 @@ def test_a_request_that_breaks_it_now_and_then_does_not_end_the_gateway() -> Non
     asyncio.run(story())
 
 
-def test_a_cancellation_that_breaks_it_is_not_tried_again_for_ever() -> None:
+def test_failing_cancellation_is_not_repeated() -> None:
     async def story() -> None:
         def breaks(event: Event) -> str:
             return "before" if isinstance(event, RequestCancelled) else ""
@@ -363,8 +370,8 @@ def test_a_cancellation_that_breaks_it_is_not_tried_again_for_ever() -> None:
     asyncio.run(story())
 
 
-def test_a_request_that_the_scheduler_does_not_take_is_answered() -> None:
-    """An id that does not follow the one before it is refused, and nobody would settle it."""
+def test_rejected_arrival_is_answered() -> None:
+    """An id out of sequence is rejected, and the Scheduler would never settle it."""
 
     async def story() -> None:
         rig = Rig()
@@ -381,7 +388,7 @@ def test_a_request_that_the_scheduler_does_not_take_is_answered() -> None:
 # --- around it -----------------------------------------------------------------------------------
 
 
-def test_a_log_that_breaks_is_left_and_serving_goes_on() -> None:
+def test_failing_log_does_not_stop_serving() -> None:
     async def story() -> None:
         calls = 0
 
@@ -399,7 +406,7 @@ def test_a_log_that_breaks_is_left_and_serving_goes_on() -> None:
     asyncio.run(story())
 
 
-def test_a_timer_that_fires_when_nobody_knows_it_any_more() -> None:
+def test_timer_that_fires_after_its_cancellation() -> None:
     async def story() -> None:
         rig = Rig()
         rig.driver._fire(("deadline", 7))

@@ -1,4 +1,4 @@
-"""The log of a gateway: written in pieces, rotated, bounded, and never in the way of serving."""
+"""The event log of a gateway: buffered, rotated, bounded, and never blocking."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TINY = Rotation(size_bytes=400, keep=1_000)
 def written(
     path: Path, events: int, rotation: Rotation = USUAL, clock: Callable[[], int] | None = None
 ) -> None:
-    """A log of so many events that was closed; each is flushed by itself."""
+    """Write and close a log of this many events, each flushed by itself."""
     log = EventLog(path, HEADER, rotation, clock=clock or (lambda: 0))
     for number in range(events):
         log.record(number, BatchLost(number), [])
@@ -43,7 +43,7 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_log_round_trip(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "a.log", HEADER, USUAL)
     log.record(5, BatchLost(1), [])
     log.record(7, BatchLost(2), [])
@@ -55,7 +55,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a.log"]
 
 
-def test_a_log_that_was_not_closed_is_cut_short(tmp_path: Path) -> None:
+def test_unclosed_log_is_incomplete(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "a.log", HEADER, USUAL)
     log.record(5, BatchLost(1), [])
     log.flush()
@@ -65,7 +65,7 @@ def test_a_log_that_was_not_closed_is_cut_short(tmp_path: Path) -> None:
     log.close()
 
 
-def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
+def test_log_is_private_to_its_owner(tmp_path: Path) -> None:
     written(tmp_path / "a.log", 20, TINY)
     assert len(names(tmp_path)) > 2
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
@@ -75,7 +75,7 @@ def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("events", [1, 5, 100])
-def test_segments_are_read_in_their_order_whichever_is_named(tmp_path: Path, events: int) -> None:
+def test_segments_are_read_in_order_whichever_is_named(tmp_path: Path, events: int) -> None:
     written(tmp_path / "a.log", events, TINY)
     assert all(path.stat().st_size < 1_000 for path in tmp_path.iterdir())
     assert (len(names(tmp_path)) > 10) == (events == 100)
@@ -84,13 +84,13 @@ def test_segments_are_read_in_their_order_whichever_is_named(tmp_path: Path, eve
         assert (seen, entries.is_complete, entries.missing) == (list(range(events)), True, "")
 
 
-def test_all_of_it_together_is_bounded(tmp_path: Path) -> None:
+def test_total_size_is_bounded(tmp_path: Path) -> None:
     written(tmp_path / "a.log", 200, Rotation(size_bytes=400, keep=3))
     assert len(names(tmp_path)) == 4
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 4 * 1_000
 
 
-def test_what_is_left_of_a_log_without_its_beginning_can_be_read(tmp_path: Path) -> None:
+def test_log_without_its_beginning_can_be_read(tmp_path: Path) -> None:
     written(tmp_path / "a.log", 200, Rotation(size_bytes=400, keep=3))
     seen, entries = entries_of(tmp_path / "a.log")
     assert seen == list(range(entries.first_seq, 200))
@@ -100,7 +100,7 @@ def test_what_is_left_of_a_log_without_its_beginning_can_be_read(tmp_path: Path)
     assert entries.missing.startswith("segments 0-") and entries.missing.endswith(gone)
 
 
-def test_a_segment_missing_in_the_middle_is_named(tmp_path: Path) -> None:
+def test_missing_segment_is_named(tmp_path: Path) -> None:
     written(tmp_path / "a.log", 100, TINY)
     (tmp_path / "a.log.5").unlink()
     _, entries = read_log(tmp_path / "a.log")
@@ -108,7 +108,7 @@ def test_a_segment_missing_in_the_middle_is_named(tmp_path: Path) -> None:
         list(entries)
 
 
-def test_a_segment_without_its_end_does_not_fit_to_the_next(tmp_path: Path) -> None:
+def test_truncated_segment_does_not_match_the_next(tmp_path: Path) -> None:
     written(tmp_path / "a.log", 100, TINY)
     lines = (tmp_path / "a.log.5").read_text().splitlines(keepends=True)
     (tmp_path / "a.log.5").write_text("".join(lines[:-2]))
@@ -118,7 +118,7 @@ def test_a_segment_without_its_end_does_not_fit_to_the_next(tmp_path: Path) -> N
     entries.close()
 
 
-def test_age_rotates_a_log_too(tmp_path: Path) -> None:
+def test_log_is_rotated_by_age(tmp_path: Path) -> None:
     now_ns = 0
 
     def clock() -> int:
@@ -136,8 +136,8 @@ def test_age_rotates_a_log_too(tmp_path: Path) -> None:
     assert entries.is_complete
 
 
-def test_a_log_is_read_while_it_is_rotated(tmp_path: Path) -> None:
-    """The newest segment has been given a number since the reader looked."""
+def test_log_is_read_while_it_is_rotated(tmp_path: Path) -> None:
+    """The newest segment has been renamed since the reader listed the files."""
     log = EventLog(tmp_path / "a.log", HEADER, TINY)
 
     def write(first: int, last: int) -> None:
@@ -154,8 +154,8 @@ def test_a_log_is_read_while_it_is_rotated(tmp_path: Path) -> None:
     log.close()
 
 
-def test_another_gateway_begins_its_own_and_deletes_what_is_too_old(tmp_path: Path) -> None:
-    """However often it is started again, there are never more files than are to be kept."""
+def test_next_gateway_starts_a_log_and_prunes_old_segments(tmp_path: Path) -> None:
+    """After any number of restarts there are never more files than are to be kept."""
     for _ in range(7):
         written(tmp_path / "a.log", 3, Rotation(keep=2))
     assert names(tmp_path) == ["a.log", "a.log.5", "a.log.6"]
@@ -164,8 +164,8 @@ def test_another_gateway_begins_its_own_and_deletes_what_is_too_old(tmp_path: Pa
         assert (seen, entries.is_complete) == ([0, 1, 2], True)
 
 
-def test_two_gateways_for_a_moment(tmp_path: Path) -> None:
-    """The old one goes on in what is numbered now, and leaves the path to the new one."""
+def test_two_gateways_at_one_path(tmp_path: Path) -> None:
+    """The old gateway continues in the renamed file and leaves the path to the new one."""
     old = EventLog(tmp_path / "a.log", HEADER, TINY)
     old.record(0, BatchLost(1), [])
     new = EventLog(tmp_path / "a.log", HEADER, TINY)
@@ -180,10 +180,13 @@ def test_two_gateways_for_a_moment(tmp_path: Path) -> None:
     assert entries_of(tmp_path / "a.log")[0] == [0]
     seen, entries = entries_of(tmp_path / "a.log.1")
     assert seen == list(range(len(seen))) and len(seen) > 1
-    assert (entries.is_complete, entries.stopped) == (False, "another gateway writes to the path now")
+    assert (entries.is_complete, entries.stopped) == (
+        False,
+        "another gateway writes to the path now",
+    )
 
 
-def test_what_is_no_log_is_neither_overwritten_nor_deleted(tmp_path: Path) -> None:
+def test_other_files_are_neither_overwritten_nor_deleted(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("functions: {}\n")
     with pytest.raises(ConfigError, match="exists and is not an event log"):
         EventLog(tmp_path / "a.yaml", HEADER, USUAL)
@@ -197,7 +200,7 @@ def test_what_is_no_log_is_neither_overwritten_nor_deleted(tmp_path: Path) -> No
 # --- trouble -------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_ends_it_with_one_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_full_disk_is_one_error(caplog: pytest.LogCaptureFixture) -> None:
     log = EventLog(Path("/dev/full"), HEADER, USUAL)
     for number in range(3):
         log.record(number, BatchLost(1), [])
@@ -209,7 +212,7 @@ def test_a_full_disk_ends_it_with_one_error(caplog: pytest.LogCaptureFixture) ->
 
 
 @pytest.mark.parametrize("breaks_at", range(1, 12))
-def test_a_disk_that_is_full_at_any_write(
+def test_disk_full_at_any_write(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -236,7 +239,7 @@ def test_a_disk_that_is_full_at_any_write(
         assert not entries.is_complete
 
 
-def test_a_directory_that_cannot_be_written_any_more_stops_it(
+def test_unwritable_directory_stops_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: Path, target: object) -> Path:
@@ -251,10 +254,10 @@ def test_a_directory_that_cannot_be_written_any_more_stops_it(
     assert "cannot be rotated: Permission denied; serving continues" in caplog.messages[0]
 
 
-def test_a_disk_that_takes_its_time_holds_nobody_up(
+def test_slow_disk_does_not_block(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing waits for it; when far too much waits for the disk, the log ends, and says so."""
+    """Nothing waits for the disk; if the backlog exceeds its limit, the log ends with an error."""
     goes_on = threading.Event()
     write = os.write
 
@@ -278,9 +281,7 @@ def test_a_disk_that_takes_its_time_holds_nobody_up(
     assert entries.stopped == "the disk is too slow"
 
 
-def test_an_event_that_cannot_be_written_stops_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unencodable_event_stops_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = EventLog(tmp_path / "a.log", HEADER, USUAL)
     log.record(1, BatchLost(1), [])
     log.record(2, object(), [])  # type: ignore[arg-type]
@@ -292,12 +293,12 @@ def test_an_event_that_cannot_be_written_stops_it(
     assert len(caplog.messages) == 1
 
 
-def test_a_place_that_cannot_be_written_is_bad_input(tmp_path: Path) -> None:
+def test_unwritable_path_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere/a\.log: --log: cannot be written"):
         EventLog(tmp_path / "nowhere" / "a.log", HEADER, USUAL)
 
 
-def test_each_segment_says_what_it_is(tmp_path: Path) -> None:
+def test_each_segment_has_a_header(tmp_path: Path) -> None:
     written(tmp_path / "a.log", 20, TINY)
     headers = [
         json.loads(path.read_text().splitlines()[0])

@@ -1,4 +1,4 @@
-"""How a supervisor starts what has ended again, and what it says of it."""
+"""How the supervisor restarts dead processes, and what it logs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,17 @@ from headgate.live.supervisor import ProcessGroup, problems_line
 
 
 class FakeChild:
-    """A process that ends when a test says so."""
+    """A process that exits when a test says so."""
 
     started: list[FakeChild] = []  # noqa: RUF012
 
     def __init__(
-        self, name: str, module: str, arguments: list[str], *, inherited_fds: list[int] | None = None
+        self,
+        name: str,
+        module: str,
+        arguments: list[str],
+        *,
+        inherited_fds: list[int] | None = None,
     ) -> None:
         self.name = name
         self.arguments = arguments
@@ -83,7 +88,7 @@ def latest(name: str) -> FakeChild:
 
 
 def time_to_restart_s(group: ProcessGroup, name: str, status: int = -11) -> float:
-    """End a child; return how long it takes until it is started again."""
+    """Kill a child; return how long it takes until it is restarted."""
     ended = latest(name)
     ended.status = status
     began_s = CLOCK[0]
@@ -95,9 +100,7 @@ def time_to_restart_s(group: ProcessGroup, name: str, status: int = -11) -> floa
 
 
 @pytest.mark.parametrize("name", ["cpu1", "gateway"])
-def test_one_restart_is_immediate_and_the_next_ones_wait(
-    group: ProcessGroup, name: str
-) -> None:
+def test_first_restart_is_immediate_and_later_ones_back_off(group: ProcessGroup, name: str) -> None:
     latest("gateway").output = b"{}\n"
     group.poll()
     delays_s = [time_to_restart_s(group, name) for _ in range(8)]
@@ -106,8 +109,11 @@ def test_one_restart_is_immediate_and_the_next_ones_wait(
     assert [time_to_restart_s(group, name) for _ in range(2)] == [0.0, 0.25]
 
 
-def test_one_that_dies_now_and_then_is_back_soon(group: ProcessGroup) -> None:
-    """Every eight seconds: never at once more than once in thirty seconds, never for long."""
+def test_occasional_deaths_are_restarted_soon(group: ProcessGroup) -> None:
+    """Every eight seconds.
+
+    At most one immediate restart in thirty seconds, and never a long delay.
+    """
     delays_s = []
     for _ in range(20):
         delays_s.append(time_to_restart_s(group, "cpu1"))
@@ -117,7 +123,7 @@ def test_one_that_dies_now_and_then_is_back_soon(group: ProcessGroup) -> None:
     assert max(delays_s) <= 1.0
 
 
-def test_whoever_was_loading_is_named_and_remembered(
+def test_function_that_was_loading_is_named_and_suspect(
     group: ProcessGroup, caplog: pytest.LogCaptureFixture
 ) -> None:
     markers: CrashMarkers = group._markers
@@ -143,7 +149,7 @@ def test_whoever_was_loading_is_named_and_remembered(
         ("watchdog", "TimeoutError: loading timed out"),
     ],
 )
-def test_why_it_was_ended_is_what_is_wrong_with_the_load(
+def test_kill_reason_is_the_load_failure(
     group: ProcessGroup, caplog: pytest.LogCaptureFixture, cause: str, problem: str
 ) -> None:
     worker = latest("cpu1")
@@ -164,7 +170,7 @@ def test_why_it_was_ended_is_what_is_wrong_with_the_load(
     assert group._markers.suspect_reason(LOAD, 1) == problem
 
 
-def test_a_first_start_ends_for_bad_input_and_later_ones_do_not(
+def test_only_a_first_start_exits_for_bad_input(
     group: ProcessGroup, caplog: pytest.LogCaptureFixture
 ) -> None:
     gateway = latest("gateway")
@@ -184,9 +190,7 @@ def test_a_first_start_ends_for_bad_input_and_later_ones_do_not(
     assert "the log cannot be written" in caplog.text
 
 
-def test_after_a_change_all_functions_must_be_loaded(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_reload_needs_all_functions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for group in make_group(monkeypatch, 1):
         assert latest("gateway").arguments[-2:] == ["--loads-needed", "all"]
         assert group.ready_line is None

@@ -1,4 +1,4 @@
-"""The gateway's end of a worker: large tensors are copied in pieces, and all stays in order."""
+"""The gateway's end of a worker connection: large tensors are copied in chunks, in order."""
 
 from __future__ import annotations
 
@@ -78,7 +78,9 @@ class Rig:
         self.arena, self.peer_arena = Arena.create(arena_bytes), Arena.create(arena_bytes)
         self.listener, self.transport = RecordingListener(), RecordingTransport()
         node = NodeSpec(0, 0, "worker", [])
-        self.link = WorkerLink(node, Hello(0, 0, []), cast(Any, self.listener), self.arena, self.peer_arena)
+        self.link = WorkerLink(
+            node, Hello(0, 0, []), cast(Any, self.listener), self.arena, self.peer_arena
+        )
         self.link.connection_made(cast(Any, self.transport))
 
     def run(self, batch_id: int, size: int) -> bytes:
@@ -96,7 +98,7 @@ class Rig:
         return frame(BatchRan(batch_id, 0, 0, [TaskResult(8, outputs)], []))
 
 
-def test_what_is_sent_stays_in_order() -> None:
+def test_messages_are_sent_in_order() -> None:
     async def story() -> None:
         rig = Rig()
         rig.link.send_action(ACTION)
@@ -118,8 +120,8 @@ def test_what_is_sent_stays_in_order() -> None:
     asyncio.run(story())
 
 
-def test_others_come_in_between() -> None:
-    """One turn of the loop copies one piece."""
+def test_other_callbacks_run_between_chunks() -> None:
+    """One iteration of the event loop copies one chunk."""
 
     async def story() -> None:
         rig = Rig()
@@ -134,7 +136,7 @@ def test_others_come_in_between() -> None:
     asyncio.run(story())
 
 
-def test_what_is_heard_stays_in_order() -> None:
+def test_messages_are_handled_in_order() -> None:
     async def story() -> None:
         rig = Rig()
         rig.run(1, 10)
@@ -156,7 +158,7 @@ def test_what_is_heard_stays_in_order() -> None:
     asyncio.run(story())
 
 
-def test_a_worker_that_goes_within_a_copy_takes_its_batch_with_it() -> None:
+def test_disconnect_during_a_copy_loses_the_batch() -> None:
     async def story() -> None:
         rig = Rig()
         rig.run(1, 10)
@@ -171,8 +173,8 @@ def test_a_worker_that_goes_within_a_copy_takes_its_batch_with_it() -> None:
     asyncio.run(story())
 
 
-def outside() -> BatchRan:
-    """A result that lies where the worker has no memory."""
+def out_of_bounds_result() -> BatchRan:
+    """A result whose block is outside the worker's memory."""
     lie = Tensor("y", "UINT8", (9,), Block(16 << 20, 9))
     return BatchRan(1, 0, 0, [TaskResult(8, [lie])], [])
 
@@ -188,7 +190,7 @@ def outside() -> BatchRan:
         frame(EventMessage(ACTION)),
         frame(EventMessage(["NoSuchEvent", 1])),
         frame(Release([4096])),
-        frame(outside()),
+        frame(out_of_bounds_result()),
         frame(BatchRan(1, 0, 0, [], [12345])),
     ],
     ids=[
@@ -204,8 +206,8 @@ def outside() -> BatchRan:
         "inputs that were never sent",
     ],
 )
-def test_a_worker_that_makes_no_sense_is_disconnected(said: bytes) -> None:
-    """Nothing of what it says is passed on, and what it was running is lost."""
+def test_worker_with_an_invalid_message_is_disconnected(said: bytes) -> None:
+    """Nothing of the message is passed on, and the batches in flight are lost."""
 
     async def story() -> None:
         rig = Rig()
@@ -218,7 +220,7 @@ def test_a_worker_that_makes_no_sense_is_disconnected(said: bytes) -> None:
     asyncio.run(story())
 
 
-def test_nonsense_after_a_large_one_ends_it() -> None:
+def test_invalid_message_after_a_large_one() -> None:
     async def story() -> None:
         rig = Rig()
         rig.run(1, 10)

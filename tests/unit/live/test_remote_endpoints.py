@@ -1,4 +1,4 @@
-"""Batches to endpoints: as one request where that is possible, and never a wrong part of it."""
+"""Batches to endpoints: one request if possible, split correctly."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def model_error(status: int, said: str) -> ClientError:
 
 
 class Client:
-    """Adds one to every number; 13 is refused, 14 breaks."""
+    """Adds one to every number; 13 is rejected, 14 fails."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.asked: list[dict[str, Any]] = []
@@ -64,7 +64,7 @@ def numbers(tensor: Tensor) -> list[int]:
     return list(memoryview_of(tensor))
 
 
-def test_a_batch_is_one_request_and_each_gets_its_own_part() -> None:
+def test_batch_is_one_request() -> None:
     client = Client()
     fate = endpoints(client).call(errand(works=[work(1, b"\x01\x02"), work(2, b"\x07")]))
     assert isinstance(fate, Done)
@@ -72,7 +72,7 @@ def test_a_batch_is_one_request_and_each_gets_its_own_part() -> None:
     assert len(client.asked) == 1
 
 
-def test_nothing_else_of_a_request_is_sent() -> None:
+def test_request_carries_no_other_data() -> None:
     """Tensors, deadline, trace and the name of the client."""
     client = Client()
     asked = errand(deadline_ns=monotonic_ns() + 10**12, gives_up=True)
@@ -93,7 +93,7 @@ def test_nothing_else_of_a_request_is_sent() -> None:
     }
 
 
-def test_one_that_is_refused_takes_nobody_with_it() -> None:
+def test_rejected_task_fails_by_itself() -> None:
     client = Client()
     fate = endpoints(client).call(errand(works=[work(1, b"\x0d"), work(2, b"\x07")]))
     assert isinstance(fate, Done)
@@ -101,19 +101,19 @@ def test_one_that_is_refused_takes_nobody_with_it() -> None:
     assert len(client.asked) == 3  # together, and then each by itself
 
 
-def test_one_that_breaks_the_endpoint_is_a_failure() -> None:
+def test_failing_endpoint_is_a_failure() -> None:
     assert endpoints(Client()).call(errand(works=[work(1, b"\x0e")])) == Failed("worse")
 
 
 @pytest.mark.parametrize(("status", "reason"), [(429, Refusal.THROTTLED), (503, Refusal.THROTTLED)])
-def test_an_endpoint_that_takes_no_more_has_run_nothing(status: int, reason: int) -> None:
+def test_throttled_endpoint_has_run_nothing(status: int, reason: int) -> None:
     error = {"Error": {"Code": "X"}, "ResponseMetadata": {"HTTPStatusCode": status}}
     fate = endpoints(Client(ClientError(error, "InvokeEndpoint"))).call(errand())
     assert isinstance(fate, Refused)
     assert fate.reason == reason
 
 
-def test_what_is_named_after_function_and_node_is_asked() -> None:
+def test_target_is_named_after_function_and_node() -> None:
     client = Client()
     signature = Signature((TensorSpec("x", "UINT8", (-1, 3)),), ())
     assert endpoints(client).ping("f", 6, signature) == ""
@@ -132,9 +132,7 @@ def test_what_is_named_after_function_and_node_is_asked() -> None:
         (503, "", False),
     ],
 )
-def test_an_endpoint_that_says_anything_about_the_request_is_there(
-    status: int, said: str, is_there: bool
-) -> None:
+def test_endpoint_that_rejects_the_ping_is_up(status: int, said: str, is_there: bool) -> None:
     error = {
         "Error": {"Code": "X", "Message": said},
         "ResponseMetadata": {"HTTPStatusCode": status},
@@ -146,7 +144,7 @@ def test_an_endpoint_that_says_anything_about_the_request_is_there(
 
 
 @given(st.lists(st.lists(st.binary(max_size=5), min_size=1, max_size=4), min_size=1, max_size=5))
-def test_what_is_joined_is_cut_at_the_same_places(requests: list[list[bytes]]) -> None:
+def test_concatenate_and_split_round_trip(requests: list[list[bytes]]) -> None:
     """Of text, whose elements differ in length, and of numbers."""
     works = [
         TaskInputs(
@@ -166,7 +164,7 @@ def test_what_is_joined_is_cut_at_the_same_places(requests: list[list[bytes]]) -
     ]
 
 
-def test_requests_that_differ_are_not_joined() -> None:
+def test_different_requests_are_not_concatenated() -> None:
     narrow = TaskInputs(0, 1, [Tensor("x", "UINT8", (1, 2), memoryview(b"ab"))])
     wide = TaskInputs(1, 1, [Tensor("x", "UINT8", (1, 3), memoryview(b"abc"))])
     assert concatenate([narrow, wide]) is None

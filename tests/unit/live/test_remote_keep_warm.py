@@ -1,4 +1,4 @@
-"""From a policy's wish, through the driver, to whoever keeps functions warm; and errands."""
+"""Keep-warm from the policy through the driver; remote calls, their cost, and the breaker."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def make_app() -> App:
 
 
 class Spills(Policy):
-    """Keeps two warm from the first, and sends everything to the cloud."""
+    """A policy that keeps two instances warm from the start, and sends everything to the cloud."""
 
     def on_node_joined(self, node: Node) -> None:
         app = self.view.app
@@ -68,7 +68,7 @@ class Spills(Policy):
 KIND = PolicyKind(Spills, PolicyConfig, Capabilities(mixed_pools=True, serverless=True))
 
 
-class Hands:
+class RecordingExecutor:
     def __init__(self) -> None:
         self.done: list[Action] = []
         loop = asyncio.get_running_loop()
@@ -97,9 +97,9 @@ class Hands:
         self.done.append(action)
 
 
-def test_the_driver_hands_on_what_is_to_be_kept_warm() -> None:
+def test_driver_passes_on_keep_warm() -> None:
     async def story() -> None:
-        hands = Hands()
+        hands = RecordingExecutor()
         hands.driver.post(NodeJoined(0, 0, "local1"))
         await asyncio.sleep(0.01)
         hands.driver.stop()
@@ -110,12 +110,12 @@ def test_the_driver_hands_on_what_is_to_be_kept_warm() -> None:
     asyncio.run(story())
 
 
-def nobody(call: Call) -> None:
-    """Hears of nothing."""
+def ignore(call: Call) -> None:
+    """Ignore the result."""
 
 
-def sent(*calls: Call) -> RemoteCall:
-    """What goes out for these calls, together."""
+def remote_call(*calls: Call) -> RemoteCall:
+    """Return the remote call for these calls as one batch."""
     scheduler = Scheduler(make_app(), KIND)
     tasks: list[int] = []
     for number, call in enumerate(calls):
@@ -130,20 +130,20 @@ def sent(*calls: Call) -> RemoteCall:
     return make_remote_call(scheduler.view, action, works, dict(enumerate(calls)))
 
 
-def test_an_errand_has_the_time_of_the_one_that_has_most() -> None:
-    errand = sent(
-        Call(0, [], 1, nobody, deadline_ns=20 * MS, is_hard=True),
-        Call(0, [], 1, nobody, deadline_ns=50 * MS, is_hard=True),
+def test_call_has_the_latest_deadline() -> None:
+    errand = remote_call(
+        Call(0, [], 1, ignore, deadline_ns=20 * MS, is_hard=True),
+        Call(0, [], 1, ignore, deadline_ns=50 * MS, is_hard=True),
     )
     assert errand.time_left_ms(10 * MS) == 40.0
     assert errand.is_hard
     assert (errand.function, errand.batch_id, errand.tenant) == ("f", 9, "ann")
 
 
-def test_who_waits_for_ever_has_others_wait_with_it() -> None:
-    errand = sent(
-        Call(0, [], 1, nobody, deadline_ns=20 * MS, is_hard=True),
-        Call(0, [], 1, nobody, client_id=1, deadline_ns=NEVER_NS),
+def test_call_without_deadline() -> None:
+    errand = remote_call(
+        Call(0, [], 1, ignore, deadline_ns=20 * MS, is_hard=True),
+        Call(0, [], 1, ignore, client_id=1, deadline_ns=NEVER_NS),
     )
     assert errand.time_left_ms(0) is None
     assert not errand.is_hard
@@ -151,13 +151,13 @@ def test_who_waits_for_ever_has_others_wait_with_it() -> None:
     assert errand.shares == ((0, 0, 1), (0, 1, 1))
 
 
-def test_the_objective_is_a_deadline_that_nobody_gives_up_at() -> None:
-    errand = sent(Call(0, [], 1, nobody))
+def test_slo_is_a_soft_deadline() -> None:
+    errand = remote_call(Call(0, [], 1, ignore))
     assert errand.time_left_ms(MS) == 100.0
     assert not errand.is_hard
 
 
-def test_a_trace_goes_along_whoever_keeps_it() -> None:
+def test_traceparent_of_calls() -> None:
     class Context:
         trace_id, span_id, trace_flags = 0xABC, 0xDEF, 1
 
@@ -165,15 +165,15 @@ def test_a_trace_goes_along_whoever_keeps_it() -> None:
         def get_span_context(self) -> Context:
             return Context()
 
-    plain, traced, spanned = (Call(0, [], 1, nobody) for _ in range(3))
+    plain, traced, spanned = (Call(0, [], 1, ignore) for _ in range(3))
     traced.trace = b"00-1-2-01"
     spanned.trace = Span()
-    assert sent(plain).traceparent is None
-    assert sent(plain, traced).traceparent == "00-1-2-01"
-    assert sent(spanned).traceparent == f"00-{0xABC:032x}-{0xDEF:016x}-01"
+    assert remote_call(plain).traceparent is None
+    assert remote_call(plain, traced).traceparent == "00-1-2-01"
+    assert remote_call(spanned).traceparent == f"00-{0xABC:032x}-{0xDEF:016x}-01"
 
 
-def test_what_is_paid_by_the_call_is_shared_by_items() -> None:
+def test_call_cost_is_shared_by_items() -> None:
     accounts = CostAccounting(make_app())
     accounts.on_call_billed(1, ((0, 0, 1), (0, 1, 3)), 10 * MS)
     accounts.on_call_billed(0, ((0, 0, 1),), 10 * MS)  # that pool is paid by the hour
@@ -186,7 +186,7 @@ def test_what_is_paid_by_the_call_is_shared_by_items() -> None:
     }
 
 
-def test_the_breaker_can_be_seen() -> None:
+def test_breaker_state_is_reported() -> None:
     assert breakers(Scheduler(make_app(), KIND).view) == {"cloud": "closed"}
     spill = FaasPoolGauges(1, "breaker", 3, {"finished": 5, "throttled": 2}, 4, 0.25)
     readings = GaugeSnapshot(faas_pools={"cloud": spill})
@@ -204,8 +204,8 @@ def test_the_breaker_can_be_seen() -> None:
         assert line in text
 
 
-def test_what_else_keeps_calls_away_is_told_beside_the_breaker() -> None:
-    """A budget of nothing is spent from the first."""
+def test_other_blocking_reason_is_reported() -> None:
+    """A budget of zero is spent from the start."""
     app = make_app()
     cloud = replace(app.pools[1], breaker=BreakerConfig(usd_per_day=0.0))
     view = Scheduler(replace(app, pools=(app.pools[0], cloud)), KIND).view

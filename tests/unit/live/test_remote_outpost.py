@@ -1,4 +1,4 @@
-"""An errand goes out in a thread and comes back as exactly one event."""
+"""A remote call runs in a thread and results in exactly one event."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def run(story: Callable[[], Coroutine[None, None, None]]) -> None:
     asyncio.run(story())
 
 
-def test_what_ran_brings_each_result_in_the_order_of_its_tasks() -> None:
-    """One that the far end forgot has failed, and its neighbours have not."""
+def test_results_are_in_the_order_of_tasks() -> None:
+    """A task without a result has failed; the others have not."""
 
     def call(errand: RemoteCall) -> CallResult:
         return Done([TaskResult(3, [], is_unsure=True), TaskResult(1, [])], 2 * MS)
@@ -55,7 +55,7 @@ def test_what_ran_brings_each_result_in_the_order_of_its_tasks() -> None:
         (Refused(Refusal.TOO_LARGE, "far too much"), BatchRefused, "refused"),
     ],
 )
-def test_whatever_else_becomes_of_it_is_one_event(
+def test_other_outcomes_are_one_event(
     fate: CallResult, expected: type[Event], outcome: str
 ) -> None:
     async def story() -> None:
@@ -76,7 +76,7 @@ def test_whatever_else_becomes_of_it_is_one_event(
     ("hang_ns", "deadline_ns", "gives_up"),
     [(50 * MS, 10**18, False), (10**10, -1_000 * MS, True)],  # a second of grace has passed
 )
-def test_what_stays_away_is_given_up_and_what_it_brings_later_is_nobodys(
+def test_timed_out_call_is_lost_and_its_late_reply_dropped(
     hang_ns: int, deadline_ns: int, gives_up: bool
 ) -> None:
     may_go_on = threading.Event()
@@ -100,7 +100,7 @@ def test_what_stays_away_is_given_up_and_what_it_brings_later_is_nobodys(
     run(story)
 
 
-def test_nothing_waits_for_a_thread_and_nothing_late_begins() -> None:
+def test_call_without_a_free_thread_is_throttled() -> None:
     may_go_on = threading.Event()
     begun: list[int] = []
 
@@ -123,7 +123,7 @@ def test_nothing_waits_for_a_thread_and_nothing_late_begins() -> None:
     run(story)
 
 
-def test_a_cold_start_is_seen_and_is_on_the_bill() -> None:
+def test_cold_start_is_recorded_and_billed() -> None:
     def call(errand: RemoteCall) -> CallResult:
         time.sleep(0.03)
         return Done([TaskResult(0, [])], MS, is_cold=errand.batch_id == 0)
@@ -144,7 +144,7 @@ def test_a_cold_start_is_seen_and_is_on_the_bill() -> None:
     run(story)
 
 
-def test_a_pool_that_breaks_all_the_time_is_warned_about_now_and_then(
+def test_warnings_are_rate_limited(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def story() -> None:

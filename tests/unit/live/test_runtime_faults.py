@@ -1,4 +1,4 @@
-"""A runtime whose parts break: a call is answered once, and costs nobody else anything."""
+"""A runtime whose parts fail: a call is answered once, and other calls are unaffected."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def boom(*arguments: object) -> None:
 
 
 class FakeLink:
-    """A worker that does as it is told at once, or breaks."""
+    """A worker that executes everything at once, or fails."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.node = NODE
@@ -115,8 +115,8 @@ def run(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 @pytest.mark.parametrize("hook", ["submitted", "settled"])
-def test_what_only_watches_cannot_break_anything(tmp_path: Path, hook: str) -> None:
-    """Traces and metrics: the answer is given as if nothing had happened."""
+def test_failing_observers_change_nothing(tmp_path: Path, hook: str) -> None:
+    """Traces and metrics: the response is sent as usual."""
 
     async def story() -> None:
         rig = Rig(tmp_path, **{hook: boom})
@@ -127,7 +127,7 @@ def test_what_only_watches_cannot_break_anything(tmp_path: Path, hook: str) -> N
     run(story)
 
 
-def test_a_front_end_that_breaks_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_failing_front_end_does_not_affect_others(tmp_path: Path) -> None:
     async def story() -> None:
         rig = Rig(tmp_path)
         seen: list[int | None] = []
@@ -154,7 +154,7 @@ def test_a_front_end_that_breaks_does_not_stop_the_others(tmp_path: Path) -> Non
     run(story)
 
 
-def test_a_batch_that_could_not_be_sent_is_sent_again(tmp_path: Path) -> None:
+def test_unsent_batch_is_retried(tmp_path: Path) -> None:
     async def story() -> None:
         rig = Rig(tmp_path)
         rig.link.breaks = 3
@@ -165,7 +165,7 @@ def test_a_batch_that_could_not_be_sent_is_sent_again(tmp_path: Path) -> None:
     run(story)
 
 
-def test_a_result_that_cannot_be_kept_fails_its_own_call_alone(
+def test_result_that_cannot_be_stored_fails_its_own_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:
@@ -187,7 +187,7 @@ def test_a_result_that_cannot_be_kept_fails_its_own_call_alone(
     run(story)
 
 
-def test_books_that_break_do_not_keep_a_batch_from_ending(
+def test_failing_cost_accounting_does_not_hold_a_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:
@@ -200,7 +200,7 @@ def test_books_that_break_do_not_keep_a_batch_from_ending(
     run(story)
 
 
-def test_a_gateway_that_cannot_go_on_answers_what_is_open(tmp_path: Path) -> None:
+def test_abort_answers_open_calls(tmp_path: Path) -> None:
     async def story() -> None:
         rig = Rig(tmp_path)
         calls = [rig.call() for _ in range(5)]
@@ -268,7 +268,7 @@ def make_link(
     return link, own, theirs
 
 
-def test_whoever_listens_to_a_worker_breaks_and_the_rest_is_heard() -> None:
+def test_failing_listener_does_not_stop_the_link() -> None:
     async def story() -> None:
         listener, transport, faults = BrokenListener(), Transport(), list[str]()
         link, _, theirs = make_link(listener, transport, faults)
@@ -290,7 +290,7 @@ def test_whoever_listens_to_a_worker_breaks_and_the_rest_is_heard() -> None:
     run(story)
 
 
-def test_a_batch_that_is_too_large_leaves_no_block_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_batch_leaves_no_block_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         transport, faults = Transport(), list[str]()
         link, own, _ = make_link(BrokenListener(), transport, faults)
@@ -306,7 +306,7 @@ def test_a_batch_that_is_too_large_leaves_no_block_behind(monkeypatch: pytest.Mo
     run(story)
 
 
-def test_a_connection_that_cannot_be_written_to_ends() -> None:
+def test_failed_write_ends_the_connection() -> None:
     async def story() -> None:
         transport, faults = Transport(), list[str]()
         link, _, _ = make_link(BrokenListener(), transport, faults)
