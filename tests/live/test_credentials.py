@@ -37,13 +37,13 @@ class Refuses(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         headers = dict(self.headers.items())
         self.rfile.read(int(headers.get("Content-Length", 0)))
-        self.server.heard.append(headers)
-        said = (
+        self.server.received.append(headers)
+        text = (
             "The request signature we calculated does not match the signature you provided.\n\n"
             "The Canonical String for this request should have been\n'POST\n"
             f"x-amz-security-token:{headers['X-Amz-Security-Token']}\n{headers['Authorization']}'"
         )
-        body = json.dumps({"message": said}).encode()
+        body = json.dumps({"message": text}).encode()
         self.send_response(403)
         self.send_header("x-amzn-ErrorType", "InvalidSignatureException")
         self.send_header("Content-Length", str(len(body)))
@@ -57,7 +57,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self) -> None:
-        self.heard: list[dict[str, str]] = []
+        self.received: list[dict[str, str]] = []
         super().__init__(("127.0.0.1", 0), Refuses)
 
 
@@ -89,9 +89,11 @@ def test_aws_credentials_are_never_logged(tmp_path: Path, proxy: Server, log_for
     with Served(tmp_path, *options, environment=environment) as served:
         assert served.ask("free", [1.0], {"X-Request-Timeout-Ms": "500"})[0] in (503, 504)
         assert until(lambda: "request signature we calculated" in served.errors())
-        shown = "".join(served.get(path)[1] for path in ("/metrics", "/readyz", "/v2/models/free"))
-    assert ID in proxy.heard[0]["Authorization"]
-    assert proxy.heard[0]["X-Amz-Security-Token"] == TOKEN
-    written = served.greeting + served.errors() + (tmp_path / "a.log").read_text() + shown
+        displayed = "".join(
+            served.get(path)[1] for path in ("/metrics", "/readyz", "/v2/models/free")
+        )
+    assert ID in proxy.received[0]["Authorization"]
+    assert proxy.received[0]["X-Amz-Security-Token"] == TOKEN
+    written = served.greeting + served.errors() + (tmp_path / "a.log").read_text() + displayed
     for credential in (ID, SECRET, TOKEN):
         assert credential not in written

@@ -42,9 +42,9 @@ def planned() -> Planned:
     return plan_for(Scale(MODEL, 8, measured, slo_ms=108, course=DemoSchedule()))
 
 
-def simulated(planned: Planned, way: DemoPolicy) -> DemoRunResult:
+def simulated(planned: Planned, policy: DemoPolicy) -> DemoRunResult:
     spec = application(planned.scale, planned.machine, planned.platform, TIMES)
-    return run_simulated(spec, way, planned.scale, planned.arrivals, REQUEST_NS)
+    return run_simulated(spec, policy, planned.scale, planned.arrivals, REQUEST_NS)
 
 
 def test_load_is_below_capacity_between_bursts_and_above_in_bursts(planned: Planned) -> None:
@@ -62,13 +62,13 @@ def test_plan_limits_concurrency_to_the_slo(planned: Planned) -> None:
 def test_application_can_be_simulated_and_served(planned: Planned) -> None:
     url = "http://127.0.0.1:9"
     spec = application(planned.scale, planned.machine, planned.platform, TIMES, endpoint_url=url)
-    loaded = from_spec(spec, "demo")
-    machine, functions = loaded.app.functions[0].variants
-    assert loaded.app.functions[0].name == FUNCTION
-    assert [pool.name for pool in loaded.app.pools] == [MACHINE, FUNCTIONS]
+    config = from_spec(spec, "demo")
+    machine, functions = config.app.functions[0].variants
+    assert config.app.functions[0].name == FUNCTION
+    assert [pool.name for pool in config.app.pools] == [MACHINE, FUNCTIONS]
     assert machine.profile.time_ns(1, FEW) == FEW * 20_000_000
     assert functions.profile.exec_ns[0] == TIMES.call_ms * 1_000_000
-    assert all(source is not None for source in loaded.sources)
+    assert all(source is not None for source in config.sources)
 
 
 def test_spillover_keeps_the_slo_in_bursts(planned: Planned) -> None:
@@ -97,16 +97,16 @@ def test_disagreement_is_reported(planned: Planned) -> None:
 
 
 def test_simulated_parts_are_marked(planned: Planned, tmp_path: Path) -> None:
-    seen = simulated(planned, DemoPolicy("with", "threshold"))
+    run_result = simulated(planned, DemoPolicy("with", "threshold"))
     runs = (
-        DemoRun(DemoPolicy("here", ""), seen, live=seen, simulated=seen),
-        DemoRun(DemoPolicy("elsewhere", ""), seen),
+        DemoRun(DemoPolicy("here", ""), run_result, live=run_result, simulated=run_result),
+        DemoRun(DemoPolicy("elsewhere", ""), run_result),
     )
-    shown = DemoResult(planned, runs, best_threshold=FEW)
-    hows = [(row[""], row["how"]) for row in run_rows(shown)]
+    demo_result = DemoResult(planned, runs, best_threshold=FEW)
+    hows = [(row[""], row["how"]) for row in run_rows(demo_result)]
     here = [("here", "foretold"), ("here", "live"), ("here", "simulated")]
     assert hows == [*here, ("elsewhere", "foretold")]
-    text = write_page(shown, ["Rent it."], tmp_path).read_text(encoding="utf-8")
+    text = write_page(demo_result, ["Rent it."], tmp_path).read_text(encoding="utf-8")
     assert "Rent it." in text and "elsewhere" in text
 
 
@@ -143,10 +143,10 @@ def test_short_demonstration() -> None:
     for needed in ("onnxruntime", "boto3", "awslambdaric"):
         pytest.importorskip(needed)
     planned = prepare(MODEL, DemoSchedule(step_s=0.5, steps=5), 4.0, print)
-    shown = perform(planned, print)
+    demo_result = perform(planned, print)
     warm_ns = planned.scale.course.warm_up_ns
     sent = int((planned.arrivals.times_ns >= warm_ns).sum())
-    lived = [run.live for run in shown.runs if run.live is not None]
+    lived = [run.live for run in demo_result.runs if run.live is not None]
     assert [len(live.latency_ms) for live in lived] == [sent] * 3
     without, threshold, _ = lived
     assert without.unserved == threshold.unserved == 0

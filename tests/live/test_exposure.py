@@ -94,11 +94,11 @@ def test_worker_sockets_are_private(misbehaving: Path) -> None:
     assert not directory.exists()
 
 
-def plaintext_reply(address: tuple[str, int], said: bytes) -> bytes:
+def plaintext_reply(address: tuple[str, int], text: bytes) -> bytes:
     """Return what a client without TLS receives until the connection is closed."""
     answer = b""
     with socket.create_connection(address, timeout=30) as client, suppress(ConnectionError):
-        client.sendall(said)
+        client.sendall(text)
         while piece := client.recv(65_536):
             answer += piece
     return answer
@@ -120,7 +120,7 @@ def test_tls_port_sends_nothing_in_plain_text(misbehaving: Path) -> None:
     with Served(misbehaving, "--grpc-port", "0") as served:
         url = urlsplit(served.url)
         host, _, port = served.grpc_address.rpartition(":")
-        for address, said in (
+        for address, text in (
             ((url.hostname or "", url.port or 0), REQUEST),
             ((host, int(port)), PREFACE),
         ):
@@ -128,8 +128,8 @@ def test_tls_port_sends_nothing_in_plain_text(misbehaving: Path) -> None:
                 socket.create_connection(address, timeout=30) as plain,
                 context.wrap_socket(plain, server_hostname=host) as client,
             ):
-                client.sendall(said)
+                client.sendall(text)
                 assert client.recv(1), "it does not answer over TLS either"
-            answer = plaintext_reply(address, said)
+            answer = plaintext_reply(address, text)
             # An alert of TLS at most.
             assert not answer or answer[0] == 0x15, answer

@@ -13,12 +13,12 @@ from headgate.lab.bench import fidelity, overload
 @pytest.mark.slow
 def test_live_log_is_replayed_and_simulated() -> None:
     plan = fidelity.FidelityPlan(levels=(("some", 0.5),), rounds=1, seconds=2.0, peak_seconds=0.5)
-    (seen,) = fidelity.measure(plan, lambda _: None)
-    assert seen.replay["is_identical"] is True
-    assert seen.replay["complete"] is True
-    assert seen.outside_ms > 0
-    assert seen.simulated["requests"] == seen.live["requests"] > 0
-    result = fidelity.report([seen])
+    (fidelity_run,) = fidelity.measure(plan, lambda _: None)
+    assert fidelity_run.replay["is_identical"] is True
+    assert fidelity_run.replay["complete"] is True
+    assert fidelity_run.outside_ms > 0
+    assert fidelity_run.simulated["requests"] == fidelity_run.live["requests"] > 0
+    result = fidelity.report([fidelity_run])
     assert len(result.checks) == 4
     assert [row["how"] for row in result.rows] == ["live", "simulated"]
 

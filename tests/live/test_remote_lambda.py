@@ -48,9 +48,9 @@ def test_burst_spills_and_is_observable(tmp_path: Path) -> None:
     assert spilled * 0.2e-6 + spilled * 0.03 * 1.647 * 1.6e-5 < usd < spilled * 1e-4
     assert reading(metrics, "headgate_cold_starts_total", function="double") > 1
     replay = [sys.executable, "-m", "headgate", "replay", str(log), "--json"]
-    told = json.loads(subprocess.run(replay, capture_output=True, check=True).stdout)
-    assert told["is_identical"]
-    assert told["complete"]
+    reported = json.loads(subprocess.run(replay, capture_output=True, check=True).stdout)
+    assert reported["is_identical"]
+    assert reported["complete"]
     assert "Dispatch" in log.read_text()
 
 
@@ -64,7 +64,7 @@ def test_call_carries_trace_and_deadline(tmp_path: Path) -> None:
         (event,) = cloud.events
         assert event["traceparent"] == TRACE
         assert 500 < float(str(event["deadline_ms"])) <= 30_000
-        assert event.get("gives_up", True)
+        assert event.get("is_hard", True)
 
 
 def test_call_carries_no_other_data(tmp_path: Path) -> None:
@@ -89,11 +89,11 @@ def test_call_carries_no_other_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("exposes", "said"),
+    ("exposes", "error"),
     [("false", "the function failed"), ("true", "ArithmeticError: of all numbers, this one")],
 )
 def test_function_errors_reach_the_client_if_allowed(
-    tmp_path: Path, exposes: str, said: str
+    tmp_path: Path, exposes: str, error: str
 ) -> None:
     with FakeLambda(tmp_path) as cloud:
         app = write_app(tmp_path, cloud.url, policy="serverless_only")
@@ -102,7 +102,7 @@ def test_function_errors_reach_the_client_if_allowed(
         (app / "app.yaml").write_text(text.replace("serve: {", serve))
         with Served(app) as served:
             status, body = served.ask("double", [666.0])
-            assert (status, body["error"]) == (500, said)
+            assert (status, body["error"]) == (500, error)
             assert len(cloud.events) == 1  # it would break again, so it is not repeated
             assert reading(served.get("/metrics")[1], "headgate_spill_breaker_state") == 0
 

@@ -201,10 +201,10 @@ class Gateway:
         instance_id: int = 0,
         shares: bool = False,
     ) -> None:
-        works = [TaskInputs(i, _items(request), self._tensors(request, shares))
+        tasks = [TaskInputs(i, _items(request), self._tensors(request, shares))
                  for i, request in enumerate(requests)]  # fmt: skip
-        items = sum(work.items for work in works)
-        self.send(RunBatch(batch_id, 0, instance_id, items, works))
+        items = sum(task.items for task in tasks)
+        self.send(RunBatch(batch_id, 0, instance_id, items, tasks))
 
     def ask(self, *requests: Mapping[str, Array], instance_id: int = 0) -> list[TaskResult]:
         self.run(*requests, instance_id=instance_id)
@@ -279,11 +279,11 @@ def worker(
 ) -> Iterator[WorkerProcess]:
     """Start a worker of these functions, from `CODE` by default."""
     (base / "code_of_worker.py").write_text(CODE)
-    loaded = declare(
+    config = declare(
         functions=functions, pools={"cpu": pool or {}}, **({"serve": serve} if serve else {})
     )
     cores = sorted(os.sched_getaffinity(0))[:1]
-    write_deployment(base, Deployment(loaded.spec, str(base), [NodeSpec(0, 0, "cpu-0", cores)]))
+    write_deployment(base, Deployment(config.spec, str(base), [NodeSpec(0, 0, "cpu-0", cores)]))
     source = str(Path(headgate.__file__).parents[1])
     with (base / "stderr").open("wb") as stderr:
         process = subprocess.Popen(

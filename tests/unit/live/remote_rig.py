@@ -17,20 +17,20 @@ PLATFORM = FaasPlatform(1 << 30, keep_alive_ns=200_000_000, usd_per_gb_s=1.0, us
 CLOUD = Pool(0, "cloud", Tier.SERVERLESS, nodes=0, faas=PLATFORM)
 
 
-def work(task_id: int = 0, data: bytes = b"\x01") -> TaskInputs:
+def task(task_id: int = 0, data: bytes = b"\x01") -> TaskInputs:
     return TaskInputs(task_id, len(data), [Tensor("x", "UINT8", (len(data),), memoryview(data))])
 
 
-def errand(
+def remote_call(
     batch_id: int = 0,
-    works: list[TaskInputs] | None = None,
+    tasks: list[TaskInputs] | None = None,
     *,
     deadline_ns: int = NEVER_NS,
-    gives_up: bool = False,
+    is_hard: bool = False,
 ) -> RemoteCall:
-    asked = [work()] if works is None else works
+    asked = [task()] if tasks is None else tasks
     shares = tuple((0, 0, w.items) for w in asked)
-    return RemoteCall(batch_id, 0, "f", 0, None, asked, deadline_ns, gives_up, None, None, shares)
+    return RemoteCall(batch_id, 0, "f", 0, None, asked, deadline_ns, is_hard, None, None, shares)
 
 
 class Rig:
@@ -44,7 +44,7 @@ class Rig:
         self.billed_ns: list[int] = []
         self.warm_usd: list[float] = []
         self.starts: list[tuple[str, int]] = []
-        self.outpost = RemotePool(
+        self.pool = RemotePool(
             CLOUD,
             call,
             self,

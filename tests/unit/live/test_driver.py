@@ -72,14 +72,14 @@ def names(things: list[Event] | list[Action]) -> list[str]:
 
 
 def test_events_are_handled_in_the_next_iteration() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig()
         rig.driver.post(NodeJoined(0, 0, "n"))
         assert rig.done == []
         await asyncio.sleep(0)
         assert names(rig.done) == ["StartInstance"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_events_that_end_work_come_first() -> None:
@@ -88,7 +88,7 @@ def test_events_that_end_work_come_first() -> None:
     They are batched together.
     """
 
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig()
         for event in (NodeJoined(0, 0, "n"), RequestArrived(0, 0)):
             rig.driver.post(event)
@@ -100,13 +100,13 @@ def test_events_that_end_work_come_first() -> None:
         assert names(rig.done) == ["StartInstance", "Dispatch", "Settle", "Dispatch"]
         assert rig.faults == []
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_timer_never_fires_early() -> None:
     """A request expires at its deadline, 5 ms from now, to the nanosecond or after."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig(make_app(Slo(latency_ns=5 * MS, is_hard=True)), find_policy("balance"))
         began_ns = monotonic_ns()
         rig.driver.post(RequestArrived(0, 0))  # and there is no node
@@ -117,11 +117,11 @@ def test_timer_never_fires_early() -> None:
         assert isinstance(settled, Settle)
         assert settled.outcome == Outcome.EXPIRED
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_stopped_driver_cancels_its_timers() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig(make_app(Slo(latency_ns=5 * MS, is_hard=True)), find_policy("balance"))
         rig.driver.post(RequestArrived(0, 0))
         await asyncio.sleep(0)
@@ -129,7 +129,7 @@ def test_stopped_driver_cancels_its_timers() -> None:
         await asyncio.sleep(0.01)
         assert rig.done == []
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 class Rogue(Policy):
@@ -146,7 +146,7 @@ class Rogue(Policy):
 def test_policy_error_keeps_earlier_actions(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig(kind=PolicyKind(Rogue, PolicyConfig))
         rig.driver.post(RequestArrived(0, 0))
         await asyncio.sleep(0)
@@ -154,4 +154,4 @@ def test_policy_error_keeps_earlier_actions(
         assert rig.faults == ["policy"]
         assert len(caplog.messages) == 1
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -181,7 +181,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("what", ["settle", "settled", "dispatch", "order", "fail"])
 def test_executor_that_fails_once(what: str) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         left = [what]
 
         def breaks(now: str) -> bool:
@@ -197,7 +197,7 @@ def test_executor_that_fails_once(what: str) -> None:
         assert (len(view.requests), len(view.batches)) == (0, 0)
         rig.driver.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -207,7 +207,7 @@ def test_executor_that_fails_at_random(seed: int) -> None:
     One response per request, and nothing is left in the state of the Scheduler.
     """
 
-    async def story() -> None:
+    async def scenario() -> None:
         rng = Random(seed)
         chance = rng.choice([0.05, 0.2, 0.5])
         rig = Rig(lambda what: rng.random() < chance)
@@ -223,27 +223,27 @@ def test_executor_that_fails_at_random(seed: int) -> None:
         assert rig.end is None
         rig.driver.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_undeliverable_response_becomes_a_failure() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig(lambda what: what == "settle")
         await rig.serve()
         assert rig.failed_ids == set(range(REQUESTS))
         assert rig.faults == {"settle": REQUESTS}
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_batch_that_cannot_be_sent_fails_after_the_refusal_limit() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig(lambda what: what == "dispatch")
         await rig.serve(3)
         assert rig.failed_ids == set()  # the Scheduler has settled them, as refused too often
         rig.driver.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 # --- the Scheduler -------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def test_scheduler_failure_does_not_lose_later_events() -> None:
     one to fail.
     """
 
-    async def story() -> None:
+    async def scenario() -> None:
         def breaks(event: Event) -> str:
             is_third = isinstance(event, RequestArrived) and event.request_id == 2
             return "before" if is_third else ""
@@ -269,11 +269,11 @@ def test_scheduler_failure_does_not_lose_later_events() -> None:
         assert rig.faults == {"scheduler": 1}
         rig.driver.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_actions_before_a_failure_are_executed_and_logged() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         logged: list[tuple[Event, list[Action]]] = []
         is_first = True
 
@@ -294,14 +294,14 @@ def test_actions_before_a_failure_are_executed_and_logged() -> None:
         assert any(isinstance(action, Settle) for action in actions)
         rig.driver.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_scheduler_that_fails_at_random(seed: int) -> None:
     """Every request is answered once: at the latest by the recheck."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         rng = Random(seed)
 
         def breaks(event: Event) -> str:
@@ -311,7 +311,7 @@ def test_scheduler_that_fails_at_random(seed: int) -> None:
         await rig.serve()
         rig.driver.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_repeated_scheduler_failures_abort_the_gateway() -> None:
@@ -319,7 +319,7 @@ def test_repeated_scheduler_failures_abort_the_gateway() -> None:
     any more.
     """
 
-    async def story() -> None:
+    async def scenario() -> None:
         handled = 0
 
         def breaks(event: Event) -> str:
@@ -335,11 +335,11 @@ def test_repeated_scheduler_failures_abort_the_gateway() -> None:
         assert handled == FAULTS_MAX
         assert rig.answers == dict.fromkeys(range(REQUESTS), 1)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_occasional_scheduler_failures_do_not_abort() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         def breaks(event: Event) -> str:
             is_bad = isinstance(event, RequestArrived) and event.request_id % 2 == 0
             return "before" if is_bad else ""
@@ -350,11 +350,11 @@ def test_occasional_scheduler_failures_do_not_abort() -> None:
         assert rig.failed_ids == set(range(0, REQUESTS, 2))
         rig.driver.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_failing_cancellation_is_not_repeated() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         def breaks(event: Event) -> str:
             return "before" if isinstance(event, RequestCancelled) else ""
 
@@ -367,13 +367,13 @@ def test_failing_cancellation_is_not_repeated() -> None:
         assert rig.end is None
         rig.driver.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_rejected_arrival_is_answered() -> None:
     """An id out of sequence is rejected, and the Scheduler would never settle it."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig()
         for request_id in (5, 3):
             rig.ask(request_id)
@@ -382,14 +382,14 @@ def test_rejected_arrival_is_answered() -> None:
         assert rig.faults == {"event": 1}
         rig.driver.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 # --- around it -----------------------------------------------------------------------------------
 
 
 def test_failing_log_does_not_stop_serving() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         calls = 0
 
         def record(now_ns: int, event: Event, actions: list[Action]) -> None:
@@ -403,15 +403,15 @@ def test_failing_log_does_not_stop_serving() -> None:
         assert rig.faults == {"event_log": 1}
         rig.driver.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_timer_that_fires_after_its_cancellation() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig()
         rig.driver._fire(("deadline", 7))
         rig.driver.post(TimerFired(("deadline", 7)))  # cancelled while it was on its way
         await asyncio.sleep(0)
         assert not rig.faults
 
-    asyncio.run(story())
+    asyncio.run(scenario())

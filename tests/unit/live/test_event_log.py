@@ -60,8 +60,8 @@ def test_unclosed_log_is_incomplete(tmp_path: Path) -> None:
     log.record(5, BatchLost(1), [])
     log.flush()
     assert log.sync()
-    seen, entries = entries_of(tmp_path / "a.log")
-    assert (seen, entries.is_complete) == ([0], False)
+    numbers, entries = entries_of(tmp_path / "a.log")
+    assert (numbers, entries.is_complete) == ([0], False)
     log.close()
 
 
@@ -80,8 +80,8 @@ def test_segments_are_read_in_order_whichever_is_named(tmp_path: Path, events: i
     assert all(path.stat().st_size < 1_000 for path in tmp_path.iterdir())
     assert (len(names(tmp_path)) > 10) == (events == 100)
     for path in tmp_path.iterdir():
-        seen, entries = entries_of(path)
-        assert (seen, entries.is_complete, entries.missing) == (list(range(events)), True, "")
+        numbers, entries = entries_of(path)
+        assert (numbers, entries.is_complete, entries.missing) == (list(range(events)), True, "")
 
 
 def test_total_size_is_bounded(tmp_path: Path) -> None:
@@ -92,8 +92,8 @@ def test_total_size_is_bounded(tmp_path: Path) -> None:
 
 def test_log_without_its_beginning_can_be_read(tmp_path: Path) -> None:
     written(tmp_path / "a.log", 200, Rotation(size_bytes=400, keep=3))
-    seen, entries = entries_of(tmp_path / "a.log")
-    assert seen == list(range(entries.first_seq, 200))
+    numbers, entries = entries_of(tmp_path / "a.log")
+    assert numbers == list(range(entries.first_seq, 200))
     assert 0 < entries.first_seq < 199
     assert entries.is_complete
     gone = f"gone, and with that the first {entries.first_seq} events"
@@ -130,9 +130,9 @@ def test_log_is_rotated_by_age(tmp_path: Path) -> None:
         log.flush()
     log.flush()  # there is nothing in the newest segment: it does not become one after the other
     log.close()
-    seen, entries = entries_of(tmp_path / "a.log")
+    numbers, entries = entries_of(tmp_path / "a.log")
     assert len(names(tmp_path)) == 9  # `keep` and the newest
-    assert seen[-1] == 99
+    assert numbers[-1] == 99
     assert entries.is_complete
 
 
@@ -160,8 +160,8 @@ def test_next_gateway_starts_a_log_and_prunes_old_segments(tmp_path: Path) -> No
         written(tmp_path / "a.log", 3, Rotation(keep=2))
     assert names(tmp_path) == ["a.log", "a.log.5", "a.log.6"]
     for name in names(tmp_path):
-        seen, entries = entries_of(tmp_path / name)
-        assert (seen, entries.is_complete) == ([0, 1, 2], True)
+        numbers, entries = entries_of(tmp_path / name)
+        assert (numbers, entries.is_complete) == ([0, 1, 2], True)
 
 
 def test_two_gateways_at_one_path(tmp_path: Path) -> None:
@@ -178,8 +178,8 @@ def test_two_gateways_at_one_path(tmp_path: Path) -> None:
     old.close()
     assert names(tmp_path) == ["a.log", "a.log.1"]
     assert entries_of(tmp_path / "a.log")[0] == [0]
-    seen, entries = entries_of(tmp_path / "a.log.1")
-    assert seen == list(range(len(seen))) and len(seen) > 1
+    numbers, entries = entries_of(tmp_path / "a.log.1")
+    assert numbers == list(range(len(numbers))) and len(numbers) > 1
     assert (entries.is_complete, entries.stopped) == (
         False,
         "another gateway writes to the path now",
@@ -234,8 +234,8 @@ def test_disk_full_at_any_write(
     monkeypatch.undo()
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     if breaks_at > 2:  # else not even the header is there
-        seen, entries = entries_of(tmp_path / "a.log")
-        assert seen == list(range(len(seen)))
+        numbers, entries = entries_of(tmp_path / "a.log")
+        assert numbers == list(range(len(numbers)))
         assert not entries.is_complete
 
 
@@ -247,8 +247,8 @@ def test_unwritable_directory_stops_the_log(
 
     monkeypatch.setattr(Path, "rename", refuse)
     written(tmp_path / "a.log", 50, TINY)
-    seen, entries = entries_of(tmp_path / "a.log")
-    assert 0 < len(seen) < 50
+    numbers, entries = entries_of(tmp_path / "a.log")
+    assert 0 < len(numbers) < 50
     assert entries.stopped
     assert len(caplog.messages) == 1
     assert "cannot be rotated: Permission denied; serving continues" in caplog.messages[0]
@@ -276,8 +276,8 @@ def test_slow_disk_does_not_block(
     assert "the disk is too slow; serving continues" in caplog.messages[0]
     goes_on.set()
     log.close()
-    seen, entries = entries_of(tmp_path / "a.log")
-    assert seen == list(range(len(seen))) and 100 < len(seen) < 1_000
+    numbers, entries = entries_of(tmp_path / "a.log")
+    assert numbers == list(range(len(numbers))) and 100 < len(numbers) < 1_000
     assert entries.stopped == "the disk is too slow"
 
 
@@ -287,8 +287,8 @@ def test_unencodable_event_stops_the_log(tmp_path: Path, caplog: pytest.LogCaptu
     log.record(2, object(), [])  # type: ignore[arg-type]
     log.record(3, BatchLost(1), [])
     log.close()
-    seen, entries = entries_of(tmp_path / "a.log")
-    assert (seen, entries.is_complete) == ([0], False)
+    numbers, entries = entries_of(tmp_path / "a.log")
+    assert (numbers, entries.is_complete) == ([0], False)
     assert entries.stopped.startswith("an event cannot be written: ")
     assert len(caplog.messages) == 1
 

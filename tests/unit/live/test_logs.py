@@ -52,7 +52,7 @@ def test_text_format() -> None:
         "level": "WARNING",
         "logger": "headgate.live.x",
         "process": "gateway",
-        "said": "it has 3 (request abc-1)",
+        "text": "it has 3 (request abc-1)",
     }
 
 
@@ -101,8 +101,8 @@ def test_repetitions_are_suppressed_and_counted() -> None:
     assert passed == [True] * REPEATS_MAX + [False] * (100 - REPEATS_MAX)
     assert repeats.allows(record("something else"), 0.0)
     assert repeats.expired(REPEATS_S - 1) == []
-    (told,) = repeats.expired(REPEATS_S)
-    assert told.getMessage() == f"suppressed {100 - REPEATS_MAX} repetitions: %d"
+    (reported,) = repeats.expired(REPEATS_S)
+    assert reported.getMessage() == f"suppressed {100 - REPEATS_MAX} repetitions: %d"
     assert repeats.allows(record("%d", 1), REPEATS_S)
     assert repeats.expired(2 * REPEATS_S) == []
 
@@ -142,7 +142,7 @@ def run(
 def lines_of(done: subprocess.CompletedProcess[str]) -> list[tuple[str, str, str]]:
     """Return level, logger and text of each line."""
     found = [TEXT.fullmatch(line) for line in done.stderr.splitlines()]
-    return [(m["level"], m["logger"], m["said"]) for m in found if m is not None]
+    return [(m["level"], m["logger"], m["text"]) for m in found if m is not None]
 
 
 @pytest.mark.parametrize(

@@ -46,9 +46,9 @@ def test_every_expression_uses_exposed_metrics(expression: str) -> None:
 
 
 def test_every_metric_is_shown() -> None:
-    shown = {family(name) for expression in EXPRESSIONS for name in METRIC.findall(expression)}
+    displayed = {family(name) for expression in EXPRESSIONS for name in METRIC.findall(expression)}
     ours = {family(name) for name in exposed() if name.startswith("headgate_")}
-    assert ours == {name for name in shown if name.startswith("headgate_")}
+    assert ours == {name for name in displayed if name.startswith("headgate_")}
 
 
 def family(name: str) -> str:

@@ -67,26 +67,26 @@ def test_invalid_provider_is_one_line(pool: dict[str, object], problem: str) -> 
 
 def test_providers_of_pools() -> None:
     rented = {"tier": "dedicated", "nodes": 2, "provider": "sagemaker", "target": "e-{node}"}
-    loaded = from_spec(app(local={"tier": "dedicated"}, cloud=CLOUD, rented=rented), "app.yaml")
-    assert providers_of(loaded) == (
+    config = from_spec(app(local={"tier": "dedicated"}, cloud=CLOUD, rented=rented), "app.yaml")
+    assert providers_of(config) == (
         Provider("local"),
         Provider("lambda", "f", HERE, None),
         Provider("sagemaker", "e-{node}", None, None),
     )
-    found = assign_cores(loaded.app, range(4), "app.yaml", providers_of(loaded))
-    assert [(place.id, place.name) for place in found] == [(0, "local1")]
+    found = assign_cores(config.app, range(4), "app.yaml", providers_of(config))
+    assert [(node.id, node.name) for node in found] == [(0, "local1")]
     assert providers_of(from_spec({"functions": {"f": {"exec": "1ms"}}}, "a")) == (
         Provider("local"),
     )
     # A log carries all of it, so a replay has the same pools.
-    assert providers_of(from_spec(loaded.spec, "log")) == providers_of(loaded)
+    assert providers_of(from_spec(config.spec, "log")) == providers_of(config)
 
 
 def test_pool_without_provider_is_only_simulated() -> None:
-    loaded = from_spec(app(p={"tier": "serverless", "memory": "1GB"}), "app.yaml")
-    assert providers_of(loaded) == (None,)
+    config = from_spec(app(p={"tier": "serverless", "memory": "1GB"}), "app.yaml")
+    assert providers_of(config) == (None,)
     with pytest.raises(ConfigError, match=r"pools\.p\.provider: has no provider: it can be sim"):
-        check_providers(loaded, "app.yaml")
+        check_providers(config, "app.yaml")
 
 
 def test_remote_only_variant_has_the_signature_of_its_sibling(
@@ -97,10 +97,10 @@ def test_remote_only_variant_has_the_signature_of_its_sibling(
     far = {"exec": "2ms", "pools": ["cloud"]}
     broken = {"code": "elsewhere_code:Nobody", "exec": "1ms", "pools": ["cloud"]}
     functions = {"f": {"variants": {"far": far, "near": near}}, "g": broken}
-    loaded = from_spec({"functions": functions, "pools": {"cloud": CLOUD}}, "app.yaml")
-    assert len(remote_only(loaded)) == 3
-    found = {f.function: f for f in inspect_remote_only(loaded, str(tmp_path))}
-    filled = with_siblings(loaded, found)
+    config = from_spec({"functions": functions, "pools": {"cloud": CLOUD}}, "app.yaml")
+    assert len(remote_only(config)) == 3
+    found = {f.function: f for f in inspect_remote_only(config, str(tmp_path))}
+    filled = with_siblings(config, found)
     assert filled["f/far"].signature == filled["f/near"].signature
     assert filled["f/far"].signature.inputs[0].name == "x"
     assert filled["g"].signature.inputs == ()

@@ -36,7 +36,7 @@ class Listener:
     def __init__(self) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
-        self.heard = b""
+        self.received = b""
         self._thread = threading.Thread(target=self._listen)
         self._thread.start()
 
@@ -46,8 +46,8 @@ class Listener:
                 client, _ = self._socket.accept()
                 with client, suppress(OSError):
                     client.settimeout(20)
-                    while b"\r\n\r\n" not in self.heard:
-                        self.heard += client.recv(65_536)
+                    while b"\r\n\r\n" not in self.received:
+                        self.received += client.recv(65_536)
                     client.sendall(ENDED)
 
     def close(self) -> None:
@@ -110,9 +110,9 @@ def call(client: Any) -> None:
 
 
 def key_id(listener: Listener) -> str:
-    heard = listener.heard.decode("latin-1")
-    assert REAL_ID not in heard and REAL_TOKEN not in heard
-    (found,) = re.findall(r"Credential=(\w+)/", heard)
+    received = listener.received.decode("latin-1")
+    assert REAL_ID not in received and REAL_TOKEN not in received
+    (found,) = re.findall(r"Credential=(\w+)/", received)
     return str(found)
 
 
@@ -162,7 +162,7 @@ def test_restarted_platform_gets_its_new_keys(listener: Listener, tmp_path: Path
     client = of_gateway(f"http://127.0.0.1:{listener.port}")
     for expected in ("HEADGATEONE", "HEADGATETWO"):
         write_keys(tmp_path, listener.port, expected)
-        listener.heard = b""
+        listener.received = b""
         call(client)
         assert key_id(listener) == expected
     client.close()
@@ -193,7 +193,7 @@ class Impostor:
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self.asked = b""
-        self.heard = b""
+        self.received = b""
         self._thread = threading.Thread(target=self._listen)
         self._thread.start()
 
@@ -205,7 +205,7 @@ class Impostor:
                 self.asked += client.recv(65_536)
             client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
             with self._context.wrap_socket(client, server_side=True) as secured:
-                self.heard = secured.recv(65_536)
+                self.received = secured.recv(65_536)
 
     def close(self) -> None:
         self._thread.join()
@@ -230,7 +230,7 @@ def test_aws_certificate_is_verified(
     client.close()
     impostor.close()
     assert re.match(rb"CONNECT [a-z.]+\.eu-central-1\.amazonaws\.com:443 ", impostor.asked)
-    assert impostor.heard == b""
+    assert impostor.received == b""
 
 
 @pytest.mark.parametrize(

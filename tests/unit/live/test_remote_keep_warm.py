@@ -98,16 +98,21 @@ class RecordingExecutor:
 
 
 def test_driver_passes_on_keep_warm() -> None:
-    async def story() -> None:
-        hands = RecordingExecutor()
-        hands.driver.post(NodeJoined(0, 0, "local1"))
+    async def scenario() -> None:
+        executor = RecordingExecutor()
+        executor.driver.post(NodeJoined(0, 0, "local1"))
         await asyncio.sleep(0.01)
-        hands.driver.stop()
-        (wish,) = hands.done
-        assert isinstance(wish, KeepWarm)
-        assert (wish.pool_id, wish.variant_id, wish.count, wish.is_provisioned) == (1, 0, 2, False)
+        executor.driver.stop()
+        (action,) = executor.done
+        assert isinstance(action, KeepWarm)
+        assert (action.pool_id, action.variant_id, action.count, action.is_provisioned) == (
+            1,
+            0,
+            2,
+            False,
+        )
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def ignore(call: Call) -> None:
@@ -117,44 +122,44 @@ def ignore(call: Call) -> None:
 def remote_call(*calls: Call) -> RemoteCall:
     """Return the remote call for these calls as one batch."""
     scheduler = Scheduler(make_app(), KIND)
-    tasks: list[int] = []
+    task_ids: list[int] = []
     for number, call in enumerate(calls):
         call.request_id = number
         event = RequestArrived(
             number, 0, call.client_id, 1, 0, call.deadline_ns, is_hard=call.is_hard
         )
         (dispatch,) = [a for a in scheduler.handle(MS, event) if isinstance(a, Dispatch)]
-        tasks += dispatch.task_ids
-    action = Dispatch(9, 0, tasks, len(tasks), 1, None, None)
-    works = [TaskInputs(task_id, 1, []) for task_id in tasks]
-    return make_remote_call(scheduler.view, action, works, dict(enumerate(calls)))
+        task_ids += dispatch.task_ids
+    action = Dispatch(9, 0, task_ids, len(task_ids), 1, None, None)
+    tasks = [TaskInputs(task_id, 1, []) for task_id in task_ids]
+    return make_remote_call(scheduler.view, action, tasks, dict(enumerate(calls)))
 
 
 def test_call_has_the_latest_deadline() -> None:
-    errand = remote_call(
+    call = remote_call(
         Call(0, [], 1, ignore, deadline_ns=20 * MS, is_hard=True),
         Call(0, [], 1, ignore, deadline_ns=50 * MS, is_hard=True),
     )
-    assert errand.time_left_ms(10 * MS) == 40.0
-    assert errand.is_hard
-    assert (errand.function, errand.batch_id, errand.tenant) == ("f", 9, "ann")
+    assert call.time_left_ms(10 * MS) == 40.0
+    assert call.is_hard
+    assert (call.function, call.batch_id, call.tenant) == ("f", 9, "ann")
 
 
 def test_call_without_deadline() -> None:
-    errand = remote_call(
+    call = remote_call(
         Call(0, [], 1, ignore, deadline_ns=20 * MS, is_hard=True),
         Call(0, [], 1, ignore, client_id=1, deadline_ns=NEVER_NS),
     )
-    assert errand.time_left_ms(0) is None
-    assert not errand.is_hard
-    assert errand.tenant is None  # of two, nobody's
-    assert errand.shares == ((0, 0, 1), (0, 1, 1))
+    assert call.time_left_ms(0) is None
+    assert not call.is_hard
+    assert call.tenant is None  # of two, nobody's
+    assert call.shares == ((0, 0, 1), (0, 1, 1))
 
 
 def test_slo_is_a_soft_deadline() -> None:
-    errand = remote_call(Call(0, [], 1, ignore))
-    assert errand.time_left_ms(MS) == 100.0
-    assert not errand.is_hard
+    call = remote_call(Call(0, [], 1, ignore))
+    assert call.time_left_ms(MS) == 100.0
+    assert not call.is_hard
 
 
 def test_traceparent_of_calls() -> None:

@@ -62,7 +62,7 @@ class FakeLink:
             self.breaks -= 1
             raise ValueError("too large")
         self.ran.append(message)
-        results = [TaskResult(work.task_id, []) for work in message.tasks]
+        results = [TaskResult(task.task_id, []) for task in message.tasks]
         ran = BatchRan(message.batch_id, 1, 2, results)
         asyncio.get_running_loop().call_soon(self.runtime.on_batch_ran, cast(WorkerLink, self), ran)
 
@@ -110,31 +110,31 @@ class Rig:
         return [call.outcome for call in calls]
 
 
-def run(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(story())
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("hook", ["submitted", "settled"])
 def test_failing_observers_change_nothing(tmp_path: Path, hook: str) -> None:
     """Traces and metrics: the response is sent as usual."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig(tmp_path, **{hook: boom})
         assert await rig.serve(20) == [Outcome.MET] * 20
         assert rig.faults == {"trace" if hook == "submitted" else "metrics": 20}
         await rig.runtime.stop()
 
-    run(story)
+    run(scenario)
 
 
 def test_failing_front_end_does_not_affect_others(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig(tmp_path)
-        seen: list[int | None] = []
+        observed: list[int | None] = []
 
         def breaks_once(call: Call) -> None:
-            seen.append(call.outcome)
-            if len(seen) == 1:
+            observed.append(call.outcome)
+            if len(observed) == 1:
                 boom()
 
         for _ in range(5):
@@ -143,32 +143,32 @@ def test_failing_front_end_does_not_affect_others(tmp_path: Path) -> None:
         for _ in range(5):
             rig.call()
         await rig.until(lambda: len(rig.answered) == 10)
-        await rig.until(lambda: len(seen) == 2)
+        await rig.until(lambda: len(observed) == 2)
         assert [call.outcome for call in rig.answered] == [Outcome.MET] * 10
-        assert seen == [Outcome.MET, Outcome.FAILED]  # and then it was told to answer with 500
+        assert observed == [Outcome.MET, Outcome.FAILED]  # and then it was told to answer with 500
         refused = error_of(broken, GatewayConfig(), b"")
         assert refused is not None
         assert (refused.status, refused.reason) == (500, INTERNAL)
         await rig.runtime.stop()
 
-    run(story)
+    run(scenario)
 
 
 def test_unsent_batch_is_retried(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig(tmp_path)
         rig.link.breaks = 3
         assert await rig.serve(6) == [Outcome.MET] * 6
         assert rig.faults == {"dispatch": 3}
         await rig.runtime.stop()
 
-    run(story)
+    run(scenario)
 
 
 def test_result_that_cannot_be_stored_fails_its_own_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig(tmp_path)
         kept = rig.runtime._stage_outputs.store
 
@@ -184,24 +184,24 @@ def test_result_that_cannot_be_stored_fails_its_own_call(
         assert rig.faults == {"result": 1}
         await rig.runtime.stop()
 
-    run(story)
+    run(scenario)
 
 
 def test_failing_cost_accounting_does_not_hold_a_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig(tmp_path)
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
         monkeypatch.setattr(rig.runtime._costs, "on_batch_ran", boom)
         assert await rig.serve(5) == [Outcome.MET] * 5
         await rig.runtime.stop()
 
-    run(story)
+    run(scenario)
 
 
 def test_abort_answers_open_calls(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig(tmp_path)
         calls = [rig.call() for _ in range(5)]
         rig.runtime.abort(RuntimeError("enough"))
@@ -216,7 +216,7 @@ def test_abort_answers_open_calls(tmp_path: Path) -> None:
             rig.runtime.failure.result()
         await rig.runtime.stop()
 
-    run(story)
+    run(scenario)
 
 
 # --- the connection to a worker ------------------------------------------------------------------
@@ -244,7 +244,7 @@ class BrokenListener:
     def __init__(self) -> None:
         self.reports: list[object] = []
 
-    def ran(self, link: WorkerLink, message: BatchRan) -> None:
+    def on_batch_ran(self, link: WorkerLink, message: BatchRan) -> None:
         boom()
 
     def on_event(self, event: object) -> None:
@@ -252,62 +252,62 @@ class BrokenListener:
         if len(self.reports) == 1:
             boom()
 
-    def learned(self, facts: object) -> None:
+    def on_function_loaded(self, function: object) -> None:
         boom()
 
-    def lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
+    def on_worker_lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
         boom()
 
 
 def make_link(
     listener: object, transport: Transport, faults: list[str]
 ) -> tuple[WorkerLink, Arena, Arena]:
-    own, theirs = Arena.create(65_536), Arena.create(65_536)
-    link = WorkerLink(NODE, Hello(0, 0, []), cast(Any, listener), own, theirs, faults.append)
+    arena, peer_arena = Arena.create(65_536), Arena.create(65_536)
+    link = WorkerLink(NODE, Hello(0, 0, []), cast(Any, listener), arena, peer_arena, faults.append)
     link.connection_made(cast(asyncio.Transport, transport))
-    return link, own, theirs
+    return link, arena, peer_arena
 
 
 def test_failing_listener_does_not_stop_the_link() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         listener, transport, faults = BrokenListener(), Transport(), list[str]()
-        link, _, theirs = make_link(listener, transport, faults)
+        link, _, peer_arena = make_link(listener, transport, faults)
         reports = [
             frame(EventMessage(to_wire(InstanceStopped(number, "x")))) for number in range(2)
         ]
         link.data_received(reports[0] + frame(BatchRan(5, 0, 0, [])) + reports[1])
         assert [type(report) for report in listener.reports] == [
             InstanceStopped,
-            BatchLost,  # nobody has heard what became of batch 5
+            BatchLost,  # the results of batch 5 could not be handled
             InstanceStopped,
         ]
         assert not transport.is_aborted
         link.connection_lost(None)
         assert faults == ["report", "report", "report"]
         with pytest.raises(ValueError, match=r"released|closed"):
-            theirs.view(Block(0, 1))  # its memory is given back all the same
+            peer_arena.view(Block(0, 1))  # its memory is released all the same
 
-    run(story)
+    run(scenario)
 
 
 def test_too_large_batch_leaves_no_block_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         transport, faults = Transport(), list[str]()
-        link, own, _ = make_link(BrokenListener(), transport, faults)
+        link, arena, _ = make_link(BrokenListener(), transport, faults)
         monkeypatch.setattr(links, "MESSAGE_BYTES_MAX", 100_000)
         big = Tensor("x", "UINT8", (50_000,), memoryview(bytes(50_000)))
-        works = [TaskInputs(number * STAGES_MAX, 1, [big]) for number in range(5)]
+        tasks = [TaskInputs(number * STAGES_MAX, 1, [big]) for number in range(5)]
         with pytest.raises(ValueError, match="at most 100000"):
-            link.run(RunBatch(1, 0, 0, 5, works))
+            link.run(RunBatch(1, 0, 0, 5, tasks))
         assert transport.written == 0
-        assert own.allocate(memoryview(bytes(60_000))) is not None  # all of it is free again
+        assert arena.allocate(memoryview(bytes(60_000))) is not None  # all of it is free again
         link.connection_lost(None)
 
-    run(story)
+    run(scenario)
 
 
 def test_failed_write_ends_the_connection() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         transport, faults = Transport(), list[str]()
         link, _, _ = make_link(BrokenListener(), transport, faults)
         transport.is_broken = True
@@ -316,4 +316,4 @@ def test_failed_write_ends_the_connection() -> None:
         assert faults == ["worker_connection"]
         link.connection_lost(None)
 
-    run(story)
+    run(scenario)

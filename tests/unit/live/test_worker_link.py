@@ -99,7 +99,7 @@ class Rig:
 
 
 def test_messages_are_sent_in_order() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig()
         rig.link.send_action(ACTION)
         content = rig.run(1, LARGE)
@@ -117,13 +117,13 @@ def test_messages_are_sent_in_order() -> None:
         rig.link.connection_lost(None)
         assert rig.listener.order == ["lost [1, 2]"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_other_callbacks_run_between_chunks() -> None:
     """One iteration of the event loop copies one chunk."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig()
         rig.run(1, LARGE)
         turns = 0
@@ -133,11 +133,11 @@ def test_other_callbacks_run_between_chunks() -> None:
         assert turns >= LARGE // COPY_BYTES_MAX
         rig.link.connection_lost(None)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_messages_are_handled_in_order() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig()
         rig.run(1, 10)
         rig.run(2, 10)
@@ -155,11 +155,11 @@ def test_messages_are_handled_in_order() -> None:
         rig.link.connection_lost(None)
         assert rig.listener.order[-1] == "lost []"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_disconnect_during_a_copy_loses_the_batch() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig()
         rig.run(1, 10)
         rig.run(2, LARGE)
@@ -170,7 +170,7 @@ def test_disconnect_during_a_copy_loses_the_batch() -> None:
         assert rig.listener.order == ["lost [1, 2]"]
         assert len(rig.transport.messages) == 1
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def out_of_bounds_result() -> BatchRan:
@@ -180,7 +180,7 @@ def out_of_bounds_result() -> BatchRan:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         b"\xff\xff\xff\xff",
         b"\x01\x00\x00\x00\xc1",
@@ -206,22 +206,22 @@ def out_of_bounds_result() -> BatchRan:
         "inputs that were never sent",
     ],
 )
-def test_worker_with_an_invalid_message_is_disconnected(said: bytes) -> None:
+def test_worker_with_an_invalid_message_is_disconnected(text: bytes) -> None:
     """Nothing of the message is passed on, and the batches in flight are lost."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig()
         rig.run(1, 10)
-        rig.link.data_received(said + frame(REPORT))
+        rig.link.data_received(text + frame(REPORT))
         assert rig.transport.is_closed
         rig.link.connection_lost(None)
         assert rig.listener.order == ["lost [1]"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_invalid_message_after_a_large_one() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig()
         rig.run(1, 10)
         rig.link.data_received(rig.ran(1, bytes(LARGE)) + frame(ActionMessage(ACTION)))
@@ -230,4 +230,4 @@ def test_invalid_message_after_a_large_one() -> None:
         assert rig.listener.order == ["ran 1"]
         assert rig.transport.is_closed
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -61,10 +61,10 @@ def test_reasons_are_bounded() -> None:
     for number in range(3 * REASONS_MAX):
         call = ended_call(Outcome.REJECTED, reason=f"too late by {number} ms")
         metrics.settled(call, "resnet", "ann")
-    seen = counts(metrics)
-    assert len(seen) == REASONS_MAX - 1
-    assert sum(seen.values()) == 3 * REASONS_MAX
-    assert seen["resnet", "ann", "other", Outcome.REJECTED] == 2 * REASONS_MAX + 2
+    observed = counts(metrics)
+    assert len(observed) == REASONS_MAX - 1
+    assert sum(observed.values()) == 3 * REASONS_MAX
+    assert observed["resnet", "ann", "other", Outcome.REJECTED] == 2 * REASONS_MAX + 2
 
 
 def test_only_rejections_have_a_reason_label() -> None:

@@ -65,15 +65,15 @@ def handler(tmp_path: Path) -> Handler:
     return Handler({"LAMBDA_TASK_ROOT": str(tmp_path), "HEADGATE_APP": "app.yaml"})
 
 
-def work(id: int, *values: float) -> UnbatchedCall:
+def task(id: int, *values: float) -> UnbatchedCall:
     return UnbatchedCall(id, len(values), [to_tensor("x", np.array(values, np.float32))])
 
 
 def ask(
-    handler: Handler, function: str, *works: UnbatchedCall, **options: object
+    handler: Handler, function: str, *tasks: UnbatchedCall, **options: object
 ) -> tuple[ResponseJson, list[UnbatchedResult]]:
     """Call the handler as a platform does: JSON to JSON."""
-    body = encode_request(function, works, **options)  # type: ignore[arg-type]
+    body = encode_request(function, tasks, **options)  # type: ignore[arg-type]
     answer = handler.handle(json.loads(body), None)
     return decode_response(json.dumps(answer).encode())
 
@@ -83,14 +83,14 @@ def values(result: UnbatchedResult) -> object:
 
 
 def test_batch_has_one_result_per_request(handler: Handler) -> None:
-    answer, results = ask(handler, "double", work(7, 1.0, 2.0), work(9, 3.0))
+    answer, results = ask(handler, "double", task(7, 1.0, 2.0), task(9, 3.0))
     assert [(result.task_id, values(result)) for result in results] == [(7, [2, 4]), (9, [6])]
     assert answer.cold
-    assert not ask(handler, "double", work(1, 1.0))[0].cold
+    assert not ask(handler, "double", task(1, 1.0))[0].cold
 
 
 def test_bad_request_fails_by_itself(handler: Handler) -> None:
-    _, (good, bad) = ask(handler, "double", work(1, 1.0), work(2, 666.0))
+    _, (good, bad) = ask(handler, "double", task(1, 1.0), task(2, 666.0))
     assert values(good) == [2.0]
     assert (bad.status, bad.error) == (500, "ArithmeticError: of all numbers, this one")
 
@@ -108,7 +108,7 @@ def test_bad_request_fails_by_itself(handler: Handler) -> None:
 def test_expired_request_is_not_run(
     handler: Handler, function: str, deadline_ms: float | None, is_hard: bool, status: int
 ) -> None:
-    _, (result,) = ask(handler, function, work(1, 1.0), deadline_ms=deadline_ms, is_hard=is_hard)
+    _, (result,) = ask(handler, function, task(1, 1.0), deadline_ms=deadline_ms, is_hard=is_hard)
     assert result.status == status
 
 
@@ -121,7 +121,7 @@ def test_ping_holds_its_instance(handler: Handler) -> None:
 
 def test_invalid_payload_is_an_error_of_the_function(handler: Handler) -> None:
     with pytest.raises(ConfigError, match="no such function"):
-        ask(handler, "nobody", work(1, 1.0))
+        ask(handler, "nobody", task(1, 1.0))
     with pytest.raises(ValueError, match="headgate"):
         handler.handle({"some": "event"}, None)
     with pytest.raises(ValueError, match="version 2"):
@@ -136,7 +136,7 @@ def test_named_function_is_loaded_before_the_first_call(tmp_path: Path) -> None:
     environment = {"LAMBDA_TASK_ROOT": str(tmp_path), "HEADGATE_APP": "app.yaml"}
     handler = Handler({**environment, "HEADGATE_FUNCTION": "lazy"})
     handler.warm_up()
-    _, (result,) = ask(handler, "lazy", work(1, 1.0), deadline_ms=15.0)
+    _, (result,) = ask(handler, "lazy", task(1, 1.0), deadline_ms=15.0)
     assert result.status == 200
 
 
@@ -147,7 +147,7 @@ def test_unsure_output_may_be_a_list() -> None:
         def predict(self, batch: dict[str, Array]) -> dict[str, object]:
             return {"y": batch["x"], "unsure": [True] * len(batch["x"])}
 
-    result = UnbatchedRunner(Unsure()).run(work(1, 1.0, 2.0))
+    result = UnbatchedRunner(Unsure()).run(task(1, 1.0, 2.0))
     assert (result.status, result.is_unsure) == (200, True)
 
 
@@ -165,14 +165,14 @@ tensors = st.builds(
     )
 )
 def test_payload_round_trip_and_size_bound(
-    works: list[UnbatchedCall],
+    tasks: list[UnbatchedCall],
 ) -> None:
     trace, tenant = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "t" * 200
-    body = encode_request("f" * 200, works, deadline_ms=1.5, traceparent=trace, tenant=tenant)
-    assert len(body) <= body_bytes([work.inputs for work in works])
-    envelope = parse_call(json.loads(body))
-    assert unbatched_calls(envelope) == works
-    assert (envelope.deadline_ms, envelope.traceparent, envelope.tenant) == (1.5, trace, tenant)
+    body = encode_request("f" * 200, tasks, deadline_ms=1.5, traceparent=trace, tenant=tenant)
+    assert len(body) <= body_bytes([task.inputs for task in tasks])
+    call = parse_call(json.loads(body))
+    assert unbatched_calls(call) == tasks
+    assert (call.deadline_ms, call.traceparent, call.tenant) == (1.5, trace, tenant)
 
 
 results = st.builds(
@@ -182,13 +182,15 @@ results = st.builds(
 
 @given(st.lists(results, max_size=3))
 def test_response_survives_any_json_encoder(
-    told: list[UnbatchedResult],
+    reported: list[UnbatchedResult],
 ) -> None:
     """Python's own encoder escapes non-ASCII characters and adds spaces."""
-    answer = encode_response(told, is_cold=False, took_ms=1.0)
+    answer = encode_response(reported, is_cold=False, took_ms=1.0)
     body = json.dumps(answer).encode()
-    assert len(body) <= body_bytes([r.outputs for r in told]) + sum(12 * len(r.error) for r in told)
-    assert decode_response(body)[1] == told
+    assert len(body) <= body_bytes([r.outputs for r in reported]) + sum(
+        12 * len(r.error) for r in reported
+    )
+    assert decode_response(body)[1] == reported
 
 
 def test_result_beyond_the_payload_limit_has_its_own_status() -> None:

@@ -17,7 +17,7 @@ Y = TensorSpec("y", "FP32", (-1, 10))
 Z = TensorSpec("z", "INT64", (-1,))
 
 
-def facts(name: str, inputs: TensorSpec, outputs: TensorSpec) -> MeasuredFunction:
+def measured(name: str, inputs: TensorSpec, outputs: TensorSpec) -> MeasuredFunction:
     signature = Signature((inputs,), (outputs,), batches=True, platform="onnxruntime")
     return MeasuredFunction(name, signature, (100, 150), 5_000, 4_096)
 
@@ -28,15 +28,15 @@ SPEC = {
         "both": {"stages": {"a": {"function": "a"}, "b": {"function": "b", "after": ["a"]}}}
     },
 }
-FACTS = {"a": facts("a", X, Y), "b": facts("b", Y, Z)}
+FACTS = {"a": measured("a", X, Y), "b": measured("b", Y, Z)}
 
 
 def test_measured_values_fill_undeclared_ones() -> None:
-    loaded = with_measured_profiles(from_spec(SPEC, "here"), FACTS, "there")
-    a, b = (variant.profile for variant in loaded.app.variants)
+    config = with_measured_profiles(from_spec(SPEC, "here"), FACTS, "there")
+    a, b = (variant.profile for variant in config.app.variants)
     assert (a.exec_ns, a.cold_start_ns, a.memory_bytes) == ((100, 150), 5_000, 4_096)
     assert b.exec_ns == (2_000_000,)  # declared
-    assert with_measured_profiles(loaded, FACTS, "again").spec == loaded.spec
+    assert with_measured_profiles(config, FACTS, "again").spec == config.spec
 
 
 def test_assumed_profile_is_written_if_unmeasured() -> None:
@@ -44,9 +44,9 @@ def test_assumed_profile_is_written_if_unmeasured() -> None:
     simulated.
     """
     unknown = FACTS | {"a": MeasuredFunction("a", Signature(), (), 0, 0)}
-    loaded = with_measured_profiles(from_spec(SPEC, "here"), unknown, "there")
-    assert loaded.unmeasured == ()
-    assert loaded.app.variants[0].profile.exec_ns == (UNKNOWN_EXEC_NS,) * 2
+    config = with_measured_profiles(from_spec(SPEC, "here"), unknown, "there")
+    assert config.unmeasured == ()
+    assert config.app.variants[0].profile.exec_ns == (UNKNOWN_EXEC_NS,) * 2
 
 
 def test_slo_below_measured_time_is_logged(
@@ -91,7 +91,7 @@ def test_function_without_inputs_makes_its_pipeline_unchecked() -> None:
 )
 def test_core_assignment(pools: dict[str, object], cores: int, expected: list[list[int]]) -> None:
     app = from_spec({"functions": {"a": {"exec": "1ms"}}, "pools": pools}, "here").app
-    assert [place.cores for place in assign_cores(app, range(cores), "here")] == expected
+    assert [node.cores for node in assign_cores(app, range(cores), "here")] == expected
 
 
 def test_gpu_pools_are_not_served_yet() -> None:

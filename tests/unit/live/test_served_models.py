@@ -23,11 +23,11 @@ def model(
         "functions": {name: {"exec": "1ms"} for name in signatures},
         "pipelines": {"p": {"stages": stages}},
     }
-    facts = {}
+    measured = {}
     for name, (inputs, outputs) in signatures.items():
         signature = Signature(parse_specs(inputs, name), parse_specs(outputs, name))
-        facts[name] = MeasuredFunction(name, signature, (), 0, 0)
-    return served_models(from_spec(spec, "here").app, facts)["p"]
+        measured[name] = MeasuredFunction(name, signature, (), 0, 0)
+    return served_models(from_spec(spec, "here").app, measured)["p"]
 
 
 def line_of(stages: dict[str, object], **signatures: tuple[dict[str, str], dict[str, str]]) -> str:

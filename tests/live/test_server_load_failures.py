@@ -112,7 +112,7 @@ def test_first_start_fails_when_no_function_loads(tmp_path: Path) -> None:
         "exits: cannot be loaded: SystemExit: enough",
         "crashes: cannot be loaded: ProcessDied: signal 11, SIGSEGV while loading",
     ):
-        assert sum(said.endswith(line) for said in done.stderr.splitlines()) >= 1, done.stderr
+        assert sum(text.endswith(line) for text in done.stderr.splitlines()) >= 1, done.stderr
 
 
 @pytest.mark.parametrize("name", ["Raises", "Crashes"])
@@ -121,10 +121,10 @@ def test_reload_with_a_failed_load_keeps_the_old_configuration(tmp_path: Path, n
         before = served.gateways(), served.workers()
         write_app(tmp_path, "Healthy", name)
         served.process.send_signal(signal.SIGHUP)
-        said = "what is served stays as it was"
-        while said not in served.errors():
+        text = "what is served stays as it was"
+        while text not in served.errors():
             assert value(served.ask("healthy", [1.0])[1]) == 2.0
-        (line,) = [line for line in served.errors().splitlines() if said in line]
+        (line,) = [line for line in served.errors().splitlines() if text in line]
         assert f"{name.lower()}: cannot be loaded: " in line
         assert until(lambda: (served.gateways(), served.workers()) == before)
         assert readiness(served)[0] == 200

@@ -41,12 +41,12 @@ class Tight(Model):
 
 
 def runner(model: type[Model], *, is_idempotent: bool = True) -> BatchRunner:
-    loaded = model()
-    loaded.load()
-    return BatchRunner("it", loaded, is_idempotent=is_idempotent)
+    config = model()
+    config.load()
+    return BatchRunner("it", config, is_idempotent=is_idempotent)
 
 
-def work(*arrays: Array, items: int = 1, task_id: int = 0) -> TaskInputs:
+def task(*arrays: Array, items: int = 1, task_id: int = 0) -> TaskInputs:
     return TaskInputs(task_id, items, [to_tensor(f"x{i}", array) for i, array in enumerate(arrays)])
 
 
@@ -67,7 +67,7 @@ def test_unbatched_model_runs_requests_one_by_one() -> None:
         calls.append(x0.shape)
         return np.linalg.norm(x0)
 
-    results = runner(norm).run([work(np.array([3.0, 4.0])), work(np.array([1.0]), task_id=1)])
+    results = runner(norm).run([task(np.array([3.0, 4.0])), task(np.array([1.0]), task_id=1)])
     assert calls == [(2,), (1,)]
     assert [to_array(result.outputs[0]).tolist() for result in results] == [5.0, 1.0]
 
@@ -92,7 +92,7 @@ def test_invalid_result_is_named(
         def predict(self, batch: object) -> object:
             return answer
 
-    result = only(runner(Wrong).run([work(np.array([1]))]))
+    result = only(runner(Wrong).run([task(np.array([1]))]))
     assert (result.status, result.error) == (500, problem)
     assert "Traceback" in caplog.text
 
@@ -102,7 +102,7 @@ def test_outputs_have_the_declared_datatype(caplog: pytest.LogCaptureFixture) ->
     def wide(x0):  # type: ignore[no-untyped-def]
         return x0
 
-    result = only(runner(wide).run([work(np.array([1.0]))]))
+    result = only(runner(wide).run([task(np.array([1.0]))]))
     assert result.error == "TypeError: output 'y' is FP64[1], declared FP32[-1]"
 
 
@@ -122,8 +122,8 @@ def test_any_exception_of_a_model_is_contained(
         def decode(self, inputs: dict[str, Array]) -> object:
             raise Mean
 
-    assert only(runner(Raises).run([work(np.array([1]))])).error == f"{kind.__name__}: it"
-    assert only(runner(RaisesWordless).run([work(np.array([1]))])).error == "Mean"
+    assert only(runner(Raises).run([task(np.array([1]))])).error == f"{kind.__name__}: it"
+    assert only(runner(RaisesWordless).run([task(np.array([1]))])).error == "Mean"
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_outputs_have_the_declared_shape(
         def encode(self, result: object) -> dict[str, Array]:
             return {"y": answer}
 
-    result = only(runner(Shaped).run([work(np.array([1]))]))
+    result = only(runner(Shaped).run([task(np.array([1]))]))
     assert (result.status, result.error) == (500, problem)
 
 
@@ -161,7 +161,7 @@ def test_unencodable_text_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
             raise ValueError("half a\n\udcff")
         return {"y\udcff": x0}
 
-    first, second = runner(odd).run([work(np.array([1])), work(np.array([-1]), task_id=1)])
+    first, second = runner(odd).run([task(np.array([1])), task(np.array([-1]), task_id=1)])
     assert [tensor.name for tensor in first.outputs] == ["y?"]
     assert second.error == "ValueError: half a ?"
     assert frame(BatchRan(0, 0, 0, [first, second]))
@@ -211,8 +211,8 @@ def test_invalid_decoded_value_fails_its_own_request(wrong: str, is_idempotent: 
         def predict(self, batch: dict[str, Array]) -> object:
             return {"y": batch["x0"] * 2}
 
-    works = [work(np.array([float(n)]), task_id=i) for i, n in enumerate((1, -1, 2))]
-    results = runner(Decodes, is_idempotent=is_idempotent).run(works)
+    tasks = [task(np.array([float(n)]), task_id=i) for i, n in enumerate((1, -1, 2))]
+    results = runner(Decodes, is_idempotent=is_idempotent).run(tasks)
     assert [result.status for result in results] == [200, 500, 200]
     assert [to_array(r.outputs[0]).tolist() for r in results if r.status == 200] == [[2.0], [4.0]]
     assert frame(BatchRan(0, 0, 0, results))
@@ -231,8 +231,8 @@ def test_values_that_cannot_be_concatenated_run_one_by_one(is_idempotent: bool) 
             calls.append(len(batch))
             return {"y": np.asarray(batch)}
 
-    works = [work(np.array([float(n)]), task_id=n) for n in range(3)]
-    results = runner(Decodes, is_idempotent=is_idempotent).run(works)
+    tasks = [task(np.array([float(n)]), task_id=n) for n in range(3)]
+    results = runner(Decodes, is_idempotent=is_idempotent).run(tasks)
     assert [result.status for result in results] == [200] * 3
     assert calls == [1, 1, 1]
 
@@ -269,8 +269,8 @@ def test_invalid_output_fails_its_own_request(wrong: str, is_idempotent: bool) -
             answers = {"wrong name": {"z": result}, "no dict": [result]}
             return answers.get(wrong, {"y": WRONG_OUTPUTS.get(wrong)})  # type: ignore[return-value]
 
-    works = [work(np.array([float(n)]), task_id=i) for i, n in enumerate((1, -1, 2))]
-    results = runner(Encodes, is_idempotent=is_idempotent).run(works)
+    tasks = [task(np.array([float(n)]), task_id=i) for i, n in enumerate((1, -1, 2))]
+    results = runner(Encodes, is_idempotent=is_idempotent).run(tasks)
     assert [result.status for result in results] == [200, 500, 200]
     assert calls == [3]
     assert frame(BatchRan(0, 0, 0, results))
@@ -294,8 +294,8 @@ def test_result_that_cannot_be_split_is_run_one_by_one(
         def encode(self, result: object) -> dict[str, Array]:
             return {"y": result["y"]}  # type: ignore[index]
 
-    works = [work(np.array([float(n)]), task_id=i) for i, n in enumerate((1, -1, 2))]
-    results = runner(Predicts, is_idempotent=is_idempotent).run(works)
+    tasks = [task(np.array([float(n)]), task_id=i) for i, n in enumerate((1, -1, 2))]
+    results = runner(Predicts, is_idempotent=is_idempotent).run(tasks)
     assert [result.status for result in results] == statuses
     assert calls == ([3, 1, 1, 1] if is_idempotent else [3])
 
@@ -312,7 +312,7 @@ def test_outputs_of_every_memory_layout() -> None:
                 "masked": np.ma.masked_array(x, mask=False),
             }
 
-    results = runner(Odd).run([work(np.array([1.0, 2.0]), items=2), work(np.array([3.0]))])
+    results = runner(Odd).run([task(np.array([1.0, 2.0]), items=2), task(np.array([3.0]))])
     assert [result.error for result in results] == ["", ""]
     first = {tensor.name: to_array(tensor).tolist() for tensor in results[0].outputs}
     assert first["strided"] == first["big"] == first["masked"] == [1.0, 2.0]
@@ -328,7 +328,7 @@ def test_invalid_unsure_output_is_a_function_error() -> None:
         def predict(self, batch: dict[str, Array]) -> object:
             return {"unsure": np.array([True]).view(Unsure)}
 
-    assert only(runner(Raises).run([work(np.array([1.0]))])).error == "RuntimeError: do not ask"
+    assert only(runner(Raises).run([task(np.array([1.0]))])).error == "RuntimeError: do not ask"
 
 
 class FakeConnection:
@@ -340,10 +340,10 @@ class FakeConnection:
 
 def framed(results: list[TaskResult]) -> list[TaskResult]:
     """Return what a gateway decodes of a batch with these results."""
-    works = [TaskInputs(result.task_id, 1, []) for result in results]
+    tasks = [TaskInputs(result.task_id, 1, []) for result in results]
     job = BatchJob(
         Dispatch(0, 0, [], 1, 0, 0, 0),
-        works,
+        tasks,
         runner(Model),
         FakeConnection(),  # type: ignore[arg-type]
         lambda job: None,
@@ -384,7 +384,7 @@ def test_tracebacks_are_rate_limited(caplog: pytest.LogCaptureFixture) -> None:
     broken = runner(Raises)
     began = time.monotonic()
     for _ in range(50):
-        broken.run([work(np.array([1]))])
+        broken.run([task(np.array([1]))])
     allowed = 1 + (time.monotonic() - began) / 0.1
     assert 1 <= caplog.text.count("Traceback") <= allowed
 
@@ -445,75 +445,77 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def loader_of(loaded: AppConfig, base: Path) -> Loader:
-    return Loader(loaded.app, loaded.sources, str(base), 0, CrashMarkers(base))
+def loader_of(config: AppConfig, base: Path) -> Loader:
+    return Loader(config.app, config.sources, str(base), 0, CrashMarkers(base))
 
 
 def cache_of(base: Path, memory: str, **functions: str) -> ModelCache:
-    loaded = declare(
+    config = declare(
         functions={
             name: {"code": f"counted_code:{cls}", "exec": "1ms", "memory": "3GB"}
             for name, cls in functions.items()
         },
         pools={"cpu": {"memory": memory}},
     )
-    stock = ModelCache(loaded.app, loaded.app.pools[0], loader_of(loaded, base))
-    stock.variants = loaded.app.variants  # type: ignore[attr-defined]
-    return stock
+    model_cache = ModelCache(config.app, config.app.pools[0], loader_of(config, base))
+    model_cache.variants = config.app.variants  # type: ignore[attr-defined]
+    return model_cache
 
 
 def test_model_is_cached_until_its_memory_is_needed(base: Path) -> None:
-    stock = cache_of(base, "7GB", a="Heavy", b="Heavy", c="Heavy")
-    a, b, _ = stock.variants  # type: ignore[attr-defined]
-    first = stock.acquire(a)
-    stock.release(a, first, keep=True)
-    assert stock.acquire(a) is first
-    assert stock.acquire(a) is not first  # each instance has one of its own
-    assert not stock.has(a)
-    stock.release(a, first, keep=True)
-    assert stock.has(a)
+    model_cache = cache_of(base, "7GB", a="Heavy", b="Heavy", c="Heavy")
+    a, b, _ = model_cache.variants  # type: ignore[attr-defined]
+    first = model_cache.acquire(a)
+    model_cache.release(a, first, keep=True)
+    assert model_cache.acquire(a) is first
+    assert model_cache.acquire(a) is not first  # each instance has one of its own
+    assert not model_cache.has(a)
+    model_cache.release(a, first, keep=True)
+    assert model_cache.has(a)
     log = sys.modules["counted_code"].log
     assert log == ["load", "load"]
-    stock.acquire(b)
+    model_cache.acquire(b)
     assert log == ["load", "load", "unload", "load"]
 
 
 def test_memory_error_evicts_cached_models(base: Path) -> None:
-    stock = cache_of(base, "unlimited", a="Heavy", b="Tight")
-    a, b = stock.variants  # type: ignore[attr-defined]
-    stock.release(a, stock.acquire(a), keep=True)
-    stock.acquire(b)
+    model_cache = cache_of(base, "unlimited", a="Heavy", b="Tight")
+    a, b = model_cache.variants  # type: ignore[attr-defined]
+    model_cache.release(a, model_cache.acquire(a), keep=True)
+    model_cache.acquire(b)
     assert sys.modules["counted_code"].log == ["load", "try", "unload", "try"]
 
 
 def test_model_of_unknown_size_evicts_all_until_measured(base: Path) -> None:
     """It might need all memory. Afterwards as many are cached as fit beside the worker itself."""
-    loaded = declare(
+    config = declare(
         functions={n: {"code": "counted_code:Heavy", "exec": "1ms"} for n in ("a", "b", "c")},
         pools={"cpu": {"memory": "300MB"}},
     )
-    pool = loaded.app.pools[0]
-    stock = ModelCache(loaded.app, pool, loader_of(loaded, base), own_bytes=50_000_000)
-    for variant in loaded.app.variants:
-        runner = stock.acquire(variant)
-        assert stock.record_size(variant, 100_000_000) == 120_000_000  # so that just two fit 300 MB
-        stock.release(variant, runner, keep=True)
+    pool = config.app.pools[0]
+    model_cache = ModelCache(config.app, pool, loader_of(config, base), own_bytes=50_000_000)
+    for variant in config.app.variants:
+        runner = model_cache.acquire(variant)
+        assert (
+            model_cache.record_size(variant, 100_000_000) == 120_000_000
+        )  # so that just two fit 300 MB
+        model_cache.release(variant, runner, keep=True)
     log = sys.modules["counted_code"].log
     assert log == ["load", "unload", "load", "unload", "load"]
-    a, b, _ = loaded.app.variants
+    a, b, _ = config.app.variants
     del log[:]
-    stock.acquire(a)
+    model_cache.acquire(a)
     assert log == ["load"]  # c is kept
-    stock.acquire(b)
+    model_cache.acquire(b)
     assert log == ["load", "unload", "load"]
 
 
 def test_model_larger_than_its_pool_is_an_error(base: Path) -> None:
-    loaded = declare(
+    config = declare(
         functions={"a": {"code": "counted_code:Heavy", "exec": "1ms"}},
         pools={"cpu": {"memory": "300MB"}},
     )
-    pool = loaded.app.pools[0]
-    stock = ModelCache(loaded.app, pool, loader_of(loaded, base), own_bytes=50_000_000)
+    pool = config.app.pools[0]
+    model_cache = ModelCache(config.app, pool, loader_of(config, base), own_bytes=50_000_000)
     with pytest.raises(ConfigError, match=r"^a: takes 250000000 bytes .* 250000000 on cpu, beside"):
-        stock.record_size(loaded.app.variants[0], 250_000_000)
+        model_cache.record_size(config.app.variants[0], 250_000_000)

@@ -66,17 +66,17 @@ def test_batch_is_concatenated_and_split(tmp_path: Path) -> None:
 def test_onnx_file_is_served_and_measured(tmp_path: Path, onnx_file: Path) -> None:
     with worker(tmp_path, {"increment": {"model": onnx_file.name, "batch": 6}}) as process:
         gateway = process.gateway()
-        (facts,) = gateway.hello.functions
-        assert facts.function == "increment"
-        assert facts.signature == Signature(
+        (measured,) = gateway.hello.functions
+        assert measured.function == "increment"
+        assert measured.signature == Signature(
             (TensorSpec("x", "FP32", (-1, 3)),),
             (TensorSpec("y", "FP32", (-1, 3)),),
             True,
             "onnxruntime_onnx",
         )
-        assert len(facts.exec_ns) == 6
-        assert 0 < facts.exec_ns[0] <= facts.exec_ns[-1] < 10**9
-        assert facts.start_ns > 0
+        assert len(measured.exec_ns) == 6
+        assert 0 < measured.exec_ns[0] <= measured.exec_ns[-1] < 10**9
+        assert measured.start_ns > 0
         gateway.start()
         one, two = np.array([[1, 2, 3]], np.float32), np.array([[4, 5, 6], [7, 8, 9]], np.float32)
         answers = [gateway.arrays(r)["y"].tolist() for r in gateway.ask({"x": one}, {"x": two})]
@@ -92,10 +92,10 @@ def test_measured_functions_in_hello(tmp_path: Path) -> None:
         "broken": code("Broken"),
     }
     with worker(tmp_path, functions) as process:
-        facts = {facts.function: facts for facts in process.gateway().hello.functions}
-        assert list(facts) == list(functions)
-        assert len(facts["double"].exec_ns) == 4
-        assert facts["echo"].exec_ns == facts["picky"].exec_ns == ()
+        measured = {measured.function: measured for measured in process.gateway().hello.functions}
+        assert list(measured) == list(functions)
+        assert len(measured["double"].exec_ns) == 4
+        assert measured["echo"].exec_ns == measured["picky"].exec_ns == ()
         assert process.has_logged("broken: cannot be loaded: OSError: no weights today")
 
 

@@ -55,10 +55,10 @@ def test_output_is_written_in_order(pipe: Pipe) -> None:
 
 
 def test_unread_pipe_does_not_block_and_drops_are_reported(pipe: Pipe) -> None:
-    told: list[int] = []
+    reported: list[int] = []
     fcntl.fcntl(pipe.write_fd, fcntl.F_SETPIPE_SZ, 4_096)
     out = Output(pipe.write_fd, queue_bytes_max=50_000)
-    out.on_recovered = told.append
+    out.on_recovered = reported.append
     line = b"x" * 4_999 + b"\n"
     for _ in range(1_000):  # far more than the pipe and the queue hold together
         out.put(line)
@@ -67,7 +67,7 @@ def test_unread_pipe_does_not_block_and_drops_are_reported(pipe: Pipe) -> None:
     dropped, kept = out.dropped, 1_000 - out.dropped
     assert pipe.read(5_000 * kept) == line * kept
     assert out.flush(LIMIT_S)
-    assert told == [dropped]
+    assert reported == [dropped]
     out.put(b"and on\n")
     assert pipe.read(7) == b"and on\n"
 
@@ -84,7 +84,7 @@ def test_closed_pipe_raises_nothing(pipe: Pipe) -> None:
 def test_full_disk_raises_nothing_and_recovery_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[int] = []
+    reported: list[int] = []
     left = 10
     write = os.write
 
@@ -99,7 +99,7 @@ def test_full_disk_raises_nothing_and_recovery_is_reported(
     fd = os.open(tmp_path / "err", os.O_WRONLY | os.O_CREAT)
     try:
         out = Output(fd)
-        out.on_recovered = told.append
+        out.on_recovered = reported.append
         monkeypatch.setattr(os, "write", full)
         out.put(b"cut in the middle\n")
         assert out.flush(LIMIT_S)
@@ -112,7 +112,7 @@ def test_full_disk_raises_nothing_and_recovery_is_reported(
         monkeypatch.undo()
         os.close(fd)
     assert (tmp_path / "err").read_bytes() == b"cut in the\na whole line\n"
-    assert told == [2]
+    assert reported == [2]
 
 
 def test_non_blocking_pipe(pipe: Pipe) -> None:

@@ -83,8 +83,8 @@ def test_exception_fails_only_its_own_request(misbehaving: Path) -> None:
         assert served.ask("raises", [1.0, 2.0])[0] == 200
         answer = served.ask("raises", [666.0], {"X-Request-Id": "guilty"})[1]
         assert (answer["error"], answer["request_id"]) == ("the function failed", "guilty")
-        said = "the function failed: ArithmeticError: of all numbers, this one (request guilty)"
-        assert until(lambda: said in served.errors())
+        text = "the function failed: ArithmeticError: of all numbers, this one (request guilty)"
+        assert until(lambda: text in served.errors())
         assert served.workers() == before
 
 

@@ -38,8 +38,8 @@ class WarmRig:
         )
         functions = LambdaFunctions(client, provider, PLATFORM.payload_bytes_max)
         self.rig = Rig(lambda _: Failed("nobody calls"), threads=8)
-        self.warmth = WarmKeeper(
-            self.rig.outpost,
+        self.keeper = WarmKeeper(
+            self.rig.pool,
             PLATFORM,
             functions.ping,
             functions.provision,
@@ -48,16 +48,18 @@ class WarmRig:
         )
 
 
-def keep(tmp_path: Path, target: str, story: Callable[[FakeLambda, WarmRig], object]) -> FakeLambda:
+def keep(
+    tmp_path: Path, target: str, scenario: Callable[[FakeLambda, WarmRig], object]
+) -> FakeLambda:
     with FakeLambda(write_app(tmp_path, "http://unused")) as cloud:
 
         async def run() -> None:
             kept = WarmRig(cloud, target)
-            result = story(cloud, kept)
+            result = scenario(cloud, kept)
             assert asyncio.iscoroutine(result)
             await result
-            await kept.warmth.stop()
-            await kept.rig.until(lambda: kept.rig.outpost.threads.busy == 0)
+            await kept.keeper.stop()
+            await kept.rig.until(lambda: kept.rig.pool.threads.busy == 0)
 
         asyncio.run(run())
     return cloud
@@ -68,65 +70,65 @@ def test_target_instances_are_pinged_periodically(tmp_path: Path) -> None:
     expire.
     """
 
-    async def story(cloud: FakeLambda, kept: WarmRig) -> None:
+    async def scenario(cloud: FakeLambda, kept: WarmRig) -> None:
         cloud.start_s = 0.5  # so that all three are there before the first of them is ready
         began_s = time.monotonic()
-        kept.warmth.set_target("double", 3, is_provisioned=False)
-        await kept.rig.until(lambda: kept.warmth.pings >= 6)
+        kept.keeper.set_target("double", 3, is_provisioned=False)
+        await kept.rig.until(lambda: kept.keeper.pings >= 6)
         assert time.monotonic() - began_s >= PERIOD_S
         assert cloud.running_max == 3
         assert len(kept.rig.starts) == 3  # cold once, and warm from then on
-        kept.warmth.set_target("double", 1, is_provisioned=False)
-        pings = kept.warmth.pings
-        await kept.rig.until(lambda: kept.warmth.pings >= pings + 2)
-        assert kept.warmth.pings == pings + 2
-        kept.warmth.set_target("double", 0, is_provisioned=False)
-        pings = kept.warmth.pings
+        kept.keeper.set_target("double", 1, is_provisioned=False)
+        pings = kept.keeper.pings
+        await kept.rig.until(lambda: kept.keeper.pings >= pings + 2)
+        assert kept.keeper.pings == pings + 2
+        kept.keeper.set_target("double", 0, is_provisioned=False)
+        pings = kept.keeper.pings
         await asyncio.sleep(2 * PERIOD_S)
-        assert kept.warmth.pings == pings
+        assert kept.keeper.pings == pings
         assert len(kept.rig.warm_usd) == len(cloud.events)
         assert all(usd > 0.5 for usd in kept.rig.warm_usd)
 
-    cloud = keep(tmp_path, "doubler", story)
+    cloud = keep(tmp_path, "doubler", scenario)
     assert all(event["ping"] for event in cloud.events)
 
 
 def test_running_instances_are_not_pinged(tmp_path: Path) -> None:
-    async def story(cloud: FakeLambda, kept: WarmRig) -> None:
-        kept.rig.outpost.running["double"] = 2
-        kept.warmth.set_target("double", 3, is_provisioned=False)
-        assert kept.warmth.pings == 1
+    async def scenario(cloud: FakeLambda, kept: WarmRig) -> None:
+        kept.rig.pool.running["double"] = 2
+        kept.keeper.set_target("double", 3, is_provisioned=False)
+        assert kept.keeper.pings == 1
 
-    keep(tmp_path, "doubler", story)
+    keep(tmp_path, "doubler", scenario)
 
 
 def test_provisioned_instances_are_requested_billed_and_removed(tmp_path: Path) -> None:
-    async def story(cloud: FakeLambda, kept: WarmRig) -> None:
-        kept.warmth.set_target("double", 2, is_provisioned=True)
+    async def scenario(cloud: FakeLambda, kept: WarmRig) -> None:
+        kept.keeper.set_target("double", 2, is_provisioned=True)
         await kept.rig.until(lambda: len(cloud.provisioned) == 1)
-        kept.warmth.set_target("double", 5, is_provisioned=True)
+        kept.keeper.set_target("double", 5, is_provisioned=True)
         await kept.rig.until(lambda: len(cloud.provisioned) >= 2)
-        assert kept.warmth.pings == 0
+        assert kept.keeper.pings == 0
 
-    cloud = keep(tmp_path, "doubler:live", story)
+    cloud = keep(tmp_path, "doubler:live", scenario)
     assert cloud.provisioned[:2] == [("doubler", "live", 2), ("doubler", "live", 5)]
     assert cloud.provisioned[-1] == ("doubler", "live", 0)  # nobody pays for what nobody uses
 
 
 def test_provisioning_needs_an_alias(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def story(cloud: FakeLambda, kept: WarmRig) -> None:
-        kept.warmth.set_target("double", 2, is_provisioned=True)
+    async def scenario(cloud: FakeLambda, kept: WarmRig) -> None:
+        kept.keeper.set_target("double", 2, is_provisioned=True)
         await kept.rig.until(lambda: "only an alias" in caplog.text)
 
-    cloud = keep(tmp_path, "doubler", story)
+    cloud = keep(tmp_path, "doubler", scenario)
     assert cloud.provisioned == []
 
 
 def test_failing_pings_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def story(cloud: FakeLambda, kept: WarmRig) -> None:
+    async def scenario(cloud: FakeLambda, kept: WarmRig) -> None:
         cloud.mode = "throttle"
-        kept.warmth.set_target("double", 2, is_provisioned=False)
+        kept.keeper.set_target("double", 2, is_provisioned=False)
         await kept.rig.until(lambda: "cannot keep double warm" in caplog.text)
         assert kept.rig.warm_usd == []
 
-    keep(tmp_path, "doubler", story)
+    keep(tmp_path, "doubler", scenario)

@@ -180,8 +180,8 @@ def test_open_breaker_stops_keep_warm(tmp_path: Path) -> None:
                 """One of several at once has found the worker busy, and then the cloud broken."""
                 asked = [send(served, "grow", 1, 1) for _ in range(4)]
                 assert all(receive(connection)[0] == 200 for connection in asked)
-                told = json.loads(served.get("/readyz")[1])
-                return bool(told["breakers"] == {"cloud": "open"})
+                reported = json.loads(served.get("/readyz")[1])
+                return bool(reported["breakers"] == {"cloud": "open"})
 
             assert until(is_open)
             pings = reading(served.get("/metrics")[1], "headgate_spill_pings_total")

@@ -40,15 +40,15 @@ def answered(status: int, code: str = "Some") -> ClientError:
     ],
 )
 def test_denied_call_has_not_run(error: Exception) -> None:
-    fate = classify_error(error, throttles=(429,))
-    assert isinstance(fate, Refused)
-    assert fate.reason == Refusal.GONE
+    call_result = classify_error(error, throttles=(429,))
+    assert isinstance(call_result, Refused)
+    assert call_result.reason == Refusal.GONE
 
 
 def test_only_throttling_statuses_are_throttled() -> None:
-    fate = classify_error(answered(429, "TooManyRequestsException"), throttles=(429,))
-    assert isinstance(fate, Refused)
-    assert fate.reason == Refusal.THROTTLED
+    call_result = classify_error(answered(429, "TooManyRequestsException"), throttles=(429,))
+    assert isinstance(call_result, Refused)
+    assert call_result.reason == Refusal.THROTTLED
     assert isinstance(classify_error(answered(503), throttles=(429,)), Failed)
     assert isinstance(classify_error(answered(503), throttles=(429, 503)), Refused)
 
@@ -56,9 +56,9 @@ def test_only_throttling_statuses_are_throttled() -> None:
 def test_too_large_call_has_not_run() -> None:
     """Only if the status says so: the container of an endpoint may mean something else by it."""
     error = answered(413, "RequestTooLargeException")
-    fate = classify_error(error, throttles=(429,), too_large=(413,))
-    assert isinstance(fate, Refused)
-    assert fate.reason == Refusal.TOO_LARGE
+    call_result = classify_error(error, throttles=(429,), too_large=(413,))
+    assert isinstance(call_result, Refused)
+    assert call_result.reason == Refusal.TOO_LARGE
     assert isinstance(classify_error(error, throttles=(429,)), Failed)
 
 

@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 import pytest
-from remote_rig import errand
+from remote_rig import remote_call
 
 pytest.importorskip("botocore")
 
@@ -60,12 +60,12 @@ class Client:
 
 def of_lambda(body: bytes, function_error: str = "") -> CallResult:
     client = Client(body, function_error=function_error)
-    return LambdaFunctions(client, Provider("lambda", "f"), 6_000_000).call(errand())
+    return LambdaFunctions(client, Provider("lambda", "f"), 6_000_000).call(remote_call())
 
 
 def of_sagemaker(body: bytes = b"", error: Exception | None = None) -> CallResult:
     endpoints = SageMakerEndpoints(Client(body, error), Provider("sagemaker", "f"), 0)
-    return endpoints.call(errand())
+    return endpoints.call(remote_call())
 
 
 def response_body(output: dict[str, object], **more: object) -> bytes:
@@ -75,25 +75,25 @@ def response_body(output: dict[str, object], **more: object) -> bytes:
 
 
 def test_valid_response() -> None:
-    fate = of_lambda(response_body(RIGHT))
-    assert isinstance(fate, Done)
-    ((result,), (output,)) = fate.results, fate.results[0].outputs
+    call_result = of_lambda(response_body(RIGHT))
+    assert isinstance(call_result, Done)
+    ((result,), (output,)) = call_result.results, call_result.results[0].outputs
     assert (result.error, output.shape, bytes(output.data)) == ("", (2,), bytes(8))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_lambda_tensor_must_match_its_bytes(name: str) -> None:
-    fate = of_lambda(response_body({**RIGHT, **WRONG[name]}))
-    assert isinstance(fate, Failed)
-    assert fate.reason.startswith("invalid response: ")
+    call_result = of_lambda(response_body({**RIGHT, **WRONG[name]}))
+    assert isinstance(call_result, Failed)
+    assert call_result.reason.startswith("invalid response: ")
 
 
 @pytest.mark.parametrize("name", sorted(WRONG_IN_JSON))
 def test_endpoint_tensor_must_match_its_elements(name: str) -> None:
     output = {**RIGHT, "data": [0.0, 0.0], **WRONG[name]}
-    fate = of_sagemaker(json.dumps({"outputs": [output]}).encode())
-    assert isinstance(fate, Failed)
-    assert fate.reason.startswith("invalid response: ")
+    call_result = of_sagemaker(json.dumps({"outputs": [output]}).encode())
+    assert isinstance(call_result, Failed)
+    assert call_result.reason.startswith("invalid response: ")
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,9 @@ def test_invalid_response_is_a_failure(body: bytes) -> None:
 @pytest.mark.parametrize(("took_ms", "longest_ns"), [(-1.0, 0), (1e305, 10**15)])
 def test_reported_durations_are_bounded(took_ms: float, longest_ns: int) -> None:
     body = {"headgate": 1, "cold": False, "took_ms": took_ms, "results": []}
-    fate = of_lambda(json.dumps(body).encode())
-    assert isinstance(fate, Done)
-    assert 0 <= fate.took_ns <= longest_ns
+    call_result = of_lambda(json.dumps(body).encode())
+    assert isinstance(call_result, Done)
+    assert 0 <= call_result.took_ns <= longest_ns
 
 
 @pytest.mark.parametrize(
@@ -122,21 +122,21 @@ def test_reported_durations_are_bounded(took_ms: float, longest_ns: int) -> None
 )
 def test_invalid_status_becomes_500(status: int, expected: int) -> None:
     """The gateway has no status line for it, and the client would get no response at all."""
-    fate = of_lambda(response_body(RIGHT, error="no", status=status))
-    assert isinstance(fate, Done)
-    assert fate.results[0].status == expected
+    call_result = of_lambda(response_body(RIGHT, error="no", status=status))
+    assert isinstance(call_result, Done)
+    assert call_result.results[0].status == expected
     assert expected in STATUS_LINES
 
 
 @pytest.mark.parametrize("status", [450, 777, "many", None, [400]])
 def test_invalid_container_status_becomes_500(status: object) -> None:
-    told = {
+    reported = {
         "Error": {"Code": "ModelError", "Message": "it failed"},
         "ResponseMetadata": {"HTTPStatusCode": 424},
         "OriginalStatusCode": status,
         "OriginalMessage": 7,
     }
-    assert of_sagemaker(error=ClientError(told, "InvokeEndpoint")) == Failed("7")
+    assert of_sagemaker(error=ClientError(reported, "InvokeEndpoint")) == Failed("7")
 
 
 def test_string_elements_are_counted() -> None:

@@ -109,7 +109,7 @@ def loads(base: Path, name: str) -> list[int]:
 
 
 def problems(gateway: Gateway) -> dict[str, str]:
-    return {facts.function: facts.problem for facts in gateway.hello.functions}
+    return {measured.function: measured.problem for measured in gateway.hello.functions}
 
 
 def start(gateway: Gateway, instance_id: int, variant_id: int) -> InstanceStarted | str:
@@ -174,8 +174,8 @@ def test_traceback_of_a_failing_load_is_logged_once(base: Path) -> None:
 def test_recovered_function_is_announced_to_every_gateway(base: Path) -> None:
     with worker(base, functions("Raises")) as process:
         gateway, other = process.gateway(), process.gateway()
-        (facts,) = gateway.hello.functions
-        assert (facts.problem, facts.signature.inputs) == ("OSError: no weights today", ())
+        (measured,) = gateway.hello.functions
+        assert (measured.problem, measured.signature.inputs) == ("OSError: no weights today", ())
         (base / "fixed").touch()
         start_until_it_works(gateway, 0)
         message = other.receive()
@@ -290,8 +290,8 @@ def test_function_that_crashes_when_measured_is_served_unmeasured(base: Path) ->
     assert markers.take_interrupted(0) == [(MEASURE, 0)]
     markers.mark_suspect(MEASURE, 0, "ProcessDied: as the supervisor says")
     with worker(base, declared) as process:
-        (facts,) = process.gateway().hello.functions
-        assert (facts.problem, facts.exec_ns) == ("", ())
+        (measured,) = process.gateway().hello.functions
+        assert (measured.problem, measured.exec_ns) == ("", ())
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,8 @@ def test_failing_platform_opens_the_breaker_and_recovers(
     with served_with(cloud, tmp_path) as served:
         served.ask_together("double", BURST)  # some use up their attempts before it opens
         assert until(lambda: breaker(served) in (1, 2))
-        told = json.loads(served.get("/v2/health/ready")[1])
-        assert told["breakers"]["cloud"].split(",")[0] in ("open", "half_open")
+        reported = json.loads(served.get("/v2/health/ready")[1])
+        assert reported["breakers"]["cloud"].split(",")[0] in ("open", "half_open")
         ended = "lost" if mode == "reset" else "failed"
         assert calls(served, ended) == cloud.calls[mode]
         recovers(served, cloud)
@@ -93,9 +93,9 @@ def test_open_breaker_blocks_calls(cloud: FakeLambda, tmp_path: Path) -> None:
     with Served(tmp_path) as served:
         served.ask_together("double", BURST)
         assert until(lambda: breaker(served) == 1)
-        seen = cloud.calls["fail"]
+        observed = cloud.calls["fail"]
         burst(served)
-        assert cloud.calls["fail"] == seen
+        assert cloud.calls["fail"] == observed
 
 
 def test_slow_platform(cloud: FakeLambda, tmp_path: Path) -> None:

@@ -312,8 +312,8 @@ def test_models_that_exceed_memory_together_are_not_cached_together(tmp_path: Pa
     functions = {name: {"code": "large:F", "exec": "1ms"} for name in "abcd"}
     with worker(tmp_path, functions, pool={"memory": "300MB"}) as process:
         gateway = process.gateway()
-        for facts in gateway.hello.functions:
-            assert 120_000_000 <= facts.memory_bytes < 200_000_000
+        for measured in gateway.hello.functions:
+            assert 120_000_000 <= measured.memory_bytes < 200_000_000
         for id in range(4):
             gateway.start(id, id)
             gateway.order(StopInstance(id, 0))
