@@ -26,11 +26,11 @@ class FakeLambda:
         self.mode = "well"
         self.slow_s = 0.3
         self.start_s = 0.0
-        self.events: list[dict[str, object]] = []  # what functions were asked, pings included
-        self.calls: Counter[str] = Counter()  # by mode that was in force
+        self.events: list[dict[str, object]] = []  # payloads of calls, pings included
+        self.calls: Counter[str] = Counter()  # by mode
         self.running_max = 0
         self.targets: set[str] = set()
-        self.rename: dict[str, str] = {}  # functions that are known here by another name
+        self.rename: dict[str, str] = {}  # functions that have another name here
         self.provisioned: list[tuple[str, str, int]] = []
         self._running = 0
         self._environment = {"LAMBDA_TASK_ROOT": str(directory), "HEADGATE_APP": "app.yaml"}
@@ -133,7 +133,7 @@ class Server(ThreadingHTTPServer):
 class Answerer(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Server
-    wbufsize = -1  # one packet per answer
+    wbufsize = -1  # one packet per response
 
     def do_POST(self) -> None:
         platform = self.server.platform
@@ -154,7 +154,7 @@ class Answerer(BaseHTTPRequestHandler):
         elif platform.mode == "senseless":
             self.answer(200, {"hello": "world"})
         elif platform.mode == "reset":
-            # Linger of zero: the connection ends with a reset instead of a farewell.
+            # SO_LINGER of zero: the connection is reset instead of closed.
             linger = struct.pack("ii", 1, 0)
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             self.close_connection = True

@@ -75,7 +75,7 @@ class Eats(Healthy):
         while True:
             self.eaten.append(np.ones(1_000_000))
 '''
-# What each is said to suffer from where anybody may see it.
+# The problem of each function, as shown to any client.
 KINDS = {
     "Raises": "OSError",
     "Exits": "SystemExit",
@@ -89,7 +89,7 @@ KINDS = {
 
 def write_app(directory: Path, *classes: str, nodes: int = 1) -> Path:
     """Write an application of these functions: of class `Raises`, `raises`, and so on."""
-    hang = "5s" if "Eats" in classes else "300ms"  # to eat takes a while on a busy machine
+    hang = "5s" if "Eats" in classes else "300ms"  # allocating takes a while on a busy machine
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "loads.py").write_text(CODE)
     functions = "\n".join(

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
-START_S = 120.0  # far more than it takes: machines may be busy with something else
+START_S = 120.0  # far more than needed: the machine may be busy
 END_S = 30.0
 ANSWER_S = 60.0
 

@@ -16,7 +16,7 @@ pytest.importorskip("boto3")
 ID = "AKIAIOSFODNN7EXAMPLE"
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
 TOKEN = "FwoGZXIvYXdzEXAMPLETOKEN"
-# An address that leads nowhere: requests go to it by way of a proxy, which is the test.
+# An unreachable address: requests to it go through a proxy, which is the test.
 APP = """
 functions:
   free: {exec: 5ms}

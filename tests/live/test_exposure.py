@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 from served import Served
 
-LISTENS = "0A"  # the state of a socket, as the kernel writes it
+LISTENS = "0A"  # the state of a socket in /proc/net/tcp
 REQUEST = b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 APP = 'functions: {plain: {code: "misbehaving:Numbers", batch: 4}}\n'
@@ -40,7 +40,7 @@ def sockets_of(pid: int) -> set[str]:
     """The inodes of the sockets that a process has open."""
     found = set()
     for path in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(OSError):  # it has been closed
+        with suppress(OSError):  # closed meanwhile
             link = str(path.readlink())
             if link.startswith("socket:["):
                 found.add(link[8:-1])
@@ -131,5 +131,5 @@ def test_tls_port_sends_nothing_in_plain_text(misbehaving: Path) -> None:
                 client.sendall(text)
                 assert client.recv(1), "it does not answer over TLS either"
             answer = plaintext_reply(address, text)
-            # An alert of TLS at most.
+            # At most a TLS alert.
             assert not answer or answer[0] == 0x15, answer

@@ -24,7 +24,7 @@ from headgate.live.pools.aws_client import make_client
 from headgate.live.pools.lambda_pool import LambdaFunctions
 from headgate.live.pools.remote_pool import Failed, WarmKeeper
 
-PLATFORM = replace(RIGS, keep_alive_ns=2_000_000_000)  # longer than anything here takes
+PLATFORM = replace(RIGS, keep_alive_ns=2_000_000_000)  # longer than any of these tests
 PERIOD_S = PLATFORM.ping_every_ns / 1e9
 
 
@@ -71,13 +71,14 @@ def test_target_instances_are_pinged_periodically(tmp_path: Path) -> None:
     """
 
     async def scenario(cloud: FakeLambda, kept: WarmRig) -> None:
-        cloud.start_s = 0.5  # so that all three are there before the first of them is ready
+        # so that all three pings are in flight before the first instance is ready
+        cloud.start_s = 0.5
         began_s = time.monotonic()
         kept.keeper.set_target("double", 3, is_provisioned=False)
         await kept.rig.until(lambda: kept.keeper.pings >= 6)
         assert time.monotonic() - began_s >= PERIOD_S
         assert cloud.running_max == 3
-        assert len(kept.rig.starts) == 3  # cold once, and warm from then on
+        assert len(kept.rig.starts) == 3  # cold once, warm from then on
         kept.keeper.set_target("double", 1, is_provisioned=False)
         pings = kept.keeper.pings
         await kept.rig.until(lambda: kept.keeper.pings >= pings + 2)
@@ -112,7 +113,8 @@ def test_provisioned_instances_are_requested_billed_and_removed(tmp_path: Path) 
 
     cloud = keep(tmp_path, "doubler:live", scenario)
     assert cloud.provisioned[:2] == [("doubler", "live", 2), ("doubler", "live", 5)]
-    assert cloud.provisioned[-1] == ("doubler", "live", 0)  # nobody pays for what nobody uses
+    # provisioned instances are removed at the end
+    assert cloud.provisioned[-1] == ("doubler", "live", 0)
 
 
 def test_provisioning_needs_an_alias(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

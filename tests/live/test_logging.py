@@ -101,7 +101,8 @@ def test_event_log_has_no_keys_and_survives_restarts(misbehaving: Path) -> None:
         assert log.stat().st_mode & 0o777 == 0o600
         found = replayed(misbehaving, log.name)
         assert found["is_identical"]
-        assert found["complete"] == (log.name != "run.log.1")  # that gateway was killed
+        # the gateway that wrote the first log was killed
+        assert found["complete"] == (log.name != "run.log.1")
 
 
 def test_event_log_has_no_inputs_or_outputs(misbehaving: Path) -> None:
@@ -121,7 +122,7 @@ def test_rotated_log_is_replayed(misbehaving: Path) -> None:
     with_key(misbehaving, ", log_size: 64KiB, log_keep: 100, log: live.log")
     with Served(misbehaving) as served:
         connection = served.connect()
-        for _ in range(1_500):  # some 240 kB
+        for _ in range(1_500):  # about 240 kB
             assert ask_on(connection, "plain", [1.0], KEY)[0] == 200
         connection.close()
     assert len(list(misbehaving.glob("live.log*"))) > 2

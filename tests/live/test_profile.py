@@ -89,7 +89,7 @@ def profile(result: Result) -> Any:
 
 
 GRID = ("--cores", "1", "--concurrency", "1,3", "--budget", "15s", "--precision", "20%")
-# The first place is measured whatever the budget is.
+# The first grid point is measured whatever the budget is.
 ONE = ("--cores", "1", "--concurrency", "1", "--batch", "1", "--budget", "1s")
 
 

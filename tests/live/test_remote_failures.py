@@ -77,7 +77,7 @@ def test_failing_platform_opens_the_breaker_and_recovers(
     """The client library repeats nothing, and the breaker state is visible."""
     cloud.mode = mode
     with served_with(cloud, tmp_path) as served:
-        served.ask_together("double", BURST)  # some use up their attempts before it opens
+        served.ask_together("double", BURST)  # some use up their attempts before the breaker opens
         assert until(lambda: breaker(served) in (1, 2))
         reported = json.loads(served.get("/v2/health/ready")[1])
         assert reported["breakers"]["cloud"].split(",")[0] in ("open", "half_open")
@@ -105,7 +105,7 @@ def test_slow_platform(cloud: FakeLambda, tmp_path: Path) -> None:
         burst(served)
         assert calls(served, "finished") >= 1
         late = reading(served.get("/metrics")[1], "headgate_requests_total", outcome="late")
-        assert late >= 1  # and each of them is told so, not dropped
+        assert late >= 1  # each gets an error response instead of being dropped
 
 
 def test_hard_deadline_is_answered_on_time(cloud: FakeLambda, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_hanging_call_times_out_and_is_retried(cloud: FakeLambda, tmp_path: Path
     cloud.mode = "hang"
     with served_with(cloud, tmp_path, hang="2s") as served:
         answers = served.ask_together("double", 4)
-        # After its deadline nothing is repeated: nobody knows whether it ran.
+        # After the deadline nothing is retried: it is unknown whether the call ran.
         assert {status for status, _ in answers} <= {200, 503}
         assert len(answers) == 4
         assert calls(served, "lost") >= 1
@@ -155,7 +155,7 @@ def test_worker_killed_in_a_burst(cloud: FakeLambda, tmp_path: Path) -> None:
         for number, (status, body) in enumerate(answers):
             assert status == 503 or value(body) == 2.0 * number
         requests = reading(served.get("/metrics")[1], "headgate_requests_total")
-        assert requests == 20  # one end each
+        assert requests == 20  # one outcome each
         burst(served)
 
 

@@ -27,7 +27,7 @@ OPERATIONS = [
     for path, methods in document(["linear"])["paths"].items()  # type: ignore[attr-defined]
     for method in methods
     for mode in GenerationMode
-    # A path that takes nothing cannot be asked wrongly.
+    # A path without parameters has no invalid requests.
     if method != "parameters" and (method == "post" or "{" in path or mode.is_positive)
 ]
 ROW: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from served import Served, ask_on, until, value
 
-NO_LINGER = struct.pack("ii", 1, 0)  # a socket that is closed resets its connection
+NO_LINGER = struct.pack("ii", 1, 0)  # closing the socket resets its connection
 
 
 def executions(directory: Path) -> Counter[str]:
@@ -108,7 +108,7 @@ def test_disconnected_clients_leave_nothing_behind(misbehaving: Path) -> None:
             connection.putheader("Content-Length", str(len(body)))
             connection.endheaders(body)
             time.sleep(0.01)
-            # With a reset: one that only closes its side may still be listening.
+            # With a reset: a client that only closes its side may still be reading.
             connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
             connection.close()
         gone = 'headgate_requests_total{class="default",model="slow",outcome="cancelled"'
@@ -142,11 +142,11 @@ class Load:
             try:
                 connection.connect() if connection.sock is None else None
             except OSError:
-                return  # nobody listens any more, and nobody was asked
+                return  # the server is down, and nothing was sent
             try:
                 self.statuses[ask_on(connection, self._model, [1.0])[0]] += 1
             except ConnectionError as error:
-                # A connection that was idle may be closed while we begin to use it.
+                # An idle connection may be closed while we begin to use it.
                 self.broken.append(type(error).__name__)
                 connection.close()
         connection.close()

@@ -38,7 +38,7 @@ def test_failed_load_is_named_and_other_models_serve(tmp_path: Path, name: str) 
             assert value(served.ask("healthy", [float(number)])[1]) == 2.0 * number
         assert served.workers() == workers
         taken_s = time.monotonic() - began_s
-        assert len(loads(tmp_path, name)) <= 3 + taken_s  # one a second at most
+        assert len(loads(tmp_path, name)) <= 3 + taken_s  # at most one per second
         assert f"{model!r}" in served.errors() or f"{model}: cannot" in served.errors()
     assert served.errors().count("Traceback") == (1 if name in ("Raises", "Exits") else 0)
 

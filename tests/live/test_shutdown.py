@@ -80,7 +80,7 @@ def processes(server: Served) -> list[int]:
     while todo:
         pid = todo.pop()
         found.append(pid)
-        for path in Path(f"/proc/{pid}/task").glob("*/children"):  # by thread that started them
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):  # by the thread that started them
             todo += [int(child) for child in path.read_text().split()]
     return found
 

@@ -55,9 +55,6 @@ def only(results: list[TaskResult]) -> TaskResult:
     return result
 
 
-# --- the runner ----------------------------------------------------------------------------------
-
-
 def test_unbatched_model_runs_requests_one_by_one() -> None:
     """The first dimension has no meaning then, and a result need not have one."""
     calls = []
@@ -152,7 +149,7 @@ def test_outputs_have_the_declared_shape(
 
 def test_unencodable_text_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     """Otherwise the message with all results could not be encoded."""
-    # The record of the exception holds the text as it is: no report of a test could carry it.
+    # The log record contains the text unchanged, which no test report could encode.
     caplog.set_level(logging.CRITICAL, logger="headgate.live.worker.runner")
 
     @function
@@ -389,9 +386,6 @@ def test_tracebacks_are_rate_limited(caplog: pytest.LogCaptureFixture) -> None:
     assert 1 <= caplog.text.count("Traceback") <= allowed
 
 
-# --- the survey ----------------------------------------------------------------------------------
-
-
 def test_times_are_measured_by_batch_size() -> None:
     """5 ms plus 5 ms per item; sizes beyond the time budget are estimated."""
 
@@ -434,9 +428,6 @@ def test_all_batch_sizes_get_a_time(batch: int) -> None:
     assert interpolate({1: 10}, batch) == tuple(10 * size for size in range(1, batch + 1))
 
 
-# --- the stock -----------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("sys.path", list(sys.path))
@@ -468,7 +459,7 @@ def test_model_is_cached_until_its_memory_is_needed(base: Path) -> None:
     first = model_cache.acquire(a)
     model_cache.release(a, first, keep=True)
     assert model_cache.acquire(a) is first
-    assert model_cache.acquire(a) is not first  # each instance has one of its own
+    assert model_cache.acquire(a) is not first  # each instance has a model of its own
     assert not model_cache.has(a)
     model_cache.release(a, first, keep=True)
     assert model_cache.has(a)
@@ -498,14 +489,14 @@ def test_model_of_unknown_size_evicts_all_until_measured(base: Path) -> None:
         runner = model_cache.acquire(variant)
         assert (
             model_cache.record_size(variant, 100_000_000) == 120_000_000
-        )  # so that just two fit 300 MB
+        )  # so that exactly two fit into 300 MB
         model_cache.release(variant, runner, keep=True)
     log = sys.modules["counted_code"].log
     assert log == ["load", "unload", "load", "unload", "load"]
     a, b, _ = config.app.variants
     del log[:]
     model_cache.acquire(a)
-    assert log == ["load"]  # c is kept
+    assert log == ["load"]  # c is cached
     model_cache.acquire(b)
     assert log == ["load", "unload", "load"]
 

@@ -29,7 +29,7 @@ def play(gateway: Gateway, random: Random, steps: int) -> None:
             assert not until, "something never ends"
             return
         finally:
-            gateway.sock.settimeout(60)  # also for sending
+            gateway.sock.settimeout(60)  # for sending as well
         if isinstance(message, BatchRan):
             ended[message.batch_id] += 1
             return
@@ -82,7 +82,7 @@ def test_every_batch_and_instance_ends_once(tmp_path: Path, slots: int, seed: in
             failures.append(error)
 
     with worker(tmp_path, functions, pool={"slots": slots, "queue": 4}) as process:
-        quitter = process.gateway()  # leaves in the middle of it
+        quitter = process.gateway()  # disconnects in between
         quitter.start()
         threads = [
             Thread(target=guarded, args=(process.gateway(), Random(10 * seed + index)))

@@ -129,7 +129,7 @@ def test_invalid_result_is_a_function_error(tmp_path: Path) -> None:
         Release([12345]),
         ActionMessage(["Nonsense"]),
         ActionMessage(to_wire(SetTimer(("t", 0), 0))),
-        ActionMessage(to_wire(StartInstance(0, 0, 0, 0))),  # it is there already
+        ActionMessage(to_wire(StartInstance(0, 0, 0, 0))),  # it exists already
         ActionMessage(to_wire(StartInstance(1, 99, 0, 0))),
         Hello(0, 0, []),
     ],
@@ -258,7 +258,8 @@ def test_stopped_worker_finishes_running_batches(tmp_path: Path) -> None:
         gateway.run(row(2), batch_id=1)
         gateway.run(row(2), batch_id=2)
         gateway.run(row(2), batch_id=3)
-        assert gateway.event(BatchRefused).reason == Refusal.BUSY  # so it knows of the others
+        # the slots are shared with the other gateways
+        assert gateway.event(BatchRefused).reason == Refusal.BUSY
         process.process.send_signal(signal.SIGUSR1)
         refused = gateway.event(BatchRefused)
         assert (refused.batch_id, refused.reason) == (2, Refusal.GONE)

@@ -10,7 +10,7 @@ from worker_rig import code, row, worker
 
 from headgate.functions.arrays import Array
 
-SIZE = 16_384  # elements of four bytes: more than goes in a message
+SIZE = 16_384  # elements of four bytes: too large to be sent inside a message
 
 
 def large(value: float, items: int = 1) -> dict[str, Array]:
@@ -33,9 +33,9 @@ def test_kept_inputs_are_not_overwritten_by_later_requests(tmp_path: Path, how: 
             expected = [float(n * elements) for n in range(1, number + 1)]
             assert gateway.arrays(result)["sums"].tolist() == [expected]
         assert len(gateway.in_use) == 12
-        gateway.run(large(0), shares=True)  # it lets go of everything
+        gateway.run(large(0), shares=True)  # it releases everything
         gateway.ran()
-        gateway.ask(large(1))  # whatever was given back only after that
+        gateway.ask(large(1))  # releases everything that was pending
         assert not gateway.in_use
 
 
@@ -57,7 +57,8 @@ def test_other_inputs_are_released_with_the_reply(tmp_path: Path) -> None:
         gateway.start(0, 0)
         gateway.start(1, 1)
         sent = {"x": np.ones((SIZE, 2), np.float32)}
-        wrong = {"x": np.ones((SIZE, 3), np.float32)}  # 400, and never an array of the function's
+        # status 400, and the function never sees an array
+        wrong = {"x": np.ones((SIZE, 3), np.float32)}
         gateway.run(sent, wrong, sent, shares=True)
         assert [result.status for result in gateway.ran().results] == [200, 400, 200]
         assert not gateway.in_use
@@ -79,7 +80,7 @@ def test_kept_inputs_outlive_their_gateway(tmp_path: Path) -> None:
         gateway.run(large(1), shares=True)
         gateway.ran()
         gateway.run({"x": np.full(SIZE, 0.2, np.float32)}, instance_id=1, shares=True)
-        gateway.close()  # while that runs
+        gateway.close()  # while the batch runs
         (result,) = other.ask(large(2))
         assert other.arrays(result)["sums"].tolist() == [[2.0 * SIZE]]  # an instance of its own
         follower = process.gateway()

@@ -190,10 +190,10 @@ def test_later_load_failure_is_in_the_next_hello(base: Path) -> None:
     with worker(base, functions("Fickle")) as process:
         gateway = process.gateway()
         assert problems(gateway) == {"fickle": ""}
-        gateway.start(0, 0)  # the one that is in stock
+        gateway.start(0, 0)  # the cached model
         gateway.order(StartInstance(1, 0, 0, 0))
         gateway.run(row(1), batch_id=1, instance_id=1)
-        events = [gateway.event(Event), gateway.event(Event)]  # which comes first is open
+        events = [gateway.event(Event), gateway.event(Event)]  # in either order
         assert {type(event) for event in events} == {BatchRefused, InstanceStopped}
         assert {getattr(event, "reason", "") for event in events} == {
             Refusal.GONE,
@@ -229,9 +229,6 @@ def test_invalid_model_file_is_named(base: Path) -> None:
     (base / "bad.onnx").write_bytes(b"not a model")
     with worker(base, functions("Healthy") | {"bad": {"model": "bad.onnx"}}) as process:
         assert "bad.onnx: cannot be loaded: " in problems(process.gateway())["bad"]
-
-
-# --- loads that end the process ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -307,7 +304,7 @@ def test_function_that_crashes_when_measured_is_served_unmeasured(base: Path) ->
     ],
 )
 def test_trial_load_results(base: Path, name: str, problem: str) -> None:
-    with worker(base, functions(name)) as process:  # for its assignment
+    with worker(base, functions(name)) as process:  # for its deployment file
         process.process.kill()
     limit_s = 3.0 if name == "Hangs" else 60.0
     assert run_trial(base, 0, limit_s=limit_s, memory_bytes=600 << 20) == problem

@@ -104,7 +104,7 @@ def test_large_tensors_go_through_shared_memory(tmp_path: Path) -> None:
         gateway = process.gateway()
         gateway.start()
         sent = np.arange(100_000, dtype=np.float64).reshape(2, -1)
-        for _ in range(5):  # more than there is room for, were it not released
+        for _ in range(5):  # more than there is room for, unless it is released
             gateway.run({"x": sent}, shares=True)
             (result,) = gateway.ran().results
             assert isinstance(result.outputs[0].data, Block)
@@ -207,7 +207,7 @@ def test_weights_are_loaded_and_evicted(tmp_path: Path) -> None:
         gateway.start()
         gateway.run(row(0.05))
         gateway.order(EvictWeights(0, 0))
-        gateway.ran()  # the work ends first
+        gateway.ran()  # the batch ends first
         gateway.event(WeightsEvicted)
         gateway.order(LoadWeights(0, 0))
         gateway.run(row(0.01))  # waits for its own instance

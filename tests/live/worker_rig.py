@@ -141,7 +141,7 @@ class Gateway:
                 time.sleep(0.005)
         self._frames = Frames()
         self._pending: list[Message] = []
-        self.in_use: set[int] = set()  # offsets of blocks that the worker has not given back
+        self.in_use: set[int] = set()  # offsets of blocks that the worker has not released
         data, descriptors, _, _ = socket.recv_fds(self.sock, 1 << 16, 1)
         assert data, "the worker left"
         (hello,) = self._frames.feed(data)
@@ -291,7 +291,7 @@ def worker(
             env={**os.environ, "PYTHONPATH": source},
             stderr=stderr,
             pass_fds=pass_fds,
-            start_new_session=True,  # as its supervisor starts it
+            start_new_session=True,  # as the supervisor starts it
         )
     running = WorkerProcess(base, process)
     try:

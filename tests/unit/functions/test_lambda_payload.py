@@ -101,8 +101,8 @@ def test_bad_request_fails_by_itself(handler: Handler) -> None:
         ("double", 1_000.0, True, 200),
         ("double", None, True, 200),
         ("double", -1.0, True, 504),
-        ("double", -1.0, False, 200),  # late is better than never, somebody said
-        ("lazy", 15.0, True, 504),  # it passed while the function was loaded
+        ("double", -1.0, False, 200),  # a soft deadline: late is better than never
+        ("lazy", 15.0, True, 504),  # the deadline passed while the function was loading
     ],
 )
 def test_expired_request_is_not_run(

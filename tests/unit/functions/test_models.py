@@ -39,9 +39,6 @@ def onnx_file(path: Path, type: int, shape: Sequence[str | int]) -> OnnxModel:
     return OnnxModel(path)
 
 
-# --- plain functions -----------------------------------------------------------------------------
-
-
 def test_python_function_is_a_model() -> None:
     @function
     def total(a, b, scale=1):  # type: ignore[no-untyped-def]
@@ -82,9 +79,6 @@ def test_inputs_must_be_parameters() -> None:
     assert anything().predict(anything().decode({"z": np.array([1])})) == {"z": np.array([1])}
 
 
-# --- declarations --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("text", ["FP32", "FP32[a]", "FP32[1,,2]", "FP33[1]", "FP32[-2]", 7])
 def test_invalid_specs_are_one_line(text: object) -> None:
     with pytest.raises(ConfigError, match=r"^Cat\.inputs: image: "):
@@ -112,9 +106,6 @@ def test_example_is_zeros() -> None:
     assert Model().example() is None
 
 
-# --- columns -------------------------------------------------------------------------------------
-
-
 def test_nested_batches_are_concatenated_and_split() -> None:
     parts: list[dict[str, Any]] = [
         {"x": np.array([[i] * 2] * i), "name": [str(i)] * i} for i in (1, 2, 3)
@@ -131,9 +122,6 @@ def test_nested_batches_are_concatenated_and_split() -> None:
 def test_values_that_are_not_batches(thing: object) -> None:
     with pytest.raises(ValueError):
         item_count(thing)
-
-
-# --- ONNX ----------------------------------------------------------------------------------------
 
 
 def test_onnx_file_has_its_signature(tmp_path: Path) -> None:
@@ -179,9 +167,6 @@ def test_missing_onnx_runtime_names_the_extra(
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
     with pytest.raises(ConfigError, match=r"pip install 'headgate\[onnx\]'"):
         model.load()
-
-
-# --- sources -------------------------------------------------------------------------------------
 
 
 def test_model_is_found_in_the_directory_of_the_application(

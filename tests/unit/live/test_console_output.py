@@ -63,7 +63,7 @@ def test_unread_pipe_does_not_block_and_drops_are_reported(pipe: Pipe) -> None:
     for _ in range(1_000):  # far more than the pipe and the queue hold together
         out.put(line)
     assert out.dropped > 500
-    assert not out.flush(0.05)  # bounded: nobody reads
+    assert not out.flush(0.05)  # the timeout holds although nobody reads
     dropped, kept = out.dropped, 1_000 - out.dropped
     assert pipe.read(5_000 * kept) == line * kept
     assert out.flush(LIMIT_S)
@@ -209,4 +209,4 @@ def test_closed_standard_descriptors_are_reopened() -> None:
         shell="2>&- <&-",
     )
     assert (done.returncode, done.stdout) == (0, b"kept\n")
-    reopen_standard_fds()  # where all are there, nothing is done
+    reopen_standard_fds()  # nothing is done if all are open

@@ -81,7 +81,7 @@ def test_function_without_inputs_makes_its_pipeline_unchecked() -> None:
 @pytest.mark.parametrize(
     ("pools", "cores", "expected"),
     [
-        ({"p": {"tier": "dedicated"}}, 4, [[1, 2, 3]]),  # all but the gateway's
+        ({"p": {"tier": "dedicated"}}, 4, [[1, 2, 3]]),  # all but that of the gateway
         ({"p": {"tier": "dedicated"}}, 1, [[0]]),
         ({"p": {"tier": "dedicated", "nodes": 2}}, 8, [[5, 6, 7], [2, 3, 4]]),
         ({"p": {"tier": "dedicated", "nodes": 2, "cpus": 1}}, 2, [[1], [0]]),

@@ -109,7 +109,7 @@ def test_timer_never_fires_early() -> None:
     async def scenario() -> None:
         rig = Rig(make_app(Slo(latency_ns=5 * MS, is_hard=True)), find_policy("balance"))
         began_ns = monotonic_ns()
-        rig.driver.post(RequestArrived(0, 0))  # and there is no node
+        rig.driver.post(RequestArrived(0, 0))  # there is no node
         while not rig.done:
             await asyncio.sleep(0.0005)
         assert monotonic_ns() - began_ns >= 5 * MS

@@ -120,8 +120,6 @@ class Rig:
         self.answers[request_id] += 1
         return True
 
-    # --- what the driver asks for ---
-
     def settle(self, now_ns: int, action: Settle) -> None:
         self.break_at("settle")
         self.answer(action.request_id)
@@ -216,7 +214,7 @@ def test_executor_that_fails_at_random(seed: int) -> None:
         view = rig.driver.scheduler.view
         await rig.until(lambda: not view.requests and not view.batches)
         before = rig.answers.total()
-        rig.ask(REQUESTS)  # and the only node can still be used
+        rig.ask(REQUESTS)  # the only node is still usable
         await rig.until(lambda: not rig.calls)
         assert rig.answers.total() == before + 1
         assert REQUESTS not in rig.failed_ids
@@ -240,13 +238,10 @@ def test_batch_that_cannot_be_sent_fails_after_the_refusal_limit() -> None:
     async def scenario() -> None:
         rig = Rig(lambda what: what == "dispatch")
         await rig.serve(3)
-        assert rig.failed_ids == set()  # the Scheduler has settled them, as refused too often
+        assert rig.failed_ids == set()  # the Scheduler has settled them after too many refusals
         rig.driver.stop()
 
     asyncio.run(scenario())
-
-
-# --- the Scheduler -------------------------------------------------------------------------------
 
 
 def test_scheduler_failure_does_not_lose_later_events() -> None:
@@ -289,7 +284,7 @@ def test_actions_before_a_failure_are_executed_and_logged() -> None:
             record=lambda now_ns, event, actions: logged.append((event, actions)),
         )
         await rig.serve(5)
-        assert rig.failed_ids == set()  # the batch was settled, and that was carried out
+        assert rig.failed_ids == set()  # the batch was settled, and that action was executed
         actions = next(actions for event, actions in logged if isinstance(event, BatchFinished))
         assert any(isinstance(action, Settle) for action in actions)
         rig.driver.stop()
@@ -359,7 +354,7 @@ def test_failing_cancellation_is_not_repeated() -> None:
             return "before" if isinstance(event, RequestCancelled) else ""
 
         rig = Rig(scheduler=Fragile(breaks))
-        rig.ask(0)  # and there is no node
+        rig.ask(0)  # there is no node
         await asyncio.sleep(0)
         rig.driver.post(RequestCancelled(0))
         await rig.until(lambda: not rig.calls)
@@ -385,9 +380,6 @@ def test_rejected_arrival_is_answered() -> None:
     asyncio.run(scenario())
 
 
-# --- around it -----------------------------------------------------------------------------------
-
-
 def test_failing_log_does_not_stop_serving() -> None:
     async def scenario() -> None:
         calls = 0
@@ -410,7 +402,7 @@ def test_timer_that_fires_after_its_cancellation() -> None:
     async def scenario() -> None:
         rig = Rig()
         rig.driver._fire(("deadline", 7))
-        rig.driver.post(TimerFired(("deadline", 7)))  # cancelled while it was on its way
+        rig.driver.post(TimerFired(("deadline", 7)))  # cancelled after it fired
         await asyncio.sleep(0)
         assert not rig.faults
 

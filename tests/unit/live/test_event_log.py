@@ -71,9 +71,6 @@ def test_log_is_private_to_its_owner(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
 
 
-# --- rotation ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("events", [1, 5, 100])
 def test_segments_are_read_in_order_whichever_is_named(tmp_path: Path, events: int) -> None:
     written(tmp_path / "a.log", events, TINY)
@@ -128,10 +125,10 @@ def test_log_is_rotated_by_age(tmp_path: Path) -> None:
     for now_ns in range(0, 1_000, 10):
         log.record(now_ns, BatchLost(1), [])
         log.flush()
-    log.flush()  # there is nothing in the newest segment: it does not become one after the other
+    log.flush()  # the newest segment is empty, so it is not rotated again
     log.close()
     numbers, entries = entries_of(tmp_path / "a.log")
-    assert len(names(tmp_path)) == 9  # `keep` and the newest
+    assert len(names(tmp_path)) == 9  # `keep` segments and the newest
     assert numbers[-1] == 99
     assert entries.is_complete
 
@@ -197,9 +194,6 @@ def test_other_files_are_neither_overwritten_nor_deleted(tmp_path: Path) -> None
     assert (tmp_path / "a.log.3").read_text() == "mine\n"
 
 
-# --- trouble -------------------------------------------------------------------------------------
-
-
 def test_full_disk_is_one_error(caplog: pytest.LogCaptureFixture) -> None:
     log = EventLog(Path("/dev/full"), HEADER, USUAL)
     for number in range(3):
@@ -227,13 +221,13 @@ def test_disk_full_at_any_write(
         writes += 1
         if writes >= breaks_at:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(fd, data[:100])  # and it is never taken as a whole
+        return write(fd, data[:100])  # never written as a whole
 
     monkeypatch.setattr(os, "write", full)
     written(tmp_path / "a.log", 20, TINY)
     monkeypatch.undo()
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-    if breaks_at > 2:  # else not even the header is there
+    if breaks_at > 2:  # otherwise not even the header is written
         numbers, entries = entries_of(tmp_path / "a.log")
         assert numbers == list(range(len(numbers)))
         assert not entries.is_complete

@@ -59,7 +59,7 @@ def test_text_format() -> None:
 def test_control_characters_are_escaped() -> None:
     forged = "a\n2026-11-15T18:00:00.000Z ERROR headgate [gateway] forged\r\x1b[2J\x9b"
     named = record("it is called so")
-    named.name = forged  # a function may call its loggers as it likes
+    named.name = forged  # a function may choose any name for its loggers
     for made in (
         record("%s", forged),
         with_trace(forged),
@@ -172,7 +172,8 @@ def test_other_loggers_are_logged_from_warnings_on() -> None:
         ("INFO", "headgate.access"),
     ]
     quiet = lines_of(run(body, level="error"))
-    assert [name for _, name, _ in quiet] == ["headgate.access"]  # it has a switch of its own
+    # the access log has an option of its own
+    assert [name for _, name, _ in quiet] == ["headgate.access"]
 
 
 def test_functions_cannot_break_logging() -> None:
@@ -227,8 +228,6 @@ def test_stdout_and_stderr_to_one_file_stay_in_order() -> None:
     numbers = [int(line.rsplit(" ", 1)[-1]) for line in done.stdout.splitlines()]
     assert numbers == [number for number in range(50) for _ in range(2)]
 
-
-# --- output that cannot be written ---------------------------------------------------------------
 
 NOISE = (
     "for number in range(3000):\n"

@@ -78,7 +78,7 @@ def test_providers_of_pools() -> None:
     assert providers_of(from_spec({"functions": {"f": {"exec": "1ms"}}}, "a")) == (
         Provider("local"),
     )
-    # A log carries all of it, so a replay has the same pools.
+    # The event log contains the providers, so a replay has the same pools.
     assert providers_of(from_spec(config.spec, "log")) == providers_of(config)
 
 

@@ -199,7 +199,7 @@ class Impostor:
 
     def _listen(self) -> None:
         client, _ = self._socket.accept()
-        with client, suppress(OSError):  # the client ends the handshake
+        with client, suppress(OSError):  # the client aborts the handshake
             client.settimeout(20)
             while b"\r\n\r\n" not in self.asked:
                 self.asked += client.recv(65_536)

@@ -152,7 +152,7 @@ def test_call_without_deadline() -> None:
     )
     assert call.time_left_ms(0) is None
     assert not call.is_hard
-    assert call.tenant is None  # of two, nobody's
+    assert call.tenant is None  # two tenants share the call
     assert call.shares == ((0, 0, 1), (0, 1, 1))
 
 

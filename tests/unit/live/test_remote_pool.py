@@ -66,7 +66,7 @@ def test_other_outcomes_are_one_event(
         assert type(event) is expected
         assert rig.ran == []
         assert rig.pool.outcomes[outcome] == 1
-        # What never ran costs nothing; what may have is paid for.
+        # A call that has not run costs nothing; one that may have run is billed.
         assert len(rig.billed_ns) == (0 if isinstance(call_result, Refused) else 1)
 
     run(scenario)
@@ -74,7 +74,7 @@ def test_other_outcomes_are_one_event(
 
 @pytest.mark.parametrize(
     ("hang_ns", "deadline_ns", "is_hard"),
-    [(50 * MS, 10**18, False), (10**10, -1_000 * MS, True)],  # a second of grace has passed
+    [(50 * MS, 10**18, False), (10**10, -1_000 * MS, True)],  # a grace of one second has passed
 )
 def test_timed_out_call_is_lost_and_its_late_reply_dropped(
     hang_ns: int, deadline_ns: int, is_hard: bool

@@ -22,7 +22,7 @@ from headgate.live.pools.remote_pool import CallResult, Done, Failed
 from headgate.live.pools.sagemaker_pool import SageMakerEndpoints
 from headgate.live.pools.validation import check_outputs
 
-DEEP = b"[" * 1_000_000  # deeper than a parser may follow
+DEEP = b"[" * 1_000_000  # deeper than a parser may recurse
 RIGHT: dict[str, object] = {"name": "y", "datatype": "FP32", "shape": [2], "data": "AAAAAAAAAAA="}
 WRONG: dict[str, dict[str, object]] = {
     "too few bytes": {"shape": [3]},
@@ -140,7 +140,7 @@ def test_invalid_container_status_becomes_500(status: object) -> None:
 
 
 def test_string_elements_are_counted() -> None:
-    two = base64.b64decode("AQAAAGEAAAAA")  # "a", and one of no letters
+    two = base64.b64decode("AQAAAGEAAAAA")  # "a", and an empty string
     check_outputs([Tensor("y", "BYTES", (2,), memoryview(two))])
     for count in (1, 3, 1 << 25):
         with pytest.raises(ValueError, match=f"are not {count} BYTES"):

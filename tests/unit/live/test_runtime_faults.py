@@ -145,7 +145,8 @@ def test_failing_front_end_does_not_affect_others(tmp_path: Path) -> None:
         await rig.until(lambda: len(rig.answered) == 10)
         await rig.until(lambda: len(observed) == 2)
         assert [call.outcome for call in rig.answered] == [Outcome.MET] * 10
-        assert observed == [Outcome.MET, Outcome.FAILED]  # and then it was told to answer with 500
+        # the second time it is asked to answer with 500
+        assert observed == [Outcome.MET, Outcome.FAILED]
         refused = error_of(broken, GatewayConfig(), b"")
         assert refused is not None
         assert (refused.status, refused.reason) == (500, INTERNAL)
@@ -210,16 +211,13 @@ def test_abort_answers_open_calls(tmp_path: Path) -> None:
             refused = error_of(call, GatewayConfig(), b"")
             assert refused is not None
             assert (refused.status, refused.retry_ns > 0) == (503, True)
-        await asyncio.sleep(0.05)  # what was on its way comes to nobody
+        await asyncio.sleep(0.05)  # results that were on their way are dropped
         assert rig.answered == calls
         with pytest.raises(RuntimeError, match="enough"):
             rig.runtime.failure.result()
         await rig.runtime.stop()
 
     run(scenario)
-
-
-# --- the connection to a worker ------------------------------------------------------------------
 
 
 class Transport:
@@ -311,7 +309,7 @@ def test_failed_write_ends_the_connection() -> None:
         transport, faults = Transport(), list[str]()
         link, _, _ = make_link(BrokenListener(), transport, faults)
         transport.is_broken = True
-        link.run(RunBatch(1, 0, 0, 1, [TaskInputs(0, 1, [])]))  # lost, when the connection is
+        link.run(RunBatch(1, 0, 0, 1, [TaskInputs(0, 1, [])]))  # lost with the connection
         assert transport.is_aborted
         assert faults == ["worker_connection"]
         link.connection_lost(None)

@@ -34,7 +34,7 @@ def test_reader_sees_what_was_written(arena: Arena) -> None:
     assert view.readonly
     assert arena.view(block).readonly
     theirs.close()
-    assert bytes(view) == b"elements"  # who still looks at it may go on
+    assert bytes(view) == b"elements"  # existing views stay valid
 
 
 def test_reader_can_neither_write_nor_shrink(arena: Arena) -> None:
@@ -60,7 +60,7 @@ def test_unsealed_memory_is_rejected() -> None:
     with pytest.raises(ValueError, match="not sealed"):
         Arena.attach(fd, PAGE)
     with pytest.raises(OSError):
-        os.fstat(fd)  # closed all the same
+        os.fstat(fd)  # closed nevertheless
     with (
         tempfile.TemporaryFile() as file,
         pytest.raises(ValueError, match="cannot map shared memory"),

@@ -113,7 +113,7 @@ def test_messages_are_sent_in_order() -> None:
         (tensor,) = cast(RunBatch, rig.transport.messages[1]).tasks[0].inputs
         assert bytes(rig.arena.view(cast(Block, tensor.data))) == content
         rig.link.send_action(ACTION)
-        assert len(rig.transport.messages) == 5  # at once again
+        assert len(rig.transport.messages) == 5  # sent at once again
         rig.link.connection_lost(None)
         assert rig.listener.order == ["lost [1, 2]"]
 
