@@ -19,9 +19,9 @@ from headgate.live.pools.remote_pool import (
     CostSink,
     EndpointNode,
     NodeListener,
+    OnColdStart,
     RemoteCall,
     RemotePool,
-    Started,
     WarmKeeper,
 )
 from headgate.system.threads import DaemonThreads
@@ -51,7 +51,7 @@ class RemotePools:
         config: AppConfig,
         listener: NodeListener,
         costs: CostSink,
-        on_cold_start: Started,
+        on_cold_start: OnColdStart,
         signatures: Sequence[Signature],
         *,
         first_node_id: int,

@@ -46,7 +46,7 @@ from headgate.live.ipc.messages import BatchRan, TaskInputs, TaskResult
 from headgate.system.threads import DaemonThreads
 
 Shares: TypeAlias = tuple[tuple[int, int, int], ...]  # (pipeline, client, items) of each request
-Started = Callable[[str, int], None]  # function and duration of a cold start
+OnColdStart = Callable[[str, int], None]  # function and duration of a cold start
 GRACE_NS: Final = 1_000_000_000  # how long after its deadline a reply is still accepted
 RETRY_S: Final = 0.5  # between pings of a node that is down
 WARNING_INTERVAL_S: Final = 5.0  # per pool
@@ -187,7 +187,7 @@ class RemotePool:
         call: Callable[[RemoteCall], CallResult],
         listener: RemoteCallListener,
         costs: CostSink,
-        on_cold_start: Started,
+        on_cold_start: OnColdStart,
         threads: DaemonThreads,
         *,
         hang_ns: int,
@@ -229,10 +229,10 @@ class RemotePool:
     def warn(self, text: str) -> None:
         """Log a warning about the pool, rate-limited: repetitions are logged at debug level."""
         now_s = self._loop.time()
-        is_news = now_s >= self._next_warning_s
-        if is_news:
+        is_due = now_s >= self._next_warning_s
+        if is_due:
             self._next_warning_s = now_s + WARNING_INTERVAL_S
-        _LOG.log(logging.WARNING if is_news else logging.DEBUG, "pool %s: %s", self.pool.name, text)
+        _LOG.log(logging.WARNING if is_due else logging.DEBUG, "pool %s: %s", self.pool.name, text)
 
     def stop(self) -> None:
         """Forget the calls in flight."""
@@ -253,10 +253,10 @@ class RemotePool:
         self.running[call.function] -= 1
         self._finish(call, outcome, monotonic_ns() - sent_ns)
 
-    def _finish(self, call: RemoteCall, outcome: CallResult, away_ns: int) -> None:
+    def _finish(self, call: RemoteCall, outcome: CallResult, round_trip_ns: int) -> None:
         listener = self._listener
         if isinstance(outcome, Done):
-            self._finish_done(call, outcome, away_ns)
+            self._finish_done(call, outcome, round_trip_ns)
             return
         if isinstance(outcome, Refused):
             is_throttled = outcome.reason == Refusal.THROTTLED
@@ -268,7 +268,7 @@ class RemotePool:
                     self.on_unreachable(call)
             return
         # An upper bound of what is billed.
-        self._costs.on_call_billed(self.pool.id, call.shares, away_ns)
+        self._costs.on_call_billed(self.pool.id, call.shares, round_trip_ns)
         if isinstance(outcome, Failed):
             self.outcomes["failed"] += 1
             self.warn(outcome.reason)
@@ -278,16 +278,16 @@ class RemotePool:
             self.warn(outcome.message)
             listener.on_event(BatchLost(call.batch_id, node_died=False))
 
-    def _finish_done(self, call: RemoteCall, outcome: Done, away_ns: int) -> None:
+    def _finish_done(self, call: RemoteCall, outcome: Done, round_trip_ns: int) -> None:
         self.outcomes["finished"] += 1
-        took_ns = min(outcome.took_ns, away_ns)
+        took_ns = min(outcome.took_ns, round_trip_ns)
         platform = self.pool.faas
         is_billed_whole = outcome.is_cold and platform is not None and platform.bills_cold_start
         self._costs.on_call_billed(
-            self.pool.id, call.shares, away_ns if is_billed_whole else took_ns
+            self.pool.id, call.shares, round_trip_ns if is_billed_whole else took_ns
         )
         if outcome.is_cold:
-            self._on_cold_start(call.function, away_ns - took_ns)
+            self._on_cold_start(call.function, round_trip_ns - took_ns)
         by_id = {result.task_id: result for result in outcome.results}
         missing = "the response contains no result for this task"
         results = [
@@ -313,7 +313,7 @@ class WarmKeeper:
         ping: Callable[[str], CallResult],
         provision: Callable[[str, int], str],
         costs: CostSink,
-        on_cold_start: Started,
+        on_cold_start: OnColdStart,
     ) -> None:
         self.pings = 0
         self._pool = pool
@@ -382,12 +382,12 @@ class WarmKeeper:
             message = outcome.message if isinstance(outcome, Refused | Lost) else outcome.reason
             self._pool.warn(f"cannot keep {function} warm: {message}")
             return
-        pool_id, away_ns = self._pool.pool.id, monotonic_ns() - sent_ns
+        pool_id, round_trip_ns = self._pool.pool.id, monotonic_ns() - sent_ns
         is_billed_whole = outcome.is_cold and self._platform.bills_cold_start
-        usd = self._platform.usd(away_ns if is_billed_whole else outcome.took_ns)
+        usd = self._platform.usd(round_trip_ns if is_billed_whole else outcome.took_ns)
         self._costs.on_keep_warm_billed(pool_id, function, usd)
         if outcome.is_cold:
-            self._on_cold_start(function, max(0, away_ns - outcome.took_ns))
+            self._on_cold_start(function, max(0, round_trip_ns - outcome.took_ns))
 
     def _set_provisioned(self, function: str, count: int) -> None:
         before = self._provisioned.get(function, (0, 0))[0]

@@ -93,12 +93,12 @@ class WorkerNode:
         self.is_draining = True
         self._release(lambda _: True)
 
-    def _release(self, is_meant: Callable[[int], bool]) -> None:
+    def _release(self, is_selected: Callable[[int], bool]) -> None:
         for action in self.backend.held_batches():
-            if is_meant(action.batch_id):
+            if is_selected(action.batch_id):
                 self.backend.cancel(action.batch_id)
                 self._refuse(action, Refusal.GONE)
-        for instance_id in [id for id in self.backend.residents if is_meant(id)]:
+        for instance_id in [id for id in self.backend.residents if is_selected(id)]:
             if self.backend.stop(instance_id):
                 self._stopped(instance_id, "the worker is draining", keep=True)
         self._begin_held()
@@ -271,8 +271,8 @@ class WorkerNode:
         drained = self.backend.drained_instance(action)
         if drained is not None:
             # A gateway that is still connected has stopped the instance and wants the memory back.
-            is_ordered = drained - drained % GatewayConnection.IDS in self._connections
-            self._stopped(drained, "stopped", keep=not is_ordered)
+            is_stop_requested = drained - drained % GatewayConnection.IDS in self._connections
+            self._stopped(drained, "stopped", keep=not is_stop_requested)
 
     def next_timer_ns(self) -> int:
         """Return when `retire_idle` is next due."""
