@@ -55,20 +55,20 @@ class Served:
         )
         self.url = ""
         self.grpc_address = ""
-        self.greeting = ""
+        self.banner = ""
 
     def __enter__(self) -> Self:
         assert self.process.stdout is not None
         killer = threading.Timer(START_S, self.process.kill)
         killer.start()
         for line in self.process.stdout:
-            self.greeting += line
+            self.banner += line
             if line.startswith("serving "):
                 self.url = line.split()[1]
             if line.startswith("gRPC on "):
                 self.grpc_address = line.split()[2]
             if line.startswith("try it"):
-                self.greeting += self.process.stdout.readline()
+                self.banner += self.process.stdout.readline()
                 break
         killer.cancel()
         if not self.url:

@@ -34,7 +34,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def test_suggested_command_works(served: Served) -> None:
     """The command that `headgate serve` prints under "try it" works as it is."""
-    curl = served.greeting.splitlines()[-1].strip()
+    curl = served.banner.splitlines()[-1].strip()
     assert curl.startswith("curl http://127.0.0.1:")
     done = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, check=True)
     (output,) = json.loads(done.stdout)["outputs"]

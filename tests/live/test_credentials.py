@@ -94,6 +94,6 @@ def test_aws_credentials_are_never_logged(tmp_path: Path, proxy: Server, log_for
         )
     assert ID in proxy.received[0]["Authorization"]
     assert proxy.received[0]["X-Amz-Security-Token"] == TOKEN
-    written = served.greeting + served.errors() + (tmp_path / "a.log").read_text() + displayed
+    written = served.banner + served.errors() + (tmp_path / "a.log").read_text() + displayed
     for credential in (ID, SECRET, TOKEN):
         assert credential not in written

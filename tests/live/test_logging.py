@@ -142,4 +142,4 @@ def test_restart_without_a_writable_log_serves(misbehaving: Path) -> None:
         assert until(lambda: served.gateways() not in ([], [gateway]))
         assert until(lambda: served.get("/readyz")[0] == 200)
         assert served.ask("plain", [2.0])[0] == 200
-        assert until(lambda: "there is no event log from here on" in served.errors())
+        assert until(lambda: "the event log cannot be opened" in served.errors())

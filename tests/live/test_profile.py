@@ -34,9 +34,9 @@ class Sleeps(Model):
         print("not for the profiler")
         time.sleep(0.05)
         self.held = bytearray(80 << 20)
-        seen = f"{os.sched_getaffinity(0)} {os.environ['OMP_NUM_THREADS']}\\n"
+        cores = f"{os.sched_getaffinity(0)} {os.environ['OMP_NUM_THREADS']}\\n"
         with Path(WRITTEN).open("a") as file:
-            file.write(seen)
+            file.write(cores)
 
     def predict(self, batch):
         time.sleep(0.005 + 0.005 * len(batch["x"]))
@@ -65,7 +65,7 @@ class Mute(Sleeps):
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    source = CODE.replace("WRITTEN", repr(str(tmp_path / "seen.txt")))
+    source = CODE.replace("WRITTEN", repr(str(tmp_path / "cores.txt")))
     (tmp_path / "sleeps.py").write_text(source)
     return tmp_path
 
@@ -111,7 +111,7 @@ def test_function_is_measured_on_its_cores(directory: Path) -> None:
     assert found.cold_start is not None and found.cold_start.load_ms >= 50
     assert found.cold_start.fetch_ms < found.cold_start.process_ms
     assert found.peak_memory_bytes is not None and found.peak_memory_bytes > 80 << 20
-    assert set((directory / "seen.txt").read_text().splitlines()) == {f"{{{usable_cores()[0]}}} 1"}
+    assert set((directory / "cores.txt").read_text().splitlines()) == {f"{{{usable_cores()[0]}}} 1"}
     assert document["settings"]["precision"] == 0.2
     assert document["machine"]["cores"] == len(usable_cores())
     assert document["at"].endswith("+00:00")

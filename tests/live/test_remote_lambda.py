@@ -113,7 +113,7 @@ def test_remote_only_function_without_source_accepts_any_input(tmp_path: Path) -
     with FakeLambda(write_app(tmp_path, "http://unused")) as cloud:
         (tmp_path / "far.yaml").write_text(ONLY_ELSEWHERE.format(url=cloud.url))
         with Served(tmp_path, app="far.yaml") as served:
-            assert "free: any inputs -> any outputs" in served.greeting
+            assert "free: any inputs -> any outputs" in served.banner
             cloud.rename = {"free": "double"}
             status, body = served.ask("free", [4.0])
             assert (status, value(body)) == (200, 8.0)
@@ -128,7 +128,7 @@ def test_remote_only_function_has_the_signature_of_its_code(tmp_path: Path) -> N
         lines = [line for line in text.splitlines() if not line.startswith("  local:")]
         (app / "app.yaml").write_text("\n".join(lines))
         with Served(app) as served:
-            assert "double: x FP32[-1] -> y FP32[-1]" in served.greeting
+            assert "double: x FP32[-1] -> y FP32[-1]" in served.banner
             assert value(served.ask("double", [5.0])[1]) == 10.0
 
 

@@ -102,7 +102,7 @@ def test_readiness_waits_for_the_endpoint(tmp_path: Path) -> None:
     (directory / "app.yaml").write_text(text)
     served = Served(directory)
     try:
-        assert until(lambda: "does not answer yet" in served.errors())
+        assert until(lambda: "does not respond yet" in served.errors())
         assert served.process.poll() is None
     finally:
         served.__exit__(None, None, None)

@@ -73,7 +73,7 @@ def test_worker_that_hangs_or_exceeds_memory_is_killed(misbehaving: Path, model:
         assert served.ask(model, [21.0])[0] == 200
         assert served.workers() != before
         assert executions(misbehaving)["666"] == 1
-    assert "is ended" in served.errors() or "hung" in served.errors()
+    assert "is killed" in served.errors() or "hung" in served.errors()
 
 
 def test_exception_fails_only_its_own_request(misbehaving: Path) -> None:
@@ -214,13 +214,13 @@ def test_reload_of_an_invalid_configuration_changes_nothing(misbehaving: Path) -
     with Served(misbehaving) as served:
         (misbehaving / "app.yaml").write_text("functions: {plain: {exec: soon}}\n")
         served.process.send_signal(signal.SIGHUP)
-        assert until(lambda: "what is served stays as it was" in served.errors())
+        assert until(lambda: "the running configuration stays" in served.errors())
         assert served.ask("plain", [1.0])[0] == 200
 
 
 def test_full_disk_ends_only_the_event_log(misbehaving: Path) -> None:
     with Served(misbehaving, "--log", "/dev/full") as served:
-        assert until(lambda: "serving goes on" in served.errors())
+        assert until(lambda: "serving continues" in served.errors())
         assert served.ask("plain", [1.0])[0] == 200
     assert served.errors().count("No space left") == 1
 

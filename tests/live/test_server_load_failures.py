@@ -121,7 +121,7 @@ def test_reload_with_a_failed_load_keeps_the_old_configuration(tmp_path: Path, n
         before = served.gateways(), served.workers()
         write_app(tmp_path, "Healthy", name)
         served.process.send_signal(signal.SIGHUP)
-        text = "what is served stays as it was"
+        text = "the running configuration stays"
         while text not in served.errors():
             assert value(served.ask("healthy", [1.0])[1]) == 2.0
         (line,) = [line for line in served.errors().splitlines() if text in line]

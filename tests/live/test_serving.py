@@ -135,7 +135,7 @@ def test_functions_are_swapped_in_limited_memory(tmp_path: Path) -> None:
             for name in "abc":
                 assert served.ask(name, [1.0])[0] == 200
         assert len(served.workers()) == 1
-    assert "is ended" not in served.errors()
+    assert "is killed" not in served.errors()
 
 
 def test_inputs_kept_by_a_function_stay_valid(tmp_path: Path) -> None:

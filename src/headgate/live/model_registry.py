@@ -28,7 +28,7 @@ from headgate.live.ipc.messages import MeasuredFunction
 
 _LOG: Final = logging.getLogger(__name__)
 # Which functions must load before a gateway starts to serve. First start: at least one, because the
-# others are worth serving. Reload: all, because the running configuration is better than a broken
+# others can be served. Reload: all, because the running configuration is better than a broken
 # one. Restart: none.
 LoadsNeeded = Literal["all", "one", "none"]
 

@@ -28,22 +28,22 @@ SPEC = {
         "both": {"stages": {"a": {"function": "a"}, "b": {"function": "b", "after": ["a"]}}}
     },
 }
-FACTS = {"a": measured("a", X, Y), "b": measured("b", Y, Z)}
+MEASURED = {"a": measured("a", X, Y), "b": measured("b", Y, Z)}
 
 
 def test_measured_values_fill_undeclared_ones() -> None:
-    config = with_measured_profiles(from_spec(SPEC, "here"), FACTS, "there")
+    config = with_measured_profiles(from_spec(SPEC, "here"), MEASURED, "there")
     a, b = (variant.profile for variant in config.app.variants)
     assert (a.exec_ns, a.cold_start_ns, a.memory_bytes) == ((100, 150), 5_000, 4_096)
     assert b.exec_ns == (2_000_000,)  # declared
-    assert with_measured_profiles(config, FACTS, "again").spec == config.spec
+    assert with_measured_profiles(config, MEASURED, "again").spec == config.spec
 
 
 def test_assumed_profile_is_written_if_unmeasured() -> None:
     """So the event log has the profile that the Scheduler used, and its calibration can be
     simulated.
     """
-    unknown = FACTS | {"a": MeasuredFunction("a", Signature(), (), 0, 0)}
+    unknown = MEASURED | {"a": MeasuredFunction("a", Signature(), (), 0, 0)}
     config = with_measured_profiles(from_spec(SPEC, "here"), unknown, "there")
     assert config.unmeasured == ()
     assert config.app.variants[0].profile.exec_ns == (UNKNOWN_EXEC_NS,) * 2
@@ -52,7 +52,9 @@ def test_assumed_profile_is_written_if_unmeasured() -> None:
 def test_slo_below_measured_time_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    slow = FACTS | {"a": MeasuredFunction("a", FACTS["a"].signature, (9_000_000, 9_000_000), 0, 0)}
+    slow = MEASURED | {
+        "a": MeasuredFunction("a", MEASURED["a"].signature, (9_000_000, 9_000_000), 0, 0)
+    }
     spec = {**SPEC, "slo": {"latency": "5ms"}}
     assert (
         with_measured_profiles(from_spec(spec, "here"), slow, "there")
@@ -67,14 +69,14 @@ def test_slo_below_measured_time_is_logged(
 
 def test_pipeline_signature() -> None:
     model = served_models(
-        with_measured_profiles(from_spec(SPEC, "here"), FACTS, "there").app, FACTS
+        with_measured_profiles(from_spec(SPEC, "here"), MEASURED, "there").app, MEASURED
     )["both"]
     assert (model.inputs, model.outputs) == ((X,), (Z,))
     assert (model.platform, model.batches, model.items_max) == ("headgate_pipeline", True, 1)
 
 
 def test_function_without_inputs_makes_its_pipeline_unchecked() -> None:
-    unknown = FACTS | {"a": MeasuredFunction("a", Signature(), (), 0, 0)}
+    unknown = MEASURED | {"a": MeasuredFunction("a", Signature(), (), 0, 0)}
     assert served_models(from_spec(SPEC, "here").app, unknown)["both"].inputs == ()
 
 

@@ -179,11 +179,11 @@ def test_traceparent_of_calls() -> None:
 
 
 def test_call_cost_is_shared_by_items() -> None:
-    accounts = CostAccounting(make_app())
-    accounts.on_call_billed(1, ((0, 0, 1), (0, 1, 3)), 10 * MS)
-    accounts.on_call_billed(0, ((0, 0, 1),), 10 * MS)  # that pool is paid by the hour
-    accounts.on_keep_warm_billed(1, "f", 0.25)
-    costs = accounts.gauge_snapshot(None, []).cost_usd
+    accounting = CostAccounting(make_app())
+    accounting.on_call_billed(1, ((0, 0, 1), (0, 1, 3)), 10 * MS)
+    accounting.on_call_billed(0, ((0, 0, 1),), 10 * MS)  # that pool is paid by the hour
+    accounting.on_keep_warm_billed(1, "f", 0.25)
+    costs = accounting.gauge_snapshot(None, []).cost_usd
     assert costs == {
         ("f", "ann", "serverless", "usage"): pytest.approx(0.125),
         ("f", "bob", "serverless", "usage"): pytest.approx(0.375),
