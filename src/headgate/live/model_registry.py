@@ -27,9 +27,9 @@ from headgate.live.call import ServedModel
 from headgate.live.ipc.messages import MeasuredFunction
 
 _LOG: Final = logging.getLogger(__name__)
-# Which functions must load before a gateway starts to serve. First start: at least one, because the
-# others can be served. Reload: all, because the running configuration is better than a broken
-# one. Restart: none.
+# Which functions must load before a gateway starts to serve. First start: at least one, which is
+# better than none. Reload: all, because the running configuration is better than one with a broken
+# function. Restart: none.
 LoadsNeeded = Literal["all", "one", "none"]
 
 
