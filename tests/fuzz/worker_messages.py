@@ -24,8 +24,8 @@ from headgate.live.ipc.messages import (
     BatchRan,
     EventMessage,
     Frames,
+    FunctionLoaded,
     Hello,
-    Learned,
     MeasuredFunction,
     Release,
     RunBatch,
@@ -46,7 +46,7 @@ SEEDS = [
         [RunBatch(1, 0, 2, 1, [TaskInputs(64, 1, [SMALL, LARGE])]), Release([0])],
         [ActionMessage(to_wire(StartInstance(1, 0, 0, 0)))],
         [Hello(0, 7, [MeasuredFunction("f", Signature(SPECS, SPECS), (5,), 1, 2, "no")])],
-        [Learned(MeasuredFunction("f", Signature(SPECS, SPECS), (5,), 1, 2))],
+        [FunctionLoaded(MeasuredFunction("f", Signature(SPECS, SPECS), (5,), 1, 2))],
         [
             BatchRan(
                 1, 5, 9, [TaskResult(64, [LARGE, SMALL]), TaskResult(65, [], "no", 400, True)], [0]
@@ -60,18 +60,18 @@ SEEDS = [
 class Listener:
     """Checks messages as closely as the gateway does."""
 
-    def ran(self, link: WorkerLink, message: BatchRan) -> None:
+    def on_batch_ran(self, link: WorkerLink, message: BatchRan) -> None:
         for result in message.results:
             for tensor in result.outputs:
                 assert not isinstance(tensor.data, Block)
 
-    def reported(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         assert isinstance(event, Event)
 
-    def learned(self, function: MeasuredFunction) -> None:
+    def on_function_loaded(self, function: MeasuredFunction) -> None:
         assert isinstance(function, MeasuredFunction)
 
-    def lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
+    def on_worker_lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
         pass
 
 
@@ -103,7 +103,7 @@ def process(message: AnyMessage, arena: Arena) -> None:
         with suppress(ConfigError):
             assert to_wire(from_wire(message.wire)) == message.wire
     elif isinstance(message, RunBatch):
-        for work in message.works:
+        for work in message.tasks:
             for tensor in work.inputs:
                 with suppress(ValueError):
                     if isinstance(tensor.data, Block):

@@ -1,4 +1,4 @@
-"""A function platform for tests: speaks Invoke of Lambda, runs the real handler, can break."""
+"""A FaaS platform for tests: the Invoke API of Lambda, the real handler, and failures on demand."""
 
 from __future__ import annotations
 
@@ -20,20 +20,17 @@ PROVISION = "/2019-09-30/functions/"
 
 
 class FakeLambda:
-    """Modes: well, throttle, fail (500), broken (function error), slow, hang, reset, senseless.
-
-    `is_gone` closes its port. An instance is a `Handler`; idle ones are used again, as warm.
-    """
+    """Modes: well, throttle, fail (500), broken (function error), slow, hang, reset, senseless."""
 
     def __init__(self, directory: Path) -> None:
         self.mode = "well"
         self.slow_s = 0.3
         self.start_s = 0.0
-        self.events: list[dict[str, object]] = []  # what functions were asked, pings included
-        self.calls: Counter[str] = Counter()  # by mode that was in force
+        self.events: list[dict[str, object]] = []  # payloads of calls, pings included
+        self.calls: Counter[str] = Counter()  # by mode
         self.running_max = 0
         self.targets: set[str] = set()
-        self.rename: dict[str, str] = {}  # functions that are known here by another name
+        self.rename: dict[str, str] = {}  # functions that have another name here
         self.provisioned: list[tuple[str, str, int]] = []
         self._running = 0
         self._environment = {"LAMBDA_TASK_ROOT": str(directory), "HEADGATE_APP": "app.yaml"}
@@ -62,14 +59,14 @@ class FakeLambda:
         self.close()
 
     def open(self) -> None:
-        """Be there, on the same port as before."""
+        """Listen, on the same port as before."""
         server = self._server = Server(("127.0.0.1", self.port), Answerer)
         server.platform = self
         self.port = server.server_address[1]
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
 
     def close(self) -> None:
-        """Be gone, with all connections."""
+        """Stop listening and close all connections."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -91,7 +88,7 @@ class FakeLambda:
                 self._idle.append(instance)
 
     def _start(self) -> Handler:
-        """One at a time: real ones are processes, and loading is not safe between threads."""
+        """Start one instance at a time: real ones are processes, and loading is not thread-safe."""
         time.sleep(self.start_s)
         with self._starting:
             handler = Handler(self._environment)
@@ -130,13 +127,13 @@ class Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: object, address: object) -> None:
-        """A client that goes away is no news."""
+        """Ignore clients that disconnect."""
 
 
 class Answerer(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Server
-    wbufsize = -1  # one packet per answer
+    wbufsize = -1  # one packet per response
 
     def do_POST(self) -> None:
         platform = self.server.platform
@@ -157,7 +154,7 @@ class Answerer(BaseHTTPRequestHandler):
         elif platform.mode == "senseless":
             self.answer(200, {"hello": "world"})
         elif platform.mode == "reset":
-            # Linger of zero: the connection ends with a reset instead of a farewell.
+            # SO_LINGER of zero: the connection is reset instead of closed.
             linger = struct.pack("ii", 1, 0)
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             self.close_connection = True
@@ -197,5 +194,4 @@ class Answerer(BaseHTTPRequestHandler):
         self.wfile.write(body)
         self.wfile.flush()
 
-    def log_message(self, format: str, *arguments: object) -> None:
-        """Nobody wants to know."""
+    def log_message(self, format: str, *arguments: object) -> None: ...

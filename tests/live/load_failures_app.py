@@ -1,4 +1,4 @@
-"""An application of functions that cannot be loaded, each in its own way, beside a healthy one."""
+"""An application with functions that fail to load, each for another reason, and a healthy one."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Eats(Healthy):
         while True:
             self.eaten.append(np.ones(1_000_000))
 '''
-# What each is said to suffer from where anybody may see it.
+# The problem of each function, as shown to any client.
 KINDS = {
     "Raises": "OSError",
     "Exits": "SystemExit",
@@ -89,7 +89,7 @@ KINDS = {
 
 def write_app(directory: Path, *classes: str, nodes: int = 1) -> Path:
     """Write an application of these functions: of class `Raises`, `raises`, and so on."""
-    hang = "5s" if "Eats" in classes else "300ms"  # to eat takes a while on a busy machine
+    hang = "5s" if "Eats" in classes else "300ms"  # allocating takes a while on a busy machine
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "loads.py").write_text(CODE)
     functions = "\n".join(
@@ -112,5 +112,5 @@ def loads(directory: Path, name: str) -> list[int]:
 
 
 def mend(served: Served) -> None:
-    """From now on everything can be loaded."""
+    """Make everything loadable from now on."""
     (served.directory / "fixed").touch()

@@ -1,4 +1,4 @@
-"""An application that runs here and elsewhere, for tests of both."""
+"""An application with a local and a remote pool."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ THRESHOLD = "{name: threshold, threshold: 1}"
 def write_app(
     directory: Path, url: str, *, policy: str = THRESHOLD, hang: str = "20s", more: str = ""
 ) -> Path:
-    """Leave the application in a directory; return that."""
+    """Write the application into a directory; return the directory."""
     (directory / "numbers_elsewhere.py").write_text(CODE)
     (directory / "app.yaml").write_text(APP.format(url=url, policy=policy, hang=hang) + more)
     return directory
 
 
 def reading(metrics: str, name: str, **labels: str) -> float:
-    """The sum of what a metric says, over all lines with these labels."""
+    """Return the sum of a metric over all samples with these labels."""
     found = [
         float(line.split()[-1])
         for line in metrics.splitlines()

@@ -1,4 +1,4 @@
-"""Headgate, really served: the command in a process of its own, and clients on its port."""
+"""A real server: `headgate serve` in a process of its own, and clients on its port."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
-START_S = 120.0  # far more than it takes: machines may be busy with something else
+START_S = 120.0  # far more than needed: the machine may be busy
 END_S = 30.0
 ANSWER_S = 60.0
 
@@ -55,20 +55,20 @@ class Served:
         )
         self.url = ""
         self.grpc_address = ""
-        self.greeting = ""
+        self.banner = ""
 
     def __enter__(self) -> Self:
         assert self.process.stdout is not None
         killer = threading.Timer(START_S, self.process.kill)
         killer.start()
         for line in self.process.stdout:
-            self.greeting += line
+            self.banner += line
             if line.startswith("serving "):
                 self.url = line.split()[1]
             if line.startswith("gRPC on "):
                 self.grpc_address = line.split()[2]
             if line.startswith("try it"):
-                self.greeting += self.process.stdout.readline()
+                self.banner += self.process.stdout.readline()
                 break
         killer.cancel()
         if not self.url:
@@ -94,7 +94,7 @@ class Served:
         self._errors.close()
 
     def errors(self) -> str:
-        """What it has complained about so far."""
+        """Return its standard error so far."""
         return (self.directory / "stderr.txt").read_text()
 
     def children(self, module: str) -> list[int]:
@@ -139,7 +139,7 @@ class Served:
             connection.close()
 
     def ask_together(self, model: str, count: int) -> list[tuple[int, dict[str, object]]]:
-        """Send so many at the same time: the n-th asks for n."""
+        """Send this many requests concurrently: the n-th sends the value n."""
         answers: list[tuple[int, dict[str, object]] | None] = [None] * count
 
         def ask(number: int) -> None:
@@ -170,14 +170,14 @@ def ask_on(
 
 
 def value(body: dict[str, object]) -> object:
-    """The only number in an answer."""
+    """Return the only number in a response."""
     outputs = body["outputs"]
     assert isinstance(outputs, list)
     return outputs[0]["data"][0]
 
 
 def until(is_true: object, limit_s: float = 60.0) -> bool:
-    """Whether a condition (a callable) holds within so long."""
+    """Return whether a condition becomes true within the timeout."""
     assert callable(is_true)
     end_s = time.monotonic() + limit_s
     while time.monotonic() < end_s:

@@ -1,4 +1,4 @@
-"""Credentials of AWS are used and never logged, not even at the level at which most is said."""
+"""AWS credentials are used and never logged, not even at debug level."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytest.importorskip("boto3")
 ID = "AKIAIOSFODNN7EXAMPLE"
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
 TOKEN = "FwoGZXIvYXdzEXAMPLETOKEN"
-# An address that leads nowhere: requests go to it by way of a proxy, which is the test.
+# An unreachable address: requests to it go through a proxy, which is the test.
 APP = """
 functions:
   free: {exec: 5ms}
@@ -30,35 +30,34 @@ serve: {lame_duck: 0s}
 
 
 class Refuses(BaseHTTPRequestHandler):
-    """Finds every signature wrong and quotes what should have been signed, as AWS does."""
+    """Rejects every signature and quotes the string that should have been signed, as AWS does."""
 
     server: Server
 
     def do_POST(self) -> None:
         headers = dict(self.headers.items())
         self.rfile.read(int(headers.get("Content-Length", 0)))
-        self.server.heard.append(headers)
-        said = (
+        self.server.received.append(headers)
+        text = (
             "The request signature we calculated does not match the signature you provided.\n\n"
             "The Canonical String for this request should have been\n'POST\n"
             f"x-amz-security-token:{headers['X-Amz-Security-Token']}\n{headers['Authorization']}'"
         )
-        body = json.dumps({"message": said}).encode()
+        body = json.dumps({"message": text}).encode()
         self.send_response(403)
         self.send_header("x-amzn-ErrorType", "InvalidSignatureException")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *arguments: object) -> None:
-        """Nobody wants to know."""
+    def log_message(self, format: str, *arguments: object) -> None: ...
 
 
 class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self) -> None:
-        self.heard: list[dict[str, str]] = []
+        self.received: list[dict[str, str]] = []
         super().__init__(("127.0.0.1", 0), Refuses)
 
 
@@ -72,9 +71,7 @@ def proxy() -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_credentials_of_aws_are_never_logged(
-    tmp_path: Path, proxy: Server, log_format: str
-) -> None:
+def test_aws_credentials_are_never_logged(tmp_path: Path, proxy: Server, log_format: str) -> None:
     (tmp_path / "app.yaml").write_text(APP)
     environment = {
         "AWS_ACCESS_KEY_ID": ID,
@@ -92,9 +89,11 @@ def test_credentials_of_aws_are_never_logged(
     with Served(tmp_path, *options, environment=environment) as served:
         assert served.ask("free", [1.0], {"X-Request-Timeout-Ms": "500"})[0] in (503, 504)
         assert until(lambda: "request signature we calculated" in served.errors())
-        shown = "".join(served.get(path)[1] for path in ("/metrics", "/readyz", "/v2/models/free"))
-    assert ID in proxy.heard[0]["Authorization"]
-    assert proxy.heard[0]["X-Amz-Security-Token"] == TOKEN
-    written = served.greeting + served.errors() + (tmp_path / "a.log").read_text() + shown
+        displayed = "".join(
+            served.get(path)[1] for path in ("/metrics", "/readyz", "/v2/models/free")
+        )
+    assert ID in proxy.received[0]["Authorization"]
+    assert proxy.received[0]["X-Amz-Security-Token"] == TOKEN
+    written = served.banner + served.errors() + (tmp_path / "a.log").read_text() + displayed
     for credential in (ID, SECRET, TOKEN):
         assert credential not in written

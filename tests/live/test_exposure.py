@@ -1,4 +1,4 @@
-"""What a server shows to others: addresses, files, and what is said in the clear."""
+"""What a server exposes: addresses, files, and plain text on TLS ports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 from served import Served
 
-LISTENS = "0A"  # the state of a socket, as the kernel writes it
+LISTENS = "0A"  # the state of a socket in /proc/net/tcp
 REQUEST = b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 APP = 'functions: {plain: {code: "misbehaving:Numbers", batch: 4}}\n'
@@ -26,7 +26,7 @@ ADDRESS_BYTES = {"tcp": 4, "tcp6": 16}
 
 @pytest.fixture
 def open_umask() -> Iterator[None]:
-    """Whoever starts it has files made for everybody."""
+    """A umask that makes files accessible to everybody."""
     before = os.umask(0)
     yield
     os.umask(before)
@@ -40,7 +40,7 @@ def sockets_of(pid: int) -> set[str]:
     """The inodes of the sockets that a process has open."""
     found = set()
     for path in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(OSError):  # it has been closed
+        with suppress(OSError):  # closed meanwhile
             link = str(path.readlink())
             if link.startswith("socket:["):
                 found.add(link[8:-1])
@@ -61,13 +61,16 @@ def listening(served: Served) -> list[IPv4Address | IPv6Address]:
 
 
 def _address(written: str, size: int) -> IPv4Address | IPv6Address:
-    """An address, which the kernel writes in words of four bytes, as this machine has them."""
+    """Return an address from the kernel's format.
+
+    Words of four bytes in the order of this machine.
+    """
     words = (int(written[at : at + 8], 16) for at in range(0, 2 * size, 8))
     address = ip_address(b"".join(word.to_bytes(4, byteorder) for word in words))
     return getattr(address, "ipv4_mapped", None) or address
 
 
-def test_nobody_but_this_machine_can_connect_unless_told_otherwise(misbehaving: Path) -> None:
+def test_listens_on_loopback_by_default(misbehaving: Path) -> None:
     (misbehaving / "app.yaml").write_text(APP)
     with Served(misbehaving, "--grpc-port", "0") as served:
         found = listening(served)
@@ -76,8 +79,8 @@ def test_nobody_but_this_machine_can_connect_unless_told_otherwise(misbehaving: 
 
 
 @pytest.mark.usefixtures("open_umask")
-def test_no_other_user_may_enter_where_workers_listen(misbehaving: Path) -> None:
-    """Whatever the umask: the directory of a server's sockets, and the sockets in it."""
+def test_worker_sockets_are_private(misbehaving: Path) -> None:
+    """Whatever the umask: the run directory of a server, and the sockets in it."""
     (misbehaving / "app.yaml").write_text(APP)
     with Served(misbehaving, "--log", "run.log") as served:
         assert served.ask("plain", [1.0])[0] == 200
@@ -91,17 +94,17 @@ def test_no_other_user_may_enter_where_workers_listen(misbehaving: Path) -> None
     assert not directory.exists()
 
 
-def heard(address: tuple[str, int], said: bytes) -> bytes:
-    """What comes back to whoever speaks without TLS, until the connection ends."""
+def plaintext_reply(address: tuple[str, int], text: bytes) -> bytes:
+    """Return what a client without TLS receives until the connection is closed."""
     answer = b""
     with socket.create_connection(address, timeout=30) as client, suppress(ConnectionError):
-        client.sendall(said)
+        client.sendall(text)
         while piece := client.recv(65_536):
             answer += piece
     return answer
 
 
-def test_with_a_certificate_nothing_is_said_in_the_clear(misbehaving: Path) -> None:
+def test_tls_port_sends_nothing_in_plain_text(misbehaving: Path) -> None:
     subprocess.run(
         "openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 1 "
         "-subj /CN=localhost -addext subjectAltName=IP:127.0.0.1",
@@ -117,7 +120,7 @@ def test_with_a_certificate_nothing_is_said_in_the_clear(misbehaving: Path) -> N
     with Served(misbehaving, "--grpc-port", "0") as served:
         url = urlsplit(served.url)
         host, _, port = served.grpc_address.rpartition(":")
-        for address, said in (
+        for address, text in (
             ((url.hostname or "", url.port or 0), REQUEST),
             ((host, int(port)), PREFACE),
         ):
@@ -125,8 +128,8 @@ def test_with_a_certificate_nothing_is_said_in_the_clear(misbehaving: Path) -> N
                 socket.create_connection(address, timeout=30) as plain,
                 context.wrap_socket(plain, server_hostname=host) as client,
             ):
-                client.sendall(said)
+                client.sendall(text)
                 assert client.recv(1), "it does not answer over TLS either"
-            answer = heard(address, said)
-            # An alert of TLS at most.
+            answer = plaintext_reply(address, text)
+            # At most a TLS alert.
             assert not answer or answer[0] == 0x15, answer

@@ -1,4 +1,4 @@
-"""One process sends thousands of requests a second, and loses none of them."""
+"""One load-generator process sends thousands of requests per second and loses none."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ uvloop.run(main())
 """
 
 
-def test_eight_thousand_a_second() -> None:
-    """A second of Poisson arrivals, none before its time; how late is for benchmarks to say."""
+def test_eight_thousand_requests_per_second() -> None:
+    """One second of Poisson arrivals, none sent early; how late is for benchmarks to measure."""
     body = Body(b'{"x":[1,2,3,4,5,6,7,8]}', {"Content-Type": "application/json"})
     command = [sys.executable, "-c", SERVER]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:

@@ -1,4 +1,4 @@
-"""What a server says, how it says it, and the event log that it leaves behind."""
+"""The log output of a server, and its event log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HASH = hashlib.sha256(b"open sesame").hexdigest()
 
 
 def with_key(misbehaving: Path, more: str = "") -> Path:
-    """The same application, but who asks needs a key."""
+    """The same application, with an API key."""
     app = misbehaving / "app.yaml"
     text = app.read_text().replace("hang: 2s}", f"hang: 2s{more}}}")
     app.write_text(text + f'clients: {{ali: {{key: "sha256:{HASH}"}}}}\n')
@@ -38,7 +38,7 @@ def replayed(directory: Path, log: str) -> dict[str, Any]:
     return found
 
 
-def test_every_line_is_an_object_if_that_is_wanted(misbehaving: Path) -> None:
+def test_json_log_lines(misbehaving: Path) -> None:
     options = ("--log-format", "json", "--log-level", "info", "--access-log")
     with Served(with_key(misbehaving), *options) as served:
         named = {**KEY, "X-Request-Id": "my-own-1"}
@@ -61,14 +61,14 @@ def test_every_line_is_an_object_if_that_is_wanted(misbehaving: Path) -> None:
     assert "open sesame" not in served.errors() and HASH not in served.errors()
 
 
-def test_a_quiet_server_says_nothing_of_its_life(misbehaving: Path) -> None:
+def test_error_level_logs_no_lifecycle(misbehaving: Path) -> None:
     with Served(misbehaving, "--log-level", "error") as served:
         assert served.ask("plain", [1.0])[0] == 200
     assert served.errors() == ""
 
 
 @pytest.mark.parametrize("option", ["--log-level", "--log-format"])
-def test_options_that_are_not_known_are_one_line(misbehaving: Path, option: str) -> None:
+def test_unknown_log_options_are_one_line(misbehaving: Path, option: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "headgate", "serve", "app.yaml", option, "loud"],
         cwd=misbehaving,
@@ -80,8 +80,8 @@ def test_options_that_are_not_known_are_one_line(misbehaving: Path, option: str)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
 
 
-def test_the_event_log_holds_no_keys_and_outlives_gateways(misbehaving: Path) -> None:
-    """Each gateway has a log of its own; the one before is put away, and can be read."""
+def test_event_log_has_no_keys_and_survives_restarts(misbehaving: Path) -> None:
+    """Each gateway has a log of its own; the previous one is archived and can be read."""
     with Served(with_key(misbehaving), "--log", "run.log") as served:
         assert served.ask("plain", [1.0], KEY)[0] == 200
         (gateway,) = served.gateways()
@@ -101,11 +101,12 @@ def test_the_event_log_holds_no_keys_and_outlives_gateways(misbehaving: Path) ->
         assert log.stat().st_mode & 0o777 == 0o600
         found = replayed(misbehaving, log.name)
         assert found["is_identical"]
-        assert found["complete"] == (log.name != "run.log.1")  # that gateway was killed
+        # the gateway that wrote the first log was killed
+        assert found["complete"] == (log.name != "run.log.1")
 
 
-def test_the_event_log_holds_neither_inputs_nor_outputs(misbehaving: Path) -> None:
-    """Nor what an exception says of them: only that a request broke its function."""
+def test_event_log_has_no_inputs_or_outputs(misbehaving: Path) -> None:
+    """Nor messages of exceptions: only that the function failed."""
     with Served(misbehaving, "--log", "run.log") as served:
         assert served.ask("plain", [31337.25], {"X-Request-Id": "my-own-1"})[0] == 200
         assert served.ask("raises", [666.0])[0] == 500
@@ -116,12 +117,12 @@ def test_the_event_log_holds_neither_inputs_nor_outputs(misbehaving: Path) -> No
         assert private not in log
 
 
-def test_a_log_of_many_segments_is_decided_again(misbehaving: Path) -> None:
-    """Segments of 64 kB, while requests are served; the beginning stays, for enough are kept."""
+def test_rotated_log_is_replayed(misbehaving: Path) -> None:
+    """Segments of 64 kB, while requests are served; enough are kept for a full replay."""
     with_key(misbehaving, ", log_size: 64KiB, log_keep: 100, log: live.log")
     with Served(misbehaving) as served:
         connection = served.connect()
-        for _ in range(1_500):  # some 240 kB
+        for _ in range(1_500):  # about 240 kB
             assert ask_on(connection, "plain", [1.0], KEY)[0] == 200
         connection.close()
     assert len(list(misbehaving.glob("live.log*"))) > 2
@@ -130,8 +131,8 @@ def test_a_log_of_many_segments_is_decided_again(misbehaving: Path) -> None:
     assert found["events"] > 3_000
 
 
-def test_a_log_that_cannot_be_opened_again_ends_nothing(misbehaving: Path) -> None:
-    """A gateway that is started again serves without its log rather than not at all."""
+def test_restart_without_a_writable_log_serves(misbehaving: Path) -> None:
+    """A restarted gateway serves without its log rather than not at all."""
     (misbehaving / "logs").mkdir()
     with Served(misbehaving, "--log", "logs/run.log") as served:
         assert served.ask("plain", [1.0])[0] == 200
@@ -141,4 +142,4 @@ def test_a_log_that_cannot_be_opened_again_ends_nothing(misbehaving: Path) -> No
         assert until(lambda: served.gateways() not in ([], [gateway]))
         assert until(lambda: served.get("/readyz")[0] == 200)
         assert served.ask("plain", [2.0])[0] == 200
-        assert until(lambda: "there is no event log from here on" in served.errors())
+        assert until(lambda: "the event log cannot be opened" in served.errors())

@@ -34,9 +34,9 @@ class Sleeps(Model):
         print("not for the profiler")
         time.sleep(0.05)
         self.held = bytearray(80 << 20)
-        seen = f"{os.sched_getaffinity(0)} {os.environ['OMP_NUM_THREADS']}\\n"
+        cores = f"{os.sched_getaffinity(0)} {os.environ['OMP_NUM_THREADS']}\\n"
         with Path(WRITTEN).open("a") as file:
-            file.write(seen)
+            file.write(cores)
 
     def predict(self, batch):
         time.sleep(0.005 + 0.005 * len(batch["x"]))
@@ -63,9 +63,9 @@ class Mute(Sleeps):
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    source = CODE.replace("WRITTEN", repr(str(tmp_path / "seen.txt")))
+    source = CODE.replace("WRITTEN", repr(str(tmp_path / "cores.txt")))
     (tmp_path / "sleeps.py").write_text(source)
     return tmp_path
 
@@ -89,15 +89,17 @@ def profile(result: Result) -> Any:
 
 
 GRID = ("--cores", "1", "--concurrency", "1,3", "--budget", "15s", "--precision", "20%")
-# The first place is measured whatever the budget is.
+# The first grid point is measured whatever the budget is.
 ONE = ("--cores", "1", "--concurrency", "1", "--batch", "1", "--budget", "1s")
 
 
-def test_a_function_is_measured_on_its_cores(place: Path) -> None:
-    """Times, threads, cold start and memory are those of the model; the file says how."""
+def test_function_is_measured_on_its_cores(directory: Path) -> None:
+    """Times, threads, cold start and memory are those of the model; the file says how they were
+    measured.
+    """
     result = run("Sleeps", *GRID)
     document = profile(result)
-    found = read_profile(place / "profile.json")
+    found = read_profile(directory / "profile.json")
     assert {(p.cores, p.concurrency, p.batch) for p in found.points} == {
         (1, 1, 1),
         (1, 3, 1),
@@ -109,38 +111,38 @@ def test_a_function_is_measured_on_its_cores(place: Path) -> None:
     assert found.cold_start is not None and found.cold_start.load_ms >= 50
     assert found.cold_start.fetch_ms < found.cold_start.process_ms
     assert found.peak_memory_bytes is not None and found.peak_memory_bytes > 80 << 20
-    assert set((place / "seen.txt").read_text().splitlines()) == {f"{{{usable_cores()[0]}}} 1"}
+    assert set((directory / "cores.txt").read_text().splitlines()) == {f"{{{usable_cores()[0]}}} 1"}
     assert document["settings"]["precision"] == 0.2
     assert document["machine"]["cores"] == len(usable_cores())
     assert document["at"].endswith("+00:00")
     assert "can hold all 3 at once within 30,000 ms at p99." in result.stdout
-    assert (place / "profile.png").exists()
+    assert (directory / "profile.png").exists()
 
 
-def test_an_onnx_file_is_fetched_from_its_store(place: Path) -> None:
-    (place / "store").mkdir()
-    write_linear(place / "store" / "linear.onnx")
+def test_onnx_file_is_fetched_from_its_store(directory: Path) -> None:
+    (directory / "store").mkdir()
+    write_linear(directory / "store" / "linear.onnx")
     result = run("", *ONE, "--store", "store", code=None, model="linear.onnx")
     document = profile(result)
     assert document["cold_start"]["fetch_ms"] > 0
-    assert not (place / "linear.onnx").exists()
+    assert not (directory / "linear.onnx").exists()
     assert document["settings"]["store"] == "store"
 
 
-def test_code_is_fetched_from_its_store(place: Path) -> None:
-    (place / "store").mkdir()
-    (place / "sleeps.py").rename(place / "store" / "sleeps.py")
+def test_code_is_fetched_from_its_store(directory: Path) -> None:
+    (directory / "store").mkdir()
+    (directory / "sleeps.py").rename(directory / "store" / "sleeps.py")
     assert profile(run("Sleeps", *ONE, "--store", "store"))["cold_start"]["fetch_ms"] > 0
 
 
-def test_what_there_is_no_time_for_is_said(place: Path) -> None:
-    """A thousand clients that are answered twice, each time after 10 ms or more, in 15 s."""
+def test_unmeasured_points_are_reported(directory: Path) -> None:
+    """A thousand clients with two responses each, after 10 ms or more each time, in 15 s."""
     result = run("Sleeps", *GRID, "--concurrency", "1,1000")
     assert {each["concurrency"] for each in profile(result)["skipped"]} == {1_000}
     assert "For want of time 2 places were not measured" in result.stdout
 
 
-def test_a_model_of_single_items_is_measured_with_those(place: Path) -> None:
+def test_unbatched_model_is_measured_with_single_items(directory: Path) -> None:
     result = run("OneByOne", *GRID)
     assert {each["batch"] for each in profile(result)["points"]} == {1}
     assert "one item at a time" in result.stdout
@@ -157,10 +159,10 @@ def test_a_model_of_single_items_is_measured_with_those(place: Path) -> None:
         ("Sleeps", ("--store", "nowhere"), "--store: 'nowhere': is not a directory"),
     ],
 )
-def test_what_cannot_be_measured_is_one_line(
-    place: Path, function: str, arguments: tuple[str, ...], problem: str
+def test_measurement_error_is_one_line(
+    directory: Path, function: str, arguments: tuple[str, ...], problem: str
 ) -> None:
     result = run(function, *ONE, *arguments)
     assert result.exit_code == 2
     assert problem in result.stderr and result.stderr.count("\n") == 1
-    assert not (place / "profile.json").exists()
+    assert not (directory / "profile.json").exists()

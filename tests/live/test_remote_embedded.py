@@ -1,4 +1,4 @@
-"""All parts real: `headgate serve`, boto3, the embedded platform, and the runtime of Lambda."""
+"""All parts real: `headgate serve`, boto3, the embedded platform, and the Lambda runtime."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from headgate.lambda_emulator import EmbeddedPlatform
 HANDLER = "headgate.functions.lambda_handler.handle"
 
 
-def test_a_burst_spills_to_instances_that_start_when_they_are_needed(
+def test_burst_spills_to_cold_starting_instances(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # both find the keys there
+    # both processes find the keys there
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     source = Path(sys.modules["headgate"].__file__ or "").parents[1]
     environment = {"HEADGATE_APP": "app.yaml", "PYTHONPATH": str(source)}
     code = write_app(tmp_path, "http://unused")
@@ -36,7 +37,7 @@ def test_a_burst_spills_to_instances_that_start_when_they_are_needed(
             metrics = served.get("/metrics")[1]
             spilled = reading(metrics, "headgate_spill_calls_total", outcome="finished")
             assert spilled >= 4
-            # The worker's own start is one of them.
+            # The start of the worker itself is one of them.
             starts = reading(metrics, "headgate_cold_starts_total", function="double") - 1
-            assert 1 <= starts <= spilled - 1  # and the second burst found some of them
+            assert 1 <= starts <= spilled - 1  # the second burst reused some of them
             assert until(lambda: reading(served.get("/metrics")[1], "headgate_spill_inflight") == 0)

@@ -1,4 +1,4 @@
-"""Bursts that spill to functions: real boto3, a fake platform, the real handler behind it."""
+"""Bursts that spill to functions: real boto3, a fake platform, and the real handler behind it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ policy: serverless_only
 """
 
 
-def test_a_burst_spills_and_everything_about_it_can_be_seen(tmp_path: Path) -> None:
-    """Answers, deadline and trace in the payload, money, cold starts, breaker, and a replay."""
+def test_burst_spills_and_is_observable(tmp_path: Path) -> None:
+    """Responses, deadline and trace in the payload, cost, cold starts, breaker, and a replay."""
     log = tmp_path / "run.log"
     with FakeLambda(tmp_path) as cloud:
         with Served(write_app(tmp_path, cloud.url), "--log", str(log)) as served:
@@ -37,7 +37,7 @@ def test_a_burst_spills_and_everything_about_it_can_be_seen(tmp_path: Path) -> N
             metrics = served.get("/metrics")[1]
             ready = json.loads(served.get("/v2/health/ready")[1])
         spilled = len(cloud.events)
-        assert 1 <= spilled < 12  # and the worker had its part
+        assert 1 <= spilled < 12  # the worker ran some of them
         assert all(float(str(event["deadline_ms"])) <= 500 for event in cloud.events)
         assert all(event["tenant"] == "client" for event in cloud.events)
     assert ready == {"ready": True, "live": True, "breakers": {"cloud": "closed"}}
@@ -48,13 +48,13 @@ def test_a_burst_spills_and_everything_about_it_can_be_seen(tmp_path: Path) -> N
     assert spilled * 0.2e-6 + spilled * 0.03 * 1.647 * 1.6e-5 < usd < spilled * 1e-4
     assert reading(metrics, "headgate_cold_starts_total", function="double") > 1
     replay = [sys.executable, "-m", "headgate", "replay", str(log), "--json"]
-    told = json.loads(subprocess.run(replay, capture_output=True, check=True).stdout)
-    assert told["is_identical"]
-    assert told["complete"]
+    reported = json.loads(subprocess.run(replay, capture_output=True, check=True).stdout)
+    assert reported["is_identical"]
+    assert reported["complete"]
     assert "Dispatch" in log.read_text()
 
 
-def test_a_request_takes_its_trace_and_its_own_deadline_along(tmp_path: Path) -> None:
+def test_call_carries_trace_and_deadline(tmp_path: Path) -> None:
     with (
         FakeLambda(tmp_path) as cloud,
         Served(write_app(tmp_path, cloud.url, policy="serverless_only")) as served,
@@ -64,10 +64,10 @@ def test_a_request_takes_its_trace_and_its_own_deadline_along(tmp_path: Path) ->
         (event,) = cloud.events
         assert event["traceparent"] == TRACE
         assert 500 < float(str(event["deadline_ms"])) <= 30_000
-        assert event.get("gives_up", True)
+        assert event.get("is_hard", True)
 
 
-def test_nothing_else_of_a_request_leaves_the_machine(tmp_path: Path) -> None:
+def test_call_carries_no_other_data(tmp_path: Path) -> None:
     """Tensors, deadline, trace and the name of the client: no header, no key, no id."""
     hashed = hashlib.sha256(b"open sesame").hexdigest()
     with FakeLambda(tmp_path) as cloud:
@@ -89,11 +89,11 @@ def test_nothing_else_of_a_request_leaves_the_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("exposes", "said"),
+    ("exposes", "error"),
     [("false", "the function failed"), ("true", "ArithmeticError: of all numbers, this one")],
 )
-def test_what_a_function_says_of_one_request_is_what_its_client_hears_if_it_may(
-    tmp_path: Path, exposes: str, said: str
+def test_function_errors_reach_the_client_if_allowed(
+    tmp_path: Path, exposes: str, error: str
 ) -> None:
     with FakeLambda(tmp_path) as cloud:
         app = write_app(tmp_path, cloud.url, policy="serverless_only")
@@ -102,17 +102,18 @@ def test_what_a_function_says_of_one_request_is_what_its_client_hears_if_it_may(
         (app / "app.yaml").write_text(text.replace("serve: {", serve))
         with Served(app) as served:
             status, body = served.ask("double", [666.0])
-            assert (status, body["error"]) == (500, said)
-            assert len(cloud.events) == 1  # it would break again, so it is not repeated
+            assert (status, body["error"]) == (500, error)
+            # a function error is not retried, because it would fail again
+            assert len(cloud.events) == 1
             assert reading(served.get("/metrics")[1], "headgate_spill_breaker_state") == 0
 
 
-def test_a_function_that_runs_nowhere_here_takes_anything(tmp_path: Path) -> None:
-    """Neither code nor model: whoever runs it knows. Its target is named after it."""
+def test_remote_only_function_without_source_accepts_any_input(tmp_path: Path) -> None:
+    """It has neither code nor model, and its target is named after it."""
     with FakeLambda(write_app(tmp_path, "http://unused")) as cloud:
         (tmp_path / "far.yaml").write_text(ONLY_ELSEWHERE.format(url=cloud.url))
         with Served(tmp_path, app="far.yaml") as served:
-            assert "free: any inputs -> any outputs" in served.greeting
+            assert "free: any inputs -> any outputs" in served.banner
             cloud.rename = {"free": "double"}
             status, body = served.ask("free", [4.0])
             assert (status, value(body)) == (200, 8.0)
@@ -120,18 +121,18 @@ def test_a_function_that_runs_nowhere_here_takes_anything(tmp_path: Path) -> Non
             assert served.workers() == []
 
 
-def test_what_code_declares_is_known_though_it_runs_elsewhere_only(tmp_path: Path) -> None:
+def test_remote_only_function_has_the_signature_of_its_code(tmp_path: Path) -> None:
     with FakeLambda(tmp_path) as cloud:
         app = write_app(tmp_path, cloud.url, policy="serverless_only")
         text = (app / "app.yaml").read_text()
         lines = [line for line in text.splitlines() if not line.startswith("  local:")]
         (app / "app.yaml").write_text("\n".join(lines))
         with Served(app) as served:
-            assert "double: x FP32[-1] -> y FP32[-1]" in served.greeting
+            assert "double: x FP32[-1] -> y FP32[-1]" in served.banner
             assert value(served.ask("double", [5.0])[1]) == 10.0
 
 
-def test_it_ends_at_once_though_a_call_hangs(tmp_path: Path) -> None:
+def test_shutdown_with_a_hanging_call(tmp_path: Path) -> None:
     with FakeLambda(tmp_path) as cloud:
         cloud.mode = "hang"
         app = write_app(tmp_path, cloud.url, policy="serverless_only", hang="100s")

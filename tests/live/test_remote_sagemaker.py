@@ -1,4 +1,4 @@
-"""Endpoints of SageMaker as nodes: real boto3, and a second Headgate as the far end."""
+"""SageMaker endpoints as nodes: real boto3, and a second Headgate as the remote server."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def near(tmp_path: Path, url: str, policy: str = "balance") -> Served:
     return Served(directory)
 
 
-def test_an_endpoint_is_a_node_that_runs_so_many_at_once(far: Served, tmp_path: Path) -> None:
+def test_endpoint_runs_up_to_its_concurrency(far: Served, tmp_path: Path) -> None:
     with near(tmp_path, far.url) as served:
         answers = served.ask_together("double", 8)
         assert [status for status, _ in answers] == [200] * 8
@@ -57,18 +57,17 @@ def test_an_endpoint_is_a_node_that_runs_so_many_at_once(far: Served, tmp_path: 
         metrics = served.get("/metrics")[1]
         assert reading(metrics, "headgate_cost_usd_total", tier="dedicated") > 0
         assert reading(metrics, "headgate_replicas", function="double", state="idle") == 1
-        assert served.workers() == []  # nobody runs it here
+        assert served.workers() == []  # no local worker runs it
     done = reading(far.get("/metrics")[1], "headgate_requests_total", outcome="met")
     assert done == 8  # each once
 
 
-def test_what_the_far_end_says_of_a_request_is_what_its_client_hears(
-    far: Served, tmp_path: Path
-) -> None:
+def test_endpoint_errors_reach_the_client(far: Served, tmp_path: Path) -> None:
     with near(tmp_path, far.url) as served:
         status, body = served.ask("double", [666.0])
-        assert status == 503  # it may have been the endpoint's fault: repeated, then given up
-        assert "of all numbers" not in str(body["error"])  # that is for the log of the endpoint
+        assert status == 503  # possibly the fault of the endpoint: retried, then failed
+        # the details are in the log of the endpoint only
+        assert "of all numbers" not in str(body["error"])
         assert until(lambda: "of all numbers, this one" in far.errors())
         connection = served.connect()
         wrong = b'{"inputs":[{"name":"z","datatype":"INT8","shape":[1],"data":[7]}]}'
@@ -78,17 +77,13 @@ def test_what_the_far_end_says_of_a_request_is_what_its_client_hears(
         connection.close()
 
 
-def test_a_deadline_that_somebody_gives_up_at_holds_at_the_far_end(
-    far: Served, tmp_path: Path
-) -> None:
+def test_hard_deadline_holds_at_the_endpoint(far: Served, tmp_path: Path) -> None:
     with near(tmp_path, far.url) as served:
         assert served.ask("double", [1.0], {"X-Request-Timeout-Ms": "5"})[0] in (422, 504)
         assert served.ask("double", [1.0], {"X-Request-Timeout-Ms": "30000"})[0] == 200
 
 
-def test_an_endpoint_that_goes_is_a_node_that_is_lost_until_it_answers_again(
-    far: Served, tmp_path: Path
-) -> None:
+def test_unreachable_endpoint_is_a_lost_node(far: Served, tmp_path: Path) -> None:
     with near(tmp_path, far.url) as served:
         assert served.ask("double", [1.0])[0] == 200
         port = far.url.rpartition(":")[2]
@@ -100,14 +95,14 @@ def test_an_endpoint_that_goes_is_a_node_that_is_lost_until_it_answers_again(
         assert until(lambda: "Could not connect" in served.errors())
 
 
-def test_it_is_not_ready_before_the_endpoint_is(tmp_path: Path) -> None:
+def test_readiness_waits_for_the_endpoint(tmp_path: Path) -> None:
     directory = tmp_path / "near"
     directory.mkdir()
     text = NEAR.format(url="http://127.0.0.1:9", policy="headgate")
     (directory / "app.yaml").write_text(text)
     served = Served(directory)
     try:
-        assert until(lambda: "does not answer yet" in served.errors())
+        assert until(lambda: "does not respond yet" in served.errors())
         assert served.process.poll() is None
     finally:
         served.__exit__(None, None, None)

@@ -1,5 +1,5 @@
-"""Requests made from the published OpenAPI document, right ones and wrong ones, get the answers
-that it promises. One real server, one served ONNX file.
+"""Valid and invalid requests generated from the published OpenAPI document get the promised
+responses. One real server, one served ONNX file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OPERATIONS = [
     for path, methods in document(["linear"])["paths"].items()  # type: ignore[attr-defined]
     for method in methods
     for mode in GenerationMode
-    # A path that takes nothing cannot be asked wrongly.
+    # A path without parameters has no invalid requests.
     if method != "parameters" and (method == "post" or "{" in path or mode.is_positive)
 ]
 ROW: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
@@ -43,7 +43,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BaseSchema]:
 
 
 def ask(operation: APIOperation[Any, Any, Any, Any], mode: GenerationMode, examples: int) -> None:
-    """Send so many requests, and check every answer against the document."""
+    """Send this many requests, and check every response against the document."""
 
     @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
     @given(operation.as_strategy(generation_mode=mode))
@@ -54,18 +54,20 @@ def ask(operation: APIOperation[Any, Any, Any, Any], mode: GenerationMode, examp
 
 
 @pytest.mark.parametrize(("method", "path", "mode"), OPERATIONS)
-def test_a_few(published: BaseSchema, method: str, path: str, mode: GenerationMode) -> None:
+def test_few_requests(published: BaseSchema, method: str, path: str, mode: GenerationMode) -> None:
     ask(published[path][method], mode, 4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "path", "mode"), OPERATIONS)
-def test_many(published: BaseSchema, method: str, path: str, mode: GenerationMode) -> None:
+def test_many_requests(published: BaseSchema, method: str, path: str, mode: GenerationMode) -> None:
     ask(published[path][method], mode, 100)
 
 
-def test_what_the_model_takes(published: BaseSchema) -> None:
-    """Made requests are hardly ever right, so this one is: also outputs are as promised."""
+def test_valid_request(published: BaseSchema) -> None:
+    """Generated requests are hardly ever valid, so this one is written by hand: its outputs are
+    checked as well.
+    """
     for path in published:
         if path.endswith(("/infer", "/invocations")):
             parameters = {"model": "linear", "version": "1"}

@@ -1,4 +1,4 @@
-"""Ways to serve: a module, keys, TLS, reloading, pipelines, memory budgets; and the log of it."""
+"""Ways to serve: a module, keys, TLS, reload, pipelines, memory budgets; and the event log."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def served_app(directory: Path, text: str, *arguments: str) -> Served:
     return Served(directory, *arguments)
 
 
-def test_an_application_declared_in_python(tmp_path: Path) -> None:
+def test_application_in_python(tmp_path: Path) -> None:
     (tmp_path / "stages.py").write_text(STAGES)
     (tmp_path / "shop.py").write_text(
         "from headgate.config import declare\n"
@@ -85,8 +85,8 @@ def test_an_application_declared_in_python(tmp_path: Path) -> None:
         assert value(served.ask("doubled", [21.0])[1]) == 42.0
 
 
-def test_a_series_and_the_log_of_it(tmp_path: Path) -> None:
-    """Twice doubled; and every decision can be made again."""
+def test_pipeline_and_its_event_log(tmp_path: Path) -> None:
+    """Doubled twice; and every decision can be replayed."""
     app = (
         'functions: {doubled: {code: "stages:doubled"}}\n'
         "pipelines: {four: {stages: {a: {function: doubled}, "
@@ -107,7 +107,7 @@ def test_a_series_and_the_log_of_it(tmp_path: Path) -> None:
     assert result["complete"]
 
 
-def test_a_cascade_asks_again_only_when_unsure(tmp_path: Path) -> None:
+def test_cascade_runs_the_next_stage_only_if_unsure(tmp_path: Path) -> None:
     app = (
         'functions: {small: {code: "stages:Sure"}, large: {code: "stages:Relay"}}\n'
         "pipelines: {cascade: {stages: {small: {function: small}, "
@@ -124,7 +124,7 @@ def outputs(body: dict[str, object]) -> dict[str, object]:
     return {output["name"]: output["data"] for output in found}
 
 
-def test_functions_take_turns_in_memory_that_holds_only_some(tmp_path: Path) -> None:
+def test_functions_are_swapped_in_limited_memory(tmp_path: Path) -> None:
     heavy = '{code: "stages:Heavy", memory: 70MB}'
     app = (
         f"functions: {{a: {heavy}, b: {heavy}, c: {heavy}}}\n"
@@ -135,11 +135,11 @@ def test_functions_take_turns_in_memory_that_holds_only_some(tmp_path: Path) -> 
             for name in "abc":
                 assert served.ask(name, [1.0])[0] == 200
         assert len(served.workers()) == 1
-    assert "is ended" not in served.errors()
+    assert "is killed" not in served.errors()
 
 
-def test_what_a_function_keeps_of_its_inputs_stays_as_it_was(tmp_path: Path) -> None:
-    """Large inputs lie in shared memory, of which the gateway has little, and which it reuses."""
+def test_inputs_kept_by_a_function_stay_valid(tmp_path: Path) -> None:
+    """Large inputs are in shared memory, of which the gateway has little, and which it reuses."""
     app = (
         'functions: {keeps: {code: "stages:Keeps", exec: 1ms}}\n'
         "pools: {local: {tier: dedicated, nodes: 1, cpus: 1}}\n"
@@ -153,7 +153,7 @@ def test_what_a_function_keeps_of_its_inputs_stays_as_it_was(tmp_path: Path) -> 
         assert outputs(body)["sums"] == [float(size * n) for n in range(1, 21)]
 
 
-def test_keys_and_who_is_who(tmp_path: Path) -> None:
+def test_api_keys_and_tenants(tmp_path: Path) -> None:
     hashed = hashlib.sha256(b"open sesame").hexdigest()
     app = (
         'functions: {doubled: {code: "stages:doubled"}}\n'
@@ -191,7 +191,7 @@ def test_tls(tmp_path: Path) -> None:
         connection.close()
 
 
-def test_gpus_are_not_served_from_cpus(tmp_path: Path) -> None:
+def test_gpu_pools_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "stages.py").write_text(STAGES)
     (tmp_path / "app.yaml").write_text(
         'functions: {doubled: {code: "stages:doubled"}}\npools: {gpu: {tier: gpu}}\n'
@@ -208,13 +208,13 @@ def test_gpus_are_not_served_from_cpus(tmp_path: Path) -> None:
     assert "pools.gpu: live GPU pools are not available yet" in done.stderr
 
 
-def test_an_objective_that_nothing_can_meet_is_served_with_a_warning(misbehaving: Path) -> None:
+def test_unreachable_slo_is_a_warning(misbehaving: Path) -> None:
     with Served(misbehaving, "--slo", "100ms") as served:
         assert served.ask("plain", [1.0])[0] == 200
     assert "slo.latency: '100ms': is below the fastest path of pipeline slow" in served.errors()
 
 
-def test_what_is_edited_is_served(tmp_path: Path) -> None:
+def test_edited_file_is_reloaded(tmp_path: Path) -> None:
     app = 'functions: {doubled: {code: "stages:doubled"}}\nserve: {lame_duck: 100ms}\n'
     with served_app(tmp_path, app, "--reload") as served:
         assert value(served.ask("doubled", [1.0])[1]) == 2.0
@@ -222,8 +222,11 @@ def test_what_is_edited_is_served(tmp_path: Path) -> None:
         assert until(lambda: value(served.ask("doubled", [1.0])[1]) == 3.0)
 
 
-def test_a_client_s_deadline_is_kept_by_a_timer(misbehaving: Path) -> None:
-    """The worker is busy for 500 ms: whoever waits 550 ms is told so then, and is never run."""
+def test_client_deadline_is_answered_by_a_timer(misbehaving: Path) -> None:
+    """The worker is busy for 500 ms.
+
+    A request with 550 ms gets its error then, and is never run.
+    """
     with Served(misbehaving) as served:
         connection = served.connect()
         body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[7]}]}'

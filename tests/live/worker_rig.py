@@ -1,4 +1,4 @@
-"""A real worker process, and a gateway for it that says just what a test wants."""
+"""A real worker process, and a gateway whose messages a test controls."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from headgate.core.event_log import from_wire, to_wire
 from headgate.core.events import Event, InstanceStarted
 from headgate.functions.arrays import Array, to_array, to_tensor
 from headgate.functions.tensor import Block, Tensor
-from headgate.live.deployment import Deployment, NodeSpec, socket_path, write
+from headgate.live.deployment import Deployment, NodeSpec, socket_path, write_deployment
 from headgate.live.ipc.messages import (
     ActionMessage,
     BatchRan,
     EventMessage,
     Frames,
+    FunctionLoaded,
     Hello,
-    Learned,
     Message,
     Release,
     RunBatch,
@@ -141,7 +141,7 @@ class Gateway:
                 time.sleep(0.005)
         self._frames = Frames()
         self._pending: list[Message] = []
-        self.in_use: set[int] = set()  # offsets of blocks that the worker has not given back
+        self.in_use: set[int] = set()  # offsets of blocks that the worker has not released
         data, descriptors, _, _ = socket.recv_fds(self.sock, 1 << 16, 1)
         assert data, "the worker left"
         (hello,) = self._frames.feed(data)
@@ -176,7 +176,7 @@ class Gateway:
 
     def ran(self) -> BatchRan:
         message = self.receive()
-        while isinstance(message, Learned):
+        while isinstance(message, FunctionLoaded):
             message = self.receive()
         assert isinstance(message, BatchRan), message
         self._take_back(message.released)
@@ -201,10 +201,10 @@ class Gateway:
         instance_id: int = 0,
         shares: bool = False,
     ) -> None:
-        works = [TaskInputs(i, _items(request), self._tensors(request, shares))
+        tasks = [TaskInputs(i, _items(request), self._tensors(request, shares))
                  for i, request in enumerate(requests)]  # fmt: skip
-        items = sum(work.items for work in works)
-        self.send(RunBatch(batch_id, 0, instance_id, items, works))
+        items = sum(task.items for task in tasks)
+        self.send(RunBatch(batch_id, 0, instance_id, items, tasks))
 
     def ask(self, *requests: Mapping[str, Array], instance_id: int = 0) -> list[TaskResult]:
         self.run(*requests, instance_id=instance_id)
@@ -238,7 +238,7 @@ class Gateway:
 
 
 class WorkerProcess:
-    """A worker, and the way to it."""
+    """A worker process and connections to it."""
 
     def __init__(self, run_dir: Path, process: subprocess.Popen[bytes]) -> None:
         self.run_dir = run_dir
@@ -250,13 +250,13 @@ class WorkerProcess:
         self.gateways.append(gateway)
         return gateway
 
-    def complaints(self) -> str:
+    def errors(self) -> str:
         return (self.run_dir / "stderr").read_text()
 
-    def has_complained(self, text: str) -> bool:
-        """Whether it has said something: a thread of its own writes that, a moment later."""
+    def has_logged(self, text: str) -> bool:
+        """Whether it logs a text, within a moment: a thread of its own writes the log."""
         end_s = time.monotonic() + 60
-        while text not in self.complaints():
+        while text not in self.errors():
             if time.monotonic() > end_s:
                 return False
             time.sleep(0.01)
@@ -277,13 +277,13 @@ def worker(
     arguments: tuple[str, ...] = (),
     pass_fds: tuple[int, ...] = (),
 ) -> Iterator[WorkerProcess]:
-    """A worker of these functions, written in `CODE` unless they say otherwise."""
+    """Start a worker of these functions, from `CODE` by default."""
     (base / "code_of_worker.py").write_text(CODE)
-    loaded = declare(
+    config = declare(
         functions=functions, pools={"cpu": pool or {}}, **({"serve": serve} if serve else {})
     )
     cores = sorted(os.sched_getaffinity(0))[:1]
-    write(base, Deployment(loaded.spec, str(base), [NodeSpec(0, 0, "cpu-0", cores)]))
+    write_deployment(base, Deployment(config.spec, str(base), [NodeSpec(0, 0, "cpu-0", cores)]))
     source = str(Path(headgate.__file__).parents[1])
     with (base / "stderr").open("wb") as stderr:
         process = subprocess.Popen(
@@ -291,7 +291,7 @@ def worker(
             env={**os.environ, "PYTHONPATH": source},
             stderr=stderr,
             pass_fds=pass_fds,
-            start_new_session=True,  # as its supervisor starts it
+            start_new_session=True,  # as the supervisor starts it
         )
     running = WorkerProcess(base, process)
     try:
@@ -304,12 +304,12 @@ def worker(
 
 
 def code(name: str, **more: object) -> dict[str, object]:
-    """A function of `CODE` in an application file."""
+    """Return the section of a function of `CODE` for an application file."""
     return {"code": f"code_of_worker:{name}", "exec": "1ms", **more}
 
 
 def row(*values: float) -> dict[str, Array]:
-    """A request of one input of numbers."""
+    """Return a request of one numeric input."""
     return {"x": np.array(values, np.float32)}
 
 

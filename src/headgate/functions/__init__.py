@@ -1,4 +1,4 @@
-"""Functions: what users write, and how arrays come to it."""
+"""Functions: the models that users write, and the conversion of tensors to their arrays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HOMES: Final = {
 
 
 def __getattr__(name: str) -> object:
-    """Import on first use: a gateway needs tensors, and not the NumPy behind models."""
+    """Import a public name on first use: a gateway needs tensors, but not NumPy."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,8 +1,12 @@
-"""Tensors as arrays and arrays as tensors, without a copy where that is possible.
+"""Conversion between tensors and NumPy arrays, without copies where possible; and batches of them.
 
-Arrays made of tensors are aligned and read-only: large ones lie in memory that belongs to somebody
-else, and small ones behave alike. Those of `BYTES` hold Python `bytes`. NumPy has no `BF16`: only a
-function that declares it gets it, as the bits in `uint16`.
+Arrays made from tensors are aligned and read-only: large ones are in shared memory owned by another
+process, and small ones behave alike. Arrays of `BYTES` contain Python `bytes`. NumPy has no `BF16`:
+only a function that declares it gets it, as raw bits in `uint16`.
+
+A batch, in `item_count`, `batch_key`, `concatenate` and `split`, is an array whose first dimension
+counts items, a list with one element per item, or a dict of batches of equal size. Batches of
+several requests are concatenated, and the result is split again.
 """
 
 from __future__ import annotations
@@ -17,23 +21,22 @@ from numpy.typing import NDArray
 
 from headgate.functions.tensor import Block, Tensor
 
-Array: TypeAlias = NDArray[Any]  # of any datatype: which one is known only when it runs
-
+Array: TypeAlias = NDArray[Any]  # of any datatype: it is known only at run time
 DIMENSIONS_MAX: Final = 32
 
 
 def to_array(tensor: Tensor, *, raw_bf16: bool = False) -> Array:
-    """Return a tensor's elements. Raises `ValueError`, saying what is wrong with it.
+    """Return the elements of a tensor. Raises `ValueError` if its metadata and data disagree.
 
     >>> to_array(Tensor("x", "INT16", (2,), memoryview(b"\\x01\\x00\\x02\\x00"))).tolist()
     [1, 2]
     """
     data, shape = tensor.data, tensor.shape
     if isinstance(data, Block):
-        raise ValueError(f"{tensor.name}: its elements are not here")
+        raise ValueError(f"{tensor.name}: its elements are in shared memory of another process")
     dtype = _DTYPES.get(tensor.datatype)
     if dtype is None:
-        return _to_odd_array(tensor, data, raw_bf16)
+        return _to_special_array(tensor, data, raw_bf16)
     if len(shape) > DIMENSIONS_MAX:
         raise ValueError(f"{tensor.name}: has {len(shape)} dimensions, at most {DIMENSIONS_MAX}")
     size = prod(shape) * dtype.itemsize
@@ -49,43 +52,116 @@ def to_array(tensor: Tensor, *, raw_bf16: bool = False) -> Array:
 
 
 def to_tensor(name: str, array: Array, *, datatype: str = "") -> Tensor:
-    """Return an array as a tensor that shares its elements.
+    """Return an array as a tensor that shares its memory.
 
-    A `datatype` of `BF16` takes the bits in `uint16`. Raises `ValueError` for what cannot be sent.
+    With `datatype` `BF16`, `uint16` is taken as raw bits. Raises `ValueError` for an unsupported
+    array.
 
     >>> to_tensor("x", np.float32([[1, 2]])).shape
     (1, 2)
     """
-    found = _DATATYPES.get(array.dtype)
-    if found is None:
-        return _odd_to_tensor(name, array)
-    if datatype == "BF16" and found == "UINT16":
-        found = "BF16"
+    actual = _DATATYPES.get(array.dtype)
+    if actual is None:
+        return _special_to_tensor(name, array)
+    if datatype == "BF16" and actual == "UINT16":
+        actual = "BF16"
     if not array.size:
-        return Tensor(name, found, array.shape, memoryview(b""))
+        return Tensor(name, actual, array.shape, memoryview(b""))
     flat = np.ascontiguousarray(array).reshape(-1)
-    return Tensor(name, found, array.shape, flat.view(np.uint8).data)
+    return Tensor(name, actual, array.shape, flat.view(np.uint8).data)
 
 
 def dtype_of(datatype: str) -> np.dtype[Any]:
-    """Return what the elements of a datatype are in NumPy: `BYTES` are objects."""
+    """Return the NumPy dtype of a datatype; `BYTES` are objects."""
     if datatype == "BF16":
         return np.dtype(np.uint16)
     return _DTYPES.get(datatype, np.dtype(object))
 
 
-def _to_odd_array(tensor: Tensor, data: memoryview, raw_bf16: bool) -> Array:
+def item_count(batch: object) -> int:
+    """Return the number of items of a batch. Raises `ValueError` if the value is not a batch.
+
+    >>> item_count({"x": np.zeros((3, 2)), "label": ["a", "b", "c"]})
+    3
+    """
+    if isinstance(batch, dict) and batch:
+        lengths = [item_count(part) for part in batch.values()]
+        if len(lengths) == 1 or len(set(lengths)) == 1:
+            return lengths[0]
+        raise ValueError(f"has parts with different item counts: {lengths}")
+    if isinstance(batch, np.ndarray):
+        if not batch.ndim:
+            raise ValueError("is an array without dimensions, which has no item count")
+        return len(batch)
+    if isinstance(batch, list):
+        return len(batch)
+    raise ValueError(f"is {_type_name(batch)}, not an array, a list or a dict of them")
+
+
+def batch_key(batch: object) -> Hashable:
+    """Return a key that batches must share to be concatenated without changing one another.
+
+    >>> batch_key(np.zeros((3, 2))) == batch_key(np.zeros((5, 2)))
+    True
+    >>> batch_key(np.zeros((3, 2))) == batch_key(np.zeros((3, 2), np.float32))
+    False
+    """
+    if isinstance(batch, np.ndarray):
+        return type(batch), batch.dtype, batch.shape[1:]
+    if isinstance(batch, dict):
+        return frozenset((name, batch_key(part)) for name, part in batch.items())
+    return "list"
+
+
+def concatenate(batches: Sequence[object]) -> object:
+    """Concatenate batches of equal key. A single batch is returned as it is.
+
+    >>> concatenate([{"x": np.int8([1])}, {"x": np.int8([2, 3])}])
+    {'x': array([1, 2, 3], dtype=int8)}
+    """
+    first = batches[0]
+    if len(batches) == 1:
+        return first
+    if isinstance(first, np.ndarray):
+        joined: Array = np.concatenate(cast("Sequence[Array]", batches))
+        joined.flags.writeable = False  # like a single batch
+        return joined
+    if isinstance(first, dict):
+        dicts = cast("Sequence[dict[str, object]]", batches)
+        return {name: concatenate([batch[name] for batch in dicts]) for name in first}
+    return [element for batch in cast("Sequence[list[object]]", batches) for element in batch]
+
+
+def split(batch: object, lengths: Sequence[int]) -> list[object]:
+    """Split a batch by numbers of items. Raises `ValueError` if they do not add up to its size.
+
+    >>> split([1, 2, 3], [1, 2])
+    [[1], [2, 3]]
+    """
+    size, expected = item_count(batch), sum(lengths)
+    if size != expected:
+        raise ValueError(f"has {size} items for a batch of {expected}")
+    if len(lengths) == 1:
+        return [batch]
+    parts, start = [], 0
+    for count in lengths:
+        parts.append(_slice(batch, start, start + count))
+        start += count
+    return parts
+
+
+def _to_special_array(tensor: Tensor, data: memoryview, raw_bf16: bool) -> Array:
     if tensor.datatype == "BYTES":
-        return _unpack(tensor, data)
+        return _unpack_strings(tensor, data)
     if tensor.datatype != "BF16":
-        raise ValueError(f"{tensor.name}: {tensor.datatype!r} is no datatype")
+        raise ValueError(f"{tensor.name}: {tensor.datatype!r} is not a datatype")
     if not raw_bf16:
         raise ValueError(f"{tensor.name}: BF16 is taken only by functions that declare it")
     return to_array(Tensor(tensor.name, "UINT16", tensor.shape, data))
 
 
-def _unpack(tensor: Tensor, data: memoryview) -> Array:
-    """Return the elements of `BYTES`: each preceded by its length."""
+def _unpack_strings(tensor: Tensor, data: memoryview) -> Array:
+    """Return the elements of a `BYTES` tensor, each of which is preceded by its length."""
     name, shape = tensor.name, tensor.shape
     if len(shape) > DIMENSIONS_MAX:
         raise ValueError(f"{name}: has {len(shape)} dimensions, at most {DIMENSIONS_MAX}")
@@ -96,10 +172,10 @@ def _unpack(tensor: Tensor, data: memoryview) -> Array:
     start = 0
     for index in range(count):
         end = start + _LENGTH
-        length = int.from_bytes(data[start:end], "little")
-        start = end + length
+        item_count = int.from_bytes(data[start:end], "little")
+        start = end + item_count
         if end > size or start > size:
-            raise ValueError(f"{name}: element {index} goes beyond the end of its {size} bytes")
+            raise ValueError(f"{name}: element {index} exceeds the {size} bytes of the tensor")
         array[index] = bytes(data[end:start])
     if start != size:
         raise ValueError(f"{name}: {size - start} bytes are left over after {count} elements")
@@ -108,7 +184,7 @@ def _unpack(tensor: Tensor, data: memoryview) -> Array:
     return array
 
 
-def _odd_to_tensor(name: str, array: Array) -> Tensor:
+def _special_to_tensor(name: str, array: Array) -> Tensor:
     if array.dtype.kind not in "OSU":
         little = array.dtype.newbyteorder("<")
         if little in _DATATYPES:
@@ -125,17 +201,27 @@ def _odd_to_tensor(name: str, array: Array) -> Tensor:
     return Tensor(name, "BYTES", array.shape, memoryview(b"".join(parts)))
 
 
-def _size_problem(tensor: Tensor, wanted: int, found: int) -> str:
+def _size_problem(tensor: Tensor, expected: int, actual: int) -> str:
     if any(size < 0 for size in tensor.shape):
         return f"{tensor.name}: its shape {list(tensor.shape)} has a negative size"
     least = "at least " if tensor.datatype == "BYTES" else ""
     return (
-        f"{tensor.name}: {tensor.datatype}{list(tensor.shape)} needs {least}{wanted} bytes, "
-        f"there are {found}"
+        f"{tensor.name}: {tensor.datatype}{list(tensor.shape)} needs {least}{expected} bytes, "
+        f"there are {actual}"
     )
 
 
-_LENGTH: Final = 4  # bytes before each element of BYTES
+def _slice(batch: object, start: int, end: int) -> object:
+    if isinstance(batch, dict):
+        return {name: _slice(part, start, end) for name, part in batch.items()}
+    return cast("list[object]", batch)[start:end]
+
+
+def _type_name(thing: object) -> str:
+    return "nothing" if thing is None else f"a {type(thing).__name__}"
+
+
+_LENGTH: Final = 4  # bytes of the length prefix of an element of BYTES
 _DTYPES: Final[Mapping[str, np.dtype[Any]]] = MappingProxyType(
     {
         name: np.dtype(code)
@@ -158,92 +244,3 @@ _DTYPES: Final[Mapping[str, np.dtype[Any]]] = MappingProxyType(
 _DATATYPES: Final[Mapping[np.dtype[Any], str]] = MappingProxyType(
     {dtype: name for name, dtype in _DTYPES.items()}
 )
-
-
-# Columns: what belongs to several items, one after the other, so that requests can go together.
-#
-# An array is a column along its first dimension, a list is one of its elements, and a dict of
-# columns of one length is a column. Requests are joined into one and its answer is cut apart
-# again.
-
-
-def length(column: object) -> int:
-    """Return how many items there are. Raises `ValueError` where that cannot be said.
-
-    >>> length({"x": np.zeros((3, 2)), "label": ["a", "b", "c"]})
-    3
-    """
-    if isinstance(column, dict) and column:
-        lengths = [length(part) for part in column.values()]
-        if len(lengths) == 1 or len(set(lengths)) == 1:
-            return lengths[0]
-        raise ValueError(f"has parts with different numbers of items: {lengths}")
-    if isinstance(column, np.ndarray):
-        if not column.ndim:
-            raise ValueError("is an array without dimensions, which counts no items")
-        return len(column)
-    if isinstance(column, list):
-        return len(column)
-    raise ValueError(f"is {_kind(column)}, not an array, a list or a dict of them")
-
-
-def batch_key(column: object) -> Hashable:
-    """Return what columns must have in common to be joined without changing one another.
-
-    >>> batch_key(np.zeros((3, 2))) == batch_key(np.zeros((5, 2)))
-    True
-    >>> batch_key(np.zeros((3, 2))) == batch_key(np.zeros((3, 2), np.float32))
-    False
-    """
-    if isinstance(column, np.ndarray):
-        return type(column), column.dtype, column.shape[1:]
-    if isinstance(column, dict):
-        return frozenset((name, batch_key(part)) for name, part in column.items())
-    return "list"
-
-
-def join(columns: Sequence[object]) -> object:
-    """Return columns that are alike as one. A single one is returned as it is.
-
-    >>> join([{"x": np.int8([1])}, {"x": np.int8([2, 3])}])
-    {'x': array([1, 2, 3], dtype=int8)}
-    """
-    first = columns[0]
-    if len(columns) == 1:
-        return first
-    if isinstance(first, np.ndarray):
-        joined: Array = np.concatenate(cast("Sequence[Array]", columns))
-        joined.flags.writeable = False  # as a single one is
-        return joined
-    if isinstance(first, dict):
-        dicts = cast("Sequence[dict[str, object]]", columns)
-        return {name: join([column[name] for column in dicts]) for name in first}
-    return [element for column in cast("Sequence[list[object]]", columns) for element in column]
-
-
-def split(column: object, lengths: Sequence[int]) -> list[object]:
-    """Return the parts of a column. Raises `ValueError` if they are not all of it.
-
-    >>> split([1, 2, 3], [1, 2])
-    [[1], [2, 3]]
-    """
-    there, wanted = length(column), sum(lengths)
-    if there != wanted:
-        raise ValueError(f"has {there} items for a batch of {wanted}")
-    if len(lengths) == 1:
-        return [column]
-    parts, start = [], 0
-    for count in lengths:
-        parts.append(_cut(column, start, start + count))
-        start += count
-    return parts
-
-
-def _cut(column: object, start: int, end: int) -> object:
-    if isinstance(column, dict):
-        return {name: _cut(part, start, end) for name, part in column.items()}
-    return cast("list[object]", column)[start:end]
-
-
-def _kind(thing: object) -> str:
-    return "nothing" if thing is None else f"a {type(thing).__name__}"

@@ -1,31 +1,31 @@
-"""What an exception says, for somebody who sees one line of it."""
+"""Exceptions as one line of text."""
 
 from __future__ import annotations
 
 from typing import Final
 
-LETTERS_MAX: Final = 1000
+CHARS_MAX: Final = 1000
 
 
 def error_text(error: BaseException) -> str:
-    """Return what an exception says, in one line of text; even of one that cannot say it.
+    """Return type and message of an exception in one line, even if its `__str__` raises.
 
     >>> error_text(ValueError("no\\nway"))
     'ValueError: no way'
     """
     try:
-        said = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
     except BaseException:
-        said = type(error).__name__
-    return sendable(" ".join(said[:LETTERS_MAX].split()))
+        text = type(error).__name__
+    return sendable(" ".join(text[:CHARS_MAX].split()))
 
 
 def sendable(text: str) -> str:
-    """Return text that can be encoded: half a surrogate pair cannot.
+    """Return text that can be encoded as UTF-8: lone surrogates are replaced.
 
     >>> sendable("a\\udcff")
     'a?'
     """
     if type(text) is str and text.isascii():
         return text
-    return str.encode(text, "utf-8", "replace").decode()  # also of a class derived from `str`
+    return str.encode(text, "utf-8", "replace").decode()  # works for subclasses of `str` as well

@@ -1,10 +1,10 @@
-"""The handler for AWS Lambda and what is like it: `headgate.functions.lambda_handler.handle`.
+"""The handler for AWS Lambda and compatible platforms: `headgate.functions.lambda_handler.handle`.
 
-Where the application lies is in the environment, as is usual there:
+Environment variables configure it, as usual there:
 
-- `HEADGATE_APP`: the application file, from the root of the package (`LAMBDA_TASK_ROOT`);
-- `HEADGATE_FUNCTION`: which of its functions to load before anybody calls. Default: the only one;
-  of several, each when it is first called.
+- `HEADGATE_APP`: the application file, relative to the root of the package (`LAMBDA_TASK_ROOT`);
+- `HEADGATE_FUNCTION`: the function to load before the first call. Default: the only one; if there
+  are several, each is loaded when it is first called.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final, final
 from headgate.config import AppConfig, load
 from headgate.core.errors import ConfigError
 from headgate.core.model import Function
-from headgate.functions.lambda_payload import Envelope, encode_response, open_envelope, works_of
+from headgate.functions.lambda_payload import CallJson, encode_response, parse_call, unbatched_calls
 from headgate.functions.loader import build_model
 from headgate.functions.unbatched import UnbatchedResult, UnbatchedRunner
 
@@ -28,71 +28,71 @@ GATEWAY_TIMEOUT: Final = 504
 
 @final
 class Handler:
-    """One instance: loads functions once and answers one call at a time."""
+    """One instance: loads functions once and handles one call at a time."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._root = Path(environment.get("LAMBDA_TASK_ROOT", "."))
         self._app_file = environment.get("HEADGATE_APP", "")
-        self._wanted = environment.get("HEADGATE_FUNCTION", "")
-        self._loaded: AppConfig | None = None
+        self._function_name = environment.get("HEADGATE_FUNCTION", "")
+        self._config: AppConfig | None = None
         self._models: dict[str, UnbatchedRunner] = {}
         self._is_cold = True
 
     def warm_up(self) -> None:
-        """Do now what the first call would have to wait for. Raises `ConfigError`."""
+        """Load the function now, so that the first call need not wait. Raises `ConfigError`."""
         functions = self._application().app.functions
-        if self._wanted or len(functions) == 1:
-            self._model(self._wanted or functions[0].name)
+        if self._function_name or len(functions) == 1:
+            self._model(self._function_name or functions[0].name)
 
     def handle(self, event: object, context: object) -> dict[str, object]:
-        """Answer one call. What this raises the platform reports as the function's error."""
+        """Handle one call. The platform reports an exception as an error of the function."""
         began_s = monotonic()
         is_cold, self._is_cold = self._is_cold, False
-        envelope = open_envelope(event)
+        call = parse_call(event)
         results: list[UnbatchedResult] = []
-        if envelope.ping:
-            sleep(max(0.0, min(envelope.hold_ms, HOLD_MS_MAX)) / 1e3)
+        if call.ping:
+            sleep(max(0.0, min(call.hold_ms, HOLD_MS_MAX)) / 1e3)
         else:
-            results = self._run(envelope, began_s)
+            results = self._run(call, began_s)
         took_ms = (monotonic() - began_s) * 1e3
         return encode_response(results, is_cold=is_cold, took_ms=took_ms)
 
-    def _run(self, envelope: Envelope, began_s: float) -> list[UnbatchedResult]:
-        model = self._model(envelope.function)
+    def _run(self, call: CallJson, began_s: float) -> list[UnbatchedResult]:
+        model = self._model(call.function)
         passed_ms = (monotonic() - began_s) * 1e3  # loading may have taken a while
-        deadline_ms = envelope.deadline_ms
-        if deadline_ms is not None and envelope.gives_up and deadline_ms <= passed_ms:
-            problem = "the deadline had passed before it began"
+        deadline_ms = call.deadline_ms
+        if deadline_ms is not None and call.is_hard and deadline_ms <= passed_ms:
+            problem = "the deadline passed before the request was run"
             return [
-                UnbatchedResult(asked.id, [], problem, GATEWAY_TIMEOUT)
-                for asked in envelope.requests
+                UnbatchedResult(request.id, [], problem, GATEWAY_TIMEOUT)
+                for request in call.requests
             ]
-        return [model.run(work) for work in works_of(envelope)]
+        return [model.run(request) for request in unbatched_calls(call)]
 
     def _application(self) -> AppConfig:
-        if self._loaded is None:
+        if self._config is None:
             if not self._app_file:
                 raise ConfigError("is not set", key="HEADGATE_APP", allowed="an application file")
-            self._loaded = load(str(self._root / self._app_file))
-        return self._loaded
+            self._config = load(str(self._root / self._app_file))
+        return self._config
 
     def _model(self, name: str) -> UnbatchedRunner:
         model = self._models.get(name)
         if model is None:
-            loaded = self._application()
-            known = {function.name: function for function in loaded.app.functions}
+            config = self._application()
+            known = {function.name: function for function in config.app.functions}
             if name not in known:
                 allowed = ", ".join(known)
                 raise ConfigError("no such function", value=name, allowed=allowed)
-            model = self._models[name] = self._load(loaded, known[name])
+            model = self._models[name] = self._load(config, known[name])
         return model
 
-    def _load(self, loaded: AppConfig, function: Function) -> UnbatchedRunner:
+    def _load(self, config: AppConfig, function: Function) -> UnbatchedRunner:
         variant = next(
-            (v for v in function.variants if _is_for_functions(loaded, v.pool_ids)),
+            (v for v in function.variants if _has_faas_pool(config, v.pool_ids)),
             function.variants[0],
         )
-        source = loaded.sources[variant.id]
+        source = config.sources[variant.id]
         if source is None:
             raise ConfigError("has neither model nor code", where=variant.name)
         model = build_model(source, str((self._root / self._app_file).parent), variant.name)
@@ -100,11 +100,11 @@ class Handler:
         return UnbatchedRunner(model)
 
 
-def _is_for_functions(loaded: AppConfig, pool_ids: tuple[int, ...]) -> bool:
-    return any(loaded.app.pools[id].faas is not None for id in pool_ids)
+def _has_faas_pool(config: AppConfig, pool_ids: tuple[int, ...]) -> bool:
+    return any(config.app.pools[id].faas is not None for id in pool_ids)
 
 
 _HANDLER: Final = Handler(os.environ)
-if "HEADGATE_APP" in os.environ:  # a platform imports this before the first call, and waits
+if "HEADGATE_APP" in os.environ:  # the platform imports this module before the first call
     _HANDLER.warm_up()
 handle = _HANDLER.handle

@@ -1,8 +1,8 @@
-"""The envelope: how work goes to a function of somebody else's platform, and its results come back.
+"""JSON payload of FaaS calls: requests to a function on a FaaS platform, and its results.
 
-Such platforms take JSON and let no header through, so everything travels in the body: the tensors
-(their elements in base64), the deadline, and the trace. A ping is an envelope, too: it only keeps
-an instance awake.
+Such platforms take JSON and pass no headers on, so everything is in the body: the tensors (elements
+in base64), the deadline, and the trace. A ping is a call without requests, which only keeps an
+instance warm.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, final
 
-from msgspec import Struct, convert, to_builtins
+from msgspec import Struct, convert, field, to_builtins
 from msgspec.json import Decoder, Encoder
 
 from headgate.core.model import LAMBDA_PAYLOAD_BYTES_MAX
@@ -18,14 +18,15 @@ from headgate.functions.tensor import Block, Tensor
 from headgate.functions.unbatched import AnyUnbatchedCall, UnbatchedCall, UnbatchedResult
 
 VERSION: Final = 1
-HEAD_BYTES: Final = 1_024  # of a body, beside its requests or results
-TOO_LARGE: Final = 413  # the status of a result that an answer could not carry
-HOLD_MS: Final = 20.0  # a ping stays so long, or another one might land on the same instance
+HEAD_BYTES: Final = 1_024  # upper bound for a body without its requests or results
+TOO_LARGE: Final = 413  # status of a result that the response has no room for
+# How long a ping occupies its instance, so that concurrent pings reach different ones.
+HOLD_MS: Final = 20.0
 
 
 @final
 class TensorJson(Struct, gc=False):
-    """A tensor, its elements as base64."""
+    """A tensor, with its elements in base64."""
 
     name: str
     datatype: str
@@ -43,14 +44,15 @@ class RequestJson(Struct, gc=False):
 
 
 @final
-class Envelope(Struct, kw_only=True, omit_defaults=True):
-    """What a function is asked. Without `requests` it is a ping."""
+class CallJson(Struct, kw_only=True, omit_defaults=True):
+    """The payload of a call. Without `requests` it is a ping."""
 
     headgate: int
     function: str = ""
     requests: list[RequestJson] = []
-    deadline_ms: float | None = None  # from when it was sent
-    gives_up: bool = True  # nobody wants the answer after the deadline
+    deadline_ms: float | None = None  # from the time of sending
+    # The results are worthless after the deadline.
+    is_hard: bool = field(default=True, name="gives_up")
     traceparent: str | None = None
     tenant: str | None = None
     ping: bool = False
@@ -59,7 +61,7 @@ class Envelope(Struct, kw_only=True, omit_defaults=True):
 
 @final
 class ResultJson(Struct, gc=False):
-    """What became of one request: outputs, or an error and whose it is."""
+    """The result of one request: outputs, or an error with its HTTP status."""
 
     id: int
     outputs: list[TensorJson]
@@ -70,34 +72,34 @@ class ResultJson(Struct, gc=False):
 
 @final
 class ResponseJson(Struct, kw_only=True):
-    """What a function answers."""
+    """The payload of a response."""
 
     headgate: int
-    cold: bool  # it was the first call of its instance
+    cold: bool  # the first call of its instance
     took_ms: float  # within the handler
     results: list[ResultJson]
 
 
 def encode_request(
     function: str,
-    works: Sequence[AnyUnbatchedCall],
+    calls: Sequence[AnyUnbatchedCall],
     *,
     deadline_ms: float | None = None,
-    gives_up: bool = True,
+    is_hard: bool = True,
     traceparent: str | None = None,
     tenant: str | None = None,
 ) -> bytes:
-    """Return the body that asks a function to do some work."""
+    """Return the payload that runs requests on a function."""
     return _ENCODER.encode(
-        Envelope(
+        CallJson(
             headgate=VERSION,
             function=function,
             requests=[
-                RequestJson(work.task_id, work.items, [_to_json(t) for t in work.inputs])
-                for work in works
+                RequestJson(request.task_id, request.items, [_to_json(t) for t in request.inputs])
+                for request in calls
             ],
             deadline_ms=deadline_ms,
-            gives_up=gives_up,
+            is_hard=is_hard,
             traceparent=traceparent,
             tenant=tenant,
         )
@@ -105,19 +107,19 @@ def encode_request(
 
 
 def encode_ping(hold_ms: float = HOLD_MS) -> bytes:
-    """Return the body that only wakes an instance.
+    """Return the payload that only keeps an instance warm.
 
     >>> encode_ping(30)
     b'{"headgate":1,"ping":true,"hold_ms":30}'
     """
-    return _ENCODER.encode(Envelope(headgate=VERSION, ping=True, hold_ms=hold_ms))
+    return _ENCODER.encode(CallJson(headgate=VERSION, ping=True, hold_ms=hold_ms))
 
 
 def body_bytes(parts: Sequence[Sequence[Tensor]]) -> int:
-    """Return how long a body is, at most, that carries the tensors of so many requests.
+    """Return an upper bound for the payload that carries the tensors of these requests.
 
-    Elements grow by a third in base64, to a multiple of four. A character of a name may take twelve
-    bytes: platforms write what is not ASCII as two escapes of six.
+    Base64 grows elements by a third, to a multiple of four. A character of a name may take twelve
+    bytes: platforms write non-ASCII characters as two escapes of six.
     """
     return HEAD_BYTES + sum(map(_part_bytes, parts))
 
@@ -130,62 +132,63 @@ def _part_bytes(tensors: Sequence[Tensor]) -> int:
     return size
 
 
-def open_envelope(event: object) -> Envelope:
-    """Return what a function was asked, from a body that is decoded. Raises `ValueError`."""
-    envelope = convert(event, Envelope)
-    if envelope.headgate != VERSION:
-        raise ValueError(f"version {envelope.headgate} of the envelope is not known here")
-    return envelope
+def parse_call(event: object) -> CallJson:
+    """Return the call in a decoded payload. Raises `ValueError` if it is invalid."""
+    call = convert(event, CallJson)
+    if call.headgate != VERSION:
+        raise ValueError(f"unsupported payload version {call.headgate}")
+    return call
 
 
-def works_of(envelope: Envelope) -> list[UnbatchedCall]:
-    """Return the work that an envelope asks for."""
+def unbatched_calls(call: CallJson) -> list[UnbatchedCall]:
+    """Return the requests of a call with their tensors."""
     return [
-        UnbatchedCall(asked.id, asked.items, [_from_json(tensor) for tensor in asked.inputs])
-        for asked in envelope.requests
+        UnbatchedCall(request.id, request.items, [_from_json(tensor) for tensor in request.inputs])
+        for request in call.requests
     ]
 
 
 def encode_response(
     results: Sequence[UnbatchedResult], *, is_cold: bool, took_ms: float
 ) -> dict[str, object]:
-    """Return an answer as plain data, for the platform to encode.
+    """Return a response as plain data, for the platform to encode.
 
-    A result that it has no room for is told as such: whoever asked can have it done elsewhere.
+    A result that does not fit gets the status `TOO_LARGE`, so that the gateway can run it
+    elsewhere.
     """
-    told: list[ResultJson] = []
-    left = LAMBDA_PAYLOAD_BYTES_MAX - HEAD_BYTES
+    result_json: list[ResultJson] = []
+    bytes_left = LAMBDA_PAYLOAD_BYTES_MAX - HEAD_BYTES
     for result in results:
         size = _part_bytes(result.outputs) + 12 * len(result.error)
-        if size > left:
-            problem = f"its answer takes {size} bytes, more than a call can carry"
-            told.append(ResultJson(result.task_id, [], error=problem, status=TOO_LARGE))
+        if size > bytes_left:
+            problem = f"its response takes {size} bytes, more than the payload limit of a call"
+            result_json.append(ResultJson(result.task_id, [], error=problem, status=TOO_LARGE))
             continue
-        left -= size
+        bytes_left -= size
         outputs = [_to_json(tensor) for tensor in result.outputs]
         error, status = result.error, result.status
-        told.append(ResultJson(result.task_id, outputs, result.is_unsure, error, status))
-    answer = ResponseJson(headgate=VERSION, cold=is_cold, took_ms=took_ms, results=told)
-    plain: dict[str, object] = to_builtins(answer)
-    return plain
+        result_json.append(ResultJson(result.task_id, outputs, result.is_unsure, error, status))
+    response = ResponseJson(headgate=VERSION, cold=is_cold, took_ms=took_ms, results=result_json)
+    builtins: dict[str, object] = to_builtins(response)
+    return builtins
 
 
-def decode_answer(body: bytes) -> tuple[ResponseJson, list[UnbatchedResult]]:
-    """Return an answer and what became of each request. Raises `ValueError` if it is none."""
-    answer = _DECODER.decode(body)
-    if answer.headgate != VERSION:
-        raise ValueError(f"version {answer.headgate} of the envelope is not known here")
+def decode_response(body: bytes) -> tuple[ResponseJson, list[UnbatchedResult]]:
+    """Return a response and the results in it. Raises `ValueError` if it is invalid."""
+    response = _DECODER.decode(body)
+    if response.headgate != VERSION:
+        raise ValueError(f"unsupported payload version {response.headgate}")
     results = [
         UnbatchedResult(
-            told.id,
-            [_from_json(tensor) for tensor in told.outputs],
-            told.error,
-            told.status,
-            told.unsure,
+            result_json.id,
+            [_from_json(tensor) for tensor in result_json.outputs],
+            result_json.error,
+            result_json.status,
+            result_json.unsure,
         )
-        for told in answer.results
+        for result_json in response.results
     ]
-    return answer, results
+    return response, results
 
 
 def _to_json(tensor: Tensor) -> TensorJson:

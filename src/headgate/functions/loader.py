@@ -1,4 +1,4 @@
-"""Where a function comes from: an ONNX file, or a class in a Python module."""
+"""Builds the model of a function: from an ONNX file, or from a class in a Python module."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from headgate.functions.onnx_model import OnnxModel
 
 
 class FunctionSource(Protocol):
-    """What an application file says of one function."""
+    """The source of a function in an application file."""
 
     @property
     def model(self) -> str | None:
-        """The path of an ONNX file, from the application's directory."""
+        """The path of an ONNX file, relative to the directory of the application."""
 
     @property
     def code(self) -> str | None:
@@ -32,53 +32,59 @@ class FunctionSource(Protocol):
 
 
 def build_model(source: FunctionSource, base: str, where: str) -> Model:
-    """Return the model, not yet loaded. Modules are found in the `base` directory first.
+    """Return the model, not yet loaded. Modules are searched in the directory `base` first.
 
-    Raises `ConfigError`, naming `where`, if there is none.
+    Raises `ConfigError`, naming `where`, if it cannot be built.
     """
     if source.code is not None:
-        return _made(_found(source.code, base, where), source.options, source.code, where)
+        return _instantiate(
+            _import_class(source.code, base, where), source.options, source.code, where
+        )
     if source.model is None:
         raise ConfigError("has neither model nor code", where=where)
-    return _made(
+    return _instantiate(
         OnnxModel, {"path": Path(base, source.model), **source.options}, source.model, where
     )
 
 
-def _found(code: str, base: str, where: str) -> type[Model]:
+def _import_class(code: str, base: str, where: str) -> type[Model]:
     module_name, _, path = code.partition(":")
     names = [*module_name.split("."), *path.split(".")]
     if not all(name.isidentifier() for name in names):
         raise ConfigError(
-            "names no class", where=where, key="code", value=code, allowed="module:Class"
+            "is not the name of a class",
+            where=where,
+            key="code",
+            value=code,
+            allowed="module:Class",
         )
     if base not in sys.path:
         sys.path.insert(0, base)
     try:
-        found: object = import_module(module_name)
+        target: object = import_module(module_name)
         for name in path.split("."):
-            found = getattr(found, name)
-    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
+            target = getattr(target, name)
+    except (Exception, SystemExit) as error:  # a module may raise anything on import
         problem = f"cannot be imported: {error_text(error)}"
         raise ConfigError(problem, where=where, key="code", value=code) from error
-    if isclass(found) and issubclass(found, Model):
-        return found
-    if isfunction(found):
-        return function(found)
+    if isclass(target) and issubclass(target, Model):
+        return target
+    if isfunction(target):
+        return function(target)
     raise ConfigError(
         "is neither a Model nor a function",
         where=where,
         key="code",
         value=code,
-        allowed="a subclass of headgate.functions.Model, or what @function decorates",
+        allowed="a subclass of headgate.functions.Model, or a function",
     )
 
 
-def _made(cls: type[Model], options: Mapping[str, object], value: str, where: str) -> Model:
+def _instantiate(cls: type[Model], options: Mapping[str, object], value: str, where: str) -> Model:
     try:
         return cls(**options)
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        problem = f"cannot be made: {error_text(error)}"
+        problem = f"cannot be created: {error_text(error)}"
         raise ConfigError(problem, where=where, key="options", value=value) from error

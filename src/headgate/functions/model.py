@@ -1,17 +1,17 @@
-"""A model: four small verbs around what an ML engineer has anyway.
+"""A model: four methods around the code of an ML engineer.
 
     load      once, in the worker: weights, sessions, warm-up
-    decode    one request's arrays -> what `predict` wants of it
+    decode    the arrays of one request -> its part of the input of `predict`
     predict   a whole batch -> a whole batch
     encode    one request's part of that -> its output arrays
 
-All but `predict` have a default. **The one rule:** a request of n items is a *column* of n: an
-array with n rows, a list of n, or a dict of such. Headgate joins the columns that `decode` gave for
-all requests of a batch, calls `predict` once, and cuts its answer, which is a column for just as
-many items, apart for `encode`. A model never sees where one request ends and the next begins, and
-its answer must not depend on it.
+All but `predict` have a default. **The one rule:** what `decode` returns for a request of n items
+is a batch of n: an array with n rows, a list of n, or a dict of those. Headgate concatenates what
+`decode` returned for all requests of a batch, calls `predict` once, and splits its result, which
+must be a batch of as many items, for `encode`. A model never sees where one request ends and the
+next begins, and its result must not depend on it.
 
-With `batches = False` the first dimension means nothing: `predict` gets one request at a time.
+With `batches = False` the first dimension has no meaning, and `predict` gets one request at a time.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ import numpy as np
 
 from headgate.core.errors import ConfigError
 from headgate.functions.arrays import Array, dtype_of
-from headgate.functions.tensor import Declared, Signature, read_specs
+from headgate.functions.tensor import Signature, TensorSpecsLike, parse_specs
 
 
 class Model:
-    """Derive from this, or decorate a plain function with `@function`.
+    """Derive from this class, or decorate a Python function with `@function`.
 
-    `inputs` and `outputs` are what clients see and what requests are checked against, as in
-    `{"image": "FP32[-1, 3, 64, 64]"}`; without, a model looks at what it is given by itself. They
-    may also be set in `load`. Arrays are read-only, and stay as they are for as long as they are
-    kept; one that is kept for long takes shared memory from the requests to come: better copy it.
-    Only where `concurrency` is above 1 several threads use a model at the same time.
-    An output of booleans named `unsure` tells a cascade that a later stage should have a look.
+    `inputs` and `outputs` are shown to clients, and requests are checked against them, as in
+    `{"image": "FP32[-1, 3, 64, 64]"}`. Without them the model must check its inputs itself. They
+    may also be set in `load`. Arrays are read-only and stay valid for as long as they are
+    referenced. An array that is kept for long occupies shared memory that later requests need: copy
+    it instead. Several threads use a model at the same time only if `concurrency` is above 1. A
+    boolean output named `unsure` tells a cascade to run its next stage.
 
     >>> class Scale(Model):
     ...     inputs = {"x": "FP32[-1, 2]"}
@@ -53,41 +53,44 @@ class Model:
            [ 9., 12.]], dtype=float32)}
     """
 
-    inputs: Declared = ()
-    outputs: Declared = ()
+    inputs: TensorSpecsLike = ()
+    outputs: TensorSpecsLike = ()
     batches: bool = True
     platform: ClassVar[str] = "python"
 
-    # `Any` below: what goes from one verb to the next is the model's own business.
+    # `Any` below: the types between the methods are up to the model.
 
     def load(self) -> None:
-        """Make ready to predict. Called once, in the worker, before anything else."""
+        """Prepare to predict. Called once, in the worker, before all other methods."""
 
     def decode(self, inputs: dict[str, Array]) -> Any:
-        """Return what `predict` wants of one request. What this raises is the client's fault."""
+        """Return the part of one request in the input of `predict`.
+
+        Exceptions are client errors.
+        """
         return inputs
 
     def predict(self, batch: Any) -> Any:
-        """Return the answers for a batch, as a column. What this raises is the model's fault."""
+        """Return the results of a batch, as a batch. Exceptions are errors of the model."""
         raise NotImplementedError(f"{type(self).__name__} has no predict")
 
     def encode(self, result: Any) -> dict[str, Array]:
-        """Return the outputs for one request. An array alone is the only output."""
+        """Return the outputs of one request. A single array is the only output."""
         if isinstance(result, np.ndarray):
-            names = [spec.name for spec in read_specs(self.outputs, "outputs")]
+            names = [spec.name for spec in parse_specs(self.outputs, "outputs")]
             return {names[0] if len(names) == 1 else "output": result}
         outputs: dict[str, Array] = result
         return outputs
 
     def unload(self) -> None:
-        """Give back what `load` took, as far as garbage collection does not."""
+        """Release the resources of `load` that garbage collection does not."""
 
     def example(self) -> dict[str, Array] | None:
-        """Return the inputs of a request of one item, to measure with; None if nobody knows.
+        """Return the inputs of a request of one item, for measurements; None if unknown.
 
-        Zeros, and 1 where a dimension may have any size.
+        The default is zeros; dimensions of any size are 1.
         """
-        specs = read_specs(self.inputs, "inputs")
+        specs = parse_specs(self.inputs, "inputs")
         if not specs:
             return None
         arrays: dict[str, Array] = {}
@@ -102,15 +105,15 @@ class Model:
 
 
 def signature_of(model: Model) -> Signature:
-    """Return what a loaded model takes and gives. Raises `ConfigError` if it says it wrongly."""
+    """Return the signature of a loaded model. Raises `ConfigError` if its specs are invalid."""
     name = type(model).__name__
-    inputs = read_specs(model.inputs, f"{name}.inputs")
-    outputs = read_specs(model.outputs, f"{name}.outputs")
+    inputs = parse_specs(model.inputs, f"{name}.inputs")
+    outputs = parse_specs(model.outputs, f"{name}.outputs")
     if model.batches:
         for spec in (*inputs, *outputs):
             if not spec.shape or spec.shape[0] != -1:
                 raise ConfigError(
-                    "counts no items in its first dimension",
+                    "does not count items in its first dimension",
                     where=name,
                     key=spec.name,
                     value=spec.shape,
@@ -119,34 +122,33 @@ def signature_of(model: Model) -> Signature:
     return Signature(inputs, outputs, model.batches, model.platform)
 
 
-# A plain Python function on arrays as a model.
-
-
-Plain: TypeAlias = Callable[..., Any]  # arrays in, an array or a dict or a tuple of them out
+PythonFunction: TypeAlias = Callable[
+    ..., Any
+]  # takes arrays; returns an array, or a dict or tuple of arrays
 
 
 @overload
-def function(plain: Plain, /) -> type[PlainModel]: ...
+def function(python_function: PythonFunction, /) -> type[FunctionModel]: ...
 
 
 @overload
 def function(
-    *, inputs: Declared = (), outputs: Declared = (), batches: bool = True
-) -> Callable[[Plain], type[PlainModel]]: ...
+    *, inputs: TensorSpecsLike = (), outputs: TensorSpecsLike = (), batches: bool = True
+) -> Callable[[PythonFunction], type[FunctionModel]]: ...
 
 
 def function(
-    plain: Plain | None = None,
+    python_function: PythonFunction | None = None,
     /,
     *,
-    inputs: Declared = (),
-    outputs: Declared = (),
+    inputs: TensorSpecsLike = (),
+    outputs: TensorSpecsLike = (),
     batches: bool = True,
-) -> type[PlainModel] | Callable[[Plain], type[PlainModel]]:
-    """Turn a function into a `Model`: its parameters are the inputs, by name.
+) -> type[FunctionModel] | Callable[[PythonFunction], type[FunctionModel]]:
+    """Turn a Python function into a `Model`: its parameters are the inputs, by name.
 
-    It returns the only output, or several as a dict or in the order of `outputs`. Parameters
-    beyond the declared inputs are options: the application file may set them.
+    It returns the only output, or several as a dict or in the order of `outputs`. Parameters beyond
+    the declared inputs are options, which the application file may set.
 
     >>> @function(inputs={"x": "FP32[-1]"}, outputs={"y": "FP32[-1]"})
     ... def scaled(x, factor=2):
@@ -155,25 +157,25 @@ def function(
     >>> scaled(factor=3).predict({"x": np.float32([1, 2])})
     {'y': array([3., 6.], dtype=float32)}
     """
-    if plain is None:
-        return lambda plain: _model_of(plain, inputs, outputs, batches)
-    return _model_of(plain, inputs, outputs, batches)
+    if python_function is None:
+        return lambda python_function: _model_of(python_function, inputs, outputs, batches)
+    return _model_of(python_function, inputs, outputs, batches)
 
 
-class PlainModel(Model):
-    """A function as a model. `@function` fills in the rest."""
+class FunctionModel(Model):
+    """A Python function as a model. `@function` derives a class from it."""
 
-    plain: ClassVar[Plain]
+    wrapped: ClassVar[PythonFunction]
     input_names: ClassVar[frozenset[str]]
     option_names: ClassVar[tuple[str, ...]]
     output_names: ClassVar[tuple[str, ...]]
-    takes_any: ClassVar[bool]  # whatever a request calls its inputs
+    accepts_any_input: ClassVar[bool]  # inputs of any name
 
     def __init__(self, **options: object) -> None:
         for name in options:
             if name not in self.option_names:
                 raise ConfigError(
-                    "is no option of it",
+                    "is not an option of the function",
                     where=type(self).__name__,
                     key=name,
                     allowed=", ".join(self.option_names) or "none",
@@ -181,60 +183,69 @@ class PlainModel(Model):
         self._options = options
 
     def decode(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """Return the inputs, if they are those that the function takes."""
-        if not self.takes_any and inputs.keys() != self.input_names:
+        """Return the inputs after checking their names."""
+        if not self.accepts_any_input and inputs.keys() != self.input_names:
             given, wanted = ", ".join(inputs), ", ".join(sorted(self.input_names))
-            raise ValueError(f"takes the inputs {wanted}; got {given or 'none'}")
+            raise ValueError(f"expects the inputs {wanted}; got {given or 'none'}")
         return inputs
 
     def predict(self, batch: dict[str, Array]) -> object:
         """Call the function."""
-        return _named(type(self).plain(**batch, **self._options), self.output_names)
+        return _name_outputs(type(self).wrapped(**batch, **self._options), self.output_names)
 
 
-def _model_of(plain: Plain, inputs: Declared, outputs: Declared, batches: bool) -> type[PlainModel]:
-    name = plain.__name__
-    declared = [spec.name for spec in read_specs(inputs, f"{name}: inputs")]
-    input_names, option_names, takes_any = _parameters(plain, declared)
+def _model_of(
+    python_function: PythonFunction,
+    inputs: TensorSpecsLike,
+    outputs: TensorSpecsLike,
+    batches: bool,
+) -> type[FunctionModel]:
+    name = python_function.__name__
+    declared_names = [spec.name for spec in parse_specs(inputs, f"{name}: inputs")]
+    input_names, option_names, accepts_any_input = _parameters(python_function, declared_names)
     members = {
-        "__doc__": plain.__doc__,
-        "__module__": plain.__module__,
+        "__doc__": python_function.__doc__,
+        "__module__": python_function.__module__,
         "inputs": inputs,
         "outputs": outputs,
         "batches": batches,
-        "plain": staticmethod(plain),
+        "wrapped": staticmethod(python_function),
         "input_names": input_names,
         "option_names": option_names,
-        "output_names": tuple(spec.name for spec in read_specs(outputs, f"{name}: outputs")),
-        "takes_any": takes_any,
+        "output_names": tuple(spec.name for spec in parse_specs(outputs, f"{name}: outputs")),
+        "accepts_any_input": accepts_any_input,
     }
-    return type(name, (PlainModel,), members)
+    return type(name, (FunctionModel,), members)
 
 
-def _parameters(plain: Plain, declared: list[str]) -> tuple[frozenset[str], tuple[str, ...], bool]:
-    """Return the names of inputs, those of options, and whether any input may be given."""
-    parameters = inspect.signature(plain).parameters.values()
+def _parameters(
+    python_function: PythonFunction, declared_names: list[str]
+) -> tuple[frozenset[str], tuple[str, ...], bool]:
+    """Return the names of inputs, the names of options, and whether inputs of any name are
+    accepted.
+    """
+    parameters = inspect.signature(python_function).parameters.values()
     by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    takes_any = any(p.kind == p.VAR_KEYWORD for p in parameters)
-    needed = declared or [p.name for p in by_name if p.default is p.empty]
+    accepts_any_input = any(p.kind == p.VAR_KEYWORD for p in parameters)
+    needed = declared_names or [p.name for p in by_name if p.default is p.empty]
     missing = [p.name for p in by_name if p.default is p.empty and p.name not in needed]
     unknown = set(needed) - {p.name for p in by_name}
-    if missing or (unknown and not takes_any):
+    if missing or (unknown and not accepts_any_input):
         raise ConfigError(
-            "must have just its inputs as parameters without a default",
-            where=plain.__name__,
+            "must have exactly its inputs as parameters without a default",
+            where=python_function.__name__,
             value=[p.name for p in by_name],
             allowed=", ".join(needed),
         )
     options = tuple(p.name for p in by_name if p.name not in needed)
-    return frozenset(needed), options, takes_any
+    return frozenset(needed), options, accepts_any_input
 
 
-def _named(result: object, names: tuple[str, ...]) -> object:
+def _name_outputs(result: object, names: tuple[str, ...]) -> object:
     if isinstance(result, dict):
         return result
     if not isinstance(result, tuple):
         return {names[0] if len(names) == 1 else "output": result}
     if len(result) != len(names):
-        raise ValueError(f"returned {len(result)} outputs, declared are {len(names)}")
+        raise ValueError(f"returned {len(result)} outputs, but declares {len(names)}")
     return dict(zip(names, result, strict=True))

@@ -1,4 +1,4 @@
-"""A plain ONNX file as a model: what it takes and gives stands in the file."""
+"""An ONNX file as a model. Its signature is read from the file."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from headgate.functions.tensor import TensorSpec
 class OnnxModel(Model):
     """Runs an ONNX file on the CPU.
 
-    Requests go together where the first dimension of every input and output is symbolic. It uses
-    as many `threads` as the process may use cores, unless it is told otherwise.
+    Requests are batched if the first dimension of every input and output is symbolic. `threads`
+    defaults to the number of cores that the process may use.
     """
 
     platform: ClassVar[str] = "onnxruntime_onnx"
@@ -33,7 +33,7 @@ class OnnxModel(Model):
         self._threads = threads
 
     def load(self) -> None:
-        """Read the file. Raises `ConfigError` if that cannot be done."""
+        """Read the file. Raises `ConfigError` if it cannot be read."""
         self._session = _session(self._path, self._threads or len(os.sched_getaffinity(0)))
         self.inputs = _specs(self._session.get_inputs(), self._path)
         self.outputs = _specs(self._session.get_outputs(), self._path)
@@ -41,32 +41,33 @@ class OnnxModel(Model):
             spec.shape and spec.shape[0] == -1 for spec in (*self.inputs, *self.outputs)
         )
         self._output_names = [spec.name for spec in self.outputs]
-        self._texts = [spec.name for spec in self.inputs if spec.datatype == "BYTES"]
+        self._string_inputs = [spec.name for spec in self.inputs if spec.datatype == "BYTES"]
 
     def decode(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """Return the inputs, text as `str`."""
-        for name in self._texts:
+        """Return the inputs, with strings as `str`."""
+        for name in self._string_inputs:
             inputs[name] = _decoded(inputs[name])
         return inputs
 
     def predict(self, batch: dict[str, Array]) -> dict[str, Array]:
-        """Run the file's graph."""
-        answers = self._session.run(self._output_names, batch)
-        return dict(zip(self._output_names, answers, strict=True))
+        """Run the graph of the file."""
+        outputs = self._session.run(self._output_names, batch)
+        return dict(zip(self._output_names, outputs, strict=True))
 
     def unload(self) -> None:
-        """Let the session go."""
+        """Release the session."""
         del self._session
 
 
-# `Any` below: ONNX Runtime is an extra and may not be there, its types neither.
+# `Any` below: ONNX Runtime is an optional extra without types.
 
 
 def _session(path: Path, threads: int) -> Any:
     if not path.is_file():
-        raise ConfigError("is not there", where=str(path))
+        raise ConfigError("does not exist", where=str(path))
     try:
-        # By name, because there are no types for it; here, because it is an extra, and slow.
+        # By name, because it has no types; here, because it is an optional extra and slow to
+        # import.
         onnxruntime = import_module("onnxruntime")
     except ImportError:
         raise ConfigError(
@@ -76,11 +77,11 @@ def _session(path: Path, threads: int) -> Any:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    # Threads that spin while they wait would take cores from their neighbours.
+    # Threads that spin while they wait would take CPU time from other workers.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # it raises many kinds of its own
+    except Exception as error:  # it raises many types of its own
         problem = str(error).replace("\n", " ")
         raise ConfigError(f"cannot be loaded: {problem}", where=str(path)) from None
 
@@ -91,7 +92,7 @@ def _specs(nodes: Sequence[Any], path: Path) -> tuple[TensorSpec, ...]:
         datatype = _DATATYPES.get(node.type)
         if datatype is None:
             raise ConfigError(
-                "cannot be served", where=str(path), key=node.name, value=node.type,
+                "has an unsupported type", where=str(path), key=node.name, value=node.type,
                 allowed=", ".join(_DATATYPES),
             )  # fmt: skip
         shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in node.shape)

@@ -1,8 +1,8 @@
-"""A tensor on its way: named, typed, shaped, and its elements as raw bytes.
+"""Tensors between processes: name, datatype, shape, and elements as raw bytes.
 
-Gateway, workers and clients exchange these; only a function sees arrays. Elements are row-major and
-little-endian. Those of `BYTES` are each preceded by their length in four bytes, as the binary
-extension of the Open Inference Protocol has it.
+Gateways, workers and clients exchange tensors; only functions see arrays. Elements are row-major
+and little-endian. Each element of `BYTES` is preceded by its length in four bytes, as in the binary
+extension of the Open Inference Protocol.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from headgate.core.errors import ConfigError
 
-# Bytes per element of each datatype of the protocol; those of `BYTES` differ in length.
+# Bytes per element of each datatype of the protocol; elements of `BYTES` vary in length.
 ITEM_BYTES: Final[Mapping[str, int]] = MappingProxyType(
     {
         "BOOL": 1,
@@ -39,7 +39,7 @@ ITEM_BYTES: Final[Mapping[str, int]] = MappingProxyType(
 
 @final
 class Block(Struct, array_like=True, frozen=True, gc=False):
-    """Where the elements lie in the sender's shared memory."""
+    """The location of elements in the shared memory of the sender."""
 
     offset: int
     size: int
@@ -57,7 +57,7 @@ class Tensor(Struct, array_like=True, gc=False):
 
 @final
 class TensorSpec(Struct, array_like=True, frozen=True):
-    """What a function expects or gives. A dimension of -1 may have any size."""
+    """An input or output of a function. A dimension of -1 may have any size."""
 
     name: str
     datatype: str
@@ -66,10 +66,10 @@ class TensorSpec(Struct, array_like=True, frozen=True):
 
 @final
 class Signature(Struct, array_like=True, frozen=True):
-    """What a function takes and gives.
+    """The inputs and outputs of a function.
 
-    No inputs at all means that it looks at whatever it is given by itself. `batches` says that the
-    first dimension of every input and output counts items, so that requests can go together.
+    No inputs means that the function checks them itself. `batches` means that the first dimension
+    of every input and output counts items, so that requests can be batched.
     """
 
     inputs: tuple[TensorSpec, ...] = ()
@@ -78,58 +78,61 @@ class Signature(Struct, array_like=True, frozen=True):
     platform: str = "python"
 
 
-# What a function says of its tensors: `"FP32[-1, 3, 64, 64]"`, as clients see it.
+# Specs of tensors as a model declares them: text by name, as in `{"image": "FP32[-1, 3]"}`, or
+# `TensorSpec`s.
+TensorSpecsLike: TypeAlias = Mapping[str, str] | Sequence[TensorSpec]
 
 
-# Either by name, as text, or in full.
-Declared: TypeAlias = Mapping[str, str] | Sequence[TensorSpec]
+def parse_specs(specs_like: TensorSpecsLike, where: str) -> tuple[TensorSpec, ...]:
+    """Return specs in full form. `where` is named in errors.
 
-
-def read_specs(declared: Declared, where: str) -> tuple[TensorSpec, ...]:
-    """Return what was declared in full; `where` is named in errors.
-
-    >>> read_specs({"image": "UINT8[-1, 224, 224, 3]"}, "Cat.inputs")
+    >>> parse_specs({"image": "UINT8[-1, 224, 224, 3]"}, "Cat.inputs")
     (TensorSpec(name='image', datatype='UINT8', shape=(-1, 224, 224, 3)),)
     """
-    if isinstance(declared, Mapping):
-        return tuple(_read(name, text, where) for name, text in declared.items())
-    specs = tuple(declared)
+    if isinstance(specs_like, Mapping):
+        return tuple(_parse_spec(name, text, where) for name, text in specs_like.items())
+    specs = tuple(specs_like)
     names = [spec.name for spec in specs if isinstance(spec, TensorSpec)]
     if len(set(names)) != len(specs):
-        raise ConfigError("must be TensorSpecs of different names", where=where, value=declared)
+        raise ConfigError("must be TensorSpecs with distinct names", where=where, value=specs_like)
     for spec in specs:
         _check(spec, where)
     return specs
 
 
-def write_spec(spec: TensorSpec) -> str:
-    """Return a spec as people write it.
+def format_spec(spec: TensorSpec) -> str:
+    """Return a spec in text form.
 
-    >>> write_spec(TensorSpec("image", "FP32", (-1, 3)))
+    >>> format_spec(TensorSpec("image", "FP32", (-1, 3)))
     'FP32[-1, 3]'
     """
     return f"{spec.datatype}[{', '.join(map(str, spec.shape))}]"
 
 
-def fits(given: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Whether both shapes can be those of one tensor; -1 is any size.
+def shapes_match(given: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether two shapes are compatible; -1 is any size.
 
-    >>> fits((4, 3), (-1, 3)), fits((4, 3), (-1,)), fits((-1, 3), (-1, 5))
+    >>> shapes_match((4, 3), (-1, 3)), shapes_match((4, 3), (-1,)), shapes_match((-1, 3), (-1, 5))
     (True, False, False)
     """
     if len(given) != len(wanted):
         return False
-    for one, other in zip(given, wanted, strict=True):  # per request: a generator is slow
+    # A loop, because a generator is slower and this runs per request.
+    for one, other in zip(given, wanted, strict=True):
         if one != other and one >= 0 and other >= 0:
             return False
     return True
 
 
-def _read(name: str, text: object, where: str) -> TensorSpec:
+def _parse_spec(name: str, text: object, where: str) -> TensorSpec:
     matched = _SPEC.fullmatch(text) if isinstance(text, str) else None
     if matched is None:
         raise ConfigError(
-            "is no tensor", where=where, key=name, value=text, allowed='"FP32[-1, 3]", "INT64[]"'
+            "is not a tensor spec",
+            where=where,
+            key=name,
+            value=text,
+            allowed='"FP32[-1, 3]", "INT64[]"',
         )
     datatype, dimensions = matched.groups()
     shape = tuple(int(size) for size in dimensions.split(",") if size.strip())
@@ -140,10 +143,12 @@ def _read(name: str, text: object, where: str) -> TensorSpec:
 
 def _check(spec: TensorSpec, where: str) -> None:
     if not isinstance(spec.name, str) or not spec.name.isprintable():
-        raise ConfigError("is no name", where=where, value=spec.name, allowed="printable text")
+        raise ConfigError(
+            "is not a valid name", where=where, value=spec.name, allowed="printable text"
+        )
     if spec.datatype not in ITEM_BYTES:
         raise ConfigError(
-            "is no datatype",
+            "is not a datatype",
             where=where,
             key=spec.name,
             value=spec.datatype,

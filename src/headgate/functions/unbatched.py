@@ -1,4 +1,4 @@
-"""Runs requests on a loaded model one by one, for an instance that has no company to batch with."""
+"""Runs requests on a loaded model one by one: a FaaS instance has nothing to batch with."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from headgate.functions.error_text import error_text, sendable
 from headgate.functions.model import Model, signature_of
 from headgate.functions.tensor import Tensor
 
-# Work that goes to a function elsewhere, and what became of it.
+UNSURE: Final = "unsure"
 
 
 class AnyUnbatchedCall(Protocol):
-    """One request for a function, whoever keeps it."""
+    """One request for a function: any class with these attributes."""
 
     task_id: int
     items: int
@@ -34,7 +34,9 @@ class UnbatchedCall(Struct, gc=False):
 
 @final
 class UnbatchedResult(Struct, gc=False):
-    """What became of it: outputs, or an error and whose it is (400 or 500)."""
+    """The result of a request: outputs, or an error with its status (400 client error, 500 function
+    error).
+    """
 
     task_id: int
     outputs: list[Tensor]
@@ -43,46 +45,43 @@ class UnbatchedResult(Struct, gc=False):
     is_unsure: bool = False
 
 
-UNSURE: Final = "unsure"
-
-
 @final
 class UnbatchedRunner:
-    """One loaded model. What is wrong with one request changes no other."""
+    """Runs requests on one loaded model. A bad request affects no other."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._signature = signature_of(model)  # after loading: that may be when it is found out
+        self._signature = signature_of(model)  # after loading, because `load` may set it
         self._inputs = {spec.name: spec.datatype for spec in self._signature.inputs}
         self._outputs = {spec.name: spec.datatype for spec in self._signature.outputs}
 
-    def run(self, work: AnyUnbatchedCall) -> UnbatchedResult:
-        """Return what becomes of a request. Raises nothing."""
+    def run(self, call: AnyUnbatchedCall) -> UnbatchedResult:
+        """Return the result of a request. Never raises."""
         try:
-            column = self._model.decode(self._arrays(work))
-        except Exception as error:  # whatever a model does: what it raises here is the client's
-            return UnbatchedResult(work.task_id, [], error_text(error), 400)
+            value = self._model.decode(self._arrays(call))
+        except Exception as error:  # a model may raise anything; here it is a client error
+            return UnbatchedResult(call.task_id, [], error_text(error), 400)
         try:
-            answer = self._model.predict(column)
-            part = split(answer, [work.items])[0] if self._signature.batches else answer
+            result = self._model.predict(value)
+            part = split(result, [call.items])[0] if self._signature.batches else result
             arrays = self._model.encode(part)
             outputs = self._tensors(arrays)
             unsure = np.asarray(arrays.get(UNSURE, False))
             is_unsure = unsure.dtype == np.bool_ and bool(unsure.any())
-        except Exception as error:  # whatever a model does
-            return UnbatchedResult(work.task_id, [], error_text(error), 500)
-        return UnbatchedResult(work.task_id, outputs, is_unsure=is_unsure)
+        except Exception as error:  # a model may raise anything
+            return UnbatchedResult(call.task_id, [], error_text(error), 500)
+        return UnbatchedResult(call.task_id, outputs, is_unsure=is_unsure)
 
-    def _arrays(self, work: AnyUnbatchedCall) -> dict[str, Array]:
+    def _arrays(self, call: AnyUnbatchedCall) -> dict[str, Array]:
         arrays: dict[str, Array] = {}
-        for tensor in work.inputs:
+        for tensor in call.inputs:
             wanted = self._inputs.get(tensor.name, "" if self._inputs else tensor.datatype)
             if wanted != tensor.datatype:
-                must = f"must be {wanted}" if wanted else "is no input of it"
+                must = f"must be {wanted}" if wanted else "is not an input of the function"
                 raise ValueError(f"{tensor.name}: is {tensor.datatype}, {must}")
             array = to_array(tensor, raw_bf16=wanted == "BF16")
-            if self._signature.batches and array.shape[:1] != (work.items,):
-                raise ValueError(f"{tensor.name}: {list(array.shape)} for {work.items} items")
+            if self._signature.batches and array.shape[:1] != (call.items,):
+                raise ValueError(f"{tensor.name}: {list(array.shape)} for {call.items} items")
             arrays[tensor.name] = array
         missing = [name for name in self._inputs if name not in arrays]
         if missing:
@@ -92,7 +91,7 @@ class UnbatchedRunner:
     def _tensors(self, arrays: dict[str, Array]) -> list[Tensor]:
         missing = [name for name in self._outputs if name not in arrays]
         if missing:
-            raise ValueError(f"there is no output {missing[0]!r}")
+            raise ValueError(f"the output {missing[0]!r} is missing")
         return [
             to_tensor(sendable(name), np.asarray(array), datatype=self._outputs.get(name, ""))
             for name, array in arrays.items()

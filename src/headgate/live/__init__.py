@@ -1,1 +1,1 @@
-"""The live runtime: a gateway, its workers, and the supervisor of both."""
+"""The live runtime: a gateway, its workers, and their supervisor."""

@@ -1,7 +1,7 @@
-"""A vigil: staying awake a moment for an answer that is about to come.
+"""Busy polling: spin the event loop instead of blocking while a single request is in flight.
 
-To sleep and be woken costs a lone request more than everything else that is done for it here. Among
-many requests there is always something else to do, and then there is no vigil.
+A thread wake-up costs more than the rest of the path of a lone request, so the loop spins for up to
+`SPIN_NS`. With several requests in flight the loop has work to do anyway, and it does not spin.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Final, final
 
-VIGIL_NS: Final = 1_000_000  # longer than that, being woken is little beside the waiting
+SPIN_NS: Final = 1_000_000  # beyond this wait, the cost of a wake-up is negligible
 
 
 @final
 class BusyPoll:
-    """Keeps an event loop turning, while `is_worth_it` and for a moment only."""
+    """Keeps an event loop spinning for up to `SPIN_NS`, as long as `should_spin` returns true."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, is_worth_it: Callable[[], bool]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, should_spin: Callable[[], bool]) -> None:
         self._loop = loop
-        self._is_worth_it = is_worth_it
+        self._should_spin = should_spin
         self._until_ns = 0
-        self._is_kept = False
+        self._is_spinning = False
 
-    def keep(self, now_ns: int) -> None:
-        """Stay awake from now on."""
-        self._until_ns = now_ns + VIGIL_NS
-        if not self._is_kept:
-            self._is_kept = True
-            self._loop.call_soon(self._turn)
+    def extend(self, now_ns: int) -> None:
+        """Spin until `SPIN_NS` after `now_ns`."""
+        self._until_ns = now_ns + SPIN_NS
+        if not self._is_spinning:
+            self._is_spinning = True
+            self._loop.call_soon(self._spin)
 
-    def _turn(self) -> None:
-        if self._is_worth_it() and monotonic_ns() < self._until_ns:
-            self._loop.call_soon(self._turn)
+    def _spin(self) -> None:
+        if self._should_spin() and monotonic_ns() < self._until_ns:
+            self._loop.call_soon(self._spin)
         else:
-            self._is_kept = False
+            self._is_spinning = False

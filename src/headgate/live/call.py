@@ -1,8 +1,9 @@
-"""A call: one request of a client, from the moment it is understood to its answer.
+"""A call: one client request, from the end of parsing to its response; and the interface between
+front ends and the runtime.
 
-Front ends (HTTP, gRPC) make calls and hand them to the runtime; the runtime fills in how they ended
-and gives them back through `on_answer`, exactly once, unless the front end has withdrawn the call
-or answered it at its own deadline.
+Front ends (HTTP, gRPC) create calls and submit them to the runtime. The runtime fills in the result
+and returns each call through `on_answer` exactly once, unless the front end has cancelled the call
+or has answered it at its own deadline.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from typing import Final, Protocol, final
 from headgate.core.model import App, Pipeline
 from headgate.functions.tensor import Tensor, TensorSpec
 
-INTERNAL: Final = "internal"  # the reason of a call that failed by a mistake of the gateway
+INTERNAL: Final = "internal"  # `Call.reason` after a defect of the gateway
+CANNOT_LOAD: Final = "cannot be loaded: "
 
 
 @final
 class Call:
-    """What was asked for, and then what became of it."""
+    """The parameters of a client request, and later its result."""
 
     __slots__ = (
         "arrived_ns",
@@ -65,38 +67,35 @@ class Call:
         self.items = items
         self.on_answer = on_answer
         self.client_id = client_id
-        self.priority = priority  # smaller is more urgent; 0 is usual
-        self.deadline_ns = deadline_ns  # on the machine's monotonic clock; 0: the objective's
-        self.is_hard = is_hard  # nobody wants the answer after the deadline
-        self.trace: object = None  # the span of this call, where tracing is on
-        self.client_request_id = b""  # what the client calls it (`X-Request-Id`), or was told to
-        # How it went. Times are on the machine's monotonic clock; 0: never.
+        self.priority = priority  # smaller is more urgent; 0 is the default
+        self.deadline_ns = deadline_ns  # on the monotonic clock; 0: derived from the SLO
+        self.is_hard = is_hard  # the response is worthless after the deadline
+        self.trace: object = None  # the span of this call, if tracing is enabled
+        self.client_request_id = b""  # the `X-Request-Id` of the client, or the one assigned to it
+        # Timestamps of the execution, on the monotonic clock; 0: not reached.
         self.request_id = -1
         self.arrived_ns = 0
-        self.sent_ns = 0  # last handed to a worker
-        self.began_ns = 0  # the worker began to run it
-        self.ended_ns = 0  # the worker had run it
-        self.batch_items = 0  # items that ran together, its own among them
-        # How it ended: `outcome` is one of `Outcome`.
+        self.sent_ns = 0  # last dispatched
+        self.began_ns = 0  # execution began on the worker
+        self.ended_ns = 0  # execution ended on the worker
+        self.batch_items = 0  # items in the batch, those of this call included
+        # The result: `outcome` is an `Outcome`.
         self.outcome: int | None = None
         self.reason = ""
         self.predicted_ns = 0
         self.retry_ns = 0
         self.outputs: list[Tensor] = []
-        self.error = ""  # what the function said when it could not do it
-        self.status = 500  # and whose fault that was: 400 the client's, 500 its own
-
-
-# What a front end may know of the runtime and ask of it.
+        self.error = ""  # error message of the function
+        self.status = 500  # HTTP status of that error: 400 client error, 500 function error
 
 
 class GatewayPhase(Enum):
-    """Where a gateway is in its life."""
+    """Lifecycle of a gateway."""
 
     STARTING = "starting"  # alive, not ready
     READY = "ready"
-    LEAVING = "leaving"  # says it is not ready, and serves still: balancers need time to notice
-    DRAINING = "draining"  # takes no more; what it has is finished
+    LAME_DUCK = "shutting down"  # not ready but still serving: load balancers need time to notice
+    DRAINING = "draining"  # accepts no new requests and finishes the open ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,79 +105,76 @@ class ServedModel:
     name: str
     pipeline: Pipeline
     platform: str
-    inputs: tuple[TensorSpec, ...]  # none: the function looks at whatever it is given by itself
+    inputs: tuple[TensorSpec, ...]  # empty: the function checks its inputs itself
     outputs: tuple[TensorSpec, ...]
     batches: bool  # the first dimension counts items
-    items_max: int  # of one request
+    items_max: int  # per request
 
 
 def without_details(problem: str) -> str:
-    """Return a problem as anybody may see it: of an exception, its type and not what it says.
+    """Remove the message of an exception from a problem and keep its type: safe for any client.
 
     >>> without_details("cannot be loaded: OSError: there is no secret/weights")
     'cannot be loaded: OSError'
     """
-    before, found, reason = problem.partition(CANNOT_LOAD)
+    before, separator, reason = problem.partition(CANNOT_LOAD)
     kind = reason.partition(":")[0]
-    if not found:
+    if not separator:
         return problem
     return f"{before}{CANNOT_LOAD}{kind if kind.isidentifier() else 'unknown error'}"
 
 
-CANNOT_LOAD: Final = "cannot be loaded: "
-
-
 class FrontEndApi(Protocol):
-    """The runtime, as front ends see it. Everything here runs on the gateway's one event loop."""
+    """The runtime, as front ends see it. All methods run on the one event loop of the gateway."""
 
     @property
     def phase(self) -> GatewayPhase:
-        """Where it is in its life."""
+        """The current lifecycle phase."""
 
     @property
     def app(self) -> App:
-        """What is served. Clients are the tenants."""
+        """The application that is served. Its clients are the tenants."""
 
     @property
     def models(self) -> Mapping[str, ServedModel]:
-        """By name; empty while it is starting."""
+        """Served models by name; empty while the gateway is starting."""
 
     def problem(self, model: ServedModel) -> str:
-        """Why a model cannot be asked just now; nothing if it is ready."""
+        """Return why a model cannot serve requests now; empty if it can."""
 
     def now_ns(self) -> int:
-        """The machine's monotonic clock, which deadlines are on."""
+        """Return the time on the monotonic clock, which deadlines refer to."""
 
     def submit(self, call: Call) -> None:
-        """Have it answered: `call.on_answer(call)` is called later, once, never from within."""
+        """Run a call.
+
+        `call.on_answer(call)` is called once, later, and never from within `submit`.
+        """
 
     def cancel(self, call: Call) -> None:
-        """Nobody waits for the answer any more: `on_answer` is not called."""
+        """Cancel a call: `on_answer` will not be called."""
 
 
-# Whether the server and its models are ready, and why not, in words that anybody may see.
+def problems(runtime: FrontEndApi) -> dict[str, str]:
+    """Return why models cannot serve requests now, by name, without details of exceptions."""
+    by_name = {name: runtime.problem(model) for name, model in runtime.models.items()}
+    return {name: without_details(problem) for name, problem in by_name.items() if problem}
 
 
-def problems(serving: FrontEndApi) -> dict[str, str]:
-    """Why models cannot be asked just now, by name."""
-    found = {name: serving.problem(model) for name, model in serving.models.items()}
-    return {name: without_details(problem) for name, problem in found.items() if problem}
+def server_problem(runtime: FrontEndApi) -> str:
+    """Return why load balancers should not send requests to this server; empty if it is ready."""
+    if runtime.phase is not GatewayPhase.READY:
+        return f"the server is {runtime.phase.value}"
+    model_problems = problems(runtime)
+    return f"not ready: {', '.join(model_problems)}" if model_problems else ""
 
 
-def server_problem(serving: FrontEndApi) -> str:
-    """Why balancers should send nothing here just now; nothing if everything can be asked."""
-    if serving.phase is not GatewayPhase.READY:
-        return f"the server is {serving.phase.value}"
-    broken = problems(serving)
-    return f"not ready: {', '.join(broken)}" if broken else ""
+def model_problem(runtime: FrontEndApi, model: ServedModel, *, in_full: bool) -> str:
+    """Return why a model cannot serve requests now; empty if it can.
 
-
-def model_problem(serving: FrontEndApi, model: ServedModel, *, in_full: bool) -> str:
-    """Why a model cannot be asked just now; nothing if it is ready.
-
-    `in_full`: with what an exception says, for clients that are to see such things.
+    `in_full` includes the messages of exceptions, for clients that may see them.
     """
-    if serving.phase is not GatewayPhase.READY:
-        return f"the server is {serving.phase.value}"
-    problem = serving.problem(model)
+    if runtime.phase is not GatewayPhase.READY:
+        return f"the server is {runtime.phase.value}"
+    problem = runtime.problem(model)
     return problem if in_full else without_details(problem)

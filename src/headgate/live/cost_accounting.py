@@ -1,4 +1,4 @@
-"""What a gateway keeps account of beside its requests: money, cold starts, and how profiles err."""
+"""Cost per pipeline, tenant and pool, and the prediction error of profiles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headgate.live.pools.registry import RemotePools
 from headgate.live.pools.remote_pool import Shares
 from headgate.live.telemetry.metrics import FaasPoolGauges, GaugeSnapshot
 
-FORGET: Final = 0.05  # how much the latest batch counts in a mean that forgets
+EWMA_WEIGHT: Final = 0.05  # weight of the latest batch in the exponentially weighted mean
 STATE_NAMES: Final = {
     InstanceState.STARTING: "starting",
     InstanceState.IDLE: "idle",
@@ -27,64 +27,65 @@ STATE_NAMES: Final = {
 
 @final
 class CostAccounting:
-    """Adds up per batch; makes `GaugeSnapshot` when somebody looks."""
+    """Accumulates per batch and call; computes a `GaugeSnapshot` on demand."""
 
     def __init__(self, app: App) -> None:
         self._app = app
-        # By pipeline, client and pool: time that a slot of a node worked for them.
+        # By pipeline, client and pool: slot time used, and idle slot time apportioned to them.
         self._busy_ns: Counter[tuple[int, int, int]] = Counter()
-        self._idle_ns: Counter[tuple[int, int, int]] = Counter()  # and time they answer for
-        self._up_ns: Counter[int] = Counter()  # by pool: time of nodes that are gone
-        self._up_since_ns: dict[int, tuple[int, int]] = {}  # by node: its pool, and since when
-        self._error_s: dict[int, float] = {}  # by variant
-        # What was paid by the call, by pipeline, client and pool; and what keeping ready cost, by
-        # pipeline and pool: that is no client's.
+        self._idle_ns: Counter[tuple[int, int, int]] = Counter()
+        self._up_ns: Counter[int] = Counter()  # by pool: uptime of nodes that have left
+        # By node: its pool, and since when it is up.
+        self._up_since_ns: dict[int, tuple[int, int]] = {}
+        self._error_s: dict[int, float] = {}  # by variant: mean prediction error
+        # Cost of calls by pipeline, client and pool; cost of keep-warm by pipeline and pool, which
+        # is not attributed to any client.
         self._called_usd: dict[tuple[int, int, int], float] = {}
         self._warm_usd: dict[tuple[int, int], float] = {}
 
-    def node_joined(self, node_id: int, pool_id: int) -> None:
-        """It costs money from now on."""
+    def on_node_joined(self, node_id: int, pool_id: int) -> None:
+        """Start to bill a node."""
         self._up_since_ns[node_id] = (pool_id, monotonic_ns())
 
-    def node_lost(self, node_id: int) -> None:
-        """It costs nothing any more."""
-        found = self._up_since_ns.pop(node_id, None)
-        if found is not None:
-            self._up_ns[found[0]] += monotonic_ns() - found[1]
+    def on_node_lost(self, node_id: int) -> None:
+        """Stop billing a node."""
+        up = self._up_since_ns.pop(node_id, None)
+        if up is not None:
+            self._up_ns[up[0]] += monotonic_ns() - up[1]
 
-    def batch_ran(self, variant_id: int, items: int, took_ns: int) -> None:
-        """A batch took so long."""
+    def on_batch_ran(self, variant_id: int, items: int, took_ns: int) -> None:
+        """Update the prediction error of a variant with the duration of a batch."""
         error_s = (took_ns - self._app.variants[variant_id].profile.exec_ns[items - 1]) * 1e-9
         before_s = self._error_s.get(variant_id, error_s)
-        self._error_s[variant_id] = before_s + FORGET * (error_s - before_s)
+        self._error_s[variant_id] = before_s + EWMA_WEIGHT * (error_s - before_s)
 
-    def call_ran(self, call: Call, pool_id: int) -> None:
-        """A call had its part of a batch."""
+    def on_call_ran(self, call: Call, pool_id: int) -> None:
+        """Attribute to a call its share of the duration of its batch, by items."""
         share_ns = (call.ended_ns - call.began_ns) * call.items // max(1, call.batch_items)
         self._busy_ns[call.pipeline_id, call.client_id, pool_id] += share_ns
 
-    def called(self, pool_id: int, shares: Shares, took_ns: int) -> None:
-        """A call took so long, for so many items of each pipeline and client."""
+    def on_call_billed(self, pool_id: int, shares: Shares, took_ns: int) -> None:
+        """Attribute the price of one FaaS call to pipelines and clients, by items."""
         platform = self._app.pools[pool_id].faas
         if platform is None:
-            return  # that is paid by the hour
+            return  # a pool paid by the hour
         usd = platform.usd(took_ns) / max(1, sum(items for _, _, items in shares))
         for pipeline_id, client_id, items in shares:
             key = (pipeline_id, client_id, pool_id)
             self._called_usd[key] = self._called_usd.get(key, 0.0) + usd * items
 
-    def kept_warm(self, pool_id: int, function: str, usd: float) -> None:
-        """Keeping instances of a function ready has cost so much: for whoever uses it first."""
+    def on_keep_warm_billed(self, pool_id: int, function: str, usd: float) -> None:
+        """Attribute the cost of keep-warm to the first pipeline that uses the function."""
         for pipeline in self._app.pipelines:
             if any(stage.function.name == function for stage in pipeline.stages):
                 key = (pipeline.id, pool_id)
                 self._warm_usd[key] = self._warm_usd.get(key, 0.0) + usd
                 return
 
-    def readings(
-        self, view: View | None, calls: list[Call], outposts: RemotePools | None = None
+    def gauge_snapshot(
+        self, view: View | None, calls: list[Call], remote_pools: RemotePools | None = None
     ) -> GaugeSnapshot:
-        """One look at everything."""
+        """Return the current value of every gauge."""
         app = self._app
         names = [pipeline.name for pipeline in app.pipelines]
         queued = Counter(dict.fromkeys(names, 0))
@@ -101,12 +102,12 @@ class CostAccounting:
             app.functions[app.variants[id].function_id].name: error_s
             for id, error_s in self._error_s.items()
         }
-        spills = {} if view is None else _spills(view, outposts)
+        spills = {} if view is None else _faas_pool_gauges(view, remote_pools)
         return GaugeSnapshot(queued, open_calls, replicas, errors, self._cost_usd(), spills)
 
     def _cost_usd(self) -> dict[tuple[str, str, str, str], float]:
-        """By model, tenant, tier and basis."""
-        self._share_out_idle_time()
+        """Return the cost by model, tenant, tier and basis."""
+        self._apportion_idle_time()
         app = self._app
         costs: dict[tuple[str, str, str, str], float] = {}
         for basis, spent in (("usage", self._busy_ns), ("idle", self._idle_ns)):
@@ -125,8 +126,8 @@ class CostAccounting:
             costs[app.pipelines[pipeline_id].name, "", tier, "warm"] = usd
         return costs
 
-    def _share_out_idle_time(self) -> None:
-        """What nobody used since the last look is everybody's, by what each has used so far."""
+    def _apportion_idle_time(self) -> None:
+        """Apportion new idle slot time in proportion to the slot time used so far."""
         now_ns = monotonic_ns()
         held_ns = self._up_ns.copy()
         for pool_id, since_ns in self._up_since_ns.values():
@@ -143,32 +144,32 @@ class CostAccounting:
 
 
 def breakers(view: View) -> dict[str, str]:
-    """Return the state of each breaker, by pool that is paid by the call.
+    """Return the state of the circuit breaker of each pay-per-call pool, by pool name.
 
-    Where something else keeps calls from going there, that follows: `closed, budget`.
+    If something other than the breaker blocks calls, the reason is appended: `closed, budget`.
     """
     now_ns = monotonic_ns()
-    told: dict[str, str] = {}
-    for spillway in view.breakers:
-        if spillway is not None:
-            state, reason = BREAKER_STATE_NAMES[spillway.state], spillway.blocked_by(now_ns)
+    states: dict[str, str] = {}
+    for breaker in view.breakers:
+        if breaker is not None:
+            state, reason = BREAKER_STATE_NAMES[breaker.state], breaker.blocked_by(now_ns)
             is_other = reason not in (CallBlock.NONE, CallBlock.BREAKER)
-            told[spillway.pool.name] = f"{state}, {reason}" if is_other else state
-    return told
+            states[breaker.pool.name] = f"{state}, {reason}" if is_other else state
+    return states
 
 
-def _spills(view: View, outposts: RemotePools | None) -> dict[str, FaasPoolGauges]:
+def _faas_pool_gauges(view: View, remote_pools: RemotePools | None) -> dict[str, FaasPoolGauges]:
     now_ns = monotonic_ns()
     spills: dict[str, FaasPoolGauges] = {}
-    for pool_id, outpost in () if outposts is None else outposts.by_pool.items():
-        spillway = view.breakers[pool_id]
-        if spillway is not None and outposts is not None:
-            spills[spillway.pool.name] = FaasPoolGauges(
-                spillway.state,
-                spillway.blocked_by(now_ns),
-                spillway.in_flight,
-                outpost.ended,
-                outposts.warmths[pool_id].pings,
-                spillway.spent_usd(now_ns),
+    for pool_id, remote_pool in () if remote_pools is None else remote_pools.by_pool.items():
+        breaker = view.breakers[pool_id]
+        if breaker is not None and remote_pools is not None:
+            spills[breaker.pool.name] = FaasPoolGauges(
+                breaker.state,
+                breaker.blocked_by(now_ns),
+                breaker.in_flight,
+                remote_pool.outcomes,
+                remote_pools.warm_keepers[pool_id].pings,
+                breaker.spent_usd(now_ns),
             )
     return spills

@@ -1,6 +1,7 @@
-"""The assignment: what the supervisor tells its gateway and its workers, as a file.
+"""Deployment descriptor: the file that the supervisor writes for its gateway and its workers.
 
-They all read the same one, so that an application file edited meanwhile cannot make them disagree.
+All processes read the same file, so that an edit of the application file in the meantime cannot
+make them disagree.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
 from headgate.core.model import App, Tier
 
-_FILE: Final = "assignment.json"
+_FILE: Final = "deployment.json"
 
 
 @final
 class NodeSpec(Struct, frozen=True):
-    """One node, and the cores that its worker is pinned to."""
+    """One node, and the cores its worker is pinned to."""
 
     id: int
     pool_id: int
@@ -33,9 +34,9 @@ class NodeSpec(Struct, frozen=True):
 
 @final
 class Deployment(Struct, frozen=True):
-    """An application, where its files are, and the nodes that serve it."""
+    """An application, the directory of its files, and the nodes that serve it."""
 
-    spec: dict[str, Any]  # the application as plain data, every default filled in
+    spec: dict[str, Any]  # the application as plain data, with every default filled in
     base: str  # directory that `model` and `code` are relative to
     nodes: list[NodeSpec]
 
@@ -44,22 +45,19 @@ class Deployment(Struct, frozen=True):
         return from_spec(self.spec, _FILE)
 
 
-def write(run_dir: Path, assignment: Deployment) -> None:
-    """Leave it where `read` finds it."""
-    (run_dir / _FILE).write_bytes(msgspec.json.encode(assignment))
+def write_deployment(run_dir: Path, deployment: Deployment) -> None:
+    """Write the descriptor into the run directory."""
+    (run_dir / _FILE).write_bytes(msgspec.json.encode(deployment))
 
 
-def read(run_dir: Path) -> Deployment:
-    """Return what the supervisor left there."""
+def read_deployment(run_dir: Path) -> Deployment:
+    """Read the descriptor from the run directory."""
     return msgspec.json.decode((run_dir / _FILE).read_bytes(), type=Deployment)
 
 
 def socket_path(run_dir: Path, node_id: int) -> Path:
-    """Where the worker of a node listens."""
+    """Return the path of the Unix socket that the worker of a node listens on."""
     return run_dir / f"node-{node_id}.sock"
-
-
-# Which node gets which cores.
 
 
 def assign_cores(
@@ -68,15 +66,15 @@ def assign_cores(
     where: str,
     providers: Sequence[Provider | None] = (),
 ) -> list[NodeSpec]:
-    """Return the nodes of all pools that run here, each with cores of its own as far as they go.
+    """Return the nodes of all local pools, each with cores of its own as far as they suffice.
 
-    A pool that says how many CPUs a node has gets as many, rounded up. The others share what is
-    left, but for one core, which is the gateway's. Cores are given away from the last one down,
-    because whatever else runs on a machine tends to run on the first. Without `providers` all
-    pools are meant to run here.
+    A pool that declares its CPUs gets that many cores per node, rounded up. The other pools share
+    the remaining cores equally, except for one core that is left to the gateway. Cores are assigned
+    from the highest number down, because other processes of a machine tend to run on the lowest.
+    Without `providers` all pools are local.
     """
-    declared = 0
-    undeclared = 0
+    cores_declared = 0
+    nodes_undeclared = 0
     kinds = [provider.kind if provider is not None else "local" for provider in providers]
     pools = [pool for pool in app.pools if not kinds or kinds[pool.id] == "local"]
     for pool in pools:
@@ -90,21 +88,26 @@ def assign_cores(
             allowed = "tier: dedicated, or headgate simulate"
             raise ConfigError(problem, where=where, key=f"pools.{pool.name}", allowed=allowed)
         if pool.cpu_milli < NEVER_NS:
-            declared += pool.nodes * _cpus(pool.cpu_milli)
+            cores_declared += pool.nodes * _cpus(pool.cpu_milli)
         else:
-            undeclared += pool.nodes
-    left = len(cores) - 1 - declared
-    share = max(1, left // undeclared) if undeclared else 1
-    found: list[NodeSpec] = []
-    order = sorted(cores, reverse=True)
+            nodes_undeclared += pool.nodes
+    cores_left = len(cores) - 1 - cores_declared
+    share = max(1, cores_left // nodes_undeclared) if nodes_undeclared else 1
+    nodes: list[NodeSpec] = []
+    ordered_cores = sorted(cores, reverse=True)
     taken = 0
     for pool in pools:
         count = _cpus(pool.cpu_milli) if pool.cpu_milli < NEVER_NS else share
         for number in range(pool.nodes):
-            own = [order[(taken + i) % len(order)] for i in range(min(count, len(order)))]
+            node_cores = [
+                ordered_cores[(taken + i) % len(ordered_cores)]
+                for i in range(min(count, len(ordered_cores)))
+            ]
             taken += count
-            found.append(NodeSpec(len(found), pool.id, f"{pool.name}{number + 1}", sorted(own)))
-    return found
+            nodes.append(
+                NodeSpec(len(nodes), pool.id, f"{pool.name}{number + 1}", sorted(node_cores))
+            )
+    return nodes
 
 
 def _cpus(milli: int) -> int:

@@ -1,17 +1,19 @@
-"""The driver: owns the Scheduler, and is the only one to speak to it.
+"""The driver: owns the Scheduler and is the only caller of it.
 
-A driver of the seam like the simulator's engine, and as small: no decision is made here. Everybody
-else posts events to its inbox; once per turn of the event loop it hands them over, what ends work
-before what brings work, and carries out what the Scheduler says. The clock is read once per event.
+Like the engine of the simulator it is a small driver of the seam and decides nothing. Everyone else
+posts events to its inbox. Once per iteration of the event loop it passes the events to the
+Scheduler, those that end work before those that bring work, and executes the returned actions. The
+clock is read once per event.
 
-An exception that nobody expected costs what it was about and nothing else. Every action is carried
-out by itself: a batch that cannot be sent comes back as refused, an answer that cannot be given is
-given as 500. If the Scheduler itself breaks, its state is unknown from then on: the requests that
-the event was about are answered with 500, whatever was open then and is open long after as well;
-and if it breaks at one kind of event again and again, everything open is answered with 503 and the
-gateway ends, to be started again. All of that is logged and counted (`fault`).
+Unexpected exceptions are contained. Each action is executed by itself: a batch that cannot be sent
+is reported as refused, and a response that cannot be delivered becomes a 500. If the Scheduler
+itself raises, its state is unknown from then on. The requests that the event concerned are answered
+with 500; requests that were open at that moment and are still open after `recheck_s` are answered
+with 500 as well. If the Scheduler raises `FAULTS_MAX` times in a row at one kind of event, all open
+requests are answered with 503 and the gateway exits, to be restarted. All of this is logged and
+counted (`count_fault`).
 
-Everything runs on one event loop, so there is nothing to lock.
+Everything runs on one event loop, so nothing is locked.
 """
 
 from __future__ import annotations
@@ -58,176 +60,175 @@ from headgate.core.scheduler.scheduler import Scheduler
 from headgate.live.event_log import EventLog, Rotation
 from headgate.policies import find_policy
 
-FAULTS_MAX: Final = 10  # of the Scheduler, at one kind of event in a row
-_INTERNAL: Final = "an error of the gateway"
-
+FAULTS_MAX: Final = 10  # consecutive exceptions of the Scheduler at one kind of event
+SEED: Final = 0
+FLUSH_EVERY_S: Final = 0.25
+_INTERNAL: Final = "internal error of the gateway"
 _LOG: Final = logging.getLogger(__name__)
+Record = Callable[[int, Event, list[Action]], None]
+CountFault = Callable[[str], None]
+
+
+def ignore_fault(kind: str) -> None:
+    """Do not count faults."""
 
 
 class ActionExecutor(Protocol):
-    """Who carries out what the Scheduler says."""
+    """Executes the actions of the Scheduler."""
 
     def settle(self, now_ns: int, action: Settle) -> None:
-        """Answer a client."""
+        """Send the response of a request."""
 
     def dispatch(self, now_ns: int, action: Dispatch) -> None:
-        """Send a batch to its worker. Raises only if nothing of it has been sent."""
+        """Send a batch to its worker. Raises only if nothing of the batch has been sent."""
 
-    def order(self, action: PlacedAction) -> None:
-        """Send a worker any other order."""
+    def execute(self, action: PlacedAction) -> None:
+        """Send any other action to its worker."""
 
     def keep_warm(self, action: KeepWarm) -> None:
-        """Have a platform keep instances ready from now on."""
+        """Keep this many instances of a FaaS pool warm from now on."""
 
     def open_requests(self) -> Collection[int]:
-        """The requests that have no answer yet."""
+        """Return the requests without a response."""
 
     def fail(self, request_ids: Collection[int]) -> None:
-        """Answer those of them that have no answer yet: 500, a mistake of ours."""
+        """Answer requests that are still open with 500, after a defect of the gateway."""
 
-    def failed(self, error: BaseException) -> None:
-        """It cannot go on: answer whatever is open with 503, and end."""
-
-
-Record = Callable[[int, Event, list[Action]], None]
-Fault = Callable[[str], None]
-
-
-def no_fault(kind: str) -> None:
-    """Count nothing."""
+    def abort(self, error: BaseException) -> None:
+        """Answer all open requests with 503 and shut down."""
 
 
 @final
 class Driver:
-    """Feeds one Scheduler on one event loop."""
+    """Drives one Scheduler on one event loop."""
 
     def __init__(
         self,
         scheduler: Scheduler,
-        hands: ActionExecutor,
+        executor: ActionExecutor,
         loop: asyncio.AbstractEventLoop,
         *,
         record: Record | None = None,
-        fault: Fault = no_fault,
-        suspect_s: float = 120.0,
+        count_fault: CountFault = ignore_fault,
+        recheck_s: float = 120.0,
     ) -> None:
-        """`suspect_s`: what was open when the Scheduler broke has so long to be answered."""
+        """`recheck_s`: how long requests that were open when the Scheduler raised may stay open."""
         self.scheduler = scheduler
-        self._hands = hands
+        self._executor = executor
         self._loop = loop
         self._record = record
-        self._fault = fault
-        self._suspect_s = suspect_s
+        self._count_fault = count_fault
+        self._recheck_s = recheck_s
         self._inbox: list[Event] = []
-        self._is_awake = False
+        self._is_drain_scheduled = False
         self._timers: dict[TimerKey, tuple[int, asyncio.TimerHandle]] = {}
-        self._out: dict[int, list[int]] = {}  # by batch that is out: its tasks
-        self._faults: dict[type[Event], int] = {}  # of the Scheduler, in a row
-        self._suspects: asyncio.TimerHandle | None = None
-        self._is_suspicious = False  # it has broken again since
+        self._tasks_in_flight: dict[int, list[int]] = {}  # by batch in flight: its tasks
+        self._faults: dict[type[Event], int] = {}  # consecutive exceptions of the Scheduler
+        self._recheck_timer: asyncio.TimerHandle | None = None
+        self._needs_recheck = False  # the Scheduler raised again after the recheck was scheduled
         self._is_stopped = False
 
     def post(self, event: Event) -> None:
-        """Have the Scheduler told, before the loop waits again."""
+        """Queue an event for the Scheduler, to be handled before the loop blocks again."""
         self._inbox.append(event)
-        if not self._is_awake:
-            self._is_awake = True
+        if not self._is_drain_scheduled:
+            self._is_drain_scheduled = True
             self._loop.call_soon(self._drain)
 
     def stop(self) -> None:
-        """Forget all timers and take no more events."""
+        """Cancel all timers and drop all further events."""
         self._is_stopped = True
         for _, handle in self._timers.values():
             handle.cancel()
         self._timers.clear()
-        if self._suspects is not None:
-            self._suspects.cancel()
+        if self._recheck_timer is not None:
+            self._recheck_timer.cancel()
 
     def _drain(self) -> None:
-        self._is_awake = False
+        self._is_drain_scheduled = False
         inbox, self._inbox = self._inbox, []
         if len(inbox) > 1:
-            inbox.sort(key=_RANK)  # stable: among equals, in the order they came about
+            inbox.sort(key=_RANK)  # a stable sort: events of equal rank stay in order of arrival
         for event in inbox:
             if self._is_stopped:
                 return
-            self._tell(event)
+            self._handle(event)
 
-    def _tell(self, event: Event) -> None:
-        """Hand one event over, and carry out what follows from it. Never raises."""
+    def _handle(self, event: Event) -> None:
+        """Pass one event to the Scheduler and execute the resulting actions. Never raises."""
         now_ns = monotonic_ns()
         try:
             actions = self.scheduler.handle(now_ns, event)
         except DriverError as error:
-            self._event_refused(event, error)
+            self._event_rejected(event, error)
             return
         except PolicyError as error:
-            # A defect of the policy. What was ordered stands, so the world must hear of it.
-            _LOG.error("the policy made a mistake: %s", error, exc_info=error)
-            self._fault("policy")
+            # A defect of the policy. The actions issued before the error stand and must be
+            # executed, or workers and Scheduler would disagree.
+            _LOG.error("the policy raised an error: %s", error, exc_info=error)
+            self._count_fault("policy")
             actions = [action for action in error.actions if isinstance(action, Action)]
         except Exception as error:
-            self._carry_out(now_ns, event, self.scheduler.actions_so_far)
-            self._scheduler_broke(event, error)
+            self._execute(now_ns, event, self.scheduler.actions_so_far)
+            self._scheduler_failed(event, error)
             return
         if self._faults:
             self._faults.pop(type(event), None)
-        self._carry_out(now_ns, event, actions)
+        self._execute(now_ns, event, actions)
         if isinstance(event, BatchFinished):
-            self._out.pop(event.batch_id, None)
+            self._tasks_in_flight.pop(event.batch_id, None)
         elif not isinstance(event, RequestArrived):
-            self._forget(event)
+            self._forget_batch(event)
 
-    def _carry_out(self, now_ns: int, event: Event, actions: list[Action]) -> None:
+    def _execute(self, now_ns: int, event: Event, actions: list[Action]) -> None:
         if self._record is not None:
             try:
                 self._record(now_ns, event, actions)
             except Exception:
-                _LOG.exception("the event log ends here; serving goes on")
-                self._fault("event_log")
+                _LOG.exception("the event log failed and ends here; serving continues")
+                self._count_fault("event_log")
                 self._record = None
-        # Workers first: answering takes a while, and they had better work meanwhile.
-        hands = self._hands
+        # Dispatches first and responses last: workers run while responses are written.
+        executor = self._executor
         settled: list[Settle] = []
         for action in actions:
             try:
                 if isinstance(action, Settle):
                     settled.append(action)
                 elif isinstance(action, Dispatch):
-                    self._out[action.batch_id] = action.task_ids
-                    hands.dispatch(now_ns, action)
+                    self._tasks_in_flight[action.batch_id] = action.task_ids
+                    executor.dispatch(now_ns, action)
                 elif isinstance(action, SetTimer):
                     self._set_timer(now_ns, action.key, action.at_ns)
                 elif isinstance(action, CancelTimer):
                     self._cancel_timer(action.key)
                 elif isinstance(action, KeepWarm):
-                    hands.keep_warm(action)
+                    executor.keep_warm(action)
                 elif isinstance(action, PlacedAction):
-                    hands.order(action)
+                    executor.execute(action)
                 else:
-                    assert isinstance(action, ReportFault)  # for the log; the error has been told
+                    # Recorded in the event log; the error was logged above.
+                    assert isinstance(action, ReportFault)
             except Exception:
-                self._action_broke(action)
+                self._action_failed(action)
         for settle in settled:
             try:
-                hands.settle(now_ns, settle)
+                executor.settle(now_ns, settle)
             except Exception:
-                self._action_broke(settle)
+                self._action_failed(settle)
 
-    def _forget(self, event: Event) -> None:
-        """A batch is not out any more."""
+    def _forget_batch(self, event: Event) -> None:
+        """Forget the tasks of a batch that is no longer in flight."""
         if isinstance(event, BatchFailed | BatchLost | BatchRefused):
-            self._out.pop(event.batch_id, None)
+            self._tasks_in_flight.pop(event.batch_id, None)
         elif isinstance(event, TimerFired) and event.key[0] == "lost":
-            self._out.pop(event.key[1], None)
+            self._tasks_in_flight.pop(event.key[1], None)
 
-    # --- what should never happen --------------------------------------------------------------
-
-    def _action_broke(self, action: Action) -> None:
-        """Have what could not be carried out end, so that nothing waits for it."""
+    def _action_failed(self, action: Action) -> None:
+        """Report the failed action as ended, so that nothing waits for it."""
         kind = type(action).__name__
-        _LOG.exception("%s could not be carried out", kind)
-        self._fault(_FAULTS.get(kind, "order"))
+        _LOG.exception("the action %s failed", kind)
+        self._count_fault(_FAULT_KINDS.get(kind, "order"))
         if isinstance(action, Settle):
             self._fail([action.request_id])
         elif isinstance(action, Dispatch):
@@ -235,41 +236,42 @@ class Driver:
         elif isinstance(action, StartInstance | StopInstance):
             self.post(InstanceStopped(action.instance_id, _INTERNAL))
 
-    def _event_refused(self, event: Event, error: DriverError) -> None:
-        """An event that cannot have happened: a defect of ours, or a worker that tells stories.
+    def _event_rejected(self, event: Event, error: DriverError) -> None:
+        """Handle an event that the Scheduler rejects: a defect of the driver or of a worker.
 
-        It has changed nothing. But a request that the Scheduler does not take is never settled.
+        The event has changed no state. A request that the Scheduler rejects would never be settled,
+        so it is answered here.
         """
-        _LOG.error("an event that cannot have happened: %s", error)
-        self._fault("event")
+        _LOG.error("the Scheduler rejected an event: %s", error)
+        self._count_fault("event")
         if isinstance(event, RequestArrived):
             self._fail([event.request_id])
 
-    def _scheduler_broke(self, event: Event, error: Exception) -> None:
+    def _scheduler_failed(self, event: Event, error: Exception) -> None:
         kind = type(event)
-        _LOG.error("the Scheduler broke at %s", kind.__name__, exc_info=error)
-        self._fault("scheduler")
+        _LOG.error("the Scheduler failed at %s", kind.__name__, exc_info=error)
+        self._count_fault("scheduler")
         faults = self._faults[kind] = self._faults.get(kind, 0) + 1
         if faults >= FAULTS_MAX:
             _LOG.critical(
-                "the Scheduler broke %d times in a row at %s: the gateway ends, to begin anew",
+                "the Scheduler failed %d times in a row at %s: the gateway exits and is restarted",
                 faults,
                 kind.__name__,
             )
             self.stop()
-            self._hands.failed(error)
+            self._executor.abort(error)
             return
-        concerned = self._concerned(event)
-        self._forget(event)
-        # Cancelling it is what broke: once more would break once more.
-        self._fail(concerned, cancels=not isinstance(event, RequestCancelled))
-        if self._suspects is None:
-            self._suspect()
+        request_ids = self._requests_of(event)
+        self._forget_batch(event)
+        # If the cancellation itself raised, cancelling again would raise again.
+        self._fail(request_ids, cancels=not isinstance(event, RequestCancelled))
+        if self._recheck_timer is None:
+            self._schedule_recheck()
         else:
-            self._is_suspicious = True
+            self._needs_recheck = True
 
-    def _concerned(self, event: Event) -> list[int]:
-        """The requests that an event is about."""
+    def _requests_of(self, event: Event) -> list[int]:
+        """Return the requests that an event concerns."""
         if isinstance(event, RequestArrived | RequestCancelled):
             return [event.request_id]
         batch_id = None
@@ -280,36 +282,38 @@ class Driver:
             batch_id = number if name == "lost" else None
         elif isinstance(event, BatchFinished | BatchFailed | BatchLost | BatchRefused):
             batch_id = event.batch_id
-        tasks = () if batch_id is None else self._out.get(batch_id, ())
+        tasks = () if batch_id is None else self._tasks_in_flight.get(batch_id, ())
         return [task_id // STAGES_MAX for task_id in tasks]
 
-    def _suspect(self) -> None:
-        """Look again later at what is open now: the Scheduler may have forgotten some of it."""
-        self._is_suspicious = False
-        suspects = list(self._hands.open_requests())
-        self._suspects = self._loop.call_later(self._suspect_s, self._give_up, suspects)
+    def _schedule_recheck(self) -> None:
+        """Check the requests that are open now again later: the Scheduler may have lost some of
+        them.
+        """
+        self._needs_recheck = False
+        request_ids = list(self._executor.open_requests())
+        self._recheck_timer = self._loop.call_later(
+            self._recheck_s, self._fail_forgotten, request_ids
+        )
 
-    def _give_up(self, suspects: list[int]) -> None:
-        self._suspects = None
-        left = set(self._hands.open_requests()).intersection(suspects)
-        if left:
-            _LOG.error("%d requests were forgotten when the Scheduler broke", len(left))
-            self._fail(sorted(left))
-        if self._is_suspicious:
-            self._suspect()
+    def _fail_forgotten(self, request_ids: list[int]) -> None:
+        self._recheck_timer = None
+        lost = set(self._executor.open_requests()).intersection(request_ids)
+        if lost:
+            _LOG.error("%d requests were lost when the Scheduler failed", len(lost))
+            self._fail(sorted(lost))
+        if self._needs_recheck:
+            self._schedule_recheck()
 
     def _fail(self, request_ids: list[int], *, cancels: bool = True) -> None:
-        """Answer requests, and have the Scheduler let go of those that it knows."""
+        """Answer requests with 500 and cancel those that the Scheduler knows."""
         try:
-            self._hands.fail(request_ids)
+            self._executor.fail(request_ids)
         except Exception:
             _LOG.exception("requests could not be answered")
-            self._fault("answer")
+            self._count_fault("answer")
         for request_id in request_ids:
             if cancels and request_id in self.scheduler.view.requests:
                 self.post(RequestCancelled(request_id))
-
-    # --- timers --------------------------------------------------------------------------------
 
     def _set_timer(self, now_ns: int, key: TimerKey, at_ns: int) -> None:
         self._cancel_timer(key)
@@ -317,54 +321,38 @@ class Driver:
         self._timers[key] = (at_ns, self._loop.call_later(delay_s, self._fire, key))
 
     def _cancel_timer(self, key: TimerKey) -> None:
-        found = self._timers.pop(key, None)
-        if found is not None:
-            found[1].cancel()
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer[1].cancel()
 
     def _fire(self, key: TimerKey) -> None:
-        found = self._timers.pop(key, None)
-        if found is None:
+        timer = self._timers.pop(key, None)
+        if timer is None:
             return
         now_ns = monotonic_ns()
-        if now_ns < found[0]:  # the loop counts in milliseconds and may round down
-            self._set_timer(now_ns, key, found[0])
+        if now_ns < timer[0]:  # the event loop counts milliseconds and may round down
+            self._set_timer(now_ns, key, timer[0])
         else:
             self.post(TimerFired(key))
 
 
-_RANK: Final = attrgetter("rank")
-# By action, where it is not just any order.
-_FAULTS: Final = {
-    "Settle": "settle",
-    "Dispatch": "dispatch",
-    "KeepWarm": "keep_warm",
-    "SetTimer": "timer",
-    "CancelTimer": "timer",
-}
-
-
-# Makes the Scheduler of an application, and the recording of what it decides.
-
-
-SEED: Final = 0
-FLUSH_EVERY_S: Final = 0.25
-
-
-def make_scheduler(loaded: AppConfig) -> tuple[Scheduler, LogHeader]:
-    """Return a Scheduler under the policy that the application names, and the header of its log."""
-    choice = loaded.policy
-    kind = find_policy(choice.name)
-    config = make_config(kind.config, choice.settings, "policy")
-    scheduler = Scheduler(loaded.app, kind, config, rng=stream(SEED, "policy/0"))
-    return scheduler, LogHeader(without_keys(loaded.spec), choice.name, choice.settings, SEED)
+def make_scheduler(app_config: AppConfig) -> tuple[Scheduler, LogHeader]:
+    """Return a Scheduler with the policy of the application, and the header of its event log."""
+    policy = app_config.policy
+    kind = find_policy(policy.name)
+    config = make_config(kind.config, policy.settings, "policy")
+    scheduler = Scheduler(app_config.app, kind, config, rng=stream(SEED, "policy/0"))
+    return scheduler, LogHeader(without_keys(app_config.spec), policy.name, policy.settings, SEED)
 
 
 @final
 class EventLogTask:
-    """The event log of a gateway, if it is to have one, written now and then."""
+    """The optional event log of a gateway, flushed periodically."""
 
     def __init__(self, path: Path | None, serve: ServeOptions, *, is_required: bool) -> None:
-        """`is_required`: it cannot be served without the log, as at the first start of a server."""
+        """`is_required`: a log that cannot be opened is an error, as at the first start of a
+        server.
+        """
         self._path = path
         self._rotation = Rotation(serve.log_size_bytes, serve.log_age_ns, serve.log_keep)
         self._is_required = is_required
@@ -372,10 +360,10 @@ class EventLogTask:
         self._flusher: asyncio.Task[None] | None = None
 
     def begin(self, header: LogHeader) -> Record | None:
-        """Open the log; return who writes down what is decided.
+        """Open the log and return the function that records events.
 
-        Raises `ConfigError` if it cannot be opened and is required. A gateway that is started again
-        had better serve without its log than not at all.
+        Raises `ConfigError` if the log cannot be opened and is required. A restarted gateway serves
+        without its log rather than not at all.
         """
         if self._path is None:
             return None
@@ -384,13 +372,13 @@ class EventLogTask:
         except ConfigError as error:
             if self._is_required:
                 raise
-            _LOG.error("there is no event log from here on: %s; serving goes on", error)
+            _LOG.error("the event log cannot be opened: %s; serving continues without it", error)
             return None
         self._flusher = asyncio.create_task(_flush(log))
         return log.record
 
     def close(self) -> None:
-        """Say that nothing is missing."""
+        """Write the end mark and close the log."""
         if self._flusher is not None:
             self._flusher.cancel()
         if self._log is not None:
@@ -401,3 +389,14 @@ async def _flush(log: EventLog) -> None:
     while True:
         await asyncio.sleep(FLUSH_EVERY_S)
         log.flush()
+
+
+_RANK: Final = attrgetter("rank")
+# Kind of fault by type of action; all other actions are `order`.
+_FAULT_KINDS: Final = {
+    "Settle": "settle",
+    "Dispatch": "dispatch",
+    "KeepWarm": "keep_warm",
+    "SetTimer": "timer",
+    "CancelTimer": "timer",
+}

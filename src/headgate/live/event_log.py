@@ -1,12 +1,12 @@
-"""The event log of a gateway, as `headgate replay` reads it.
+"""The event log of a gateway, in the format that `headgate replay` reads.
 
-Every event is logged, so this is on the hot path: lines are encoded by msgspec, gathered, and
-handed in pieces to a thread that writes them, for a disk may take its time. The log is rotated by
-size and by age, and what is too old is deleted, so that all of it together is bounded, also over
-many gateways that write to the same path one after the other.
+Every event is logged, so this is on the hot path: msgspec encodes the lines, which are buffered and
+passed in chunks to a writer thread, because a disk may block. The log is rotated by size and by
+age, and the oldest segments are deleted. The total size is therefore bounded, also over many
+gateways that write to the same path one after the other.
 
-A log that cannot be written (the disk is full, or far too slow) ends there, with one error; serving
-goes on.
+A log that cannot be written (the disk is full or far too slow) ends with one error. Serving
+continues.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from headgate.core.errors import ConfigError
 from headgate.core.event_log import LogHeader, LogWriter, is_log, segment_paths
 from headgate.core.events import Event
 
-PIECE_BYTES: Final = 64 * 1024
-BACKLOG_BYTES_MAX: Final = 32 << 20  # that are not written yet
+CHUNK_BYTES: Final = 64 * 1024
+BACKLOG_BYTES_MAX: Final = 32 << 20  # submitted to the writer thread and not written yet
 CLOSE_S: Final = 5.0
 
 _LOG: Final = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """When a segment of the log is full, and how many older ones are kept."""
+    """When a segment is full, and how many older segments are kept."""
 
     size_bytes: int = 256 << 20
     age_ns: int = NEVER_NS
@@ -50,7 +50,7 @@ class Rotation:
 
 @final
 class EventLog:
-    """Writes the log of one Scheduler to a file, and to those that it is rotated to.
+    """Writes the log of one Scheduler, with rotation.
 
     Used from one thread. Raises `ConfigError` if the file cannot be opened, and nothing after that.
     """
@@ -68,58 +68,60 @@ class EventLog:
         self._clock = clock
         self._encode = msgspec.json.Encoder().encode
         self._lines: list[bytes] = []
-        self._gathered_bytes = 0
+        self._buffered_bytes = 0
         self._segment_bytes = 0
         self._began_ns = clock()
-        self._piece_bytes = min(PIECE_BYTES, rotation.size_bytes)
+        self._chunk_bytes = min(CHUNK_BYTES, rotation.size_bytes)
         self._seq = 0
         self._last_ns = 0
         self._is_open = True
         self._header = replace(header, log_id=secrets.token_hex(8))
         self._writer = LogWriter(self._emit, self._header)
         self.flush()
-        self.sync()  # whoever looks at it now sees a log, and no empty file
+        self.sync()  # a reader never finds an empty file
 
     def record(self, now_ns: int, event: Event, actions: list[Action]) -> None:
-        """Write one event down."""
+        """Append one event and its actions."""
         if not self._is_open:
             return
         try:
             self._writer.write(self._seq, now_ns, event, actions)
-        except Exception as error:  # a log with a hole in it would be of no use
+        except Exception as error:  # a log with a gap cannot be replayed
             self._stop(f"an event cannot be written: {error!r}")
             return
         self._seq += 1
         self._last_ns = now_ns
-        if self._gathered_bytes >= self._piece_bytes:
+        if self._buffered_bytes >= self._chunk_bytes:
             self.flush()
 
     def flush(self) -> None:
-        """Have written what is gathered; what has not been written is lost in a crash."""
+        """Submit the buffered lines to the writer thread. Lines not yet written are lost in a
+        crash.
+        """
         if not self._is_open:
             return
-        if self._file.is_over:
-            self._is_open = False  # it has said why
+        if self._file.is_closed:
+            self._is_open = False  # the writer thread has logged why
             return
         if self._file.backlog_bytes > BACKLOG_BYTES_MAX:
             self._stop("the disk is too slow")
             return
         if self._lines:
-            self._segment_bytes += self._gathered_bytes
-            self._file.write(self._taken())
+            self._segment_bytes += self._buffered_bytes
+            self._file.write(self._take_lines())
         if self._file.can_rotate and self._is_full():
             self._rotate()
 
     def close(self) -> None:
-        """Say that nothing is missing."""
+        """Write the end mark, which says that the log is complete, and close the file."""
         if self._is_open:
             self._is_open = False
             self._writer.close()
-            self._file.write(self._taken())
+            self._file.write(self._take_lines())
         self._file.close()
 
     def sync(self, limit_s: float = CLOSE_S) -> bool:
-        """Wait until everything that was handed over has been written; whether it has."""
+        """Wait until everything submitted has been written; return whether it has."""
         return self._file.sync(limit_s)
 
     def _is_full(self) -> bool:
@@ -130,43 +132,43 @@ class EventLog:
 
     def _rotate(self) -> None:
         self._writer.rotate()
-        mark = self._taken()
-        self._writer.stop("another gateway writes there now")
-        stop = self._taken()
+        mark = self._take_lines()
+        self._writer.stop("another gateway writes to the path now")
+        stop = self._take_lines()
         segment = self._header.segment + 1
         self._header = replace(self._header, segment=segment, first_seq=self._seq)
         self._writer = LogWriter(self._emit, self._header, last_ns=self._last_ns)
-        self._segment_bytes = self._gathered_bytes
+        self._segment_bytes = self._buffered_bytes
         self._began_ns = self._clock()
-        self._file.rotate(mark, stop, self._taken())
+        self._file.rotate(mark, stop, self._take_lines())
 
     def _stop(self, why: str) -> None:
         self._is_open = False
         self._writer.stop(why)
-        self._file.write(self._taken())
+        self._file.write(self._take_lines())
         self._file.close(wait_s=0.0)
-        _LOG.error("the event log %s ends here: %s; serving goes on", self._file.path, why)
+        _LOG.error("the event log %s ends here: %s; serving continues", self._file.path, why)
 
-    def _taken(self) -> bytes:
-        piece = b"".join(self._lines)
+    def _take_lines(self) -> bytes:
+        chunk = b"".join(self._lines)
         self._lines.clear()
-        self._gathered_bytes = 0
-        return piece
+        self._buffered_bytes = 0
+        return chunk
 
     def _emit(self, content: object) -> None:
         line = self._encode(content)
         self._lines.append(line)
         self._lines.append(b"\n")
-        self._gathered_bytes += len(line) + 1
+        self._buffered_bytes += len(line) + 1
 
 
 @final
 class _LogFile:
-    """The file that a log is being written to, by a thread of its own."""
+    """The file that a log is written to by a thread of its own."""
 
     def __init__(self, path: Path, keep: int) -> None:
         self.path = path
-        self.is_over = False  # nothing is written any more
+        self.is_closed = False  # nothing more is written
         self._keep = keep
         try:
             self._fd = self._open_first()
@@ -174,76 +176,72 @@ class _LogFile:
         except OSError as error:
             problem = f"cannot be written: {error.strerror}"
             raise ConfigError(problem, where=str(path), key="--log") from None
-        # Each is added to by one thread only, so they need no lock.
-        self._given_bytes = 0
+        # Each counter is incremented by one thread only, so neither needs a lock.
+        self._submitted_bytes = 0
         self._written_bytes = 0
-        self._todo: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="event log", daemon=True)
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="event log", daemon=True)
         self._thread.start()
-
-    # --- for whoever logs ----------------------------------------------------------------------
 
     @property
     def backlog_bytes(self) -> int:
-        """What was handed over and is not written."""
-        return self._given_bytes - self._written_bytes
+        """Bytes submitted and not yet written."""
+        return self._submitted_bytes - self._written_bytes
 
-    def write(self, piece: bytes) -> None:
-        """Have a piece written."""
-        self._given_bytes += len(piece)
-        self._todo.put(lambda: self._write(piece))
+    def write(self, chunk: bytes) -> None:
+        """Submit a chunk."""
+        self._submitted_bytes += len(chunk)
+        self._queue.put(lambda: self._write(chunk))
 
     def rotate(self, mark: bytes, stop: bytes, header: bytes) -> None:
-        """End the segment with a mark and begin the next, or stop if the path is not ours."""
-        self._todo.put(lambda: self._rotate(mark, stop, header))
+        """End the segment with a mark and begin the next; stop if another process owns the path."""
+        self._queue.put(lambda: self._rotate(mark, stop, header))
 
     def sync(self, limit_s: float) -> bool:
-        """Wait until all of it is done; whether it is."""
+        """Wait until the queue is empty; return whether it is."""
         done = threading.Event()
-        self._todo.put(done.set)
+        self._queue.put(done.set)
         return done.wait(limit_s)
 
     def close(self, wait_s: float = CLOSE_S) -> None:
-        """Finish what there is to do, for so long at most."""
-        self._todo.put(None)
+        """Write what is queued, for at most `wait_s`, and close."""
+        self._queue.put(None)
         self._thread.join(wait_s)
 
-    # --- the thread ----------------------------------------------------------------------------
-
-    def _work(self) -> None:
-        while (do := self._todo.get()) is not None:
+    def _run(self) -> None:
+        while (do := self._queue.get()) is not None:
             try:
                 do()
             except Exception as error:
-                self._end(getattr(error, "strerror", None) or repr(error))
-        self.is_over = True
+                self._fail(getattr(error, "strerror", None) or repr(error))
+        self.is_closed = True
         with suppress(OSError):
             os.close(self._fd)
 
-    def _end(self, why: str) -> None:
-        if not self.is_over:
-            self.is_over = True
-            _LOG.error("the event log %s ends here: %s; serving goes on", self.path, why)
+    def _fail(self, why: str) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            _LOG.error("the event log %s ends here: %s; serving continues", self.path, why)
 
-    def _write(self, piece: bytes) -> None:
-        self._written_bytes += len(piece)
-        left = memoryview(piece)
-        while left and not self.is_over:
-            left = left[os.write(self._fd, left) :]
+    def _write(self, chunk: bytes) -> None:
+        self._written_bytes += len(chunk)
+        unwritten = memoryview(chunk)
+        while unwritten and not self.is_closed:
+            unwritten = unwritten[os.write(self._fd, unwritten) :]
 
     def _rotate(self, mark: bytes, stop: bytes, header: bytes) -> None:
-        if self.is_over:
+        if self.is_closed:
             return
-        if not self._is_ours():
+        if not self._owns_path():
             self._write(stop)
-            self._end("another gateway writes there now")
+            self._fail("another gateway writes to the path now")
             return
         try:
-            self._put_away()
+            self._archive()
             fd = self._create()
         except OSError as error:
             self._write(stop)
-            self._end(f"it cannot be rotated: {error.strerror}")
+            self._fail(f"it cannot be rotated: {error.strerror}")
             return
         try:
             self._write(mark)
@@ -253,27 +251,25 @@ class _LogFile:
         self._write(header)
         self._prune()
 
-    def _is_ours(self) -> bool:
-        """Whether what lies at the path is what we write: another gateway may have come since."""
+    def _owns_path(self) -> bool:
+        """Whether the path still leads to our file: another gateway may have replaced it."""
         try:
             return os.path.samestat(self.path.stat(), os.fstat(self._fd))
         except OSError:
             return False
 
-    # --- files ---------------------------------------------------------------------------------
-
     def _open_first(self) -> int:
-        """Open a new file, and put away an older log that lies there."""
+        """Create the file. An older log at the path is archived."""
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except FileNotFoundError:
             return self._create()
-        if not stat.S_ISREG(found.st_mode) or not found.st_size:
+        if not stat.S_ISREG(status.st_mode) or not status.st_size:
             return os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
         if not is_log(self.path):
-            problem = "is there, and is not an event log"
+            problem = "exists and is not an event log"
             raise ConfigError(problem, where=str(self.path), key="--log")
-        self._put_away()
+        self._archive()
         fd = self._create()
         self._prune()
         return fd
@@ -281,13 +277,13 @@ class _LogFile:
     def _create(self) -> int:
         return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
-    def _put_away(self) -> None:
-        """Give what lies at the path the next number."""
+    def _archive(self) -> None:
+        """Rename the file at the path to the next segment number."""
         number = max(segment_paths(self.path), default=0) + 1
         self.path.rename(f"{self.path}.{number}")
 
     def _prune(self) -> None:
-        """Delete the oldest segments, those of earlier gateways too, but nothing else."""
+        """Delete the oldest segments, those of earlier gateways included, and no other files."""
         with suppress(OSError):
             numbered = segment_paths(self.path)
             for number in sorted(numbered, reverse=True)[self._keep :]:

@@ -1,7 +1,8 @@
-"""The runtime of a gateway: between front ends, which bring calls, and workers, which run them.
+"""The runtime of a gateway, between the front ends that submit calls and the workers that run them.
 
-It is the hands of the driver: it keeps the tensors, which never enter the Scheduler, and moves them
-where the Scheduler says. A pipeline's intermediate results come back here and go out again.
+It executes the actions of the driver. Tensors never enter the Scheduler: the runtime keeps them and
+moves them as the Scheduler decides. Intermediate results of a pipeline return to the runtime and
+are sent on from here.
 """
 
 from __future__ import annotations
@@ -49,21 +50,21 @@ from headgate.live.busy_poll import BusyPoll
 from headgate.live.call import CANNOT_LOAD, INTERNAL, Call, GatewayPhase, ServedModel
 from headgate.live.cost_accounting import CostAccounting, breakers
 from headgate.live.deployment import Deployment, NodeSpec
-from headgate.live.driver import Driver, EventLogTask, Fault, make_scheduler, no_fault
+from headgate.live.driver import CountFault, Driver, EventLogTask, ignore_fault, make_scheduler
 from headgate.live.ipc.messages import BatchRan, MeasuredFunction, RunBatch, TaskInputs
 from headgate.live.ipc.worker_link import WorkerLink, WorkerLinks
 from headgate.live.model_registry import (
     LoadsNeeded,
-    catalogue,
     check_loads,
-    look_up,
+    inspect_remote_only,
     remote_only,
+    served_models,
     signatures,
     with_measured_profiles,
     with_siblings,
 )
 from headgate.live.pools.registry import RemotePools
-from headgate.live.pools.remote_pool import make_errand
+from headgate.live.pools.remote_pool import make_remote_call
 from headgate.live.stage_outputs import StageOutputs
 from headgate.live.telemetry.metrics import GaugeSnapshot
 
@@ -72,113 +73,113 @@ _LOG: Final = logging.getLogger(__name__)
 
 @final
 class Runtime:
-    """Serves one application; an implementation of `FrontEndApi`."""
+    """Serves one application. Implements `FrontEndApi`, `ActionExecutor`, `WorkerLinksListener` and
+    `NodeListener`.
+    """
 
     def __init__(
         self,
         run_dir: Path,
-        assignment: Deployment,
+        deployment: Deployment,
         *,
         arena_bytes: int,
         log_path: Path | None,
         is_log_required: bool = True,
         loads_needed: LoadsNeeded = "none",
-        submitted: Callable[[Call], None] | None,
-        settled: Callable[[Call], None],
-        started: Callable[[str, int], None],
-        fault: Fault = no_fault,
+        on_submitted: Callable[[Call], None] | None,
+        on_settled: Callable[[Call], None],
+        on_cold_start: Callable[[str, int], None],
+        count_fault: CountFault = ignore_fault,
     ) -> None:
-        """`fault` counts what should never happen, by kind."""
+        """`count_fault` counts defects that serving survives, by kind."""
         self.phase = GatewayPhase.STARTING
         self.models: Mapping[str, ServedModel] = {}
-        self._loaded = assignment.load()
-        self._submitted = submitted
-        self._settled = settled
-        self._started = started
-        self._starts: dict[int, tuple[str, int]] = {}  # by instance on its way: of what, and since
-        self._accounts = CostAccounting(self._loaded.app)
-        self._recording = EventLogTask(log_path, self._loaded.serve, is_required=is_log_required)
-        self._fault = fault
-        self._crew = WorkerLinks(
-            run_dir, assignment.nodes, self, arena_bytes=arena_bytes, fault=fault
+        self._config = deployment.load()
+        self._on_submitted = on_submitted
+        self._on_settled = on_settled
+        self._on_cold_start = on_cold_start
+        # By starting instance: its function, and since when.
+        self._starts: dict[int, tuple[str, int]] = {}
+        self._costs = CostAccounting(self._config.app)
+        self._event_log = EventLogTask(log_path, self._config.serve, is_required=is_log_required)
+        self._count_fault = count_fault
+        self._worker_links = WorkerLinks(
+            run_dir, deployment.nodes, self, arena_bytes=arena_bytes, count_fault=count_fault
         )
-        self._facts: dict[str, MeasuredFunction] = {}  # by name of the variant
+        self._measured: dict[str, MeasuredFunction] = {}  # by name of the variant
         self._signatures: list[Signature] = []  # by function id
         self._loads_needed = loads_needed
-        self._base = assignment.base
-        self._local_nodes = len(assignment.nodes)
+        self._base = deployment.base
+        self._local_nodes = len(deployment.nodes)
         self._links: dict[int, WorkerLink] = {}  # by node id
-        self._worker_ids: dict[int, int] = {}  # process ids, by node id
-        self._outposts: RemotePools | None = None  # there once everything is known
+        self._worker_pids: dict[int, int] = {}  # by node id
+        self._remote_pools: RemotePools | None = None  # set once the Scheduler is built
         self._driver: Driver | None = None
-        self._calls: dict[int, Call] = {}  # by request id: open
-        self._findings = StageOutputs(self._loaded.app, self._signatures)
-        self._variants_out: dict[int, tuple[int, int]] = {}  # by batch: its variant and items
+        self._calls: dict[int, Call] = {}  # open calls by request id
+        self._stage_outputs = StageOutputs(self._config.app, self._signatures)
+        self._in_flight: dict[int, tuple[int, int]] = {}  # by batch: its variant and items
         self._next_id = 0
-        # What a call of a platform must be able to carry matters only where there is one.
-        pools = self._loaded.app.pools
+        # The payload size of a request matters only if there is a FaaS pool.
+        pools = self._config.app.pools
         self._has_platforms = any(pool.faas is not None for pool in pools)
-        self._idle: asyncio.Event | None = None
-        self._vigil = BusyPoll(asyncio.get_running_loop(), self._is_alone)
+        self._drained: asyncio.Event | None = None
+        self._busy_poll = BusyPoll(asyncio.get_running_loop(), self._has_one_request)
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._looking: asyncio.Task[None] | None = None
-
-    # --- life ----------------------------------------------------------------------------------
+        self._inspection: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Look for the workers; `phase` says when it is ready."""
-        self._crew.start()
-        if remote_only(self._loaded):
-            self._looking = asyncio.create_task(self._look_elsewhere())
+        """Connect to the workers; `phase` says when the runtime is ready."""
+        self._worker_links.start()
+        if remote_only(self._config):
+            self._inspection = asyncio.create_task(self._inspect_remote_only())
 
-    async def _look_elsewhere(self) -> None:
-        """Find out about functions that no worker of ours will look at; that may take a while."""
+    async def _inspect_remote_only(self) -> None:
+        """Inspect functions that no local worker loads, in a thread: it may take a while."""
         loop = asyncio.get_running_loop()
         try:
-            self._know(await loop.run_in_executor(None, look_up, self._loaded, self._base))
-        except Exception as error:  # that cannot be served
-            self.failed(error)
+            self._add_measured(
+                await loop.run_in_executor(None, inspect_remote_only, self._config, self._base)
+            )
+        except Exception as error:  # the application cannot be served
+            self.abort(error)
 
     async def drain(self, limit_s: float) -> int:
-        """Take no more, finish what is open; return how many were not finished in time."""
+        """Accept no new calls and finish the open ones; return how many did not finish in time."""
         self.phase = GatewayPhase.DRAINING
         if self._calls:
-            self._idle = asyncio.Event()
+            self._drained = asyncio.Event()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), limit_s)
+                await asyncio.wait_for(self._drained.wait(), limit_s)
         return len(self._calls)
 
     async def stop(self) -> None:
-        """Leave the workers and close the log."""
+        """Disconnect from the workers and close the event log."""
         if self._driver is not None:
             self._driver.stop()
-        await self._crew.stop()
-        if self._outposts is not None:
-            await self._outposts.stop()
+        await self._worker_links.stop()
+        if self._remote_pools is not None:
+            await self._remote_pools.stop()
         self.failure.cancel()
-        if self._looking is not None:
-            self._looking.cancel()
-        self._recording.close()
-
-    # --- what front ends ask (`FrontEndApi`)
-    # -------------------------------------------------------
+        if self._inspection is not None:
+            self._inspection.cancel()
+        self._event_log.close()
 
     @property
     def app(self) -> App:
-        """What is served."""
-        return self._loaded.app
+        """The application that is served."""
+        return self._config.app
 
     def problem(self, model: ServedModel) -> str:
-        """Why a model cannot be asked just now; nothing if it is ready."""
+        """Return why a model cannot serve requests now; empty if it can."""
         for stage in model.pipeline.stages:
-            problem = self._load_problem(stage.function) or self._absence(stage.function)
+            problem = self._load_problem(stage.function) or self._no_worker_problem(stage.function)
             if problem:
                 is_all = stage.function.name == model.name
                 return problem if is_all else f"function {stage.function.name} {problem}"
         return ""
 
     def _load_problem(self, function: Function) -> str:
-        """Why nobody can load a function, if the Scheduler waits for that to change."""
+        """Return why a function cannot be loaded, if the Scheduler has marked it unloadable."""
         view = None if self._driver is None else self._driver.scheduler.view
         if view is None or function.id not in view.unloadable:
             return ""
@@ -186,46 +187,46 @@ class Runtime:
         reasons = [failure.reason for failure in failures if failure is not None]
         return f"{CANNOT_LOAD}{reasons[0] if reasons else 'unknown error'}"
 
-    def _absence(self, function: Function) -> str:
-        return "" if self._variants_here(function) else "has no worker to run on"
+    def _no_worker_problem(self, function: Function) -> str:
+        return "" if self._runnable_variants(function) else "has no worker to run on"
 
-    def _variants_here(self, function: Function) -> list[Variant]:
-        """The builds of a function that there is a worker or a platform for."""
-        pool_ids = {link.place.pool_id for link in self._links.values()}
-        if self._outposts is not None:
-            pool_ids.update(self._outposts.by_pool)
+    def _runnable_variants(self, function: Function) -> list[Variant]:
+        """Return the variants of a function that a connected worker or a remote pool can run."""
+        pool_ids = {link.node.pool_id for link in self._links.values()}
+        if self._remote_pools is not None:
+            pool_ids.update(self._remote_pools.by_pool)
         return [v for v in function.variants if not pool_ids.isdisjoint(v.pool_ids)]
 
-    def readings(self) -> GaugeSnapshot:
-        """What is true just now, for whoever scrapes."""
+    def gauge_snapshot(self) -> GaugeSnapshot:
+        """Return the current value of every gauge."""
         view = None if self._driver is None else self._driver.scheduler.view
-        return self._accounts.readings(view, list(self._calls.values()), self._outposts)
+        return self._costs.gauge_snapshot(view, list(self._calls.values()), self._remote_pools)
 
-    def worker_ids(self) -> list[int]:
-        """Process ids of the workers, the last one of each node."""
-        return list(self._worker_ids.values())
+    def worker_pids(self) -> list[int]:
+        """Return the process ids of the workers, the latest of each node."""
+        return list(self._worker_pids.values())
 
     def breakers(self) -> Mapping[str, str]:
-        """The state of each breaker, by pool that is paid by the call."""
+        """Return the state of the circuit breaker of each pay-per-call pool."""
         return {} if self._driver is None else breakers(self._driver.scheduler.view)
 
     def now_ns(self) -> int:
-        """The machine's monotonic clock."""
+        """Return the time on the monotonic clock."""
         return monotonic_ns()
 
     def submit(self, call: Call) -> None:
-        """Have a call answered."""
-        assert self._driver is not None, "front ends turn calls away until it is ready"
+        """Run a call; see `FrontEndApi.submit`."""
+        assert self._driver is not None, "front ends reject calls until the runtime is ready"
         request_id = self._next_id
         self._next_id = request_id + 1
         call.request_id = request_id
         self._calls[request_id] = call
-        if self._submitted is not None:
+        if self._on_submitted is not None:
             try:
-                self._submitted(call)
+                self._on_submitted(call)
             except Exception:
-                _LOG.exception("a call is not traced", extra=_about(call))
-                self._fault("trace")
+                _LOG.exception("a call could not be traced", extra=_log_extra(call))
+                self._count_fault("trace")
         self._driver.post(
             RequestArrived(
                 request_id,
@@ -240,92 +241,89 @@ class Runtime:
         )
 
     def cancel(self, call: Call) -> None:
-        """Nobody waits for it any more."""
-        call.on_answer = _nobody
+        """Cancel a call; see `FrontEndApi.cancel`."""
+        call.on_answer = _ignore_answer
         if self._driver is not None and call.request_id in self._calls:
             self._driver.post(RequestCancelled(call.request_id))
 
-    # --- what the Scheduler says (`ActionExecutor`)
-    # -----------------------------------------------------
-
     def settle(self, now_ns: int, action: Settle) -> None:
-        """Give a call back to its front end."""
+        """Return a settled call to its front end."""
         call = self._calls.pop(action.request_id, None)
         if call is None:
-            return  # it was answered when something went wrong
+            return  # answered already, after a fault
         call.outcome = action.outcome
         call.reason = action.reason
         call.predicted_ns = action.predicted_ns
         call.retry_ns = action.retry_ns
-        self._give_back(call)
+        self._complete(call)
 
-    def _give_back(self, call: Call) -> None:
-        """Have a call answered, once, whatever goes wrong on the way."""
-        self._findings.forget(call.request_id)
+    def _complete(self, call: Call) -> None:
+        """Answer a call exactly once, whatever raises on the way."""
+        self._stage_outputs.discard(call.request_id)
         try:
-            self._settled(call)
+            self._on_settled(call)
         except Exception:
-            _LOG.exception("a call is not counted", extra=_about(call))
-            self._fault("metrics")
+            _LOG.exception("a call could not be counted", extra=_log_extra(call))
+            self._count_fault("metrics")
         try:
             call.on_answer(call)
         except Exception:
-            _LOG.exception("a call could not be answered", extra=_about(call))
-            self._fault("answer")
+            _LOG.exception("a call could not be answered", extra=_log_extra(call))
+            self._count_fault("answer")
             _fail(call, INTERNAL)
-            with suppress(Exception):  # which answers unless it has
+            with suppress(Exception):  # `on_answer` answers only if it has not done so
                 call.on_answer(call)
-        if self._idle is not None and not self._calls:
-            self._idle.set()
+        if self._drained is not None and not self._calls:
+            self._drained.set()
 
     def open_requests(self) -> Collection[int]:
-        """The requests that have no answer yet."""
+        """Return the requests without a response."""
         return self._calls.keys()
 
     def fail(self, request_ids: Collection[int]) -> None:
-        """Answer those of them that have no answer yet: 500, a mistake of ours."""
+        """Answer requests that are still open with 500, after a defect of the gateway."""
         for request_id in request_ids:
             call = self._calls.pop(request_id, None)
             if call is not None:
-                _LOG.error("a call is answered with 500", extra=_about(call))
+                _LOG.error("a call is answered with 500", extra=_log_extra(call))
                 _fail(call, INTERNAL)
-                self._give_back(call)
+                self._complete(call)
 
     def dispatch(self, now_ns: int, action: Dispatch) -> None:
-        """Send a batch to its worker or its outpost, with its tensors."""
-        assert self._driver is not None and self._outposts is not None
+        """Send a batch with its tensors to its worker or remote pool."""
+        assert self._driver is not None and self._remote_pools is not None
         link = None if action.node_id is None else self._links.get(action.node_id)
-        outpost = None if link else self._outposts.outpost(action.pool_id, action.node_id)
-        if link is None and outpost is None:
+        remote_pool = None if link else self._remote_pools.pool_of(action.pool_id, action.node_id)
+        if link is None and remote_pool is None:
             self._driver.post(BatchRefused(action.batch_id, Refusal.GONE))
             return
-        works: list[TaskInputs] = []
+        tasks: list[TaskInputs] = []
         for task_id in action.task_ids:
             call = self._calls.get(task_id // STAGES_MAX)
             if call is None:
-                continue  # it was answered when something went wrong
+                continue  # answered already, after a fault
             call.sent_ns = now_ns
             call.batch_items = action.items
-            inputs = self._findings.inputs(call, task_id % STAGES_MAX)
-            works.append(TaskInputs(task_id, call.items, inputs))
-        if not works:
+            inputs = self._stage_outputs.inputs(call, task_id % STAGES_MAX)
+            tasks.append(TaskInputs(task_id, call.items, inputs))
+        if not tasks:
             self._driver.post(BatchRefused(action.batch_id, Refusal.CANCELLED))
             return
-        self._variants_out[action.batch_id] = (action.variant_id, action.items)
+        self._in_flight[action.batch_id] = (action.variant_id, action.items)
         try:
             if link is not None:
-                self._send(link, action, works)
+                self._send(link, action, tasks)
             else:
-                assert outpost is not None
+                assert remote_pool is not None
                 view = self._driver.scheduler.view
-                outpost.send(now_ns, make_errand(view, action, works, self._calls))
+                remote_pool.send(now_ns, make_remote_call(view, action, tasks, self._calls))
         except BaseException:
-            self._variants_out.pop(action.batch_id, None)
+            self._in_flight.pop(action.batch_id, None)
             raise
-        if link is not None and self._is_alone():
-            self._vigil.keep(now_ns)
+        if link is not None and self._has_one_request():
+            self._busy_poll.extend(now_ns)
 
-    def _send(self, link: WorkerLink, action: Dispatch, works: list[TaskInputs]) -> None:
+    def _send(self, link: WorkerLink, action: Dispatch, tasks: list[TaskInputs]) -> None:
         assert action.instance_id is not None
         link.run(
             RunBatch(
@@ -333,218 +331,222 @@ class Runtime:
                 action.variant_id,
                 action.instance_id,
                 action.items,
-                works,
+                tasks,
             )
         )
 
-    def _is_alone(self) -> bool:
-        """Whether there is one request, and nothing else to do than to wait for it."""
+    def _has_one_request(self) -> bool:
+        """Whether exactly one request is in flight, so that busy polling pays off."""
         return len(self._calls) == 1
 
-    def order(self, action: PlacedAction) -> None:
-        """Send a worker any other order."""
+    def execute(self, action: PlacedAction) -> None:
+        """Send any action other than a dispatch to its worker or remote pool."""
         assert self._driver is not None
         link = None if action.node_id is None else self._links.get(action.node_id)
         if link is not None:
-            link.order(to_wire(action))
+            link.send_action(to_wire(action))
             if isinstance(action, StartInstance):
                 function_id = self.app.variants[action.variant_id].function_id
                 name = self.app.functions[function_id].name
                 self._starts[action.instance_id] = (name, monotonic_ns())
-        elif self._outposts is not None and self._outposts.order(action):
+        elif self._remote_pools is not None and self._remote_pools.execute(action):
             return
         elif isinstance(action, StartInstance | StopInstance):
-            self._driver.post(InstanceStopped(action.instance_id, "the worker is gone"))
+            self._driver.post(InstanceStopped(action.instance_id, "the worker is disconnected"))
 
     def keep_warm(self, action: KeepWarm) -> None:
-        """Have a platform keep instances ready from now on."""
-        assert self._outposts is not None
-        self._outposts.keep_warm(action)
+        """Keep instances of a FaaS pool warm from now on."""
+        assert self._remote_pools is not None
+        self._remote_pools.keep_warm(action)
 
-    def failed(self, error: BaseException) -> None:
-        """Something is wrong that waiting will not mend: answer what is open with 503, and end."""
+    def abort(self, error: BaseException) -> None:
+        """Answer all open calls with 503 and stop, after an error that waiting cannot mend."""
         if self.phase is not GatewayPhase.STARTING:
             self.phase = GatewayPhase.DRAINING
         calls, self._calls = list(self._calls.values()), {}
         for call in calls:
-            _fail(call, "the gateway begins anew")
+            _fail(call, "the gateway restarts")
             call.retry_ns = SECOND_NS
-            self._give_back(call)
+            self._complete(call)
         if not self.failure.done():
             self.failure.set_exception(error)
 
-    # --- what workers say ----------------------------------------------------------------------
-
-    def joined(self, link: WorkerLink) -> None:
-        """A worker is there, or there again."""
-        self._links[link.place.id] = link
-        self._worker_ids[link.place.id] = link.hello.pid
+    def on_worker_joined(self, link: WorkerLink) -> None:
+        """Add a worker that has connected, for the first time or again."""
+        self._links[link.node.id] = link
+        self._worker_pids[link.node.id] = link.hello.pid
         if self._driver is not None:
             self._join(link)
-        self._know(link.hello.facts)
+        self._add_measured(link.hello.functions)
 
     def _join(self, link: WorkerLink) -> None:
-        self.node_joined(link.place)
+        self.on_node_joined(link.node)
         assert self._driver is not None
-        problems = {facts.function: facts.problem for facts in link.hello.facts if facts.problem}
+        problems = {
+            measured.function: measured.problem
+            for measured in link.hello.functions
+            if measured.problem
+        }
         for variant in self.app.variants:
             if variant.name in problems:
                 problem = problems[variant.name]
-                self._driver.post(LoadFailed(variant.id, link.place.id, problem))
+                self._driver.post(LoadFailed(variant.id, link.node.id, problem))
 
-    def _know(self, found: list[MeasuredFunction]) -> None:
-        """Learn about functions; when something is known of all, begin."""
-        for facts in found:
-            known = self._facts.get(facts.function)
-            if known is None or (known.problem and not facts.problem):
-                self._facts[facts.function] = facts
-        if self._driver is None and all(v.name in self._facts for v in self.app.variants):
+    def _add_measured(self, functions: list[MeasuredFunction]) -> None:
+        """Add measured functions; build the Scheduler once every variant is known."""
+        for measured in functions:
+            known = self._measured.get(measured.function)
+            if known is None or (known.problem and not measured.problem):
+                self._measured[measured.function] = measured
+        if self._driver is None and all(v.name in self._measured for v in self.app.variants):
             try:
-                self._begin()
-            except Exception as error:  # that cannot be served
-                self.failed(error)
+                self._start_scheduler()
+            except Exception as error:  # the application cannot be served
+                self.abort(error)
 
-    def node_joined(self, place: NodeSpec) -> None:
-        """A node is there, or there again, empty."""
+    def on_node_joined(self, node: NodeSpec) -> None:
+        """Add a node, which has no instances yet."""
         assert self._driver is not None
-        self._driver.post(NodeJoined(place.id, place.pool_id, place.name))
-        self._accounts.node_joined(place.id, place.pool_id)
+        self._driver.post(NodeJoined(node.id, node.pool_id, node.name))
+        self._costs.on_node_joined(node.id, node.pool_id)
 
-    def _begin(self) -> None:
-        """Everything is known that the Scheduler is built of."""
-        check_loads(self.app, self._facts, self._loads_needed)
-        self._facts = with_siblings(self._loaded, self._facts)
-        self._loaded = with_measured_profiles(
-            self._loaded, self._facts, "the application, as measured"
+    def _start_scheduler(self) -> None:
+        """Build the Scheduler from the measured application, and connect the nodes to it."""
+        check_loads(self.app, self._measured, self._loads_needed)
+        self._measured = with_siblings(self._config, self._measured)
+        self._config = with_measured_profiles(
+            self._config, self._measured, "the application, as measured"
         )
-        app = self._loaded.app
-        self._accounts = CostAccounting(app)
-        self._signatures[:] = signatures(app, self._facts)
-        self._findings = StageOutputs(app, self._signatures)
-        self._outposts = RemotePools(
-            self._loaded,
+        app = self._config.app
+        self._costs = CostAccounting(app)
+        self._signatures[:] = signatures(app, self._measured)
+        self._stage_outputs = StageOutputs(app, self._signatures)
+        self._remote_pools = RemotePools(
+            self._config,
             self,
-            self._accounts,
-            self._started,
+            self._costs,
+            self._on_cold_start,
             self._signatures,
             first_node_id=self._local_nodes,
         )
-        scheduler, header = make_scheduler(self._loaded)
-        record, loop = self._recording.begin(header), asyncio.get_running_loop()
-        serve = self._loaded.serve
+        scheduler, header = make_scheduler(self._config)
+        record, loop = self._event_log.begin(header), asyncio.get_running_loop()
+        serve = self._config.serve
         self._driver = Driver(
             scheduler,
             self,
             loop,
             record=record,
-            fault=self._fault,
-            suspect_s=(serve.timeout_ns + serve.hang_ns) / 1e9,
+            count_fault=self._count_fault,
+            recheck_s=(serve.timeout_ns + serve.hang_ns) / 1e9,
         )
         for link in self._links.values():
             self._join(link)
-        self._outposts.join()
-        self.models = catalogue(app, self._facts)
-        loop.call_soon(self._look_ready)
+        self._remote_pools.join()
+        self.models = served_models(app, self._measured)
+        loop.call_soon(self._update_phase)
 
-    def ran(self, link: WorkerLink, message: BatchRan) -> None:
-        """A batch has come back from a worker."""
-        self.ran_at(link.place.pool_id, message)
+    def on_batch_ran(self, link: WorkerLink, message: BatchRan) -> None:
+        """Handle the results of a batch from a worker."""
+        self.on_call_returned(link.node.pool_id, message)
 
-    def ran_at(self, pool_id: int, message: BatchRan) -> None:
-        """A batch has come back; keep what its tasks gave."""
+    def on_call_returned(self, pool_id: int, message: BatchRan) -> None:
+        """Handle the results of a batch from a worker or a remote pool."""
         assert self._driver is not None
         unsure: list[int] = []
-        broken: list[int] = []
-        too_large: list[int] = []  # answers that a platform could not carry
+        failed: list[int] = []
+        too_large: list[int] = []  # results that the payload limit of a platform excluded
         is_platform = self.app.pools[pool_id].faas is not None
         for result in message.results:
             call = self._calls.get(result.task_id // STAGES_MAX)
             if call is None:
-                continue  # nobody waits for it any more
+                continue  # cancelled or answered
             call.began_ns = message.began_ns
             call.ended_ns = message.ended_ns
             try:
-                self._accounts.call_ran(call, pool_id)
+                self._costs.on_call_ran(call, pool_id)
                 if not result.error:
-                    self._findings.keep(call, result.task_id % STAGES_MAX, result.outputs)
+                    self._stage_outputs.store(call, result.task_id % STAGES_MAX, result.outputs)
             except Exception:
-                _LOG.exception("a result could not be kept", extra=_about(call))
-                self._fault("result")
-                result.error, result.status = "the gateway made a mistake", 500
+                _LOG.exception("a result could not be stored", extra=_log_extra(call))
+                self._count_fault("result")
+                result.error, result.status = "internal error of the gateway", 500
             if result.error and is_platform and result.status == TOO_LARGE:
                 too_large.append(result.task_id)
             elif result.error:
                 call.error = result.error
                 call.status = result.status
-                broken.append(result.task_id)
+                failed.append(result.task_id)
             elif result.is_unsure:
                 unsure.append(result.task_id)
         self._driver.post(
-            BatchFinished(message.batch_id, tuple(unsure), tuple(broken), tuple(too_large))
+            BatchFinished(message.batch_id, tuple(unsure), tuple(failed), tuple(too_large))
         )
-        variant_id, items = self._variants_out.pop(message.batch_id, (None, 0))
+        variant_id, items = self._in_flight.pop(message.batch_id, (None, 0))
         if variant_id is not None:
-            self._accounts.batch_ran(variant_id, items, message.ended_ns - message.began_ns)
+            self._costs.on_batch_ran(variant_id, items, message.ended_ns - message.began_ns)
 
-    def reported(self, event: Event) -> None:
-        """Something else has happened at a worker or an outpost."""
+    def on_event(self, event: Event) -> None:
+        """Handle any other event of a worker or a remote pool."""
         assert self._driver is not None
         self._driver.post(event)
-        self._variants_out.pop(getattr(event, "batch_id", -1), None)
+        self._in_flight.pop(getattr(event, "batch_id", -1), None)
         if isinstance(event, InstanceStarted | InstanceStopped):
             start = self._starts.pop(event.instance_id, None)
             if start is not None and isinstance(event, InstanceStarted):
-                self._started(start[0], monotonic_ns() - start[1])
+                self._on_cold_start(start[0], monotonic_ns() - start[1])
         if self.phase is GatewayPhase.STARTING:
-            asyncio.get_running_loop().call_soon(self._look_ready)
+            asyncio.get_running_loop().call_soon(self._update_phase)
 
-    def learned(self, facts: MeasuredFunction) -> None:
-        """A function that could not be loaded can be by now, and what it takes is known."""
-        self._facts[facts.function] = facts
+    def on_function_loaded(self, measured: MeasuredFunction) -> None:
+        """Update the signature of a function that has loaded after earlier failures."""
+        self._measured[measured.function] = measured
         if self._driver is None:
             return
-        app = self._loaded.app
+        app = self._config.app
         try:
-            self.models = catalogue(app, self._facts)
-            self._signatures[:] = signatures(app, self._facts)
-        except ConfigError as error:  # it does not fit into its pipeline
+            self.models = served_models(app, self._measured)
+            self._signatures[:] = signatures(app, self._measured)
+        except ConfigError as error:  # its signature does not match its pipeline
             _LOG.error("%s", error)
 
-    def _look_ready(self) -> None:
-        """Be ready once no function is only just being started, but for those that cannot be."""
+    def _update_phase(self) -> None:
+        """Become ready once every function has an instance that is not starting, or cannot be
+        loaded.
+        """
         if self._driver is None or self.phase is not GatewayPhase.STARTING:
             return
         view = self._driver.scheduler.view
         stages = [stage for model in self.models.values() for stage in model.pipeline.stages]
         if stages and all(
             self._load_problem(stage.function)
-            or not (self._absence(stage.function) or _is_starting(view, stage.function))
+            or not (self._no_worker_problem(stage.function) or _is_starting(view, stage.function))
             for stage in stages
         ):
             self.phase = GatewayPhase.READY
 
-    def lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
-        """A worker is gone, and what it was running."""
-        if self._links.get(link.place.id) is link:
-            del self._links[link.place.id]
+    def on_worker_lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
+        """Report the batches of a disconnected worker as lost and its node as gone."""
+        if self._links.get(link.node.id) is link:
+            del self._links[link.node.id]
         if self._driver is None:
             return
         for batch_id in batch_ids:
-            self._variants_out.pop(batch_id, None)
+            self._in_flight.pop(batch_id, None)
             self._driver.post(BatchLost(batch_id))
-        self.node_lost(link.place)
+        self.on_node_lost(link.node)
 
-    def node_lost(self, place: NodeSpec) -> None:
-        """A node is gone; what it was running ends in events of its own."""
+    def on_node_lost(self, node: NodeSpec) -> None:
+        """Remove a node. Its running batches end in events of their own."""
         assert self._driver is not None
-        self._driver.post(NodeLost(place.id))
-        self._accounts.node_lost(place.id)
+        self._driver.post(NodeLost(node.id))
+        self._costs.on_node_lost(node.id)
 
 
 def _is_starting(view: View, function: Function) -> bool:
-    """Whether all instances of a function are only just being started.
+    """Whether all instances of a function are still starting.
 
-    Where nothing has been started, the policy will start something when it is needed.
+    False without any instance: the policy starts one when it is needed.
     """
     states = [
         instance.state
@@ -554,19 +556,19 @@ def _is_starting(view: View, function: Function) -> bool:
     return bool(states) and all(state == InstanceState.STARTING for state in states)
 
 
-def _nobody(call: Call) -> None:
-    """Who hears of a call that was withdrawn."""
+def _ignore_answer(call: Call) -> None:
+    """`on_answer` of a cancelled call."""
 
 
-def _about(call: Call) -> dict[str, object]:
-    """What a message about a call says beside itself: who it is for clients and in event logs."""
+def _log_extra(call: Call) -> dict[str, object]:
+    """Return the fields of a log record about a call: its ids for clients and in event logs."""
     name = call.client_request_id.decode("latin-1")
     number = f"number {call.request_id}"
     return {"request_id": f"{name}, {number}" if name else number}
 
 
 def _fail(call: Call, reason: str) -> None:
-    """Have a call end as one that could not be run."""
+    """Set the result of a call that could not be run."""
     call.outcome = Outcome.FAILED
     call.reason = reason
     call.error = ""

@@ -1,4 +1,4 @@
-"""Findings: what stages of open requests gave, for the stages after them and for the answer."""
+"""Intermediate tensors of pipeline stages, for the stages after them and for the response."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from headgate.live.call import Call
 
 @final
 class StageOutputs:
-    """Keeps intermediate results, where a pipeline has several stages."""
+    """Stores the outputs of stages while their request is open."""
 
     def __init__(self, app: App, signatures: Sequence[Signature]) -> None:
         self._pipelines = app.pipelines
         self._signatures = signatures  # by function id
-        self._by_request: dict[int, dict[int, list[Tensor]]] = {}  # and then by stage
+        self._by_request: dict[int, dict[int, list[Tensor]]] = {}  # then by stage
 
     def inputs(self, call: Call, stage_index: int) -> list[Tensor]:
-        """What a stage reads, in a list of its own: the call's tensors, or what came before."""
+        """Return the inputs of a stage in a new list: those of the call, or outputs of earlier
+        stages.
+        """
         stage = self._pipelines[call.pipeline_id].stages[stage_index]
         if not stage.after:
             tensors = call.inputs
@@ -33,19 +35,19 @@ class StageOutputs:
         names = {spec.name for spec in wanted}
         return [tensor for tensor in tensors if tensor.name in names]
 
-    def keep(self, call: Call, stage_index: int, outputs: list[Tensor]) -> None:
-        """A stage gave this; as far as is known now, the call is answered with `call.outputs`."""
+    def store(self, call: Call, stage_index: int, outputs: list[Tensor]) -> None:
+        """Store the outputs of a stage and update `call.outputs`, the response as far as known."""
         pipeline = self._pipelines[call.pipeline_id]
         if len(pipeline.stages) == 1:
             call.outputs = outputs
             return
         results = self._by_request.setdefault(call.request_id, {})
         results[stage_index] = outputs
-        # What is answered, should nothing follow: results that no stage has used yet.
+        # The response, if no stage follows: outputs that no finished stage has consumed.
         used = {before for index in results for before in pipeline.stages[index].after}
         call.outputs = [t for index in results if index not in used for t in results[index]]
 
-    def forget(self, request_id: int) -> None:
-        """A request has ended."""
+    def discard(self, request_id: int) -> None:
+        """Drop the outputs of a request that has ended."""
         if self._by_request:
             self._by_request.pop(request_id, None)

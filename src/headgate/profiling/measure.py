@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from headgate.core.errors import ConfigError
-from headgate.functions.arrays import Array, join, split
+from headgate.functions.arrays import Array, concatenate, split
 from headgate.functions.loader import build_model
 from headgate.functions.model import Model
 from headgate.metrics.confidence import Interval, mean_interval
@@ -175,7 +175,7 @@ class ProbedFunction:
 
         def call() -> None:
             columns = [model.decode(dict(example)) for _ in range(batch)]
-            answer = model.predict(join(columns))
+            answer = model.predict(concatenate(columns))
             for part in split(answer, lengths) if model.batches else (answer,):
                 model.encode(part)
 

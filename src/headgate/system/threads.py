@@ -1,4 +1,4 @@
-"""Threads for calls that block. They come as they are needed, up to a bound."""
+"""Threads for blocking calls, started on demand up to a limit."""
 
 from __future__ import annotations
 
@@ -9,57 +9,59 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import TypeVar, final
 
-Outcome = TypeVar("Outcome")
+Result = TypeVar("Result")
 Task = Callable[[], Callable[[], None]]
 
 
 @final
 class DaemonThreads:
-    """Does things elsewhere and tells of them on the event loop.
+    """Runs functions in daemon threads and returns the results on the event loop.
 
-    Daemons, other than those of an executor: a call that hangs must not keep a gateway from ending.
+    Daemon threads, unlike those of an `Executor` of the standard library: a call that hangs must
+    not keep a gateway from exiting.
     """
 
     def __init__(self, count_max: int, loop: asyncio.AbstractEventLoop) -> None:
         self.count_max = count_max
         self.busy = 0
         self._loop = loop
-        self._todo: SimpleQueue[Task | None] = SimpleQueue()
+        self._queue: SimpleQueue[Task | None] = SimpleQueue()
         self._count = 0
 
     @property
     def free(self) -> int:
-        """How many more things can be begun at once."""
+        """How many more functions can be started at once."""
         return self.count_max - self.busy
 
-    def do(self, what: Callable[[], Outcome], done: Callable[[Outcome], None]) -> None:
-        """Begin something that raises nothing; the loop then calls `done` with what it returned.
+    def submit(self, function: Callable[[], Result], on_done: Callable[[Result], None]) -> None:
+        """Run a function, which must not raise; the event loop then calls `on_done` with its
+        result.
 
-        Only while there are any `free`: nothing waits here.
+        Requires a `free` thread: nothing is queued.
         """
         assert self.busy < self.count_max
 
         def task() -> Callable[[], None]:
-            outcome = what()
-            return lambda: done(outcome)
+            result = function()
+            return lambda: on_done(result)
 
         self.busy += 1
         if self.busy > self._count:
             self._count += 1
-            Thread(target=self._work, name=f"remote-{self._count}", daemon=True).start()
-        self._todo.put(task)
+            Thread(target=self._run, name=f"remote-{self._count}", daemon=True).start()
+        self._queue.put(task)
 
     def stop(self) -> None:
-        """Have all end that do nothing, and the others when they are done."""
+        """End all idle threads, and busy ones when they are done."""
         for _ in range(self._count):
-            self._todo.put(None)
+            self._queue.put(None)
 
-    def _work(self) -> None:
-        while (task := self._todo.get()) is not None:
+    def _run(self) -> None:
+        while (task := self._queue.get()) is not None:
             then = task()
-            with suppress(RuntimeError):  # the loop is closed: nobody is there to be told
-                self._loop.call_soon_threadsafe(self._over, then)
+            with suppress(RuntimeError):  # the event loop is closed
+                self._loop.call_soon_threadsafe(self._on_done, then)
 
-    def _over(self, then: Callable[[], None]) -> None:
+    def _on_done(self, then: Callable[[], None]) -> None:
         self.busy -= 1
         then()

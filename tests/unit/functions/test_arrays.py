@@ -1,4 +1,4 @@
-"""Tensors to arrays and back."""
+"""Conversion between tensors and arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUMBERS = ["?", "u1", "<u2", "<u4", "<u8", "i1", "<i2", "<i4", "<i8", "<f2", "<f
         hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4),
     )
 )
-def test_numbers_come_back(array: Array) -> None:
+def test_numbers_round_trip(array: Array) -> None:
     back = to_array(to_tensor("x", array))
     assert back.dtype == array.dtype
     assert back.shape == array.shape
@@ -28,7 +28,7 @@ def test_numbers_come_back(array: Array) -> None:
 
 
 @given(st.lists(st.binary(max_size=9), max_size=9))
-def test_bytes_come_back(elements: list[bytes]) -> None:
+def test_bytes_round_trip(elements: list[bytes]) -> None:
     array = np.array([*elements, None], object)[:-1]
     assert to_array(to_tensor("x", array)).tolist() == elements
 
@@ -41,20 +41,20 @@ def test_text_is_sent_as_bytes() -> None:
 
 
 @pytest.mark.parametrize("array", [np.arange(6.0).reshape(2, 3).T, np.arange(9, dtype=">i4")[::2]])
-def test_any_layout_can_be_sent(array: Array) -> None:
+def test_any_memory_layout_can_be_sent(array: Array) -> None:
     assert to_array(to_tensor("x", array)).tolist() == array.tolist()
 
 
 @pytest.mark.parametrize(
     "array", [np.zeros(2, complex), np.zeros(2, "M8[s]"), np.array([1, 2], object)]
 )
-def test_what_cannot_be_sent_is_said(array: Array) -> None:
+def test_unsupported_arrays_are_errors(array: Array) -> None:
     with pytest.raises(ValueError, match=r"x: .* sent"):
         to_tensor("x", array)
 
 
 def test_arrays_are_aligned_and_read_only() -> None:
-    """Copied only where it must be: an odd place in a message."""
+    """Copied only if misaligned in its message."""
     data = memoryview(bytes(17))
     for start in (0, 1):
         array = to_array(Tensor("x", "FP64", (2,), data[start : start + 16]))
@@ -75,14 +75,14 @@ def test_arrays_are_aligned_and_read_only() -> None:
         ("BYTES", (1,) * 33, b"1", "x: has 33 dimensions, at most 32"),
         ("BYTES", (1 << 40,), b"", "x: BYTES[1099511627776] needs at least 4398046511104 bytes"),
         ("BYTES", (-1, -1), b"\0\0\0\0", "x: its shape [-1, -1] has a negative size"),
-        ("BYTES", (1,), b"\5\0\0\0abc", "x: element 0 goes beyond the end of its 7 bytes"),
-        ("BYTES", (2,), b"\4\0\0\0abcd", "x: element 1 goes beyond the end of its 8 bytes"),
+        ("BYTES", (1,), b"\5\0\0\0abc", "x: element 0 exceeds the 7 bytes"),
+        ("BYTES", (2,), b"\4\0\0\0abcd", "x: element 1 exceeds the 8 bytes"),
         ("BYTES", (1,), b"\1\0\0\0abc", "x: 2 bytes are left over after 1 elements"),
         ("BF16", (1,), b"12", "x: BF16 is taken only by functions that declare it"),
-        ("FP8", (1,), b"1", "x: 'FP8' is no datatype"),
+        ("FP8", (1,), b"1", "x: 'FP8' is not a datatype"),
     ],
 )
-def test_a_wrong_tensor_is_refused(
+def test_invalid_tensor_is_an_error(
     datatype: str, shape: tuple[int, ...], data: bytes, problem: str
 ) -> None:
     with pytest.raises(ValueError) as caught:
@@ -90,17 +90,17 @@ def test_a_wrong_tensor_is_refused(
     assert str(caught.value).startswith(problem)
 
 
-def test_huge_and_empty_is_refused_by_whoever_notices() -> None:
+def test_huge_and_empty_shapes_are_errors() -> None:
     with pytest.raises(ValueError):
         to_array(Tensor("x", "FP32", (0, 1 << 62, 1 << 62), memoryview(b"")))
 
 
-def test_elements_elsewhere_are_not_here() -> None:
-    with pytest.raises(ValueError, match="not here"):
+def test_tensor_in_shared_memory_is_an_error() -> None:
+    with pytest.raises(ValueError, match="shared memory"):
         to_array(Tensor("x", "INT8", (1,), Block(0, 1)))
 
 
-def test_bf16_goes_through_as_bits() -> None:
+def test_bf16_is_passed_as_bits() -> None:
     tensor = to_tensor("x", np.array([1, 2], np.uint16), datatype="BF16")
     assert tensor.datatype == "BF16"
     assert to_array(tensor, raw_bf16=True).tolist() == [1, 2]

@@ -1,4 +1,4 @@
-"""What users write, and how it is found."""
+"""Models that users write, and how they are found."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from onnx import TensorProto, helper
 
 from headgate.core.errors import ConfigError
 from headgate.functions import Model, OnnxModel, TensorSpec, function
-from headgate.functions.arrays import join, length, split
+from headgate.functions.arrays import concatenate, item_count, split
 from headgate.functions.loader import build_model
 from headgate.functions.model import signature_of
-from headgate.functions.tensor import read_specs
+from headgate.functions.tensor import parse_specs
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A source."""
+class Source:
+    """The source of a function."""
 
     model: str | None = None
     code: str | None = None
@@ -30,7 +30,7 @@ class Wanted:
 
 
 def onnx_file(path: Path, type: int, shape: Sequence[str | int]) -> OnnxModel:
-    """A file that gives back what it gets."""
+    """A file whose outputs are its inputs."""
     ends = [helper.make_tensor_value_info(name, type, shape) for name in ("x", "y")]
     node = helper.make_node("Identity", ["x"], ["y"])
     graph = helper.make_graph([node], "same", ends[:1], ends[1:])
@@ -39,10 +39,7 @@ def onnx_file(path: Path, type: int, shape: Sequence[str | int]) -> OnnxModel:
     return OnnxModel(path)
 
 
-# --- plain functions -----------------------------------------------------------------------------
-
-
-def test_a_plain_function_is_a_model() -> None:
+def test_python_function_is_a_model() -> None:
     @function
     def total(a, b, scale=1):  # type: ignore[no-untyped-def]
         return (a + b) * scale
@@ -52,9 +49,9 @@ def test_a_plain_function_is_a_model() -> None:
     assert total.__name__ == "total"
     batch = model.decode({"a": np.array([1]), "b": np.array([2])})
     assert model.encode(model.predict(batch)) == {"output": np.array([6])}
-    with pytest.raises(ValueError, match="takes the inputs a, b; got a"):
+    with pytest.raises(ValueError, match="expects the inputs a, b; got a"):
         model.decode({"a": np.array([1])})
-    with pytest.raises(ConfigError, match="total: size: is no option of it"):
+    with pytest.raises(ConfigError, match="total: size: is not an option of the function"):
         total(size=1)
 
 
@@ -69,7 +66,7 @@ def test_several_outputs_are_named_in_order() -> None:
 
 
 def test_inputs_must_be_parameters() -> None:
-    with pytest.raises(ConfigError, match="must have just its inputs as parameters"):
+    with pytest.raises(ConfigError, match="must have exactly its inputs as parameters"):
 
         @function(inputs={"y": "FP32[-1]"})
         def wrong(x):  # type: ignore[no-untyped-def]
@@ -82,26 +79,23 @@ def test_inputs_must_be_parameters() -> None:
     assert anything().predict(anything().decode({"z": np.array([1])})) == {"z": np.array([1])}
 
 
-# --- declarations --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("text", ["FP32", "FP32[a]", "FP32[1,,2]", "FP33[1]", "FP32[-2]", 7])
-def test_a_wrong_declaration_is_one_clear_line(text: object) -> None:
+def test_invalid_specs_are_one_line(text: object) -> None:
     with pytest.raises(ConfigError, match=r"^Cat\.inputs: image: "):
-        read_specs({"image": text}, "Cat.inputs")  # type: ignore[dict-item]
+        parse_specs({"image": text}, "Cat.inputs")  # type: ignore[dict-item]
 
 
-def test_what_batches_must_count_items() -> None:
+def test_batched_model_must_count_items() -> None:
     class Fixed(Model):
         inputs = (TensorSpec("x", "FP32", (1, 3)),)
 
-    with pytest.raises(ConfigError, match="counts no items"):
+    with pytest.raises(ConfigError, match="does not count items"):
         signature_of(Fixed())
     Fixed.batches = False
     assert not signature_of(Fixed()).batches
 
 
-def test_the_example_is_zeros() -> None:
+def test_example_is_zeros() -> None:
     class Loose(Model):
         inputs = {"x": "FP16[-1, 3, -1]", "t": "BYTES[-1]"}  # noqa: RUF012
 
@@ -112,15 +106,12 @@ def test_the_example_is_zeros() -> None:
     assert Model().example() is None
 
 
-# --- columns -------------------------------------------------------------------------------------
-
-
-def test_nested_columns_are_joined_and_cut() -> None:
+def test_nested_batches_are_concatenated_and_split() -> None:
     parts: list[dict[str, Any]] = [
         {"x": np.array([[i] * 2] * i), "name": [str(i)] * i} for i in (1, 2, 3)
     ]
-    joined = join(parts)
-    assert length(joined) == 6
+    joined = concatenate(parts)
+    assert item_count(joined) == 6
     for part, back in zip(parts, split(joined, [1, 2, 3]), strict=True):
         assert isinstance(back, dict)
         assert np.array_equal(back["x"], part["x"])
@@ -128,15 +119,12 @@ def test_nested_columns_are_joined_and_cut() -> None:
 
 
 @pytest.mark.parametrize("thing", [None, 7, {}, np.array(7), {"a": [1], "b": [1, 2]}])
-def test_what_is_no_column(thing: object) -> None:
+def test_values_that_are_not_batches(thing: object) -> None:
     with pytest.raises(ValueError):
-        length(thing)
+        item_count(thing)
 
 
-# --- ONNX ----------------------------------------------------------------------------------------
-
-
-def test_the_file_says_what_it_takes(tmp_path: Path) -> None:
+def test_onnx_file_has_its_signature(tmp_path: Path) -> None:
     model = onnx_file(tmp_path / "a.onnx", TensorProto.FLOAT16, ["n", 2, "m"])
     model.load()
     signature = signature_of(model)
@@ -148,21 +136,21 @@ def test_the_file_says_what_it_takes(tmp_path: Path) -> None:
     model.unload()
 
 
-def test_a_file_of_fixed_size_takes_one_request_at_a_time(tmp_path: Path) -> None:
+def test_onnx_file_of_fixed_size_is_unbatched(tmp_path: Path) -> None:
     model = onnx_file(tmp_path / "a.onnx", TensorProto.INT64, [1, 2])
     model.load()
     assert not signature_of(model).batches
 
 
-def test_text_goes_through_a_file(tmp_path: Path) -> None:
+def test_onnx_file_with_text(tmp_path: Path) -> None:
     model = onnx_file(tmp_path / "a.onnx", TensorProto.STRING, ["n"])
     model.load()
     answer = model.predict(model.decode({"x": np.array(["ä".encode()], object)}))
     assert answer["y"].tolist() == ["ä"]
 
 
-def test_a_missing_or_broken_file_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.onnx: is not there"):
+def test_missing_or_broken_onnx_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.onnx: does not exist"):
         OnnxModel(tmp_path / "none.onnx").load()
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"\0\1")
@@ -172,7 +160,7 @@ def test_a_missing_or_broken_file_is_said(tmp_path: Path) -> None:
         OnnxModel(broken, threads=0)
 
 
-def test_without_onnx_runtime_it_says_what_to_install(
+def test_missing_onnx_runtime_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = onnx_file(tmp_path / "a.onnx", TensorProto.INT64, ["n"])
@@ -181,10 +169,7 @@ def test_without_onnx_runtime_it_says_what_to_install(
         model.load()
 
 
-# --- sources -------------------------------------------------------------------------------------
-
-
-def test_a_model_is_found_in_the_applications_directory(
+def test_model_is_found_in_the_directory_of_the_application(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.path", ["elsewhere"])
@@ -196,19 +181,19 @@ def test_a_model_is_found_in_the_applications_directory(
         "number = 7\n"
     )
     base = str(tmp_path)
-    model = build_model(Wanted(code="found_code:Scale", options={"factor": 3}), base, "app")
+    model = build_model(Source(code="found_code:Scale", options={"factor": 3}), base, "app")
     assert getattr(model, "factor") == 3  # noqa: B009
-    assert type(build_model(Wanted(code="found_code:plain"), base, "app")).__name__ == "plain"
-    assert isinstance(build_model(Wanted(model="m.onnx"), base, "app"), OnnxModel)
+    assert type(build_model(Source(code="found_code:plain"), base, "app")).__name__ == "plain"
+    assert isinstance(build_model(Source(model="m.onnx"), base, "app"), OnnxModel)
     for code, problem in {
         "found_code:number": "is neither a Model nor a function",
         "found_code:none": "cannot be imported: AttributeError",
         "no_such_module:x": "cannot be imported: ModuleNotFoundError",
-        "found code": "names no class",
+        "found code": "is not the name of a class",
     }.items():
         with pytest.raises(ConfigError, match=problem):
-            build_model(Wanted(code=code), base, "app")
-    with pytest.raises(ConfigError, match="cannot be made: TypeError"):
-        build_model(Wanted(code="found_code:Scale", options={"nothing": 1}), base, "app")
+            build_model(Source(code=code), base, "app")
+    with pytest.raises(ConfigError, match="cannot be created: TypeError"):
+        build_model(Source(code="found_code:Scale", options={"nothing": 1}), base, "app")
     with pytest.raises(ConfigError, match="has neither model nor code"):
-        build_model(Wanted(), base, "app")
+        build_model(Source(), base, "app")

@@ -1,4 +1,4 @@
-"""A small application, and requests of it that have ended, for the tests of metrics and traces."""
+"""A small application and settled requests of it, for tests of metrics and traces."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SLO_NS = 100 * MILLISECOND_NS
 
 
 def small_app(slo_ns: int = SLO_NS) -> App:
-    """`resnet` under an objective and `echo` under none, for the tenants `ann` and `bob`."""
+    """`resnet` with an SLO and `echo` without, for the tenants `ann` and `bob`."""
     names = ("resnet", "echo")
     functions = tuple(
         Function(i, name, (Variant(i, f"{name}-cpu", i, (0,), Profile((MILLISECOND_NS,))),))
@@ -51,7 +51,9 @@ def ended_call(
     priority: int = 0,
     deadline_ms: int = 0,
 ) -> Call:
-    """A request of `resnet` that arrived then; one that was executed for no time was never run."""
+    """Return a settled request of `resnet` that arrived at a time; with an execution time of 0 it
+    was never run.
+    """
     deadline_ns = (at_ms + deadline_ms) * MILLISECOND_NS if deadline_ms else 0
     call = Call(0, [], 1, lambda _: None, priority=priority, deadline_ns=deadline_ns)
     call.arrived_ns = at_ms * MILLISECOND_NS
@@ -65,7 +67,7 @@ def ended_call(
 
 
 def full_metrics() -> Metrics:
-    """Every metric has a value."""
+    """Return metrics in which every family has a value."""
     readings = GaugeSnapshot(
         queue_depth={"resnet": 3},
         inflight={"resnet": 5},

@@ -1,4 +1,4 @@
-"""An outpost of one pool, and somebody who writes down what became of its errands."""
+"""A remote pool, and a listener that records the results of its calls."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ PLATFORM = FaasPlatform(1 << 30, keep_alive_ns=200_000_000, usd_per_gb_s=1.0, us
 CLOUD = Pool(0, "cloud", Tier.SERVERLESS, nodes=0, faas=PLATFORM)
 
 
-def work(task_id: int = 0, data: bytes = b"\x01") -> TaskInputs:
+def task(task_id: int = 0, data: bytes = b"\x01") -> TaskInputs:
     return TaskInputs(task_id, len(data), [Tensor("x", "UINT8", (len(data),), memoryview(data))])
 
 
-def errand(
+def remote_call(
     batch_id: int = 0,
-    works: list[TaskInputs] | None = None,
+    tasks: list[TaskInputs] | None = None,
     *,
     deadline_ns: int = NEVER_NS,
-    gives_up: bool = False,
+    is_hard: bool = False,
 ) -> RemoteCall:
-    asked = [work()] if works is None else works
+    asked = [task()] if tasks is None else tasks
     shares = tuple((0, 0, w.items) for w in asked)
-    return RemoteCall(batch_id, 0, "f", 0, None, asked, deadline_ns, gives_up, None, None, shares)
+    return RemoteCall(batch_id, 0, "f", 0, None, asked, deadline_ns, is_hard, None, None, shares)
 
 
 class Rig:
-    """Whoever hears of everything."""
+    """Records everything that a remote pool reports."""
 
     def __init__(
         self, call: Callable[[RemoteCall], CallResult], *, threads: int = 4, hang_ns: int = 10**10
@@ -44,7 +44,7 @@ class Rig:
         self.billed_ns: list[int] = []
         self.warm_usd: list[float] = []
         self.starts: list[tuple[str, int]] = []
-        self.outpost = RemotePool(
+        self.pool = RemotePool(
             CLOUD,
             call,
             self,
@@ -54,16 +54,16 @@ class Rig:
             hang_ns=hang_ns,
         )
 
-    def ran_at(self, pool_id: int, message: BatchRan) -> None:
+    def on_call_returned(self, pool_id: int, message: BatchRan) -> None:
         self.ran.append(message)
 
-    def reported(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         self.events.append(event)
 
-    def called(self, pool_id: int, shares: Shares, took_ns: int) -> None:
+    def on_call_billed(self, pool_id: int, shares: Shares, took_ns: int) -> None:
         self.billed_ns.append(took_ns)
 
-    def kept_warm(self, pool_id: int, function: str, usd: float) -> None:
+    def on_keep_warm_billed(self, pool_id: int, function: str, usd: float) -> None:
         self.warm_usd.append(usd)
 
     async def until(self, is_true: Callable[[], bool]) -> None:

@@ -1,4 +1,4 @@
-"""The driver: who is told when, and by whom what is carried out."""
+"""The driver: order of events, timers, and execution of actions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make_app(slo: Slo | None = None) -> App:
 
 
 class Rig:
-    """A driver whose hands only write down what they are told."""
+    """A driver whose executor only records actions."""
 
     def __init__(self, app: App | None = None, kind: PolicyKind | None = None) -> None:
         self.done: list[Action] = []
@@ -40,7 +40,7 @@ class Rig:
             self,
             asyncio.get_running_loop(),
             record=lambda now_ns, event, actions: self.recorded.append(event),
-            fault=self.faults.append,
+            count_fault=self.faults.append,
         )
 
     def open_requests(self) -> Collection[int]:
@@ -49,7 +49,7 @@ class Rig:
     def fail(self, request_ids: Collection[int]) -> None:
         raise AssertionError(request_ids)
 
-    def failed(self, error: BaseException) -> None:
+    def abort(self, error: BaseException) -> None:
         raise error
 
     def settle(self, now_ns: int, action: Settle) -> None:
@@ -61,7 +61,7 @@ class Rig:
     def keep_warm(self, action: KeepWarm) -> None:
         self.done.append(action)
 
-    def order(self, action: PlacedAction) -> None:
+    def execute(self, action: PlacedAction) -> None:
         self.done.append(action)
         if isinstance(action, StartInstance):
             self.driver.post(InstanceStarted(action.instance_id, 0))
@@ -71,21 +71,24 @@ def names(things: list[Event] | list[Action]) -> list[str]:
     return [type(thing).__name__ for thing in things]
 
 
-def test_nobody_is_told_before_the_next_turn_of_the_loop() -> None:
-    async def story() -> None:
+def test_events_are_handled_in_the_next_iteration() -> None:
+    async def scenario() -> None:
         rig = Rig()
         rig.driver.post(NodeJoined(0, 0, "n"))
         assert rig.done == []
         await asyncio.sleep(0)
         assert names(rig.done) == ["StartInstance"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_in_one_turn_what_ends_work_comes_before_what_brings_work() -> None:
-    """Two requests wait in the inbox when the batch before them comes back: they go together."""
+def test_events_that_end_work_come_first() -> None:
+    """Two requests are in the inbox when the batch before them returns.
 
-    async def story() -> None:
+    They are batched together.
+    """
+
+    async def scenario() -> None:
         rig = Rig()
         for event in (NodeJoined(0, 0, "n"), RequestArrived(0, 0)):
             rig.driver.post(event)
@@ -97,16 +100,16 @@ def test_in_one_turn_what_ends_work_comes_before_what_brings_work() -> None:
         assert names(rig.done) == ["StartInstance", "Dispatch", "Settle", "Dispatch"]
         assert rig.faults == []
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_timer_never_fires_early() -> None:
-    """A request gives up at its deadline, 5 ms from now, to the nanosecond or after."""
+def test_timer_never_fires_early() -> None:
+    """A request expires at its deadline, 5 ms from now, to the nanosecond or after."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig(make_app(Slo(latency_ns=5 * MS, is_hard=True)), find_policy("balance"))
         began_ns = monotonic_ns()
-        rig.driver.post(RequestArrived(0, 0))  # and there is no node
+        rig.driver.post(RequestArrived(0, 0))  # there is no node
         while not rig.done:
             await asyncio.sleep(0.0005)
         assert monotonic_ns() - began_ns >= 5 * MS
@@ -114,11 +117,11 @@ def test_a_timer_never_fires_early() -> None:
         assert isinstance(settled, Settle)
         assert settled.outcome == Outcome.EXPIRED
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_stopped_driver_forgets_its_timers() -> None:
-    async def story() -> None:
+def test_stopped_driver_cancels_its_timers() -> None:
+    async def scenario() -> None:
         rig = Rig(make_app(Slo(latency_ns=5 * MS, is_hard=True)), find_policy("balance"))
         rig.driver.post(RequestArrived(0, 0))
         await asyncio.sleep(0)
@@ -126,11 +129,11 @@ def test_a_stopped_driver_forgets_its_timers() -> None:
         await asyncio.sleep(0.01)
         assert rig.done == []
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 class Rogue(Policy):
-    """Rejects twice."""
+    """A policy that rejects twice."""
 
     def on_arrival(self, request: Request) -> None:
         self.orders.reject(request, "no")
@@ -140,10 +143,10 @@ class Rogue(Policy):
         pass
 
 
-def test_an_illegal_order_is_told_of_and_those_before_it_stand(
+def test_policy_error_keeps_earlier_actions(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig(kind=PolicyKind(Rogue, PolicyConfig))
         rig.driver.post(RequestArrived(0, 0))
         await asyncio.sleep(0)
@@ -151,4 +154,4 @@ def test_an_illegal_order_is_told_of_and_those_before_it_stand(
         assert rig.faults == ["policy"]
         assert len(caplog.messages) == 1
 
-    asyncio.run(story())
+    asyncio.run(scenario())

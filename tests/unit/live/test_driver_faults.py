@@ -1,4 +1,4 @@
-"""What should never happen, happens: every request is answered once, and no slot is lost."""
+"""Unexpected failures: every request is answered once, and no slot is lost."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def make_app() -> App:
 
 
 class Fragile:
-    """A Scheduler that breaks at will, before it has looked at an event or after."""
+    """A Scheduler that fails on demand, before or after it handles an event."""
 
     def __init__(self, breaks: Callable[[Event], str]) -> None:
         self._scheduler = Scheduler(make_app(), find_policy("balance"))
@@ -76,7 +76,7 @@ class Fragile:
 
 
 class Rig:
-    """Hands that run what they are told, and break at will: before it is done or after."""
+    """An executor that fails on demand, before or after it executes an action."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Rig:
         *,
         scheduler: Fragile | None = None,
         record: Callable[[int, Event, list[Action]], None] | None = None,
-        suspect_s: float = 120.0,
+        recheck_s: float = 120.0,
     ) -> None:
         self.breaks = breaks
         self.calls: dict[int, object] = {}
@@ -98,8 +98,8 @@ class Rig:
             self,
             self.loop,
             record=record,
-            fault=self.count,
-            suspect_s=suspect_s,
+            count_fault=self.count,
+            recheck_s=recheck_s,
         )
 
     def count(self, kind: str) -> None:
@@ -120,8 +120,6 @@ class Rig:
         self.answers[request_id] += 1
         return True
 
-    # --- what the driver asks for ---
-
     def settle(self, now_ns: int, action: Settle) -> None:
         self.break_at("settle")
         self.answer(action.request_id)
@@ -131,7 +129,7 @@ class Rig:
         self.break_at("dispatch")
         self.loop.call_soon(self.driver.post, BatchFinished(action.batch_id))
 
-    def order(self, action: PlacedAction) -> None:
+    def execute(self, action: PlacedAction) -> None:
         self.break_at("order")
         if isinstance(action, StartInstance):
             self.loop.call_soon(self.driver.post, InstanceStarted(action.instance_id, 0))
@@ -150,7 +148,7 @@ class Rig:
                 self.failed_ids.add(request_id)
         self.break_at("fail")
 
-    def failed(self, error: BaseException) -> None:
+    def abort(self, error: BaseException) -> None:
         self.end = error
         for request_id in list(self.calls):
             self.answer(request_id)
@@ -163,7 +161,7 @@ class Rig:
         raise AssertionError(f"it never came to be: {self.calls}, {self.answers}")
 
     async def serve(self, count: int = REQUESTS) -> None:
-        """Send requests, some at once, and wait for their answers."""
+        """Send requests, some at once, and wait for their responses."""
         self.driver.post(NodeJoined(0, 0, "n"))
         for request_id in range(count):
             self.ask(request_id)
@@ -180,8 +178,8 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("what", ["settle", "settled", "dispatch", "order", "fail"])
-def test_hands_that_break_once(what: str) -> None:
-    async def story() -> None:
+def test_executor_that_fails_once(what: str) -> None:
+    async def scenario() -> None:
         left = [what]
 
         def breaks(now: str) -> bool:
@@ -197,14 +195,17 @@ def test_hands_that_break_once(what: str) -> None:
         assert (len(view.requests), len(view.batches)) == (0, 0)
         rig.driver.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_hands_that_break_at_random(seed: int) -> None:
-    """Whatever breaks: one answer for each request, nothing is left in the Scheduler's books."""
+def test_executor_that_fails_at_random(seed: int) -> None:
+    """Whatever fails.
 
-    async def story() -> None:
+    One response per request, and nothing is left in the state of the Scheduler.
+    """
+
+    async def scenario() -> None:
         rng = Random(seed)
         chance = rng.choice([0.05, 0.2, 0.5])
         rig = Rig(lambda what: rng.random() < chance)
@@ -213,43 +214,42 @@ def test_hands_that_break_at_random(seed: int) -> None:
         view = rig.driver.scheduler.view
         await rig.until(lambda: not view.requests and not view.batches)
         before = rig.answers.total()
-        rig.ask(REQUESTS)  # and the only node can still be used
+        rig.ask(REQUESTS)  # the only node is still usable
         await rig.until(lambda: not rig.calls)
         assert rig.answers.total() == before + 1
         assert REQUESTS not in rig.failed_ids
         assert rig.end is None
         rig.driver.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_an_answer_that_cannot_be_given_is_given_as_a_failure() -> None:
-    async def story() -> None:
+def test_undeliverable_response_becomes_a_failure() -> None:
+    async def scenario() -> None:
         rig = Rig(lambda what: what == "settle")
         await rig.serve()
         assert rig.failed_ids == set(range(REQUESTS))
         assert rig.faults == {"settle": REQUESTS}
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_batch_that_can_never_be_sent_is_given_up_after_so_many_refusals() -> None:
-    async def story() -> None:
+def test_batch_that_cannot_be_sent_fails_after_the_refusal_limit() -> None:
+    async def scenario() -> None:
         rig = Rig(lambda what: what == "dispatch")
         await rig.serve(3)
-        assert rig.failed_ids == set()  # the Scheduler has settled them, as refused too often
+        assert rig.failed_ids == set()  # the Scheduler has settled them after too many refusals
         rig.driver.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-# --- the Scheduler -------------------------------------------------------------------------------
+def test_scheduler_failure_does_not_lose_later_events() -> None:
+    """Ten requests are in the inbox together; the third makes the Scheduler fail, and is the only
+    one to fail.
+    """
 
-
-def test_an_event_at_which_the_scheduler_breaks_does_not_lose_those_after_it() -> None:
-    """Ten requests are in the inbox together; the third breaks it, and is the only one to fail."""
-
-    async def story() -> None:
+    async def scenario() -> None:
         def breaks(event: Event) -> str:
             is_third = isinstance(event, RequestArrived) and event.request_id == 2
             return "before" if is_third else ""
@@ -264,11 +264,11 @@ def test_an_event_at_which_the_scheduler_breaks_does_not_lose_those_after_it() -
         assert rig.faults == {"scheduler": 1}
         rig.driver.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_what_was_ordered_before_it_broke_is_carried_out_and_logged() -> None:
-    async def story() -> None:
+def test_actions_before_a_failure_are_executed_and_logged() -> None:
+    async def scenario() -> None:
         logged: list[tuple[Event, list[Action]]] = []
         is_first = True
 
@@ -284,35 +284,37 @@ def test_what_was_ordered_before_it_broke_is_carried_out_and_logged() -> None:
             record=lambda now_ns, event, actions: logged.append((event, actions)),
         )
         await rig.serve(5)
-        assert rig.failed_ids == set()  # the batch was settled, and that was carried out
+        assert rig.failed_ids == set()  # the batch was settled, and that action was executed
         actions = next(actions for event, actions in logged if isinstance(event, BatchFinished))
         assert any(isinstance(action, Settle) for action in actions)
         rig.driver.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_scheduler_that_breaks_at_random(seed: int) -> None:
-    """Everything is answered once: at the latest when it is seen that it was forgotten."""
+def test_scheduler_that_fails_at_random(seed: int) -> None:
+    """Every request is answered once: at the latest by the recheck."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         rng = Random(seed)
 
         def breaks(event: Event) -> str:
             return rng.choice(("before", "after")) if rng.random() < 0.1 else ""
 
-        rig = Rig(scheduler=Fragile(breaks), suspect_s=0.05)
+        rig = Rig(scheduler=Fragile(breaks), recheck_s=0.05)
         await rig.serve()
         rig.driver.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_scheduler_that_breaks_again_and_again_ends_the_gateway() -> None:
-    """After so many in a row: whatever is open is answered, and nobody asks it any more."""
+def test_repeated_scheduler_failures_abort_the_gateway() -> None:
+    """After `FAULTS_MAX` in a row all open requests are answered, and the Scheduler is not called
+    any more.
+    """
 
-    async def story() -> None:
+    async def scenario() -> None:
         handled = 0
 
         def breaks(event: Event) -> str:
@@ -328,11 +330,11 @@ def test_a_scheduler_that_breaks_again_and_again_ends_the_gateway() -> None:
         assert handled == FAULTS_MAX
         assert rig.answers == dict.fromkeys(range(REQUESTS), 1)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_request_that_breaks_it_now_and_then_does_not_end_the_gateway() -> None:
-    async def story() -> None:
+def test_occasional_scheduler_failures_do_not_abort() -> None:
+    async def scenario() -> None:
         def breaks(event: Event) -> str:
             is_bad = isinstance(event, RequestArrived) and event.request_id % 2 == 0
             return "before" if is_bad else ""
@@ -343,16 +345,16 @@ def test_a_request_that_breaks_it_now_and_then_does_not_end_the_gateway() -> Non
         assert rig.failed_ids == set(range(0, REQUESTS, 2))
         rig.driver.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_cancellation_that_breaks_it_is_not_tried_again_for_ever() -> None:
-    async def story() -> None:
+def test_failing_cancellation_is_not_repeated() -> None:
+    async def scenario() -> None:
         def breaks(event: Event) -> str:
             return "before" if isinstance(event, RequestCancelled) else ""
 
         rig = Rig(scheduler=Fragile(breaks))
-        rig.ask(0)  # and there is no node
+        rig.ask(0)  # there is no node
         await asyncio.sleep(0)
         rig.driver.post(RequestCancelled(0))
         await rig.until(lambda: not rig.calls)
@@ -360,13 +362,13 @@ def test_a_cancellation_that_breaks_it_is_not_tried_again_for_ever() -> None:
         assert rig.end is None
         rig.driver.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_request_that_the_scheduler_does_not_take_is_answered() -> None:
-    """An id that does not follow the one before it is refused, and nobody would settle it."""
+def test_rejected_arrival_is_answered() -> None:
+    """An id out of sequence is rejected, and the Scheduler would never settle it."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig()
         for request_id in (5, 3):
             rig.ask(request_id)
@@ -375,14 +377,11 @@ def test_a_request_that_the_scheduler_does_not_take_is_answered() -> None:
         assert rig.faults == {"event": 1}
         rig.driver.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-# --- around it -----------------------------------------------------------------------------------
-
-
-def test_a_log_that_breaks_is_left_and_serving_goes_on() -> None:
-    async def story() -> None:
+def test_failing_log_does_not_stop_serving() -> None:
+    async def scenario() -> None:
         calls = 0
 
         def record(now_ns: int, event: Event, actions: list[Action]) -> None:
@@ -396,15 +395,15 @@ def test_a_log_that_breaks_is_left_and_serving_goes_on() -> None:
         assert rig.faults == {"event_log": 1}
         rig.driver.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_timer_that_fires_when_nobody_knows_it_any_more() -> None:
-    async def story() -> None:
+def test_timer_that_fires_after_its_cancellation() -> None:
+    async def scenario() -> None:
         rig = Rig()
         rig.driver._fire(("deadline", 7))
-        rig.driver.post(TimerFired(("deadline", 7)))  # cancelled while it was on its way
+        rig.driver.post(TimerFired(("deadline", 7)))  # cancelled after it fired
         await asyncio.sleep(0)
         assert not rig.faults
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""The log of a gateway: written in pieces, rotated, bounded, and never in the way of serving."""
+"""The event log of a gateway: buffered, rotated, bounded, and never blocking."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TINY = Rotation(size_bytes=400, keep=1_000)
 def written(
     path: Path, events: int, rotation: Rotation = USUAL, clock: Callable[[], int] | None = None
 ) -> None:
-    """A log of so many events that was closed; each is flushed by itself."""
+    """Write and close a log of this many events, each flushed by itself."""
     log = EventLog(path, HEADER, rotation, clock=clock or (lambda: 0))
     for number in range(events):
         log.record(number, BatchLost(number), [])
@@ -43,7 +43,7 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_log_round_trip(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "a.log", HEADER, USUAL)
     log.record(5, BatchLost(1), [])
     log.record(7, BatchLost(2), [])
@@ -55,52 +55,49 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a.log"]
 
 
-def test_a_log_that_was_not_closed_is_cut_short(tmp_path: Path) -> None:
+def test_unclosed_log_is_incomplete(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "a.log", HEADER, USUAL)
     log.record(5, BatchLost(1), [])
     log.flush()
     assert log.sync()
-    seen, entries = entries_of(tmp_path / "a.log")
-    assert (seen, entries.is_complete) == ([0], False)
+    numbers, entries = entries_of(tmp_path / "a.log")
+    assert (numbers, entries.is_complete) == ([0], False)
     log.close()
 
 
-def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
+def test_log_is_private_to_its_owner(tmp_path: Path) -> None:
     written(tmp_path / "a.log", 20, TINY)
     assert len(names(tmp_path)) > 2
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
 
 
-# --- rotation ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("events", [1, 5, 100])
-def test_segments_are_read_in_their_order_whichever_is_named(tmp_path: Path, events: int) -> None:
+def test_segments_are_read_in_order_whichever_is_named(tmp_path: Path, events: int) -> None:
     written(tmp_path / "a.log", events, TINY)
     assert all(path.stat().st_size < 1_000 for path in tmp_path.iterdir())
     assert (len(names(tmp_path)) > 10) == (events == 100)
     for path in tmp_path.iterdir():
-        seen, entries = entries_of(path)
-        assert (seen, entries.is_complete, entries.missing) == (list(range(events)), True, "")
+        numbers, entries = entries_of(path)
+        assert (numbers, entries.is_complete, entries.missing) == (list(range(events)), True, "")
 
 
-def test_all_of_it_together_is_bounded(tmp_path: Path) -> None:
+def test_total_size_is_bounded(tmp_path: Path) -> None:
     written(tmp_path / "a.log", 200, Rotation(size_bytes=400, keep=3))
     assert len(names(tmp_path)) == 4
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 4 * 1_000
 
 
-def test_what_is_left_of_a_log_without_its_beginning_can_be_read(tmp_path: Path) -> None:
+def test_log_without_its_beginning_can_be_read(tmp_path: Path) -> None:
     written(tmp_path / "a.log", 200, Rotation(size_bytes=400, keep=3))
-    seen, entries = entries_of(tmp_path / "a.log")
-    assert seen == list(range(entries.first_seq, 200))
+    numbers, entries = entries_of(tmp_path / "a.log")
+    assert numbers == list(range(entries.first_seq, 200))
     assert 0 < entries.first_seq < 199
     assert entries.is_complete
     gone = f"gone, and with that the first {entries.first_seq} events"
     assert entries.missing.startswith("segments 0-") and entries.missing.endswith(gone)
 
 
-def test_a_segment_missing_in_the_middle_is_named(tmp_path: Path) -> None:
+def test_missing_segment_is_named(tmp_path: Path) -> None:
     written(tmp_path / "a.log", 100, TINY)
     (tmp_path / "a.log.5").unlink()
     _, entries = read_log(tmp_path / "a.log")
@@ -108,7 +105,7 @@ def test_a_segment_missing_in_the_middle_is_named(tmp_path: Path) -> None:
         list(entries)
 
 
-def test_a_segment_without_its_end_does_not_fit_to_the_next(tmp_path: Path) -> None:
+def test_truncated_segment_does_not_match_the_next(tmp_path: Path) -> None:
     written(tmp_path / "a.log", 100, TINY)
     lines = (tmp_path / "a.log.5").read_text().splitlines(keepends=True)
     (tmp_path / "a.log.5").write_text("".join(lines[:-2]))
@@ -118,7 +115,7 @@ def test_a_segment_without_its_end_does_not_fit_to_the_next(tmp_path: Path) -> N
     entries.close()
 
 
-def test_age_rotates_a_log_too(tmp_path: Path) -> None:
+def test_log_is_rotated_by_age(tmp_path: Path) -> None:
     now_ns = 0
 
     def clock() -> int:
@@ -128,16 +125,16 @@ def test_age_rotates_a_log_too(tmp_path: Path) -> None:
     for now_ns in range(0, 1_000, 10):
         log.record(now_ns, BatchLost(1), [])
         log.flush()
-    log.flush()  # there is nothing in the newest segment: it does not become one after the other
+    log.flush()  # the newest segment is empty, so it is not rotated again
     log.close()
-    seen, entries = entries_of(tmp_path / "a.log")
-    assert len(names(tmp_path)) == 9  # `keep` and the newest
-    assert seen[-1] == 99
+    numbers, entries = entries_of(tmp_path / "a.log")
+    assert len(names(tmp_path)) == 9  # `keep` segments and the newest
+    assert numbers[-1] == 99
     assert entries.is_complete
 
 
-def test_a_log_is_read_while_it_is_rotated(tmp_path: Path) -> None:
-    """The newest segment has been given a number since the reader looked."""
+def test_log_is_read_while_it_is_rotated(tmp_path: Path) -> None:
+    """The newest segment has been renamed since the reader listed the files."""
     log = EventLog(tmp_path / "a.log", HEADER, TINY)
 
     def write(first: int, last: int) -> None:
@@ -154,18 +151,18 @@ def test_a_log_is_read_while_it_is_rotated(tmp_path: Path) -> None:
     log.close()
 
 
-def test_another_gateway_begins_its_own_and_deletes_what_is_too_old(tmp_path: Path) -> None:
-    """However often it is started again, there are never more files than are to be kept."""
+def test_next_gateway_starts_a_log_and_prunes_old_segments(tmp_path: Path) -> None:
+    """After any number of restarts there are never more files than are to be kept."""
     for _ in range(7):
         written(tmp_path / "a.log", 3, Rotation(keep=2))
     assert names(tmp_path) == ["a.log", "a.log.5", "a.log.6"]
     for name in names(tmp_path):
-        seen, entries = entries_of(tmp_path / name)
-        assert (seen, entries.is_complete) == ([0, 1, 2], True)
+        numbers, entries = entries_of(tmp_path / name)
+        assert (numbers, entries.is_complete) == ([0, 1, 2], True)
 
 
-def test_two_gateways_for_a_moment(tmp_path: Path) -> None:
-    """The old one goes on in what is numbered now, and leaves the path to the new one."""
+def test_two_gateways_at_one_path(tmp_path: Path) -> None:
+    """The old gateway continues in the renamed file and leaves the path to the new one."""
     old = EventLog(tmp_path / "a.log", HEADER, TINY)
     old.record(0, BatchLost(1), [])
     new = EventLog(tmp_path / "a.log", HEADER, TINY)
@@ -178,14 +175,17 @@ def test_two_gateways_for_a_moment(tmp_path: Path) -> None:
     old.close()
     assert names(tmp_path) == ["a.log", "a.log.1"]
     assert entries_of(tmp_path / "a.log")[0] == [0]
-    seen, entries = entries_of(tmp_path / "a.log.1")
-    assert seen == list(range(len(seen))) and len(seen) > 1
-    assert (entries.is_complete, entries.stopped) == (False, "another gateway writes there now")
+    numbers, entries = entries_of(tmp_path / "a.log.1")
+    assert numbers == list(range(len(numbers))) and len(numbers) > 1
+    assert (entries.is_complete, entries.stopped) == (
+        False,
+        "another gateway writes to the path now",
+    )
 
 
-def test_what_is_no_log_is_neither_overwritten_nor_deleted(tmp_path: Path) -> None:
+def test_other_files_are_neither_overwritten_nor_deleted(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("functions: {}\n")
-    with pytest.raises(ConfigError, match="is there, and is not an event log"):
+    with pytest.raises(ConfigError, match="exists and is not an event log"):
         EventLog(tmp_path / "a.yaml", HEADER, USUAL)
     assert (tmp_path / "a.yaml").read_text() == "functions: {}\n"
     (tmp_path / "a.log.3").write_text("mine\n")
@@ -194,10 +194,7 @@ def test_what_is_no_log_is_neither_overwritten_nor_deleted(tmp_path: Path) -> No
     assert (tmp_path / "a.log.3").read_text() == "mine\n"
 
 
-# --- trouble -------------------------------------------------------------------------------------
-
-
-def test_a_full_disk_ends_it_with_one_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_full_disk_is_one_error(caplog: pytest.LogCaptureFixture) -> None:
     log = EventLog(Path("/dev/full"), HEADER, USUAL)
     for number in range(3):
         log.record(number, BatchLost(1), [])
@@ -205,11 +202,11 @@ def test_a_full_disk_ends_it_with_one_error(caplog: pytest.LogCaptureFixture) ->
         log.sync()
     log.close()
     assert len(caplog.messages) == 1
-    assert "No space left on device; serving goes on" in caplog.messages[0]
+    assert "No space left on device; serving continues" in caplog.messages[0]
 
 
 @pytest.mark.parametrize("breaks_at", range(1, 12))
-def test_a_disk_that_is_full_at_any_write(
+def test_disk_full_at_any_write(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -224,19 +221,19 @@ def test_a_disk_that_is_full_at_any_write(
         writes += 1
         if writes >= breaks_at:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(fd, data[:100])  # and it is never taken as a whole
+        return write(fd, data[:100])  # never written as a whole
 
     monkeypatch.setattr(os, "write", full)
     written(tmp_path / "a.log", 20, TINY)
     monkeypatch.undo()
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-    if breaks_at > 2:  # else not even the header is there
-        seen, entries = entries_of(tmp_path / "a.log")
-        assert seen == list(range(len(seen)))
+    if breaks_at > 2:  # otherwise not even the header is written
+        numbers, entries = entries_of(tmp_path / "a.log")
+        assert numbers == list(range(len(numbers)))
         assert not entries.is_complete
 
 
-def test_a_directory_that_cannot_be_written_any_more_stops_it(
+def test_unwritable_directory_stops_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: Path, target: object) -> Path:
@@ -244,17 +241,17 @@ def test_a_directory_that_cannot_be_written_any_more_stops_it(
 
     monkeypatch.setattr(Path, "rename", refuse)
     written(tmp_path / "a.log", 50, TINY)
-    seen, entries = entries_of(tmp_path / "a.log")
-    assert 0 < len(seen) < 50
+    numbers, entries = entries_of(tmp_path / "a.log")
+    assert 0 < len(numbers) < 50
     assert entries.stopped
     assert len(caplog.messages) == 1
-    assert "cannot be rotated: Permission denied; serving goes on" in caplog.messages[0]
+    assert "cannot be rotated: Permission denied; serving continues" in caplog.messages[0]
 
 
-def test_a_disk_that_takes_its_time_holds_nobody_up(
+def test_slow_disk_does_not_block(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing waits for it; when far too much waits for the disk, the log ends, and says so."""
+    """Nothing waits for the disk; if the backlog exceeds its limit, the log ends with an error."""
     goes_on = threading.Event()
     write = os.write
 
@@ -270,34 +267,32 @@ def test_a_disk_that_takes_its_time_holds_nobody_up(
         log.record(number, BatchLost(number), [])
         log.flush()
     assert len(caplog.messages) == 1
-    assert "the disk is too slow; serving goes on" in caplog.messages[0]
+    assert "the disk is too slow; serving continues" in caplog.messages[0]
     goes_on.set()
     log.close()
-    seen, entries = entries_of(tmp_path / "a.log")
-    assert seen == list(range(len(seen))) and 100 < len(seen) < 1_000
+    numbers, entries = entries_of(tmp_path / "a.log")
+    assert numbers == list(range(len(numbers))) and 100 < len(numbers) < 1_000
     assert entries.stopped == "the disk is too slow"
 
 
-def test_an_event_that_cannot_be_written_stops_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unencodable_event_stops_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = EventLog(tmp_path / "a.log", HEADER, USUAL)
     log.record(1, BatchLost(1), [])
     log.record(2, object(), [])  # type: ignore[arg-type]
     log.record(3, BatchLost(1), [])
     log.close()
-    seen, entries = entries_of(tmp_path / "a.log")
-    assert (seen, entries.is_complete) == ([0], False)
+    numbers, entries = entries_of(tmp_path / "a.log")
+    assert (numbers, entries.is_complete) == ([0], False)
     assert entries.stopped.startswith("an event cannot be written: ")
     assert len(caplog.messages) == 1
 
 
-def test_a_place_that_cannot_be_written_is_bad_input(tmp_path: Path) -> None:
+def test_unwritable_path_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere/a\.log: --log: cannot be written"):
         EventLog(tmp_path / "nowhere" / "a.log", HEADER, USUAL)
 
 
-def test_each_segment_says_what_it_is(tmp_path: Path) -> None:
+def test_each_segment_has_a_header(tmp_path: Path) -> None:
     written(tmp_path / "a.log", 20, TINY)
     headers = [
         json.loads(path.read_text().splitlines()[0])

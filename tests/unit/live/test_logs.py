@@ -1,4 +1,4 @@
-"""Logging: what a line looks like, what is counted instead of said, and that it never fails."""
+"""Logging: formats, suppression of repetitions, and that it never fails."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from headgate.live.telemetry.logs import (
     REPEATS_MAX,
     REPEATS_S,
     JsonFormatter,
-    Repeats,
+    RepeatLimiter,
     TextFormatter,
 )
 
 TEXT = re.compile(
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (?P<level>[A-Z]+) (?P<logger>\S+) "
-    r"\[(?P<process>[^]]+)\] (?P<said>.*)"
+    r"\[(?P<process>[^]]+)\] (?P<text>.*)"
 )
 
 
@@ -44,7 +44,7 @@ def with_trace(message: str) -> logging.LogRecord:
     return made
 
 
-def test_a_line_for_people() -> None:
+def test_text_format() -> None:
     line = TextFormatter("gateway").format(record("%s has %d", "it", 3, request_id="abc-1"))
     match = TEXT.fullmatch(line)
     assert match is not None
@@ -52,15 +52,20 @@ def test_a_line_for_people() -> None:
         "level": "WARNING",
         "logger": "headgate.live.x",
         "process": "gateway",
-        "said": "it has 3 (request abc-1)",
+        "text": "it has 3 (request abc-1)",
     }
 
 
-def test_nobody_can_forge_a_line_or_reach_the_terminal() -> None:
-    said = "a\n2026-11-15T18:00:00.000Z ERROR headgate [gateway] forged\r\x1b[2J\x9b"
+def test_control_characters_are_escaped() -> None:
+    forged = "a\n2026-11-15T18:00:00.000Z ERROR headgate [gateway] forged\r\x1b[2J\x9b"
     named = record("it is called so")
-    named.name = said  # a function may call its loggers as it likes
-    for made in (record("%s", said), with_trace(said), record("x", request_id=said), named):
+    named.name = forged  # a function may choose any name for its loggers
+    for made in (
+        record("%s", forged),
+        with_trace(forged),
+        record("x", request_id=forged),
+        named,
+    ):
         lines = TextFormatter("worker n1").format(made).split("\n")
         assert TEXT.fullmatch(lines[0]) or made is named
         assert all(line.startswith("    ") for line in lines[1:])
@@ -69,7 +74,7 @@ def test_nobody_can_forge_a_line_or_reach_the_terminal() -> None:
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
 
 
-def test_an_object_per_line() -> None:
+def test_json_format() -> None:
     made = with_trace("a\nb\udcff")
     made.__dict__.update(request_id="abc-1", fields={"status": 200, "odd": object})
     line = JsonFormatter("gateway").format(made)
@@ -90,25 +95,25 @@ def test_an_object_per_line() -> None:
     assert re.fullmatch(r"[-\d]+T[:\d]+\.\d{3}Z", found["ts"])
 
 
-def test_what_is_repeated_is_counted() -> None:
-    repeats = Repeats()
-    passed = [repeats.lets_pass(record("%d", number), 0.0) for number in range(100)]
+def test_repetitions_are_suppressed_and_counted() -> None:
+    repeats = RepeatLimiter()
+    passed = [repeats.allows(record("%d", number), 0.0) for number in range(100)]
     assert passed == [True] * REPEATS_MAX + [False] * (100 - REPEATS_MAX)
-    assert repeats.lets_pass(record("something else"), 0.0)
-    assert repeats.over(REPEATS_S - 1) == []
-    (told,) = repeats.over(REPEATS_S)
-    assert told.getMessage() == f"{100 - REPEATS_MAX} more times: %d"
-    assert repeats.lets_pass(record("%d", 1), REPEATS_S)
-    assert repeats.over(2 * REPEATS_S) == []
+    assert repeats.allows(record("something else"), 0.0)
+    assert repeats.expired(REPEATS_S - 1) == []
+    (reported,) = repeats.expired(REPEATS_S)
+    assert reported.getMessage() == f"suppressed {100 - REPEATS_MAX} repetitions: %d"
+    assert repeats.allows(record("%d", 1), REPEATS_S)
+    assert repeats.expired(2 * REPEATS_S) == []
 
 
-def test_the_last_one_that_is_said_says_that_more_are_counted() -> None:
-    repeats = Repeats()
+def test_last_record_before_suppression_has_a_note() -> None:
+    repeats = RepeatLimiter()
     made = [record("again") for _ in range(REPEATS_MAX)]
     for each in made:
-        repeats.lets_pass(each, 0.0)
+        repeats.allows(each, 0.0)
     lines = [TextFormatter("gateway").format(each) for each in made]
-    assert lines[-1].endswith("again (more of the same are counted, for 10 s)")
+    assert lines[-1].endswith("again (repetitions are suppressed and counted for 10 s)")
     assert lines[-2].endswith("again")
 
 
@@ -126,7 +131,7 @@ logs.flush()
 def run(
     body: str, *, level: str = "info", format: str = "text", **more: object
 ) -> subprocess.CompletedProcess[str]:
-    """Run something in a process that has configured its logging."""
+    """Run code in a process with configured logging."""
     program = PROGRAM.format(level=level, format=format, body=body)
     options: dict[str, object] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
     return subprocess.run(  # type: ignore[call-overload,no-any-return]
@@ -134,10 +139,10 @@ def run(
     )
 
 
-def said(done: subprocess.CompletedProcess[str]) -> list[tuple[str, str, str]]:
-    """Level, logger and text of each line."""
+def lines_of(done: subprocess.CompletedProcess[str]) -> list[tuple[str, str, str]]:
+    """Return level, logger and text of each line."""
     found = [TEXT.fullmatch(line) for line in done.stderr.splitlines()]
-    return [(m["level"], m["logger"], m["said"]) for m in found if m is not None]
+    return [(m["level"], m["logger"], m["text"]) for m in found if m is not None]
 
 
 @pytest.mark.parametrize(
@@ -148,44 +153,45 @@ def said(done: subprocess.CompletedProcess[str]) -> list[tuple[str, str, str]]:
         ("error", ["ERROR"]),
     ],
 )
-def test_levels(level: str, levels: list[str]) -> None:
+def test_log_levels(level: str, levels: list[str]) -> None:
     body = "for each in ('debug', 'info', 'warning', 'error'): getattr(log, each)(each)"
-    assert [line[0] for line in said(run(body, level=level))] == levels
+    assert [line[0] for line in lines_of(run(body, level=level))] == levels
 
 
-def test_others_are_heard_from_warnings_on() -> None:
+def test_other_loggers_are_logged_from_warnings_on() -> None:
     body = (
         "logging.getLogger('somebody').info('not this')\n"
         "logging.getLogger('somebody').warning('this')\n"
         "warnings.warn('and this')\n"
         "logging.getLogger('headgate.access').info('this too')\n"
     )
-    lines = said(run(body, level="debug"))
+    lines = lines_of(run(body, level="debug"))
     assert [(level, name) for level, name, _ in lines] == [
         ("WARNING", "somebody"),
         ("WARNING", "py.warnings"),
         ("INFO", "headgate.access"),
     ]
-    quiet = said(run(body, level="error"))
-    assert [name for _, name, _ in quiet] == ["headgate.access"]  # it has a switch of its own
+    quiet = lines_of(run(body, level="error"))
+    # the access log has an option of its own
+    assert [name for _, name, _ in quiet] == ["headgate.access"]
 
 
-def test_whatever_a_function_does_to_logging() -> None:
+def test_functions_cannot_break_logging() -> None:
     body = (
         "logging.basicConfig(force=True, stream=sys.stdout, level=10)\nlog.warning('still heard')\n"
     )
-    assert said(run(body)) == [("WARNING", "headgate.live.thing", "still heard")]
+    assert lines_of(run(body)) == [("WARNING", "headgate.live.thing", "still heard")]
 
 
-def test_arguments_that_do_not_fit() -> None:
+def test_mismatched_log_arguments() -> None:
     class_body = "class Odd:\n    def __str__(self): raise ValueError('never')\n"
     done = run(class_body + "log.error('%d', 'x')\nlog.error('%s', Odd())\nprint('goes on')")
     assert done.stdout == "goes on\n"
-    assert done.stderr.count("cannot be shown") == 2
+    assert done.stderr.count("cannot be formatted") == 2
     assert "Logging error" not in done.stderr
 
 
-def test_exceptions_that_nobody_catches_are_logged() -> None:
+def test_uncaught_exceptions_are_logged() -> None:
     body = (
         "thread = threading.Thread(target=lambda: 1 / 0, name='t')\n"
         "thread.start()\n"
@@ -195,12 +201,15 @@ def test_exceptions_that_nobody_catches_are_logged() -> None:
     done = run(body, format="json")
     assert done.returncode == 1
     first, second = (json.loads(line) for line in done.stderr.splitlines())
-    assert first["message"] == "thread t has ended: ZeroDivisionError"
-    assert (second["level"], second["message"]) == ("CRITICAL", "the process ends: KeyError")
+    assert first["message"] == "uncaught exception in thread t: ZeroDivisionError"
+    assert (second["level"], second["message"]) == (
+        "CRITICAL",
+        "uncaught exception, the process exits: KeyError",
+    )
     assert "at last" in second["exc"]
 
 
-def test_everything_is_written_before_the_process_ends() -> None:
+def test_flush_before_exit() -> None:
     body = (
         "for number in range(REPEATS + 5): log.warning('again')\n"
         "for number in range(1000): log.info('%d', number)\n"
@@ -208,19 +217,17 @@ def test_everything_is_written_before_the_process_ends() -> None:
     ).replace("REPEATS", str(REPEATS_MAX))
     done = run(body)
     assert done.stdout == "no line"
-    texts = [text for _, _, text in said(done)]
+    texts = [text for _, _, text in lines_of(done)]
     assert len(texts) == REPEATS_MAX + 1_000 + 1
-    assert texts[-1] == "5 more times: again"
+    assert texts[-1] == "suppressed 5 repetitions: again"
 
 
-def test_stdout_and_stderr_in_one_place_stay_in_order() -> None:
+def test_stdout_and_stderr_to_one_file_stay_in_order() -> None:
     body = "for number in range(50):\n    print(number)\n    log.info('%d', number)\n"
     done = run(body, stderr=subprocess.STDOUT)
     numbers = [int(line.rsplit(" ", 1)[-1]) for line in done.stdout.splitlines()]
     assert numbers == [number for number in range(50) for _ in range(2)]
 
-
-# --- output that cannot be written ---------------------------------------------------------------
 
 NOISE = (
     "for number in range(3000):\n"
@@ -234,8 +241,8 @@ NOISE = (
 
 
 @pytest.mark.parametrize("where", ["closed", "unread", "full"])
-def test_a_process_goes_on_whatever_became_of_its_output(tmp_path: Path, where: str) -> None:
-    """A pipe that is closed, one that nobody ever reads, a disk that is full."""
+def test_process_survives_the_loss_of_its_output(tmp_path: Path, where: str) -> None:
+    """A closed pipe, one that nobody reads, a full disk."""
     path = tmp_path / "end"
     read_fd, write_fd = os.pipe()
     if where == "closed":
@@ -253,7 +260,7 @@ def test_a_process_goes_on_whatever_became_of_its_output(tmp_path: Path, where: 
     assert done.returncode == 0
 
 
-def test_a_process_whose_output_is_blocked_ends_when_it_is_told_to(tmp_path: Path) -> None:
+def test_process_with_blocked_output_can_be_stopped(tmp_path: Path) -> None:
     read_fd, write_fd = os.pipe()
     try:
         program = PROGRAM.format(

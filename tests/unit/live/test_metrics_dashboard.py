@@ -1,4 +1,4 @@
-"""The dashboard shows nothing that is not there, and all that is."""
+"""The dashboard shows all exposed metrics, and no others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ METRIC = re.compile(r"\b(?:headgate|process)_\w+")
 
 
 def exposed() -> dict[str, set[str]]:
-    """Every name of a sample, with its labels. Prometheus adds where it was scraped."""
+    """Return every sample name with its labels, including those that Prometheus adds."""
     text, _ = Exposition(full_metrics()).text()
     return {
         sample.name: {*sample.labels, "instance", "job"}
@@ -30,7 +30,7 @@ def exposed() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_every_expression_is_over_what_is_exposed(expression: str) -> None:
+def test_every_expression_uses_exposed_metrics(expression: str) -> None:
     known = exposed()
     names = METRIC.findall(expression)
     assert names
@@ -46,9 +46,9 @@ def test_every_expression_is_over_what_is_exposed(expression: str) -> None:
 
 
 def test_every_metric_is_shown() -> None:
-    shown = {family(name) for expression in EXPRESSIONS for name in METRIC.findall(expression)}
+    displayed = {family(name) for expression in EXPRESSIONS for name in METRIC.findall(expression)}
     ours = {family(name) for name in exposed() if name.startswith("headgate_")}
-    assert ours == {name for name in shown if name.startswith("headgate_")}
+    assert ours == {name for name in displayed if name.startswith("headgate_")}
 
 
 def family(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What Prometheus gets to read, read back by its own parsers."""
+"""The Prometheus exposition, parsed by the official parsers."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ def scraped(metrics: Metrics, accept: str = "") -> Samples:
 
 
 def value(samples: Samples, name: str, **labels: str) -> float:
-    """`class` is a word of Python: it is written `class_`."""
+    """Return a sample. `class` is a keyword of Python: it is written `class_`."""
     wanted = {key.rstrip("_"): label for key, label in labels.items()}
     return samples[name, frozenset(wanted.items())]
 
 
 @pytest.mark.parametrize("accept", ["", OPEN_METRICS])
-def test_every_request_is_in_its_place(accept: str) -> None:
+def test_requests_by_label(accept: str) -> None:
     got = scraped(full_metrics(), accept)
 
     def requests(class_: str, outcome: str, model: str = "resnet") -> float:
         labels = {"model": model, "tier": "dedicated", "class": class_, "outcome": outcome}
         return value(got, "headgate_requests_total", **labels)
 
-    assert [requests("usual", o) for o in ("met", "late", "rejected", "expired")] == [1, 1, 1, 0]
+    assert [requests("default", o) for o in ("met", "late", "rejected", "expired")] == [1, 1, 1, 0]
     assert requests("urgent", "expired") == 1
-    assert requests("usual", "cancelled", "echo") == 1
+    assert requests("default", "cancelled", "echo") == 1
     rejections = "headgate_admission_rejections_total"
     assert value(got, rejections, model="resnet", reason="overloaded") == 1
     assert value(got, rejections, model="echo", reason="infeasible") == 0
@@ -60,8 +60,11 @@ def test_every_request_is_in_its_place(accept: str) -> None:
 
 
 @pytest.mark.parametrize("accept", ["", OPEN_METRICS])
-def test_times_are_in_seconds_and_the_objective_is_a_bound(accept: str) -> None:
-    """Both were answered after 90 ms. One had 100 ms and 10 left; the other 50, and 40 too few."""
+def test_times_are_in_seconds_and_the_slo_is_a_bound(accept: str) -> None:
+    """Both were answered after 90 ms.
+
+    One had 100 ms, with 10 left; the other 50, and was 40 late.
+    """
     got = scraped(full_metrics(), accept)
 
     def buckets(metric: str, *bounds: str) -> list[float]:
@@ -77,7 +80,7 @@ def test_times_are_in_seconds_and_the_objective_is_a_bound(accept: str) -> None:
     assert value(got, "headgate_slo_seconds", model="resnet") == SLO_NS / 1e9
 
 
-def test_readings_and_the_rest() -> None:
+def test_gauges_and_other_families() -> None:
     got = scraped(full_metrics(), OPEN_METRICS)
     assert value(got, "headgate_queue_depth", model="resnet") == 3
     assert value(got, "headgate_inflight", model="resnet") == 5
@@ -92,16 +95,16 @@ def test_readings_and_the_rest() -> None:
     assert any(name == "process_resident_memory_bytes" for name, _ in got)
 
 
-def test_an_idle_gateway_shows_zeros() -> None:
+def test_idle_gateway_exposes_zeros() -> None:
     """A rate over a counter that appears only with its first event misses that event."""
     got = scraped(Metrics(small_app()))
-    met = {"model": "echo", "tier": "dedicated", "class": "usual", "outcome": "met"}
+    met = {"model": "echo", "tier": "dedicated", "class": "default", "outcome": "met"}
     assert value(got, "headgate_requests_total", **met) == 0
     assert all(math.isfinite(each) for each in got.values())
 
 
-def test_hostile_names_do_not_break_the_text() -> None:
-    """Names are the user's: quotes, newlines and backslashes are escaped."""
+def test_hostile_names_are_escaped() -> None:
+    """Names come from users: quotes, newlines and backslashes are escaped."""
     metrics = Metrics(small_app())
     reason = 'say "no"\n\\'
     metrics.settled(ended_call(Outcome.REJECTED, reason=reason), "resnet", "ann")
@@ -111,11 +114,11 @@ def test_hostile_names_do_not_break_the_text() -> None:
 
 
 @pytest.mark.parametrize("accept", ["", OPEN_METRICS])
-def test_every_answer_is_counted_by_protocol_status_and_reason(accept: str) -> None:
+def test_responses_by_protocol_status_and_reason(accept: str) -> None:
     metrics = full_metrics()
     for _ in range(2):
-        metrics.responses.count("http", 413, "")  # a refusal that gives no reason has one
-    for number in range(100):  # whoever makes reasons up makes no time series
+        metrics.responses.count("http", 413, "")  # an error without a reason gets one
+    for number in range(100):  # made-up reasons create no time series
         metrics.responses.count("http", 500, f"made up {number}")
         metrics.fault(f"kind {number}")
     got = scraped(metrics, accept)
@@ -143,7 +146,7 @@ def test_every_answer_is_counted_by_protocol_status_and_reason(accept: str) -> N
         "text/plain;q=nan" * 100,
     ],
 )
-def test_a_nonsensical_accept_header_is_no_reason_to_fail(accept: str) -> None:
+def test_invalid_accept_header(accept: str) -> None:
     text, media_type = Exposition(Metrics(small_app())).text(accept)
     assert text and media_type in (
         "text/plain; version=0.0.4; charset=utf-8",

@@ -1,4 +1,4 @@
-"""What is wrong with a pool that somebody else runs is said before anything is served."""
+"""Configuration errors of remote pools are reported before anything is served."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headgate.config import from_spec
 from headgate.config.providers import Provider, providers_of
 from headgate.core.errors import ConfigError
 from headgate.live.deployment import assign_cores
-from headgate.live.model_registry import look_up, remote_only, with_siblings
+from headgate.live.model_registry import inspect_remote_only, remote_only, with_siblings
 from headgate.live.pools.registry import check_providers
 
 HERE = "http://127.0.0.1:1"
@@ -60,36 +60,36 @@ def app(**pools: dict[str, object]) -> dict[str, object]:
         ),
     ],
 )
-def test_what_makes_no_sense_is_one_clear_line(pool: dict[str, object], problem: str) -> None:
+def test_invalid_provider_is_one_line(pool: dict[str, object], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         from_spec(app(p=pool), "app.yaml")
 
 
-def test_who_runs_what() -> None:
+def test_providers_of_pools() -> None:
     rented = {"tier": "dedicated", "nodes": 2, "provider": "sagemaker", "target": "e-{node}"}
-    loaded = from_spec(app(local={"tier": "dedicated"}, cloud=CLOUD, rented=rented), "app.yaml")
-    assert providers_of(loaded) == (
+    config = from_spec(app(local={"tier": "dedicated"}, cloud=CLOUD, rented=rented), "app.yaml")
+    assert providers_of(config) == (
         Provider("local"),
         Provider("lambda", "f", HERE, None),
         Provider("sagemaker", "e-{node}", None, None),
     )
-    found = assign_cores(loaded.app, range(4), "app.yaml", providers_of(loaded))
-    assert [(place.id, place.name) for place in found] == [(0, "local1")]
+    found = assign_cores(config.app, range(4), "app.yaml", providers_of(config))
+    assert [(node.id, node.name) for node in found] == [(0, "local1")]
     assert providers_of(from_spec({"functions": {"f": {"exec": "1ms"}}}, "a")) == (
         Provider("local"),
     )
-    # A log carries all of it, so a replay has the same pools.
-    assert providers_of(from_spec(loaded.spec, "log")) == providers_of(loaded)
+    # The event log contains the providers, so a replay has the same pools.
+    assert providers_of(from_spec(config.spec, "log")) == providers_of(config)
 
 
-def test_a_pool_that_nobody_runs_is_only_simulated() -> None:
-    loaded = from_spec(app(p={"tier": "serverless", "memory": "1GB"}), "app.yaml")
-    assert providers_of(loaded) == (None,)
+def test_pool_without_provider_is_only_simulated() -> None:
+    config = from_spec(app(p={"tier": "serverless", "memory": "1GB"}), "app.yaml")
+    assert providers_of(config) == (None,)
     with pytest.raises(ConfigError, match=r"pools\.p\.provider: has no provider: it can be sim"):
-        check_providers(loaded, "app.yaml")
+        check_providers(config, "app.yaml")
 
 
-def test_a_variant_that_runs_elsewhere_has_the_signature_of_its_sibling(
+def test_remote_only_variant_has_the_signature_of_its_sibling(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "elsewhere_code.py").write_text(CODE)
@@ -97,19 +97,21 @@ def test_a_variant_that_runs_elsewhere_has_the_signature_of_its_sibling(
     far = {"exec": "2ms", "pools": ["cloud"]}
     broken = {"code": "elsewhere_code:Nobody", "exec": "1ms", "pools": ["cloud"]}
     functions = {"f": {"variants": {"far": far, "near": near}}, "g": broken}
-    loaded = from_spec({"functions": functions, "pools": {"cloud": CLOUD}}, "app.yaml")
-    assert len(remote_only(loaded)) == 3
-    found = {f.function: f for f in look_up(loaded, str(tmp_path))}
-    filled = with_siblings(loaded, found)
+    config = from_spec({"functions": functions, "pools": {"cloud": CLOUD}}, "app.yaml")
+    assert len(remote_only(config)) == 3
+    found = {f.function: f for f in inspect_remote_only(config, str(tmp_path))}
+    filled = with_siblings(config, found)
     assert filled["f/far"].signature == filled["f/near"].signature
     assert filled["f/far"].signature.inputs[0].name == "x"
     assert filled["g"].signature.inputs == ()
     (record,) = caplog.records
-    assert record.getMessage().startswith("g runs elsewhere, and is not understood here: ")
+    assert record.getMessage().startswith(
+        "g runs on remote pools only, and its signature cannot be read: "
+    )
 
 
 def serve(tmp_path: Path, more: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Try to serve a function platform, with no settings of AWS but these."""
+    """Try to serve a FaaS pool, with no AWS settings but these."""
     (tmp_path / "app.yaml").write_text(APP % more)
     kept = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
     nowhere = {
@@ -134,13 +136,13 @@ KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
 @pytest.mark.parametrize(
     ("more", "environment", "problem"),
     [
-        ("", {}, "has no provider: it can be simulated and not served"),
+        ("", {}, "has no provider: it can be simulated, but not served"),
         (", provider: lambda, target: f, region: eu-central-1", {}, "there are no AWS credentials"),
         (", provider: lambda, target: f", KEYS, "there is no AWS region"),
-        (", provider: lambda, target: f", {"AWS_PROFILE": "nobody"}, "AWS's settings"),
+        (", provider: lambda, target: f", {"AWS_PROFILE": "nobody"}, "invalid AWS settings"),
     ],
 )
-def test_what_could_never_be_asked_is_not_served(
+def test_unusable_provider_is_not_served(
     tmp_path: Path, more: str, environment: dict[str, str], problem: str
 ) -> None:
     pytest.importorskip("boto3")
@@ -150,7 +152,7 @@ def test_what_could_never_be_asked_is_not_served(
     assert problem in done.stderr
 
 
-def test_without_boto3_it_says_what_to_install(tmp_path: Path) -> None:
+def test_missing_boto3_names_the_extra(tmp_path: Path) -> None:
     (tmp_path / "boto3.py").write_text("raise ImportError('No module named boto3')\n")
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH", "")])])
     done = serve(tmp_path, ", provider: lambda, target: f", PYTHONPATH=path, **KEYS)

@@ -1,4 +1,4 @@
-"""Credentials of AWS go to AWS: what listens on this machine never sees them."""
+"""AWS credentials go to AWS only: nothing that listens on this machine gets them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ ENDED = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\nConnection: close\r\n\r
 
 
 class Listener:
-    """Takes down whatever is sent to a port of this machine."""
+    """Records whatever is sent to a port of this machine."""
 
     def __init__(self) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
-        self.heard = b""
+        self.received = b""
         self._thread = threading.Thread(target=self._listen)
         self._thread.start()
 
@@ -46,8 +46,8 @@ class Listener:
                 client, _ = self._socket.accept()
                 with client, suppress(OSError):
                     client.settimeout(20)
-                    while b"\r\n\r\n" not in self.heard:
-                        self.heard += client.recv(65_536)
+                    while b"\r\n\r\n" not in self.received:
+                        self.received += client.recv(65_536)
                     client.sendall(ENDED)
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ def listener() -> Iterator[Listener]:
 
 @pytest.fixture(autouse=True)
 def _account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whoever runs this has credentials of AWS, in every place where boto3 looks for them."""
+    """AWS credentials in every place where boto3 looks for them."""
     for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "HTTP_PROXY", "http_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", REAL_ID)
@@ -101,7 +101,7 @@ def of_sagemaker(url: str | None) -> Any:
 
 
 def call(client: Any) -> None:
-    """Have a request sent, and answered with a refusal."""
+    """Send a request, which is answered with an error."""
     with pytest.raises(client.exceptions.ClientError):
         if client.meta.service_model.service_name == "lambda":
             client.invoke(FunctionName="f", Payload=b"{}")
@@ -110,23 +110,21 @@ def call(client: Any) -> None:
 
 
 def key_id(listener: Listener) -> str:
-    heard = listener.heard.decode("latin-1")
-    assert REAL_ID not in heard and REAL_TOKEN not in heard
-    (found,) = re.findall(r"Credential=(\w+)/", heard)
+    received = listener.received.decode("latin-1")
+    assert REAL_ID not in received and REAL_TOKEN not in received
+    (found,) = re.findall(r"Credential=(\w+)/", received)
     return str(found)
 
 
 @pytest.mark.parametrize("make", [of_gateway, of_sagemaker, connect])
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
-def test_a_stranger_on_this_machine_gets_no_credentials(
-    listener: Listener, make: Any, host: str
-) -> None:
+def test_local_endpoint_gets_no_aws_credentials(listener: Listener, make: Any, host: str) -> None:
     call(make(f"http://{host}:{listener.port}"))
     assert key_id(listener) == "headgate"
 
 
 @pytest.mark.parametrize("make", [of_gateway, connect])
-def test_nor_if_a_variable_of_aws_leads_to_this_machine(
+def test_local_endpoint_from_an_aws_variable_gets_no_credentials(
     listener: Listener, monkeypatch: pytest.MonkeyPatch, make: Any
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_LAMBDA", f"http://127.0.0.1:{listener.port}")
@@ -135,13 +133,15 @@ def test_nor_if_a_variable_of_aws_leads_to_this_machine(
 
 
 @pytest.mark.parametrize("make", [of_gateway, connect])
-def test_nor_does_a_proxy(listener: Listener, monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
+def test_proxy_gets_no_credentials(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch, make: Any
+) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     call(make(f"http://127.0.0.1:{listener.port}"))
     assert key_id(listener) == "headgate"
 
 
-def leave_keys(tmp_path: Path, port: int, key_id: str) -> None:
+def write_keys(tmp_path: Path, port: int, key_id: str) -> None:
     path = tmp_path / "headgate" / f"platform-{port}.json"
     path.parent.mkdir(exist_ok=True)
     path.touch(0o600)
@@ -151,27 +151,25 @@ def leave_keys(tmp_path: Path, port: int, key_id: str) -> None:
 
 
 @pytest.mark.parametrize("make", [of_gateway, connect])
-def test_a_platform_gets_its_own_keys(listener: Listener, tmp_path: Path, make: Any) -> None:
-    leave_keys(tmp_path, listener.port, "HEADGATEKEY")
+def test_local_platform_gets_its_own_keys(listener: Listener, tmp_path: Path, make: Any) -> None:
+    write_keys(tmp_path, listener.port, "HEADGATEKEY")
     call(make(f"http://127.0.0.1:{listener.port}"))
     assert key_id(listener) == "HEADGATEKEY"
 
 
-def test_a_platform_that_is_started_again_gets_its_new_keys(
-    listener: Listener, tmp_path: Path
-) -> None:
-    """The gateway goes on while its platform comes and goes."""
+def test_restarted_platform_gets_its_new_keys(listener: Listener, tmp_path: Path) -> None:
+    """The gateway keeps running while its platform restarts."""
     client = of_gateway(f"http://127.0.0.1:{listener.port}")
     for expected in ("HEADGATEONE", "HEADGATETWO"):
-        leave_keys(tmp_path, listener.port, expected)
-        listener.heard = b""
+        write_keys(tmp_path, listener.port, expected)
+        listener.received = b""
         call(client)
         assert key_id(listener) == expected
     client.close()
 
 
 @pytest.mark.parametrize("make", [of_gateway, connect])
-def test_aws_gets_those_of_aws(make: Any) -> None:
+def test_aws_gets_aws_credentials(make: Any) -> None:
     client = make(None)
     assert client.meta.endpoint_url == "https://lambda.eu-central-1.amazonaws.com"
     assert client._request_signer._credentials.access_key == REAL_ID
@@ -179,7 +177,7 @@ def test_aws_gets_those_of_aws(make: Any) -> None:
 
 
 class Impostor:
-    """A proxy that answers for AWS itself, with a certificate that nobody has vouched for."""
+    """A proxy that poses as AWS, with a certificate that is not trusted."""
 
     def __init__(self, directory: Path) -> None:
         subprocess.run(
@@ -195,19 +193,19 @@ class Impostor:
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self.asked = b""
-        self.heard = b""
+        self.received = b""
         self._thread = threading.Thread(target=self._listen)
         self._thread.start()
 
     def _listen(self) -> None:
         client, _ = self._socket.accept()
-        with client, suppress(OSError):  # the client ends the handshake
+        with client, suppress(OSError):  # the client aborts the handshake
             client.settimeout(20)
             while b"\r\n\r\n" not in self.asked:
                 self.asked += client.recv(65_536)
             client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
             with self._context.wrap_socket(client, server_side=True) as secured:
-                self.heard = secured.recv(65_536)
+                self.received = secured.recv(65_536)
 
     def close(self) -> None:
         self._thread.join()
@@ -215,7 +213,7 @@ class Impostor:
 
 
 @pytest.mark.parametrize("make", [of_gateway, of_sagemaker, connect])
-def test_aws_is_called_over_tls_and_must_prove_that_it_is_aws(
+def test_aws_certificate_is_verified(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make: Any
 ) -> None:
     impostor = Impostor(tmp_path)
@@ -232,14 +230,14 @@ def test_aws_is_called_over_tls_and_must_prove_that_it_is_aws(
     client.close()
     impostor.close()
     assert re.match(rb"CONNECT [a-z.]+\.eu-central-1\.amazonaws\.com:443 ", impostor.asked)
-    assert impostor.heard == b""
+    assert impostor.received == b""
 
 
 @pytest.mark.parametrize(
     "name",
     ["aws_access_key_id", "aws_secret_access_key", "aws_session_token", "credentials", "profile"],
 )
-def test_the_application_file_has_no_place_for_credentials(name: str) -> None:
+def test_application_file_has_no_field_for_credentials(name: str) -> None:
     cloud = {"tier": "serverless", "memory": "1GB", "provider": "lambda", "target": "f"}
     functions = {"f": {"exec": "1ms"}}
     for spec in (
@@ -251,8 +249,8 @@ def test_the_application_file_has_no_place_for_credentials(name: str) -> None:
             from_spec(spec, "app.yaml")
 
 
-def test_an_address_that_leads_two_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that is called localhost and is not: neither keys nor credentials go there."""
+def test_ambiguous_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that looks like localhost and is not: neither keys nor credentials are sent."""
     found = [(2, 1, 6, "", ("203.0.113.5", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     for make in (of_gateway, connect):

@@ -1,4 +1,4 @@
-"""From a policy's wish, through the driver, to whoever keeps functions warm; and errands."""
+"""Keep-warm from the policy through the driver; remote calls, their cost, and the breaker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from headgate.live.call import Call
 from headgate.live.cost_accounting import CostAccounting, breakers
 from headgate.live.driver import Driver
 from headgate.live.ipc.messages import TaskInputs
-from headgate.live.pools.remote_pool import RemoteCall, make_errand
+from headgate.live.pools.remote_pool import RemoteCall, make_remote_call
 from headgate.live.telemetry import Exposition, GaugeSnapshot, Metrics
 from headgate.live.telemetry.metrics import FaasPoolGauges
 
@@ -52,7 +52,7 @@ def make_app() -> App:
 
 
 class Spills(Policy):
-    """Keeps two warm from the first, and sends everything to the cloud."""
+    """A policy that keeps two instances warm from the start, and sends everything to the cloud."""
 
     def on_node_joined(self, node: Node) -> None:
         app = self.view.app
@@ -68,7 +68,7 @@ class Spills(Policy):
 KIND = PolicyKind(Spills, PolicyConfig, Capabilities(mixed_pools=True, serverless=True))
 
 
-class Hands:
+class RecordingExecutor:
     def __init__(self) -> None:
         self.done: list[Action] = []
         loop = asyncio.get_running_loop()
@@ -81,7 +81,7 @@ class Hands:
     def fail(self, request_ids: Collection[int]) -> None:
         raise AssertionError(request_ids)
 
-    def failed(self, error: BaseException) -> None:
+    def abort(self, error: BaseException) -> None:
         raise error
 
     def settle(self, now_ns: int, action: Settle) -> None:
@@ -90,74 +90,79 @@ class Hands:
     def dispatch(self, now_ns: int, action: Dispatch) -> None:
         self.done.append(action)
 
-    def order(self, action: PlacedAction) -> None:
+    def execute(self, action: PlacedAction) -> None:
         self.done.append(action)
 
     def keep_warm(self, action: KeepWarm) -> None:
         self.done.append(action)
 
 
-def test_the_driver_hands_on_what_is_to_be_kept_warm() -> None:
-    async def story() -> None:
-        hands = Hands()
-        hands.driver.post(NodeJoined(0, 0, "local1"))
+def test_driver_passes_on_keep_warm() -> None:
+    async def scenario() -> None:
+        executor = RecordingExecutor()
+        executor.driver.post(NodeJoined(0, 0, "local1"))
         await asyncio.sleep(0.01)
-        hands.driver.stop()
-        (wish,) = hands.done
-        assert isinstance(wish, KeepWarm)
-        assert (wish.pool_id, wish.variant_id, wish.count, wish.is_provisioned) == (1, 0, 2, False)
+        executor.driver.stop()
+        (action,) = executor.done
+        assert isinstance(action, KeepWarm)
+        assert (action.pool_id, action.variant_id, action.count, action.is_provisioned) == (
+            1,
+            0,
+            2,
+            False,
+        )
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def nobody(call: Call) -> None:
-    """Hears of nothing."""
+def ignore(call: Call) -> None:
+    """Ignore the result."""
 
 
-def sent(*calls: Call) -> RemoteCall:
-    """What goes out for these calls, together."""
+def remote_call(*calls: Call) -> RemoteCall:
+    """Return the remote call for these calls as one batch."""
     scheduler = Scheduler(make_app(), KIND)
-    tasks: list[int] = []
+    task_ids: list[int] = []
     for number, call in enumerate(calls):
         call.request_id = number
         event = RequestArrived(
             number, 0, call.client_id, 1, 0, call.deadline_ns, is_hard=call.is_hard
         )
         (dispatch,) = [a for a in scheduler.handle(MS, event) if isinstance(a, Dispatch)]
-        tasks += dispatch.task_ids
-    action = Dispatch(9, 0, tasks, len(tasks), 1, None, None)
-    works = [TaskInputs(task_id, 1, []) for task_id in tasks]
-    return make_errand(scheduler.view, action, works, dict(enumerate(calls)))
+        task_ids += dispatch.task_ids
+    action = Dispatch(9, 0, task_ids, len(task_ids), 1, None, None)
+    tasks = [TaskInputs(task_id, 1, []) for task_id in task_ids]
+    return make_remote_call(scheduler.view, action, tasks, dict(enumerate(calls)))
 
 
-def test_an_errand_has_the_time_of_the_one_that_has_most() -> None:
-    errand = sent(
-        Call(0, [], 1, nobody, deadline_ns=20 * MS, is_hard=True),
-        Call(0, [], 1, nobody, deadline_ns=50 * MS, is_hard=True),
+def test_call_has_the_latest_deadline() -> None:
+    call = remote_call(
+        Call(0, [], 1, ignore, deadline_ns=20 * MS, is_hard=True),
+        Call(0, [], 1, ignore, deadline_ns=50 * MS, is_hard=True),
     )
-    assert errand.left_ms(10 * MS) == 40.0
-    assert errand.gives_up
-    assert (errand.function, errand.batch_id, errand.tenant) == ("f", 9, "ann")
+    assert call.time_left_ms(10 * MS) == 40.0
+    assert call.is_hard
+    assert (call.function, call.batch_id, call.tenant) == ("f", 9, "ann")
 
 
-def test_who_waits_for_ever_has_others_wait_with_it() -> None:
-    errand = sent(
-        Call(0, [], 1, nobody, deadline_ns=20 * MS, is_hard=True),
-        Call(0, [], 1, nobody, client_id=1, deadline_ns=NEVER_NS),
+def test_call_without_deadline() -> None:
+    call = remote_call(
+        Call(0, [], 1, ignore, deadline_ns=20 * MS, is_hard=True),
+        Call(0, [], 1, ignore, client_id=1, deadline_ns=NEVER_NS),
     )
-    assert errand.left_ms(0) is None
-    assert not errand.gives_up
-    assert errand.tenant is None  # of two, nobody's
-    assert errand.shares == ((0, 0, 1), (0, 1, 1))
+    assert call.time_left_ms(0) is None
+    assert not call.is_hard
+    assert call.tenant is None  # two tenants share the call
+    assert call.shares == ((0, 0, 1), (0, 1, 1))
 
 
-def test_the_objective_is_a_deadline_that_nobody_gives_up_at() -> None:
-    errand = sent(Call(0, [], 1, nobody))
-    assert errand.left_ms(MS) == 100.0
-    assert not errand.gives_up
+def test_slo_is_a_soft_deadline() -> None:
+    call = remote_call(Call(0, [], 1, ignore))
+    assert call.time_left_ms(MS) == 100.0
+    assert not call.is_hard
 
 
-def test_a_trace_goes_along_whoever_keeps_it() -> None:
+def test_traceparent_of_calls() -> None:
     class Context:
         trace_id, span_id, trace_flags = 0xABC, 0xDEF, 1
 
@@ -165,20 +170,20 @@ def test_a_trace_goes_along_whoever_keeps_it() -> None:
         def get_span_context(self) -> Context:
             return Context()
 
-    plain, traced, spanned = (Call(0, [], 1, nobody) for _ in range(3))
+    plain, traced, spanned = (Call(0, [], 1, ignore) for _ in range(3))
     traced.trace = b"00-1-2-01"
     spanned.trace = Span()
-    assert sent(plain).traceparent is None
-    assert sent(plain, traced).traceparent == "00-1-2-01"
-    assert sent(spanned).traceparent == f"00-{0xABC:032x}-{0xDEF:016x}-01"
+    assert remote_call(plain).traceparent is None
+    assert remote_call(plain, traced).traceparent == "00-1-2-01"
+    assert remote_call(spanned).traceparent == f"00-{0xABC:032x}-{0xDEF:016x}-01"
 
 
-def test_what_is_paid_by_the_call_is_shared_by_items() -> None:
-    accounts = CostAccounting(make_app())
-    accounts.called(1, ((0, 0, 1), (0, 1, 3)), 10 * MS)
-    accounts.called(0, ((0, 0, 1),), 10 * MS)  # that pool is paid by the hour
-    accounts.kept_warm(1, "f", 0.25)
-    costs = accounts.readings(None, []).cost_usd
+def test_call_cost_is_shared_by_items() -> None:
+    accounting = CostAccounting(make_app())
+    accounting.on_call_billed(1, ((0, 0, 1), (0, 1, 3)), 10 * MS)
+    accounting.on_call_billed(0, ((0, 0, 1),), 10 * MS)  # that pool is paid by the hour
+    accounting.on_keep_warm_billed(1, "f", 0.25)
+    costs = accounting.gauge_snapshot(None, []).cost_usd
     assert costs == {
         ("f", "ann", "serverless", "usage"): pytest.approx(0.125),
         ("f", "bob", "serverless", "usage"): pytest.approx(0.375),
@@ -186,10 +191,10 @@ def test_what_is_paid_by_the_call_is_shared_by_items() -> None:
     }
 
 
-def test_the_breaker_can_be_seen() -> None:
+def test_breaker_state_is_reported() -> None:
     assert breakers(Scheduler(make_app(), KIND).view) == {"cloud": "closed"}
     spill = FaasPoolGauges(1, "breaker", 3, {"finished": 5, "throttled": 2}, 4, 0.25)
-    readings = GaugeSnapshot(spills={"cloud": spill})
+    readings = GaugeSnapshot(faas_pools={"cloud": spill})
     text = Exposition(Metrics(make_app(), lambda: readings)).text()[0].decode()
     for line in (
         'headgate_spill_breaker_state{pool="cloud"} 1.0',
@@ -204,8 +209,8 @@ def test_the_breaker_can_be_seen() -> None:
         assert line in text
 
 
-def test_what_else_keeps_calls_away_is_told_beside_the_breaker() -> None:
-    """A budget of nothing is spent from the first."""
+def test_other_blocking_reason_is_reported() -> None:
+    """A budget of zero is spent from the start."""
     app = make_app()
     cloud = replace(app.pools[1], breaker=BreakerConfig(usd_per_day=0.0))
     view = Scheduler(replace(app, pools=(app.pools[0], cloud)), KIND).view

@@ -1,4 +1,4 @@
-"""A runtime whose parts break: a call is answered once, and costs nobody else anything."""
+"""A runtime whose parts fail: a call is answered once, and other calls are unaffected."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from headgate.live.ipc.shared_memory import Arena
 from headgate.live.ipc.worker_link import WorkerLink
 from headgate.live.runtime import Runtime
 
-PLACE = NodeSpec(0, 0, "n1", [])
+NODE = NodeSpec(0, 0, "n1", [])
 SPEC = {
     "functions": {"f": {"code": "nowhere:F", "exec": "1ms", "start": "1ms"}},
     "pools": {"local": {"tier": "dedicated"}},
@@ -48,10 +48,10 @@ def boom(*arguments: object) -> None:
 
 
 class FakeLink:
-    """A worker that does as it is told at once, or breaks."""
+    """A worker that executes everything at once, or fails."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self.place = PLACE
+        self.node = NODE
         self.hello = Hello(0, 1, [MeasuredFunction("f", Signature(), (), 0, 0)])
         self.runtime = runtime
         self.breaks = 0
@@ -62,14 +62,14 @@ class FakeLink:
             self.breaks -= 1
             raise ValueError("too large")
         self.ran.append(message)
-        results = [TaskResult(work.task_id, []) for work in message.works]
+        results = [TaskResult(task.task_id, []) for task in message.tasks]
         ran = BatchRan(message.batch_id, 1, 2, results)
-        asyncio.get_running_loop().call_soon(self.runtime.ran, cast(WorkerLink, self), ran)
+        asyncio.get_running_loop().call_soon(self.runtime.on_batch_ran, cast(WorkerLink, self), ran)
 
-    def order(self, wire: Wire) -> None:
+    def send_action(self, wire: Wire) -> None:
         assert wire[0] == "StartInstance"
         started = InstanceStarted(cast(int, wire[1]), 0)
-        asyncio.get_running_loop().call_soon(self.runtime.reported, started)
+        asyncio.get_running_loop().call_soon(self.runtime.on_event, started)
 
 
 class Rig:
@@ -78,17 +78,17 @@ class Rig:
         self.faults: Counter[str] = Counter()
         self.runtime = Runtime(
             tmp_path,
-            Deployment(cast(dict[str, Any], spec), str(tmp_path), [PLACE]),
+            Deployment(cast(dict[str, Any], spec), str(tmp_path), [NODE]),
             arena_bytes=65_536,
             log_path=None,
-            submitted=hooks.get("submitted"),
-            settled=hooks.get("settled", lambda call: None),
-            started=lambda function, duration_ns: None,
-            fault=lambda kind: self.faults.update([kind]),
+            on_submitted=hooks.get("submitted"),
+            on_settled=hooks.get("settled", lambda call: None),
+            on_cold_start=lambda function, duration_ns: None,
+            count_fault=lambda kind: self.faults.update([kind]),
         )
         self.link = FakeLink(self.runtime)
         self.answered: list[Call] = []
-        self.runtime.joined(cast(WorkerLink, self.link))
+        self.runtime.on_worker_joined(cast(WorkerLink, self.link))
 
     def call(self, on_answer: Callable[[Call], None] | None = None) -> Call:
         call = Call(0, [], 1, on_answer or self.answered.append)
@@ -115,8 +115,8 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 @pytest.mark.parametrize("hook", ["submitted", "settled"])
-def test_what_only_watches_cannot_break_anything(tmp_path: Path, hook: str) -> None:
-    """Traces and metrics: the answer is given as if nothing had happened."""
+def test_failing_observers_change_nothing(tmp_path: Path, hook: str) -> None:
+    """Traces and metrics: the response is sent as usual."""
 
     async def scenario() -> None:
         rig = Rig(tmp_path, **{hook: boom})
@@ -127,14 +127,14 @@ def test_what_only_watches_cannot_break_anything(tmp_path: Path, hook: str) -> N
     run(scenario)
 
 
-def test_a_front_end_that_breaks_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_failing_front_end_does_not_affect_others(tmp_path: Path) -> None:
     async def scenario() -> None:
         rig = Rig(tmp_path)
-        seen: list[int | None] = []
+        observed: list[int | None] = []
 
         def breaks_once(call: Call) -> None:
-            seen.append(call.outcome)
-            if len(seen) == 1:
+            observed.append(call.outcome)
+            if len(observed) == 1:
                 boom()
 
         for _ in range(5):
@@ -143,9 +143,10 @@ def test_a_front_end_that_breaks_does_not_stop_the_others(tmp_path: Path) -> Non
         for _ in range(5):
             rig.call()
         await rig.until(lambda: len(rig.answered) == 10)
-        await rig.until(lambda: len(seen) == 2)
+        await rig.until(lambda: len(observed) == 2)
         assert [call.outcome for call in rig.answered] == [Outcome.MET] * 10
-        assert seen == [Outcome.MET, Outcome.FAILED]  # and then it was told to answer with 500
+        # the second time it is asked to answer with 500
+        assert observed == [Outcome.MET, Outcome.FAILED]
         refused = error_of(broken, GatewayConfig(), b"")
         assert refused is not None
         assert (refused.status, refused.reason) == (500, INTERNAL)
@@ -154,7 +155,7 @@ def test_a_front_end_that_breaks_does_not_stop_the_others(tmp_path: Path) -> Non
     run(scenario)
 
 
-def test_a_batch_that_could_not_be_sent_is_sent_again(tmp_path: Path) -> None:
+def test_unsent_batch_is_retried(tmp_path: Path) -> None:
     async def scenario() -> None:
         rig = Rig(tmp_path)
         rig.link.breaks = 3
@@ -165,19 +166,19 @@ def test_a_batch_that_could_not_be_sent_is_sent_again(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_a_result_that_cannot_be_kept_fails_its_own_call_alone(
+def test_result_that_cannot_be_stored_fails_its_own_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
         rig = Rig(tmp_path)
-        kept = rig.runtime._findings.keep
+        kept = rig.runtime._stage_outputs.store
 
-        def keep(call: Call, stage: int, outputs: list[Tensor]) -> None:
+        def store(call: Call, stage: int, outputs: list[Tensor]) -> None:
             if call.request_id == 2:
                 boom()
             kept(call, stage, outputs)
 
-        monkeypatch.setattr(rig.runtime._findings, "keep", keep)
+        monkeypatch.setattr(rig.runtime._stage_outputs, "store", store)
         outcomes = await rig.serve(5)
         met = Outcome.MET
         assert outcomes == [met, met, Outcome.FAILED, met, met]
@@ -187,39 +188,36 @@ def test_a_result_that_cannot_be_kept_fails_its_own_call_alone(
     run(scenario)
 
 
-def test_books_that_break_do_not_keep_a_batch_from_ending(
+def test_failing_cost_accounting_does_not_hold_a_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
         rig = Rig(tmp_path)
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
-        monkeypatch.setattr(rig.runtime._accounts, "batch_ran", boom)
+        monkeypatch.setattr(rig.runtime._costs, "on_batch_ran", boom)
         assert await rig.serve(5) == [Outcome.MET] * 5
         await rig.runtime.stop()
 
     run(scenario)
 
 
-def test_a_gateway_that_cannot_go_on_answers_what_is_open(tmp_path: Path) -> None:
+def test_abort_answers_open_calls(tmp_path: Path) -> None:
     async def scenario() -> None:
         rig = Rig(tmp_path)
         calls = [rig.call() for _ in range(5)]
-        rig.runtime.failed(RuntimeError("enough"))
+        rig.runtime.abort(RuntimeError("enough"))
         assert rig.answered == calls
         for call in calls:
             refused = error_of(call, GatewayConfig(), b"")
             assert refused is not None
             assert (refused.status, refused.retry_ns > 0) == (503, True)
-        await asyncio.sleep(0.05)  # what was on its way comes to nobody
+        await asyncio.sleep(0.05)  # results that were on their way are dropped
         assert rig.answered == calls
         with pytest.raises(RuntimeError, match="enough"):
             rig.runtime.failure.result()
         await rig.runtime.stop()
 
     run(scenario)
-
-
-# --- the connection to a worker ------------------------------------------------------------------
 
 
 class Transport:
@@ -244,74 +242,74 @@ class BrokenListener:
     def __init__(self) -> None:
         self.reports: list[object] = []
 
-    def ran(self, link: WorkerLink, message: BatchRan) -> None:
+    def on_batch_ran(self, link: WorkerLink, message: BatchRan) -> None:
         boom()
 
-    def reported(self, event: object) -> None:
+    def on_event(self, event: object) -> None:
         self.reports.append(event)
         if len(self.reports) == 1:
             boom()
 
-    def learned(self, facts: object) -> None:
+    def on_function_loaded(self, function: object) -> None:
         boom()
 
-    def lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
+    def on_worker_lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
         boom()
 
 
 def make_link(
     listener: object, transport: Transport, faults: list[str]
 ) -> tuple[WorkerLink, Arena, Arena]:
-    own, theirs = Arena.create(65_536), Arena.create(65_536)
-    link = WorkerLink(PLACE, Hello(0, 0, []), cast(Any, listener), own, theirs, faults.append)
+    arena, peer_arena = Arena.create(65_536), Arena.create(65_536)
+    link = WorkerLink(NODE, Hello(0, 0, []), cast(Any, listener), arena, peer_arena, faults.append)
     link.connection_made(cast(asyncio.Transport, transport))
-    return link, own, theirs
+    return link, arena, peer_arena
 
 
-def test_whoever_listens_to_a_worker_breaks_and_the_rest_is_heard() -> None:
+def test_failing_listener_does_not_stop_the_link() -> None:
     async def scenario() -> None:
         listener, transport, faults = BrokenListener(), Transport(), list[str]()
-        link, _, theirs = make_link(listener, transport, faults)
+        link, _, peer_arena = make_link(listener, transport, faults)
         reports = [
             frame(EventMessage(to_wire(InstanceStopped(number, "x")))) for number in range(2)
         ]
         link.data_received(reports[0] + frame(BatchRan(5, 0, 0, [])) + reports[1])
         assert [type(report) for report in listener.reports] == [
             InstanceStopped,
-            BatchLost,  # nobody has heard what became of batch 5
+            BatchLost,  # the results of batch 5 could not be handled
             InstanceStopped,
         ]
         assert not transport.is_aborted
         link.connection_lost(None)
         assert faults == ["report", "report", "report"]
         with pytest.raises(ValueError, match=r"released|closed"):
-            theirs.view(Block(0, 1))  # its memory is given back all the same
+            peer_arena.view(Block(0, 1))  # its memory is released all the same
 
     run(scenario)
 
 
-def test_a_batch_that_is_too_large_leaves_no_block_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_batch_leaves_no_block_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         transport, faults = Transport(), list[str]()
-        link, own, _ = make_link(BrokenListener(), transport, faults)
+        link, arena, _ = make_link(BrokenListener(), transport, faults)
         monkeypatch.setattr(links, "MESSAGE_BYTES_MAX", 100_000)
         big = Tensor("x", "UINT8", (50_000,), memoryview(bytes(50_000)))
-        works = [TaskInputs(number * STAGES_MAX, 1, [big]) for number in range(5)]
+        tasks = [TaskInputs(number * STAGES_MAX, 1, [big]) for number in range(5)]
         with pytest.raises(ValueError, match="at most 100000"):
-            link.run(RunBatch(1, 0, 0, 5, works))
+            link.run(RunBatch(1, 0, 0, 5, tasks))
         assert transport.written == 0
-        assert own.allocate(memoryview(bytes(60_000))) is not None  # all of it is free again
+        assert arena.allocate(memoryview(bytes(60_000))) is not None  # all of it is free again
         link.connection_lost(None)
 
     run(scenario)
 
 
-def test_a_connection_that_cannot_be_written_to_ends() -> None:
+def test_failed_write_ends_the_connection() -> None:
     async def scenario() -> None:
         transport, faults = Transport(), list[str]()
         link, _, _ = make_link(BrokenListener(), transport, faults)
         transport.is_broken = True
-        link.run(RunBatch(1, 0, 0, 1, [TaskInputs(0, 1, [])]))  # lost, when the connection is
+        link.run(RunBatch(1, 0, 0, 1, [TaskInputs(0, 1, [])]))  # lost with the connection
         assert transport.is_aborted
         assert faults == ["worker_connection"]
         link.connection_lost(None)

@@ -1,6 +1,4 @@
-"""One span per request, with its parts, in the trace it came from; and nothing where none is
-wanted.
-"""
+"""One span per request, with child spans, in the trace of its caller; none without tracing."""
 
 from __future__ import annotations
 
@@ -39,12 +37,12 @@ def traced(call: Call, traceparent: str | None = None) -> dict[str, ReadableSpan
 
 
 def recent_call(outcome: int, **how: object) -> Call:
-    """One that arrived 50 ms ago."""
+    """Return a call that arrived 50 ms ago."""
     at_ms = time.monotonic_ns() // MILLISECOND_NS - 50
     return ended_call(outcome, at_ms=at_ms, **how)  # type: ignore[arg-type]
 
 
-def test_a_request_is_a_span_of_its_callers_trace() -> None:
+def test_request_is_a_span_in_the_trace_of_its_caller() -> None:
     call = recent_call(Outcome.MET, queue_ms=10, execute_ms=20, batch_items=4)
     spans = traced(call, f"00-{TRACE}-{PARENT}-01")
     assert set(spans) == {"infer resnet", "queue", "execute"}
@@ -60,7 +58,7 @@ def test_a_request_is_a_span_of_its_callers_trace() -> None:
         assert part.parent is not None and part.parent.span_id == request.context.span_id
 
 
-def test_times_are_those_of_the_call_on_the_calendars_clock() -> None:
+def test_span_times_are_on_the_wall_clock() -> None:
     spans = traced(recent_call(Outcome.MET, queue_ms=10, execute_ms=20))
     request, queue, execute = spans["infer resnet"], spans["queue"], spans["execute"]
     assert request.start_time and request.end_time and queue.start_time and queue.end_time
@@ -73,7 +71,7 @@ def test_times_are_those_of_the_call_on_the_calendars_clock() -> None:
     assert request.end_time >= execute.end_time
 
 
-def test_what_was_never_run_has_no_parts() -> None:
+def test_request_that_never_ran_has_no_child_spans() -> None:
     spans = traced(recent_call(Outcome.REJECTED, reason=Rejection.OVERLOADED))
     (span,) = spans.values()
     assert span.attributes is not None and span.attributes["headgate.reason"] == "overloaded"
@@ -82,23 +80,23 @@ def test_what_was_never_run_has_no_parts() -> None:
     assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "lost")
 
 
-def test_front_ends_leave_the_header_with_the_call() -> None:
+def test_header_is_kept_in_the_call() -> None:
     call = recent_call(Outcome.MET)
     call.trace = f"00-{TRACE}-{PARENT}-01".encode()
     (span,) = traced(call).values()
     assert span.context is not None and f"{span.context.trace_id:032x}" == TRACE
 
 
-def test_a_broken_header_begins_a_trace_of_its_own() -> None:
+def test_invalid_header_starts_a_new_trace() -> None:
     (span,) = traced(recent_call(Outcome.MET), "00-zz-1").values()
     assert span.parent is None
 
 
-def test_a_caller_that_does_not_sample_is_heeded() -> None:
+def test_sampling_decision_of_the_caller_is_respected() -> None:
     assert not traced(recent_call(Outcome.MET, execute_ms=1), f"00-{TRACE}-{PARENT}-00")
 
 
-def test_the_service_is_called_as_the_environment_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_name_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert make_provider().resource.attributes["service.name"] == "headgate"
     monkeypatch.setenv("OTEL_SERVICE_NAME", "shop")
     assert make_provider().resource.attributes["service.name"] == "shop"
@@ -112,9 +110,9 @@ def test_the_service_is_called_as_the_environment_has_it(monkeypatch: pytest.Mon
         {"OTEL_TRACES_EXPORTER": "console", "OTEL_SDK_DISABLED": "true"},
     ],
 )
-def test_nothing_is_traced_unless_it_is_asked_for(environment: dict[str, str]) -> None:
+def test_tracing_is_off_by_default(environment: dict[str, str]) -> None:
     tracer = make_tracer(environment)
-    assert isinstance(tracer, NoTracer) and not tracer.is_on
+    assert isinstance(tracer, NoTracer) and not tracer.is_enabled
     call = ended_call(Outcome.MET)
     tracer.begin(call)
     tracer.end(call, "resnet")
@@ -128,28 +126,30 @@ def test_nothing_is_traced_unless_it_is_asked_for(environment: dict[str, str]) -
         {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"},
     ],
 )
-def test_asked_for_it_is_on(environment: dict[str, str]) -> None:
+def test_tracing_is_enabled_by_variables(environment: dict[str, str]) -> None:
     tracer = make_tracer(environment)
-    assert tracer.is_on
+    assert tracer.is_enabled
     tracer.close()
 
 
-def test_an_exporter_that_is_not_there_is_said_to_be() -> None:
-    with pytest.raises(ConfigError, match="OTEL_TRACES_EXPORTER: 'pigeon': no such exporter"):
+def test_unknown_exporter_is_an_error() -> None:
+    with pytest.raises(
+        ConfigError, match="OTEL_TRACES_EXPORTER: 'pigeon': is not an installed exporter"
+    ):
         make_tracer({"OTEL_TRACES_EXPORTER": "pigeon"})
 
 
-def test_without_the_extra_nothing_is_traced(
+def test_missing_extra_disables_tracing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whole clusters set these variables: it is said, and the server runs."""
+    """Whole clusters set these variables: a warning is logged, and the server runs."""
     monkeypatch.delitem(sys.modules, "headgate.live.telemetry.spans")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    assert not make_tracer({"OTEL_TRACES_EXPORTER": "console"}).is_on
+    assert not make_tracer({"OTEL_TRACES_EXPORTER": "console"}).is_enabled
     assert "headgate[otel]" in caplog.text
 
 
-def test_without_traces_opentelemetry_is_not_even_imported() -> None:
+def test_opentelemetry_is_not_imported_without_tracing() -> None:
     code = (
         "import sys, headgate.live.telemetry.tracing as t; t.make_tracer({});"
         "assert not any(name.startswith('opentelemetry') for name in sys.modules)"

@@ -22,7 +22,7 @@ from headgate.live.model_registry import remote_only
 from headgate.live.pools.registry import check_providers
 from headgate.live.supervisor import Supervisor
 from headgate.live.telemetry import logs
-from headgate.live.telemetry.logs import keep_descriptors
+from headgate.live.telemetry.logs import reopen_standard_fds
 
 
 @click.command("serve")
@@ -70,7 +70,7 @@ def command(
     headgate serve model.onnx
     headgate serve app.yaml --port 9000 --log run.log
     """
-    keep_descriptors()
+    reopen_standard_fds()
     changes = {
         "host": host,
         "port": port,
@@ -103,8 +103,8 @@ def command(
             prepare,
             listener,
             log_path=log,
-            watches=(lambda: _stamp(app)) if reloads else None,
-            greet=_greet,
+            watched_state=(lambda: _stamp(app)) if reloads else None,
+            on_ready=_greet,
         )
         # Nothing that is said can end it or hold it up, whatever became of whoever listens.
         with logs.configured(serve, "supervisor"):

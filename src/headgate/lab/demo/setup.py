@@ -20,7 +20,7 @@ from headgate.core.event_log import read_log
 from headgate.core.model import Profile
 from headgate.core.units import format_duration
 from headgate.functions.onnx_model import OnnxModel
-from headgate.functions.tensor import Declared, TensorSpec, read_specs
+from headgate.functions.tensor import TensorSpec, TensorSpecsLike, parse_specs
 from headgate.metrics.columns import Int64
 from headgate.metrics.from_log import read_columns
 from headgate.planning.latency_model import Characterisation, profile_of
@@ -49,10 +49,10 @@ class SessionModel(OnnxModel):
         self.outputs = self._fixed(self.outputs)
         self.batches = False
 
-    def _fixed(self, declared: Declared) -> tuple[TensorSpec, ...]:
+    def _fixed(self, declared: TensorSpecsLike) -> tuple[TensorSpec, ...]:
         return tuple(
             TensorSpec(spec.name, spec.datatype, (self._sessions, *spec.shape[1:]))
-            for spec in read_specs(declared, "recommender")
+            for spec in parse_specs(declared, "recommender")
         )
 
 

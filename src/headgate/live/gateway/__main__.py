@@ -13,13 +13,13 @@ from typing import Final
 import uvloop
 
 from headgate.core.errors import ConfigError
-from headgate.live.deployment import read as read_deployment
+from headgate.live.deployment import read_deployment
 from headgate.live.gateway.process import GatewayProcess
 from headgate.live.model_registry import LoadsFailed
 from headgate.live.supervisor import BAD_CONFIGURATION, problems_line
 from headgate.live.telemetry import logs
 
-BROKEN_EXIT: Final = 70
+INTERNAL_ERROR_EXIT: Final = 70
 
 _LOG: Final = logging.getLogger("headgate.live.gateway")
 
@@ -62,7 +62,7 @@ def main() -> int:
             return BAD_CONFIGURATION
         except Exception:
             _LOG.critical("the gateway ends after an internal error", exc_info=True)
-            return BROKEN_EXIT
+            return INTERNAL_ERROR_EXIT
 
 
 async def _run(options: argparse.Namespace) -> int:

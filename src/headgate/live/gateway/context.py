@@ -65,7 +65,7 @@ class GatewayContext:
     def is_leaving(self) -> bool:
         """Whether every HTTP connection is closed with its next response."""
         phase = self.api.phase
-        return phase is GatewayPhase.LEAVING or phase is GatewayPhase.DRAINING
+        return phase is GatewayPhase.LAME_DUCK or phase is GatewayPhase.DRAINING
 
     @property
     def codec(self) -> Codec:

@@ -25,9 +25,9 @@ import msgspec
 
 from headgate.config import AppConfig, ServeOptions
 from headgate.core.errors import ConfigError
-from headgate.functions.tensor import write_spec
+from headgate.functions.tensor import format_spec
 from headgate.live.call import Call, GatewayPhase, ServedModel, problems
-from headgate.live.deployment import read as read_deployment
+from headgate.live.deployment import read_deployment
 from headgate.live.gateway.access_log import AccessLog
 from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit
 from headgate.live.gateway.context import GatewayContext
@@ -36,7 +36,11 @@ from headgate.live.model_registry import LoadsNeeded
 from headgate.live.runtime import Runtime
 from headgate.live.telemetry import Exposition, GaugeSnapshot, Metrics
 from headgate.live.telemetry.tracing import make_tracer
-from headgate.system.child_process import end_without_trace, signal_on_orphaned, watch_supervisor
+from headgate.system.child_process import (
+    kill_groups_and_exit,
+    set_parent_death_signal,
+    watch_supervisor,
+)
 
 if TYPE_CHECKING:
     from headgate.live.gateway.grpc.server import GrpcServer
@@ -89,10 +93,10 @@ class GatewayProcess:
             log_path=log_path,
             is_log_required=not listens_when_ready,
             loads_needed=loads_needed,
-            submitted=self._tracer.begin if self._tracer.is_on else None,
-            settled=self._settled,
-            started=self._metrics.cold_started,
-            fault=self._metrics.fault,
+            on_submitted=self._tracer.begin if self._tracer.is_enabled else None,
+            on_settled=self._settled,
+            on_cold_start=self._metrics.cold_started,
+            count_fault=self._metrics.fault,
         )
         self._models = [pipeline.name for pipeline in app_config.app.pipelines]
         self._tenants = [client.name for client in app_config.app.clients]
@@ -108,7 +112,7 @@ class GatewayProcess:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             loop.add_signal_handler(number, self._signals.put_nowait, number)
-        signal_on_orphaned(signal.SIGCONT)  # a stopped process must continue in order to end
+        set_parent_death_signal(signal.SIGCONT)  # a stopped process must continue in order to end
         watch_supervisor(
             self._pipe_fd,
             lambda: _set_threadsafe(loop, self._orphaned),
@@ -204,11 +208,11 @@ class GatewayProcess:
     def _settled(self, call: Call) -> None:
         model = self._models[call.pipeline_id]
         self._metrics.settled(call, model, self._tenants[call.client_id])
-        if self._tracer.is_on:
+        if self._tracer.is_enabled:
             self._tracer.end(call, model)
 
     def _readings(self) -> GaugeSnapshot:
-        return self._runtime.readings()
+        return self._runtime.gauge_snapshot()
 
     async def _shut_down(self, server: HttpServer, number: signal.Signals) -> None:
         """Report not-ready and keep serving (lame duck), then refuse new requests and drain.
@@ -227,7 +231,7 @@ class GatewayProcess:
                 grace_s = serve.lame_duck_ns / 1e9 + drain_s
                 grpc_stop = asyncio.create_task(self._grpc.stop(grace_s))
         if number is not signal.SIGINT and self._runtime.phase is GatewayPhase.READY:
-            self._runtime.phase = GatewayPhase.LEAVING
+            self._runtime.phase = GatewayPhase.LAME_DUCK
             await self._wait_unless_interrupted(serve.lame_duck_ns / 1e9)
         end_s = monotonic() + drain_s
         unfinished = await self._runtime.drain(drain_s)
@@ -284,7 +288,7 @@ class GatewayProcess:
 
     def _end_orphaned(self) -> NoReturn:
         """Kill the workers and remove the run directory: no supervisor will."""
-        end_without_trace(self._run_dir, self._runtime.worker_ids())
+        kill_groups_and_exit(self._run_dir, self._runtime.worker_pids())
 
 
 def ready_message(
@@ -307,8 +311,8 @@ def ready_message(
 
 def _signature(model: ServedModel) -> str:
     """Inputs and outputs in one line."""
-    inputs = ", ".join(f"{spec.name} {write_spec(spec)}" for spec in model.inputs)
-    outputs = ", ".join(f"{spec.name} {write_spec(spec)}" for spec in model.outputs)
+    inputs = ", ".join(f"{spec.name} {format_spec(spec)}" for spec in model.inputs)
+    outputs = ", ".join(f"{spec.name} {format_spec(spec)}" for spec in model.outputs)
     return f"{inputs or 'any inputs'} -> {outputs or 'any outputs'}"
 
 

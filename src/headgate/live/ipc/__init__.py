@@ -1,1 +1,1 @@
-"""Between gateway and workers: messages, shared memory, connections, crash markers."""
+"""Messages, shared memory and connections between gateway and workers; crash markers."""

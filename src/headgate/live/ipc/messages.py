@@ -1,8 +1,8 @@
-"""What gateways and workers say to each other, over a Unix socket.
+"""Messages between gateways and workers, over a Unix socket.
 
-Messages are MessagePack behind a length of four bytes. Rare ones carry an action or an event of the
-core as it stands in a log (`core.wire`), so there is one vocabulary; only what carries tensors has
-a shape of its own. Nothing is ever unpickled.
+A message is MessagePack, preceded by its length in four bytes. Rare messages carry an action or an
+event of the core in the encoding of the event log (`core.event_log.to_wire`), so that there is one
+vocabulary. Only messages that carry tensors have a format of their own. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headgate.functions.tensor import Signature, Tensor
 
 
 class Message(Struct, array_like=True, tag=True, gc=False):
-    """What may be sent. The subclasses below are the whole vocabulary."""
+    """Base class of all messages. The subclasses in this module are the whole vocabulary."""
 
 
 @final
@@ -30,7 +30,9 @@ class TaskInputs(Struct, array_like=True, gc=False):
 
 @final
 class TaskResult(Struct, array_like=True, gc=False):
-    """What became of one task: outputs, or an error and whose it is (400 or 500)."""
+    """The result of one task: outputs, or an error with its status (400 client error, 500 function
+    error).
+    """
 
     task_id: int
     outputs: list[Tensor]
@@ -39,64 +41,60 @@ class TaskResult(Struct, array_like=True, gc=False):
     is_unsure: bool = False
 
 
-# --- from a gateway to a worker ----------------------------------------------------------------
-
-
 @final
 class RunBatch(Message, tag=1):
-    """A core `Dispatch`, with what it is to run on."""
+    """To a worker: the `Dispatch` action of the core, with the inputs of its tasks."""
 
     batch_id: int
     variant_id: int
     instance_id: int
     items: int
-    works: list[TaskInputs]
+    tasks: list[TaskInputs]
 
 
 @final
 class ActionMessage(Message, tag=2):
-    """Any other action for a worker, as `core.wire.to_wire` has it."""
+    """To a worker: any other action, encoded by `to_wire`."""
 
     wire: list[object]
 
 
 @final
 class Release(Message, tag=3):
-    """Blocks of the receiver's shared memory that the sender has finished reading."""
+    """To either side: blocks of the receiver's memory that the sender has finished reading."""
 
     offsets: list[int]
 
 
-# --- from a worker to its gateways -------------------------------------------------------------
-
-
 @final
 class MeasuredFunction(Struct, array_like=True):
-    """What a worker found out about a function: how it looks and how long it takes."""
+    """What a worker measured about a function: its signature, execution times and memory."""
 
     function: str
     signature: Signature
-    exec_ns: tuple[int, ...]  # by batch size; empty where it was declared
+    exec_ns: tuple[int, ...]  # by batch size; empty if the application declares them
     start_ns: int
     memory_bytes: int
-    problem: str = ""  # why its last load failed: exception type and message, in one line
+    problem: str = ""  # why the last load failed: exception type and message, in one line
 
 
 @final
 class Hello(Message, tag=4):
-    """First of all. The descriptor of the worker's shared memory comes with it."""
+    """To a gateway, first: the worker introduces itself. Comes with the descriptor of its shared
+    memory.
+    """
 
     node_id: int
     pid: int
-    facts: list[MeasuredFunction]
+    functions: list[MeasuredFunction]
 
 
 @final
 class BatchRan(Message, tag=5):
-    """A batch ran to its end.
+    """To a gateway: a batch has run.
 
-    `released` are blocks of the gateway's shared memory that nobody in the worker looks at any
-    more: those of this batch's inputs, unless the function keeps one, and those it kept before.
+    `released` are blocks of the gateway's shared memory that the worker no longer references: those
+    of the inputs of this batch, unless the function keeps an array, and those it kept before.
     """
 
     batch_id: int
@@ -108,19 +106,19 @@ class BatchRan(Message, tag=5):
 
 @final
 class EventMessage(Message, tag=6):
-    """Any other event, as `core.wire.to_wire` has it."""
+    """To a gateway: any other event, encoded by `to_wire`."""
 
     wire: list[object]
 
 
 @final
-class Learned(Message, tag=7):
-    """A function that could not be loaded when the worker said hello can be by now."""
+class FunctionLoaded(Message, tag=7):
+    """To a gateway: a function has been loaded that could not be at the time of the `Hello`."""
 
-    facts: MeasuredFunction
+    function: MeasuredFunction
 
 
-AnyMessage = RunBatch | ActionMessage | Release | Hello | BatchRan | EventMessage | Learned
+AnyMessage = RunBatch | ActionMessage | Release | Hello | BatchRan | EventMessage | FunctionLoaded
 
 ENCODER: Final = Encoder()
 DECODER: Final[Decoder[AnyMessage]] = Decoder(AnyMessage)
@@ -128,11 +126,8 @@ LENGTH_BYTES: Final = 4
 MESSAGE_BYTES_MAX: Final = 1 << 30
 
 
-# Messages on a stream: each behind its length, in four bytes.
-
-
 def frame(message: Message) -> bytes:
-    """Return a message as it is sent. Raises `ValueError` if it is too long for that.
+    """Return a message with its length prefix. Raises `ValueError` if it is too long.
 
     >>> from headgate.live.ipc.messages import Release
     >>> Frames().feed(frame(Release([64])))
@@ -140,28 +135,28 @@ def frame(message: Message) -> bytes:
     """
     body = ENCODER.encode(message)
     if len(body) > MESSAGE_BYTES_MAX:
-        raise ValueError(f"a message of {len(body)} bytes; at most {MESSAGE_BYTES_MAX}")
+        raise ValueError(f"the message has {len(body)} bytes; at most {MESSAGE_BYTES_MAX}")
     return len(body).to_bytes(LENGTH_BYTES, "little") + body
 
 
 @final
 class Frames:
-    """Puts messages together again, however the stream was cut.
+    """Reassembles messages from a stream, however it was split.
 
-    Tensors in them share the memory that was read, so nothing is copied but what arrives in pieces,
-    and that once.
+    Tensors share the memory of the received bytes. Only messages that arrive in several reads are
+    copied, once.
     """
 
     __slots__ = ("_partial", "_wanted")
 
     def __init__(self) -> None:
         self._partial = bytearray()
-        self._wanted = 0  # bytes of `_partial` that are worth another look
+        self._wanted = 0  # length of `_partial` at which the next message is complete
 
     def feed(self, data: bytes) -> list[AnyMessage]:
-        """Return the messages that are complete with this.
+        """Add received bytes; return the messages that they complete.
 
-        Raises `ValueError` if it is no message or too long for one; then the stream is lost.
+        Raises `ValueError` if the bytes are not a message or too long; the stream is then unusable.
         """
         if not self._partial:
             return self._read(data)
@@ -180,7 +175,7 @@ class Frames:
             body = start + LENGTH_BYTES
             size = int.from_bytes(view[start:body], "little")
             if size > MESSAGE_BYTES_MAX:
-                raise ValueError(f"a message of {size} bytes; at most {MESSAGE_BYTES_MAX}")
+                raise ValueError(f"the message has {size} bytes; at most {MESSAGE_BYTES_MAX}")
             if end - body < size:
                 self._wanted = LENGTH_BYTES + size
                 break
@@ -188,7 +183,7 @@ class Frames:
             try:
                 messages.append(DECODER.decode(view[body:start]))
             except MsgspecError as error:
-                raise ValueError(f"no message: {error}") from None
+                raise ValueError(f"invalid message: {error}") from None
         if start < end:
             self._partial = bytearray(view[start:])
         return messages

@@ -1,8 +1,8 @@
-"""Shared memory that one process writes and another one reads.
+"""Shared memory that one process writes and another reads.
 
-Its owner puts tensors into it and says where they are; the reader says when it has read them. The
-memory can be neither resized nor written by the reader, so that the worst a peer can do is to lie
-about where things are, and that is checked.
+The owner copies tensors into the memory and sends their offsets; the reader reports when it has
+finished with them. The reader can neither resize nor write the memory. The worst a peer can do is
+to send wrong offsets, and those are checked.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Final, final
 
 from headgate.functions.tensor import Block
 
-# Smaller tensors travel in the message itself: that is quicker up to here.
+# Smaller tensors are sent inside the message, which is faster up to this size.
 INLINE_BYTES_MAX: Final = 16 * 1024
 _LARGE_BYTES: Final = 1 << 20
 
 
-def room_for(size: int) -> memoryview:
-    """Memory to read so many bytes into.
+def allocate_buffer(size: int) -> memoryview:
+    """Return a buffer to read this many bytes into.
 
-    A large piece comes straight from the kernel, and costs nothing before it is written to: a
-    `bytearray` is filled with zeros first, and everybody waits.
+    A large buffer is mapped from the kernel and costs nothing until it is written. A `bytearray`
+    would be zeroed first, which blocks the event loop.
     """
     if size < _LARGE_BYTES:
         return memoryview(bytearray(size))
@@ -34,10 +34,10 @@ def room_for(size: int) -> memoryview:
 
 @final
 class Arena:
-    """A piece of shared memory, and who has which part of it.
+    """A region of shared memory and its allocator.
 
-    Blocks of a size that was freed before are found at once; else there is room at the end, or the
-    free ones are merged and searched. Safe between threads.
+    A block of a size that was freed before is found in constant time. Otherwise the end of the
+    region is used, or the free blocks are merged and searched. Thread-safe.
     """
 
     def __init__(self, memory: mmap.mmap, fd: int | None) -> None:
@@ -45,19 +45,20 @@ class Arena:
         self._view = memoryview(memory)
         self._fd = fd
         self._size = len(memory)
-        self._end = 0  # nothing was ever given away beyond
+        self._end = 0  # end of the part that was ever allocated
         self._used: dict[int, int] = {}  # size by offset
         self._free: dict[int, list[int]] = {}  # offsets by size
-        self._too_large = self._size + 1  # no block of so many bytes since something was freed
+        self._too_large = self._size + 1  # allocations of this size fail until something is freed
         self._lock = Lock()
 
     @staticmethod
     def create(size: int) -> Arena:
-        """Make shared memory of our own. Pages that are never used cost nothing."""
+        """Create shared memory owned by this process. Pages that are never written cost nothing."""
         fd = os.memfd_create("headgate", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, size)
-            memory = mmap.mmap(fd, size)  # before the seal: this mapping stays writable
+            # Mapped before the seal, so that this mapping stays writable.
+            memory = mmap.mmap(fd, size)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
         except BaseException:
             os.close(fd)
@@ -66,34 +67,35 @@ class Arena:
 
     @staticmethod
     def attach(fd: int, size: int) -> Arena:
-        """Read somebody else's. The descriptor is ours from now on, and closed.
+        """Map the memory of another process for reading. Takes ownership of the descriptor and
+        closes it.
 
-        Raises `ValueError` if it is not such memory: if it could shrink under us, that would kill
-        us.
+        Raises `ValueError` if the memory is not sealed: access would kill this process if the
+        memory shrank.
         """
         try:
             if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _NEEDED_SEALS != _NEEDED_SEALS:
-                raise ValueError("shared memory that is not sealed against shrinking")
+                raise ValueError("the shared memory is not sealed against shrinking")
             memory = mmap.mmap(fd, size, prot=mmap.PROT_READ)
         except OSError as error:
-            raise ValueError(f"no shared memory: {error}") from None
+            raise ValueError(f"cannot map shared memory: {error}") from None
         finally:
             os.close(fd)
         return Arena(memory, None)
 
     @property
     def fd(self) -> int:
-        """What the reader attaches to. Only our own has it."""
-        assert self._fd is not None, "it is somebody else's"
+        """The descriptor that the reader attaches to. Only the owner has it."""
+        assert self._fd is not None, "only the owner has the descriptor"
         return self._fd
 
     @property
     def size(self) -> int:
-        """Its bytes in all."""
+        """The size of the region in bytes."""
         return self._size
 
     def allocate(self, data: memoryview) -> Block | None:
-        """Put bytes into it; None if there is no room."""
+        """Copy bytes into a new block; return None if there is no room."""
         size = data.nbytes
         room = -(-size // _GRAIN) * _GRAIN or _GRAIN
         with self._lock:
@@ -105,7 +107,7 @@ class Arena:
         return Block(offset, size)
 
     def reserve(self, size: int) -> tuple[Block, memoryview] | None:
-        """Take room for bytes that are put there later, piece by piece; None if there is none."""
+        """Allocate a block that is filled later, in chunks; return None if there is no room."""
         room = -(-size // _GRAIN) * _GRAIN or _GRAIN
         with self._lock:
             offset = self._take(room)
@@ -115,7 +117,7 @@ class Arena:
             return Block(offset, size), self._view[offset : offset + size]
 
     def free(self, offset: int) -> None:
-        """Take a block back. Raises `ValueError` if there is none."""
+        """Free a block. Raises `ValueError` if no block begins at the offset."""
         with self._lock:
             room = self._used.pop(offset, 0)
             if not room:
@@ -124,21 +126,23 @@ class Arena:
             self._too_large = self._size + 1
 
     def view(self, block: Block) -> memoryview:
-        """Return what is in a block, read-only. Raises `ValueError` if it is not within."""
+        """Return the content of a block, read-only. Raises `ValueError` if it is outside the
+        region.
+        """
         offset, size = block.offset, block.size
         if offset < 0 or size < 0 or offset + size > self._size:
-            raise ValueError(f"{size} bytes at {offset} are not within {self._size}")
+            raise ValueError(f"{size} bytes at {offset} are outside the region of {self._size}")
         return self._view[offset : offset + size].toreadonly()
 
     def close(self) -> None:
-        """Let go of it; arrays that are still in use keep what they look at."""
+        """Release the memory. Arrays that still reference it stay valid."""
         with self._lock:
-            self._too_large = 0  # no more room for anything
+            self._too_large = 0  # every further allocation fails
             self._view.release()
             if self._fd is not None:
                 os.close(self._fd)
                 self._fd = None
-            with suppress(BufferError):  # it goes when the last of its views goes
+            with suppress(BufferError):  # the mapping is freed with the last view of it
                 self._memory.close()
 
     def _take(self, room: int) -> int | None:
@@ -153,7 +157,7 @@ class Arena:
         return self._end - room
 
     def _search(self, room: int) -> int | None:
-        """Merge neighbours that are free, and take the first that is large enough."""
+        """Merge adjacent free blocks and take the first that is large enough."""
         holes: list[list[int]] = []  # [offset, size]
         for offset, size in sorted((o, s) for s, offsets in self._free.items() for o in offsets):
             if holes and sum(holes[-1]) == offset:
@@ -162,22 +166,22 @@ class Arena:
                 holes.append([offset, size])
         if holes and sum(holes[-1]) == self._end:
             self._end = holes.pop()[0]
-        found: int | None = None
+        taken: int | None = None
         self._free = {}
         for offset, size in holes:
-            if found is None and size >= room:
-                found, offset, size = offset, offset + room, size - room
+            if taken is None and size >= room:
+                taken, offset, size = offset, offset + room, size - room
             if size:
                 self._free.setdefault(size, []).append(offset)
-        if found is None and self._end + room <= self._size:
-            found = self._end
+        if taken is None and self._end + room <= self._size:
+            taken = self._end
             self._end += room
-        if found is None:
+        if taken is None:
             self._too_large = min(self._too_large, room)
-        return found
+        return taken
 
 
-_GRAIN: Final = 4096  # a page: sizes that are nearly alike use the same blocks
-_SEAL_FUTURE_WRITE: Final = 0x10  # Linux has it since 5.1; the module does not name it
+_GRAIN: Final = 4096  # a page: blocks of similar size are interchangeable
+_SEAL_FUTURE_WRITE: Final = 0x10  # in Linux since 5.1; missing in the module `fcntl`
 _NEEDED_SEALS: Final = fcntl.F_SEAL_SHRINK
 _SEALS: Final = _NEEDED_SEALS | fcntl.F_SEAL_GROW | _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL

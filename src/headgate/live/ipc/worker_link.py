@@ -1,4 +1,9 @@
-"""The crew: connections to all workers, made again whenever they end."""
+"""Connections of a gateway to its workers, re-established whenever they end.
+
+Any failure of a worker (it dies, hangs and is killed, runs out of memory, sends an invalid message)
+ends its connection. For the rest of the gateway that is a single event: the batches of the worker
+are lost and its node is gone.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,7 @@ from headgate.core.event_log import Wire, from_wire
 from headgate.core.events import BatchLost, BatchRefused, Event
 from headgate.functions.tensor import Block, Tensor
 from headgate.live.deployment import NodeSpec, socket_path
-from headgate.live.driver import Fault, no_fault
+from headgate.live.driver import CountFault, ignore_fault
 from headgate.live.ipc.messages import (
     MESSAGE_BYTES_MAX,
     ActionMessage,
@@ -24,8 +29,8 @@ from headgate.live.ipc.messages import (
     BatchRan,
     EventMessage,
     Frames,
+    FunctionLoaded,
     Hello,
-    Learned,
     MeasuredFunction,
     Message,
     Release,
@@ -33,83 +38,180 @@ from headgate.live.ipc.messages import (
     TaskInputs,
     frame,
 )
-from headgate.live.ipc.shared_memory import INLINE_BYTES_MAX, Arena, room_for
+from headgate.live.ipc.shared_memory import INLINE_BYTES_MAX, Arena, allocate_buffer
 
-# The gateway's end of the connection to one worker.
-#
-# Orders go out, reports come in. Whatever goes wrong with a worker (it dies, hangs and is ended,
-# runs out of memory, says something that makes no sense) ends this connection, and that is one
-# event: its batches are lost and its node is gone.
-
-
-_LOG: Final = logging.getLogger(__name__)
-
-PIECE_BYTES: Final = 2 << 20  # that are copied at a time: requests of others come in between
-Copies = deque[tuple[memoryview, memoryview]]  # where to, and from where
+RETRY_S: Final = 0.02
+FAULT_RETRY_S: Final = 1.0  # after a defect of the gateway, which may well recur
+HELLO_BYTES: Final = 64 * 1024
+# Copied per iteration of the event loop, so that other requests are not delayed.
+COPY_BYTES_MAX: Final = 2 << 20
+Copies = deque[tuple[memoryview, memoryview]]  # (destination, source)
 _NO_COPIES: Final[Copies] = deque()
+_LOG: Final = logging.getLogger(__name__)
 
 
 class WorkerListener(Protocol):
-    """Who hears what a worker says."""
+    """Receives the messages of workers."""
 
-    def ran(self, link: WorkerLink, message: BatchRan) -> None:
-        """A batch has ended. Tensors in it are the listener's own."""
+    def on_batch_ran(self, link: WorkerLink, message: BatchRan) -> None:
+        """Handle the results of a batch. The listener owns the tensors."""
 
-    def reported(self, event: Event) -> None:
-        """Something else has happened."""
+    def on_event(self, event: Event) -> None:
+        """Handle any other event."""
 
-    def learned(self, facts: MeasuredFunction) -> None:
-        """A function that could not be loaded can be by now."""
+    def on_function_loaded(self, function: MeasuredFunction) -> None:
+        """Handle a function that has loaded after earlier failures."""
 
-    def lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
-        """The worker is gone, and these batches with it."""
+    def on_worker_lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
+        """Handle the end of a connection, with the batches that were in flight."""
+
+
+class WorkerLinksListener(WorkerListener, Protocol):
+    """Receives workers that connect, and their messages."""
+
+    def on_worker_joined(self, link: WorkerLink) -> None:
+        """Handle a connected worker, which has no instances."""
+
+    def abort(self, error: BaseException) -> None:
+        """Handle an unexpected exception that ended the reconnect loop."""
+
+
+@final
+class WorkerLinks:
+    """Maintains one `WorkerLink` per node."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        nodes: list[NodeSpec],
+        listener: WorkerLinksListener,
+        *,
+        arena_bytes: int,
+        count_fault: CountFault = ignore_fault,
+    ) -> None:
+        self._run_dir = run_dir
+        self._nodes = nodes
+        self._listener = listener
+        self._arena_bytes = arena_bytes
+        self._count_fault = count_fault
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Start to connect to every node, and reconnect forever."""
+        self._tasks = [asyncio.create_task(self._reconnect_forever(node)) for node in self._nodes]
+        for task in self._tasks:
+            task.add_done_callback(self._on_task_done)
+
+    async def stop(self) -> None:
+        """Close all connections."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._listener.abort(error)
+
+    async def _reconnect_forever(self, node: NodeSpec) -> None:
+        while True:
+            try:
+                is_lost = await self._serve(node)
+            except Exception:
+                _LOG.exception("the connection to worker %s failed; reconnecting", node.name)
+                self._count_fault("worker_connection")
+                await asyncio.sleep(FAULT_RETRY_S)
+            else:
+                if not is_lost:
+                    await asyncio.sleep(RETRY_S)
+
+    async def _serve(self, node: NodeSpec) -> bool:
+        """Serve one connection until it ends; return False if there was none."""
+        link = await self._connect(node)
+        if link is None:
+            return False
+        try:
+            self._listener.on_worker_joined(link)
+            _LOG.info("worker %s (process %d) connected", node.name, link.hello.pid)
+            await link.closed
+            _LOG.info("worker %s (process %d) disconnected", node.name, link.hello.pid)
+        finally:
+            link.close()
+        return True
+
+    async def _connect(self, node: NodeSpec) -> WorkerLink | None:
+        """Return a link once the worker has sent its `Hello`; None if it is not listening yet."""
+        loop = asyncio.get_running_loop()
+        path = str(socket_path(self._run_dir, node.id))
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # In a thread: a worker sends its `Hello` only after its warm-up, which may take a
+            # while.
+            hello, peer_arena = await loop.run_in_executor(None, _handshake, sock, path)
+            arena = Arena.create(self._arena_bytes)
+            with ExitStack() as unless_linked:
+                unless_linked.callback(arena.close)
+                unless_linked.callback(peer_arena.close)
+                socket.send_fds(sock, [b"\0"], [arena.fd])
+                sock.setblocking(False)
+                link = WorkerLink(node, hello, self._listener, arena, peer_arena, self._count_fault)
+                await loop.create_unix_connection(lambda: link, sock=sock)
+                unless_linked.pop_all()
+        except (OSError, ValueError):
+            sock.close()
+            return None
+        except BaseException:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)  # or the thread would wait for the `Hello` forever
+            sock.close()
+            raise
+        return link
 
 
 @final
 class WorkerLink(asyncio.Protocol):
-    """One connection, from its handshake to its end."""
+    """The gateway's end of the connection to one worker, from handshake to close."""
 
     def __init__(
         self,
-        place: NodeSpec,
+        node: NodeSpec,
         hello: Hello,
         listener: WorkerListener,
-        own: Arena,
-        theirs: Arena,
-        fault: Fault = no_fault,
+        arena: Arena,
+        peer_arena: Arena,
+        count_fault: CountFault = ignore_fault,
     ) -> None:
-        self.place = place
+        self.node = node
         self.hello = hello
         self.closed = asyncio.get_running_loop().create_future()
         self._listener = listener
-        self._own = own
-        self._theirs = theirs
-        self._fault = fault
+        self._arena = arena
+        self._peer_arena = peer_arena
+        self._count_fault = count_fault
         self._frames = Frames()
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._batch_ids: set[int] = set()  # that are out
-        self._unsent: deque[tuple[Copies, bytes]] = deque()  # orders, and what to copy before each
-        self._unread: deque[AnyMessage] = deque()  # behind one whose outputs are being copied
-        self._copies: Copies | None = None  # of those outputs
-
-    # --- orders --------------------------------------------------------------------------------
+        self._batch_ids: set[int] = set()  # in flight
+        # Copies to make before each message, and the message.
+        self._unsent: deque[tuple[Copies, bytes]] = deque()
+        self._pending: deque[AnyMessage] = deque()  # received while outputs are being copied
+        self._copies: Copies | None = None  # copies of outputs that are not finished
 
     def run(self, message: RunBatch) -> None:
-        """Send a batch. Its large tensors are put into shared memory first.
+        """Send a batch. Large tensors are copied into shared memory first.
 
-        Their blocks are taken again when the worker releases them: a function may keep an array.
-        Raises only if nothing of it has been sent: `ValueError` if it is too large.
+        Their blocks are freed when the worker releases them, because a function may keep an array.
+        Raises only if nothing has been sent: `ValueError` if the batch is too large.
         """
         offsets: list[int] = []
         copies: Copies = deque()
         try:
             inline_bytes = 0
-            for work in message.works:
-                inline_bytes += self._share(work, offsets, copies)
-                if inline_bytes > MESSAGE_BYTES_MAX:  # do not even begin to copy it
+            for task in message.tasks:
+                inline_bytes += self._share(task, offsets, copies)
+                if inline_bytes > MESSAGE_BYTES_MAX:  # fail before copying anything
                     raise ValueError(
-                        f"a batch of {inline_bytes} bytes; at most {MESSAGE_BYTES_MAX}"
+                        f"the batch has {inline_bytes} bytes; at most {MESSAGE_BYTES_MAX}"
                     )
             data = frame(message)
         except BaseException:
@@ -118,46 +220,46 @@ class WorkerLink(asyncio.Protocol):
         self._batch_ids.add(message.batch_id)
         self._write(data, copies)
 
-    def order(self, wire: Wire) -> None:
-        """Send any other order."""
+    def send_action(self, wire: Wire) -> None:
+        """Send any other action."""
         self._send(ActionMessage(wire))
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         if self._transport is not None:
             self._transport.close()
 
-    def _share(self, work: TaskInputs, offsets: list[int], copies: Copies) -> int:
-        """Put what is large into shared memory, or, where that takes long, say what is to be put
-        there; return how many large bytes did not fit.
+    def _share(self, task: TaskInputs, offsets: list[int], copies: Copies) -> int:
+        """Copy large inputs into shared memory, or add them to `copies` if that takes long; return
+        how many large bytes did not fit.
         """
-        left_bytes = 0
-        for place, tensor in enumerate(work.inputs):
+        inline_bytes = 0
+        for node, tensor in enumerate(task.inputs):
             data = tensor.data
             if isinstance(data, Block) or data.nbytes < INLINE_BYTES_MAX:
                 continue
-            if data.nbytes <= PIECE_BYTES:
-                block = self._own.allocate(data)
+            if data.nbytes <= COPY_BYTES_MAX:
+                block = self._arena.allocate(data)
             else:
-                reserved = self._own.reserve(data.nbytes)
+                reserved = self._arena.reserve(data.nbytes)
                 block = None if reserved is None else reserved[0]
                 if reserved is not None:
                     copies.append((reserved[1], data))
-            if block is None:  # it is full, and the tensor goes the slow way
-                left_bytes += data.nbytes
+            if block is None:  # the arena is full: send the tensor inside the message
+                inline_bytes += data.nbytes
                 continue
             offsets.append(block.offset)
-            # A copy: the call keeps its own, for another attempt.
-            work.inputs[place] = Tensor(tensor.name, tensor.datatype, tensor.shape, block)
-        return left_bytes
+            # A new tensor: the call keeps the original for another attempt.
+            task.inputs[node] = Tensor(tensor.name, tensor.datatype, tensor.shape, block)
+        return inline_bytes
 
     def _send(self, message: Message) -> None:
         self._write(frame(message))
 
     def _write(self, data: bytes, copies: Copies = _NO_COPIES) -> None:
-        """Send bytes when what they speak of has been copied, and after all that was sent before.
+        """Send bytes once their copies are made, and after everything sent before.
 
-        Nobody knows how many went out if that fails: then the connection ends.
+        If the write fails, the number of bytes sent is unknown, so the connection is aborted.
         """
         if copies or self._unsent:
             self._unsent.append((copies, data))
@@ -169,15 +271,15 @@ class WorkerLink(asyncio.Protocol):
         try:
             self._transport.write(data)
         except Exception:
-            _LOG.exception("worker %s cannot be written to, and is left", self.place.name)
-            self._fault("worker_connection")
+            _LOG.exception("cannot write to worker %s; disconnecting", self.node.name)
+            self._count_fault("worker_connection")
             self._transport.abort()
 
     def _copy_unsent(self) -> None:
-        """Copy a piece of what is to be sent, and send what needs no more."""
+        """Copy one chunk of the pending copies, and send the messages whose copies are complete."""
         if not self._unsent:
             return  # the connection has ended
-        _copy_piece(self._unsent[0][0])
+        _copy_chunk(self._unsent[0][0])
         unsent, self._unsent = self._unsent, deque()
         while unsent and not unsent[0][0]:
             self._write(unsent.popleft()[1])
@@ -185,54 +287,53 @@ class WorkerLink(asyncio.Protocol):
         if unsent:
             self._loop.call_soon(self._copy_unsent)
 
-    # --- reports -------------------------------------------------------------------------------
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not derived from it
+        """Keep the transport."""
+        # The transport of uvloop is no subclass of it.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Read whatever messages are complete."""
+        """Handle the messages that are complete."""
         try:
-            self._unread.extend(self._frames.feed(data))
+            self._pending.extend(self._frames.feed(data))
         except ValueError as error:
-            self._makes_no_sense(error)
+            self._protocol_error(error)
         else:
-            self._read_on()
+            self._process_messages()
 
-    def _read_on(self) -> None:
-        """Deal with messages in their order, up to one that takes longer."""
+    def _process_messages(self) -> None:
+        """Handle messages in order, up to one whose outputs must be copied in chunks."""
         try:
-            while self._unread and self._copies is None:
-                self._received(self._unread.popleft())
+            while self._pending and self._copies is None:
+                self._on_message(self._pending.popleft())
         except (ValueError, ConfigError) as error:
-            self._makes_no_sense(error)
+            self._protocol_error(error)
 
-    def _makes_no_sense(self, error: Exception) -> None:
-        """A worker of ours would not say that."""
-        _LOG.error("worker %s makes no sense, and is left: %s", self.place.name, error)
-        self._fault("worker_message")
-        self._unread.clear()
+    def _protocol_error(self, error: Exception) -> None:
+        """Close the connection after an invalid message."""
+        _LOG.error("worker %s sent an invalid message; disconnecting: %s", self.node.name, error)
+        self._count_fault("worker_message")
+        self._pending.clear()
         self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End, and say what was lost."""
+        """Report the batches in flight as lost."""
         self._transport = None
         self._unsent.clear()
-        self._unread.clear()
+        self._pending.clear()
         self._copies = None
         if not self.closed.done():
             self.closed.set_result(None)
         lost, self._batch_ids = sorted(self._batch_ids), set()
         try:
-            self._listener.lost(self, lost)
+            self._listener.on_worker_lost(self, lost)
         except Exception:
-            self._listener_broke(None)
+            self._listener_failed(None)
         finally:
-            self._own.close()
-            self._theirs.close()
+            self._arena.close()
+            self._peer_arena.close()
 
-    def _received(self, message: Message) -> None:
+    def _on_message(self, message: Message) -> None:
         if isinstance(message, BatchRan):
             self._free(message.released)
             self._take_outputs(message)
@@ -243,196 +344,94 @@ class WorkerLink(asyncio.Protocol):
             if isinstance(event, BatchRefused):
                 self._batch_ids.discard(event.batch_id)
             try:
-                self._listener.reported(event)
+                self._listener.on_event(event)
             except Exception:
-                self._listener_broke(None)
+                self._listener_failed(None)
         elif isinstance(message, Release):
             self._free(message.offsets)
-        elif isinstance(message, Learned):
+        elif isinstance(message, FunctionLoaded):
             try:
-                self._listener.learned(message.facts)
+                self._listener.on_function_loaded(message.function)
             except Exception:
-                self._listener_broke(None)
+                self._listener_failed(None)
         else:
             raise ValueError(f"{type(message).__name__} is not for a gateway")
 
-    def _listener_broke(self, batch_id: int | None) -> None:
-        """A mistake of ours, not of the worker: have the batch end, and read on."""
-        _LOG.exception("what worker %s said could not be dealt with", self.place.name)
-        self._fault("report")
+    def _listener_failed(self, batch_id: int | None) -> None:
+        """Handle an exception of the listener: a defect of the gateway, so the batch ends and
+        reading continues.
+        """
+        _LOG.exception("a message of worker %s could not be handled", self.node.name)
+        self._count_fault("report")
         if batch_id is not None:
             try:
-                self._listener.reported(BatchLost(batch_id))
+                self._listener.on_event(BatchLost(batch_id))
             except Exception:
-                _LOG.exception("batch %d of worker %s is not reported", batch_id, self.place.name)
+                _LOG.exception(
+                    "batch %d of worker %s could not be reported as lost", batch_id, self.node.name
+                )
 
     def _take_outputs(self, message: BatchRan) -> None:
-        """Copy what is in the worker's memory, so that it can have it back; then they have come."""
+        """Copy the outputs out of the worker's shared memory, release it, and report the batch."""
         offsets: list[int] = []
         copies: Copies = deque()
         for result in message.results:
             for tensor in result.outputs:
                 if isinstance(tensor.data, Block):
                     offsets.append(tensor.data.offset)
-                    view = self._theirs.view(tensor.data)
-                    if len(view) <= PIECE_BYTES:
+                    view = self._peer_arena.view(tensor.data)
+                    if len(view) <= COPY_BYTES_MAX:
                         tensor.data = memoryview(bytes(view))
                         continue
-                    room = room_for(len(view))
+                    room = allocate_buffer(len(view))
                     copies.append((room, view))
                     tensor.data = room.toreadonly()
         if copies:
             self._copies = copies
             self._loop.call_soon(self._copy_outputs, message, offsets)
         else:
-            self._ran(message, offsets)
+            self._on_batch_ran(message, offsets)
 
     def _copy_outputs(self, message: BatchRan, offsets: list[int]) -> None:
-        """Copy a piece of the outputs of a batch. What the worker says meanwhile waits."""
+        """Copy one chunk of the outputs of a batch. Later messages wait."""
         if self._copies is None:
-            return  # the connection has ended, and the batch is lost
-        _copy_piece(self._copies)
+            return  # the connection has ended and the batch is lost
+        _copy_chunk(self._copies)
         if self._copies:
             self._loop.call_soon(self._copy_outputs, message, offsets)
             return
         self._copies = None
-        self._ran(message, offsets)
-        self._read_on()
+        self._on_batch_ran(message, offsets)
+        self._process_messages()
 
-    def _ran(self, message: BatchRan, offsets: list[int]) -> None:
+    def _on_batch_ran(self, message: BatchRan, offsets: list[int]) -> None:
         self._batch_ids.discard(message.batch_id)
         if offsets:
             self._send(Release(offsets))
         try:
-            self._listener.ran(self, message)
+            self._listener.on_batch_ran(self, message)
         except Exception:
-            self._listener_broke(message.batch_id)
+            self._listener_failed(message.batch_id)
 
     def _free(self, offsets: list[int]) -> None:
         for offset in offsets:
-            self._own.free(offset)
+            self._arena.free(offset)
 
 
-def _copy_piece(copies: Copies) -> None:
-    """Copy as much as may be copied at a time; what is left stays."""
-    left = PIECE_BYTES
-    while copies and left > 0:
+def _copy_chunk(copies: Copies) -> None:
+    """Copy up to `COPY_BYTES_MAX` bytes; the rest stays in `copies`."""
+    budget = COPY_BYTES_MAX
+    while copies and budget > 0:
         to, source = copies.popleft()
-        size = min(left, len(source))
+        size = min(budget, len(source))
         to[:size] = source[:size]
-        left -= size
+        budget -= size
         if size < len(source):
             copies.appendleft((to[size:], source[size:]))
 
 
-RETRY_S: Final = 0.02
-FAULT_S: Final = 1.0  # after a mistake of ours, which may well happen again
-HELLO_BYTES: Final = 64 * 1024
-
-
-class WorkerLinksListener(WorkerListener, Protocol):
-    """Who hears of workers that come."""
-
-    def joined(self, link: WorkerLink) -> None:
-        """A worker is there, or there again, empty."""
-
-    def failed(self, error: BaseException) -> None:
-        """The crew has given up, which it never should."""
-
-
-@final
-class WorkerLinks:
-    """Keeps one link to each worker."""
-
-    def __init__(
-        self,
-        run_dir: Path,
-        places: list[NodeSpec],
-        listener: WorkerLinksListener,
-        *,
-        arena_bytes: int,
-        fault: Fault = no_fault,
-    ) -> None:
-        self._run_dir = run_dir
-        self._places = places
-        self._listener = listener
-        self._arena_bytes = arena_bytes
-        self._fault = fault
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def start(self) -> None:
-        """Begin to connect, and never give up."""
-        self._tasks = [asyncio.create_task(self._keep(place)) for place in self._places]
-        for task in self._tasks:
-            task.add_done_callback(self._ended)
-
-    async def stop(self) -> None:
-        """Leave the workers to themselves."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self._listener.failed(error)
-
-    async def _keep(self, place: NodeSpec) -> None:
-        while True:
-            try:
-                is_lost = await self._serve(place)
-            except Exception:
-                _LOG.exception("worker %s cannot be used, and is left", place.name)
-                self._fault("worker_connection")
-                await asyncio.sleep(FAULT_S)
-            else:
-                if not is_lost:
-                    await asyncio.sleep(RETRY_S)
-
-    async def _serve(self, place: NodeSpec) -> bool:
-        """Have a link to a worker until it ends; False if there was none."""
-        link = await self._connect(place)
-        if link is None:
-            return False
-        try:
-            self._listener.joined(link)
-            _LOG.info("worker %s (process %d) has joined", place.name, link.hello.pid)
-            await link.closed
-            _LOG.info("worker %s (process %d) has left", place.name, link.hello.pid)
-        finally:
-            link.close()
-        return True
-
-    async def _connect(self, place: NodeSpec) -> WorkerLink | None:
-        """Return a link once the worker has said hello; None if it is not there yet."""
-        loop = asyncio.get_running_loop()
-        path = str(socket_path(self._run_dir, place.id))
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            # A worker says hello only when it has looked at its functions: that may take a while.
-            hello, theirs = await loop.run_in_executor(None, _shake_hands, sock, path)
-            own = Arena.create(self._arena_bytes)
-            with ExitStack() as unless_linked:
-                unless_linked.callback(own.close)
-                unless_linked.callback(theirs.close)
-                socket.send_fds(sock, [b"\0"], [own.fd])
-                sock.setblocking(False)
-                link = WorkerLink(place, hello, self._listener, own, theirs, self._fault)
-                await loop.create_unix_connection(lambda: link, sock=sock)
-                unless_linked.pop_all()
-        except (OSError, ValueError):
-            sock.close()
-            return None
-        except BaseException:
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # or the thread would wait for a hello for ever
-            sock.close()
-            raise
-        return link
-
-
-def _shake_hands(sock: socket.socket, path: str) -> tuple[Hello, Arena]:
-    """Connect, and wait for the worker's first message and its shared memory."""
+def _handshake(sock: socket.socket, path: str) -> tuple[Hello, Arena]:
+    """Connect, and wait for the `Hello` of the worker and its shared memory."""
     sock.connect(path)
     frames = Frames()
     descriptors: list[int] = []
@@ -440,9 +439,9 @@ def _shake_hands(sock: socket.socket, path: str) -> tuple[Hello, Arena]:
         data, received, _, _ = socket.recv_fds(sock, HELLO_BYTES, 1)
         descriptors.extend(received)
         if not data:
-            raise ConnectionError("the worker left without a word")
+            raise ConnectionError("the worker closed the connection before its Hello")
         for message in frames.feed(data):
             if not isinstance(message, Hello) or len(descriptors) != 1:
-                raise ValueError("that is no worker")
+                raise ValueError("the peer is not a worker")
             size = os.fstat(descriptors[0]).st_size
             return message, Arena.attach(descriptors[0], size)

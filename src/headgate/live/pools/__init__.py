@@ -1,1 +1,1 @@
-"""Pools that somebody else runs: functions of AWS Lambda, endpoints of SageMaker."""
+"""Remote pools, run by a provider: AWS Lambda functions and SageMaker endpoints."""

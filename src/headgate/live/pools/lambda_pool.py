@@ -1,4 +1,4 @@
-"""Functions of AWS Lambda, and of whatever speaks like it."""
+"""Calls AWS Lambda functions, and those of compatible platforms."""
 
 from __future__ import annotations
 
@@ -12,51 +12,56 @@ from msgspec.json import Decoder
 from headgate.config.providers import Provider
 from headgate.core.events import Refusal
 from headgate.functions.error_text import error_text, sendable
-from headgate.functions.lambda_payload import body_bytes, decode_answer, encode_ping, encode_request
+from headgate.functions.lambda_payload import (
+    body_bytes,
+    decode_response,
+    encode_ping,
+    encode_request,
+)
 from headgate.live.ipc.messages import TaskResult
 from headgate.live.pools.aws_client import classify_error, first_line
 from headgate.live.pools.remote_pool import CallResult, Done, Failed, Refused, RemoteCall
 from headgate.live.pools.validation import check_outputs, error_status
 
-THROTTLES: Final = (429,)  # it never ran
-TOO_LARGE: Final = (413,)  # nor did this; no other status says so for certain
-_WORDS_MAX: Final = 500
-_TOOK_MS_MAX: Final = 1e9  # no call takes so long, whatever a platform says
+THROTTLES: Final = (429,)  # the call has not run
+TOO_LARGE: Final = (413,)  # the call has not run either; no other status says so for certain
+_MESSAGE_CHARS_MAX: Final = 500
+_TOOK_MS_MAX: Final = 1e9  # bound for the duration that a platform reports
 
 
 @final
 class LambdaFunctions:
-    """Calls functions. Everything here blocks; nothing of it raises."""
+    """Calls functions. All methods block, and none raises."""
 
     def __init__(self, client: Any, provider: Provider, payload_bytes_max: int) -> None:
         self._client = client  # boto3 has no types
         self._provider = provider
         self._payload_bytes_max = payload_bytes_max
 
-    def call(self, errand: RemoteCall) -> CallResult:
-        """Have a batch run, and wait for it."""
-        size, most = body_bytes([work.inputs for work in errand.works]), self._payload_bytes_max
-        if size > most:
-            return Refused(Refusal.TOO_LARGE, f"it takes {size} bytes, a call carries {most}")
+    def call(self, call: RemoteCall) -> CallResult:
+        """Run a batch and wait for its result."""
+        size, limit = body_bytes([task.inputs for task in call.tasks]), self._payload_bytes_max
+        if size > limit:
+            return Refused(Refusal.TOO_LARGE, f"the payload has {size} bytes; at most {limit}")
         body = encode_request(
-            errand.function,
-            errand.works,
-            deadline_ms=errand.left_ms(monotonic_ns()),
-            gives_up=errand.gives_up,
-            traceparent=errand.traceparent,
-            tenant=errand.tenant,
+            call.function,
+            call.tasks,
+            deadline_ms=call.time_left_ms(monotonic_ns()),
+            is_hard=call.is_hard,
+            traceparent=call.traceparent,
+            tenant=call.tenant,
         )
-        return self._invoke(errand.function, body)
+        return self._invoke(call.function, body)
 
     def ping(self, function: str) -> CallResult:
-        """Wake an instance, or keep one awake."""
+        """Start an instance, or keep one warm."""
         return self._invoke(function, encode_ping())
 
     def provision(self, function: str, count: int) -> str:
-        """Have so many instances kept ready; return what is wrong with that, if anything."""
+        """Set the provisioned concurrency; return the problem, if any."""
         target = self._provider.target_of(function)
         head, _, qualifier = target.rpartition(":")
-        # An ARN has colons of its own: arn:aws:lambda:REGION:ACCOUNT:function:NAME[:QUALIFIER].
+        # An ARN itself contains colons: arn:aws:lambda:REGION:ACCOUNT:function:NAME[:QUALIFIER].
         if not head or (target.startswith("arn:") and target.count(":") < 7):
             return f"{target}: only an alias can have provisioned instances (target: name:alias)"
         try:
@@ -70,7 +75,7 @@ class LambdaFunctions:
                 self._client.delete_provisioned_concurrency_config(
                     FunctionName=head, Qualifier=qualifier
                 )
-        except Exception as error:  # of any kind: AWS's client is not ours
+        except Exception as error:  # boto3 may raise anything
             return f"{target}: {first_line(error)}"
         return ""
 
@@ -80,24 +85,24 @@ class LambdaFunctions:
                 FunctionName=self._provider.target_of(function), Payload=body
             )
             payload: bytes = response["Payload"].read()
-        except Exception as error:  # of any kind: AWS's client is not ours
+        except Exception as error:  # boto3 may raise anything
             return classify_error(error, throttles=THROTTLES, too_large=TOO_LARGE)
-        if response.get("FunctionError"):  # although its status is 200
-            return Failed(_said(payload))
+        if response.get("FunctionError"):  # the HTTP status is 200 nevertheless
+            return Failed(_error_message(payload))
         try:
-            answer, results = decode_answer(payload)
+            response_json, results = decode_response(payload)
             for result in results:
                 check_outputs(result.outputs)
         except (ValueError, RecursionError) as error:
-            return Failed(f"its answer is not understood: {error_text(error)}")
-        told = [
+            return Failed(f"invalid response: {error_text(error)}")
+        task_results = [
             TaskResult(r.task_id, r.outputs, r.error, error_status(r.status), r.is_unsure)
             if r.error
             else TaskResult(r.task_id, r.outputs, is_unsure=r.is_unsure)
             for r in results
         ]
-        took_ms = min(max(0.0, answer.took_ms), _TOOK_MS_MAX)
-        return Done(told, int(took_ms * 1e6), answer.cold)
+        took_ms = min(max(0.0, response_json.took_ms), _TOOK_MS_MAX)
+        return Done(task_results, int(took_ms * 1e6), response_json.cold)
 
 
 @final
@@ -106,14 +111,14 @@ class _ErrorJson(Struct, rename="camel"):
     error_type: str = ""
 
 
-def _said(payload: bytes) -> str:
-    """What a function that failed says about it."""
+def _error_message(payload: bytes) -> str:
+    """Return the error of a failed function, from its payload."""
     error = _ErrorJson()
     with suppress(ValueError, RecursionError):
         error = _DECODER.decode(payload)
-    said = ": ".join(filter(None, (error.error_type, error.error_message)))
-    return sendable(" ".join(said[:_WORDS_MAX].split())) or "the function failed"
+    message = ": ".join(filter(None, (error.error_type, error.error_message)))
+    return sendable(" ".join(message[:_MESSAGE_CHARS_MAX].split())) or "the function failed"
 
 
-# Made here, once: msgspec's first look at a type is not safe between threads.
+# Created once at import: the first inspection of a type by msgspec is not thread-safe.
 _DECODER: Final = Decoder(_ErrorJson)

@@ -1,4 +1,4 @@
-"""All pools of an application that somebody else runs, and who is asked for what."""
+"""All remote pools of an application, and the dispatch of actions to them."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from headgate.live.deployment import NodeSpec
 from headgate.live.pools.remote_pool import (
     CallResult,
     CostSink,
+    EndpointNode,
+    NodeListener,
+    OnColdStart,
     RemoteCall,
     RemotePool,
-    Started,
     WarmKeeper,
 )
-from headgate.live.pools.sagemaker_pool import EndpointNode, NodeListener
 from headgate.system.threads import DaemonThreads
 
-THREADS_MAX: Final = 256  # calls of one pool at once; what exceeds them counts as throttled
-SWITCH_S: Final = 0.0005  # how long a thread that calls may keep the loop from running
+THREADS_MAX: Final = 256  # concurrent calls per pool; more count as throttled
+SWITCH_S: Final = 0.0005  # how long a calling thread may hold the GIL while the event loop waits
 
 
-def check_providers(loaded: AppConfig, where: str) -> None:
-    """See that every pool can be served. Raises `ConfigError`: one that could never be asked."""
-    for pool, provider in zip(loaded.app.pools, providers_of(loaded), strict=True):
+def check_providers(config: AppConfig, where: str) -> None:
+    """Check that every pool has a usable provider. Raises `ConfigError`."""
+    for pool, provider in zip(config.app.pools, providers_of(config), strict=True):
         if provider is None:
-            problem = "has no provider: it can be simulated and not served"
+            problem = "has no provider: it can be simulated, but not served"
             allowed = "lambda" if pool.faas is not None else "sagemaker"
             key = f"pools.{pool.name}.provider"
             raise ConfigError(problem, where=where, key=key, allowed=allowed)
@@ -43,67 +44,72 @@ def check_providers(loaded: AppConfig, where: str) -> None:
 
 @final
 class RemotePools:
-    """Makes an outpost of each such pool, and passes on what is meant for it."""
+    """Creates each remote pool and passes actions on to it."""
 
     def __init__(
         self,
-        loaded: AppConfig,
+        config: AppConfig,
         listener: NodeListener,
-        books: CostSink,
-        started: Started,
+        costs: CostSink,
+        on_cold_start: OnColdStart,
         signatures: Sequence[Signature],
         *,
         first_node_id: int,
     ) -> None:
         self.by_pool: dict[int, RemotePool] = {}
-        self.warmths: dict[int, WarmKeeper] = {}  # by pool
-        self._app = loaded.app
+        self.warm_keepers: dict[int, WarmKeeper] = {}  # by pool
+        self._app = config.app
         self._listener = listener
-        self._books = books
-        self._started = started
+        self._costs = costs
+        self._on_cold_start = on_cold_start
         self._signatures = signatures  # by function id
-        self._hang_ns = loaded.serve.hang_ns
+        self._hang_ns = config.serve.hang_ns
         self._nodes: dict[int, EndpointNode] = {}
-        for pool, provider in zip(loaded.app.pools, providers_of(loaded), strict=True):
+        for pool, provider in zip(config.app.pools, providers_of(config), strict=True):
             if provider is not None and provider.kind != "local":
                 self._add(pool, provider, first_node_id + len(self._nodes))
         if self.by_pool:
-            # Python lets a thread go on for so long while others wait; its default is ten times
-            # what we take to schedule a request, and calls burn much of that.
+            # The default switch interval of Python is ten times what the scheduling of a request
+            # takes, and calls use much CPU time.
             sys.setswitchinterval(SWITCH_S)
 
     def join(self) -> None:
-        """Have the nodes join."""
+        """Report the nodes of all pools as joined."""
         for node in self._nodes.values():
             node.join()
 
     async def stop(self) -> None:
-        """Leave them all."""
-        await asyncio.gather(*(warmth.stop() for warmth in self.warmths.values()))
-        for outpost in self.by_pool.values():
-            outpost.stop()
+        """Stop all pools."""
+        await asyncio.gather(*(keeper.stop() for keeper in self.warm_keepers.values()))
+        for remote_pool in self.by_pool.values():
+            remote_pool.stop()
 
-    def outpost(self, pool_id: int, node_id: int | None) -> RemotePool | None:
-        """Return who runs a batch on this node, or in this pool; None: nobody of these."""
+    def pool_of(self, pool_id: int, node_id: int | None) -> RemotePool | None:
+        """Return the pool that runs batches on a node, or without a node.
+
+        None if it is not remote.
+        """
         if node_id is None:
             return self.by_pool.get(pool_id)
         node = self._nodes.get(node_id)
-        return None if node is None else node.outpost
+        return None if node is None else node.pool
 
-    def order(self, action: PlacedAction) -> bool:
-        """Carry out any order but to run a batch; whether it was for anybody here."""
+    def execute(self, action: PlacedAction) -> bool:
+        """Execute any action other than a dispatch; return whether it was for a remote pool."""
         if action.node_id is None:
-            return isinstance(action, CancelBatch)  # what is out to functions comes back anyway
+            return isinstance(action, CancelBatch)  # a call in flight returns anyway
         node = self._nodes.get(action.node_id)
         if node is not None:
-            node.order(action)
+            node.execute(action)
         return node is not None
 
     def keep_warm(self, action: KeepWarm) -> None:
-        """Keep functions of a pool ready from now on."""
+        """Set the number of instances of a function to keep warm."""
         function_id = self._app.variants[action.variant_id].function_id
         name = self._app.functions[function_id].name
-        self.warmths[action.pool_id].wish(name, action.count, is_provisioned=action.is_provisioned)
+        self.warm_keepers[action.pool_id].set_target(
+            name, action.count, is_provisioned=action.is_provisioned
+        )
 
     def _add(self, pool: Pool, provider: Provider, first_node_id: int) -> None:
         hang_s = self._hang_ns / 1e9
@@ -112,53 +118,53 @@ class RemotePools:
             from headgate.live.pools.lambda_pool import LambdaFunctions  # noqa: PLC0415
 
             functions = LambdaFunctions(client, provider, pool.faas.payload_bytes_max)
-            outpost = self._outpost(pool, functions.call)
-            self.warmths[pool.id] = WarmKeeper(
-                outpost,
+            remote_pool = self._make_pool(pool, functions.call)
+            self.warm_keepers[pool.id] = WarmKeeper(
+                remote_pool,
                 pool.faas,
                 functions.ping,
                 functions.provision,
-                self._books,
-                self._started,
+                self._costs,
+                self._on_cold_start,
             )
             return
         from headgate.live.pools.sagemaker_pool import SageMakerEndpoints  # noqa: PLC0415
 
         endpoints = SageMakerEndpoints(client, provider, first_node_id)
-        outpost = self._outpost(pool, endpoints.call)
-        outpost.on_gone = self._gone
+        remote_pool = self._make_pool(pool, endpoints.call)
+        remote_pool.on_unreachable = self._on_unreachable
         for number in range(pool.nodes):
-            place = NodeSpec(first_node_id + number, pool.id, f"{pool.name}{number + 1}", [])
-            self._nodes[place.id] = EndpointNode(
-                place, self._app, self._signatures, outpost, endpoints.ping, self._listener
+            node = NodeSpec(first_node_id + number, pool.id, f"{pool.name}{number + 1}", [])
+            self._nodes[node.id] = EndpointNode(
+                node, self._app, self._signatures, remote_pool, endpoints.ping, self._listener
             )
 
-    def _outpost(self, pool: Pool, call: Callable[[RemoteCall], CallResult]) -> RemotePool:
+    def _make_pool(self, pool: Pool, call: Callable[[RemoteCall], CallResult]) -> RemotePool:
         threads = DaemonThreads(_threads(pool), asyncio.get_running_loop())
-        outpost = RemotePool(
+        remote_pool = RemotePool(
             pool,
             call,
             self._listener,
-            self._books,
-            self._started,
+            self._costs,
+            self._on_cold_start,
             threads,
             hang_ns=self._hang_ns,
         )
-        self.by_pool[pool.id] = outpost
-        return outpost
+        self.by_pool[pool.id] = remote_pool
+        return remote_pool
 
-    def _gone(self, errand: RemoteCall) -> None:
-        if errand.node_id is not None:
-            self._nodes[errand.node_id].gone(errand)
+    def _on_unreachable(self, call: RemoteCall) -> None:
+        if call.node_id is not None:
+            self._nodes[call.node_id].mark_unreachable(call)
 
 
 def _threads(pool: Pool) -> int:
     if pool.faas is not None:
         return min(pool.faas.concurrency_max, THREADS_MAX)
-    return min(pool.nodes * (pool.slots + pool.queue_max) + 2, THREADS_MAX)  # two ask who is there
+    return min(pool.nodes * (pool.slots + pool.queue_max) + 2, THREADS_MAX)  # two for pings
 
 
-# `Any`: boto3 has no types, and makes its classes when it runs.
+# `Any`: boto3 has no types.
 def _client(pool: Pool, provider: Provider, *, hang_s: float, where: str) -> Any:
     """Make the client of a pool. Raises `ConfigError` if it could never work."""
     key = f"pools.{pool.name}"

@@ -1,7 +1,7 @@
-"""An outpost: one pool that somebody else runs, as the gateway's event loop sees it.
+"""A remote pool, as the event loop of the gateway sees it, with its keep-warm and its nodes.
 
-Errands go out in threads, and each comes back as exactly one event. One that stays away for too
-long is given up: nobody knows whether it ran, and what it may bring later is nobody's any more.
+Calls run in threads, and each results in exactly one event. A call that exceeds its timeout is
+reported lost, because nobody knows whether it has run; a late reply is dropped.
 """
 
 from __future__ import annotations
@@ -16,77 +16,102 @@ from functools import partial
 from time import monotonic_ns
 from typing import Final, Protocol, TypeAlias, final
 
-from headgate.core.actions import Dispatch
+from headgate.core.actions import (
+    Dispatch,
+    EvictWeights,
+    LoadWeights,
+    PlacedAction,
+    StartInstance,
+    StopInstance,
+)
 from headgate.core.clock import MILLISECOND_NS, NEVER_NS
-from headgate.core.events import BatchFailed, BatchLost, BatchRefused, Event, Refusal
-from headgate.core.model import FaasPlatform, Pool
+from headgate.core.events import (
+    BatchFailed,
+    BatchLost,
+    BatchRefused,
+    Event,
+    InstanceStarted,
+    InstanceStopped,
+    Refusal,
+    WeightsEvicted,
+    WeightsLoaded,
+)
+from headgate.core.model import App, FaasPlatform, Function, Pool
 from headgate.core.records import STAGES_MAX
 from headgate.core.view import View
+from headgate.functions.tensor import Signature
 from headgate.live.call import Call
+from headgate.live.deployment import NodeSpec
 from headgate.live.ipc.messages import BatchRan, TaskInputs, TaskResult
 from headgate.system.threads import DaemonThreads
 
-# An errand: a batch on its way to a place that somebody else runs.
-
-
-Shares: TypeAlias = tuple[tuple[int, int, int], ...]  # pipeline, client and items of each request
+Shares: TypeAlias = tuple[tuple[int, int, int], ...]  # (pipeline, client, items) of each request
+OnColdStart = Callable[[str, int], None]  # function and duration of a cold start
+GRACE_NS: Final = 1_000_000_000  # how long after its deadline a reply is still accepted
+RETRY_S: Final = 0.5  # between pings of a node that is down
+WARNING_INTERVAL_S: Final = 5.0  # per pool
+# How long `stop` waits for the removal of provisioned instances, which would be billed on.
+DEPROVISION_WAIT_S: Final = 3.0
+POLL_S: Final = 0.01
+OUTCOMES: Final = ("finished", "failed", "refused", "throttled", "lost")
+_LOG: Final = logging.getLogger(__name__)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class RemoteCall:
-    """What is to be run, by when, and on whose behalf."""
+    """A batch to run on a remote pool: the tasks, their deadline, and on whose behalf."""
 
     batch_id: int
     variant_id: int
     function: str
     pool_id: int
     node_id: int | None
-    works: list[TaskInputs]
-    deadline_ns: int  # of the one request among them that has the most time
-    gives_up: bool  # nobody wants any of it after that
+    tasks: list[TaskInputs]
+    deadline_ns: int  # the latest deadline of its requests
+    is_hard: bool  # the results are worthless after the deadline
     traceparent: str | None
     tenant: str | None
     shares: Shares
 
-    def left_ms(self, now_ns: int) -> float | None:
-        """How long until the deadline; None: there is none."""
+    def time_left_ms(self, now_ns: int) -> float | None:
+        """Return the time until the deadline; None if there is none."""
         if self.deadline_ns >= NEVER_NS:
             return None
         return (self.deadline_ns - now_ns) / MILLISECOND_NS
 
 
-def make_errand(
-    view: View, action: Dispatch, works: list[TaskInputs], calls: Mapping[int, Call]
+def make_remote_call(
+    view: View, action: Dispatch, tasks: list[TaskInputs], calls: Mapping[int, Call]
 ) -> RemoteCall:
-    """Return a dispatched batch as an errand. Calls are by request id, and open."""
+    """Return a dispatched batch as a remote call. `calls` are the open calls by request id."""
     app = view.app
-    asked = [calls[task_id // STAGES_MAX] for task_id in action.task_ids]
-    ids = {call.request_id for call in asked}
+    batch_calls = [calls[task_id // STAGES_MAX] for task_id in action.task_ids]
+    ids = {call.request_id for call in batch_calls}
     requests = [view.requests[id] for id in ids if id in view.requests]
-    tenants = {call.client_id for call in asked}
+    tenants = {call.client_id for call in batch_calls}
     return RemoteCall(
         action.batch_id,
         action.variant_id,
         app.functions[app.variants[action.variant_id].function_id].name,
         action.pool_id,
         action.node_id,
-        works,
+        tasks,
         max((request.deadline_ns for request in requests), default=NEVER_NS),
         bool(requests) and all(request.is_hard for request in requests),
-        traceparent_of(asked),
+        traceparent_of(batch_calls),
         app.clients[tenants.pop()].name if len(tenants) == 1 else None,
-        tuple((call.pipeline_id, call.client_id, call.items) for call in asked),
+        tuple((call.pipeline_id, call.client_id, call.items) for call in batch_calls),
     )
 
 
 def traceparent_of(calls: Sequence[Call]) -> str | None:
-    """Return where the first call that is traced stands in its trace, as headers have it."""
+    """Return the `traceparent` of the first traced call, in the format of the W3C header."""
     for call in calls:
         trace = call.trace
         if isinstance(trace, bytes):
             return trace.decode("ascii", "replace")
-        context_of = getattr(trace, "get_span_context", None)  # OpenTelemetry's, where it is on
+        context_of = getattr(trace, "get_span_context", None)  # an OpenTelemetry span
         if context_of is not None:
             context = context_of()
             flags = int(context.trace_flags)
@@ -94,23 +119,20 @@ def traceparent_of(calls: Sequence[Call]) -> str | None:
     return None
 
 
-# What became of an errand, in the words of the core: it ran, it broke, it never ran, who knows.
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class Done:
-    """It ran, and each of its requests has a result."""
+    """The call ran, and each task has a result."""
 
     results: list[TaskResult]
-    took_ns: int  # as the far end has it
+    took_ns: int  # as reported by the platform
     is_cold: bool = False
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It ran, or may have, and the far end said that it broke."""
+    """The call ran, or may have, and the platform reports a failure."""
 
     reason: str
 
@@ -118,284 +140,380 @@ class Failed:
 @final
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """It never ran: `reason` is a `Refusal`."""
+    """The call has not run: `reason` is a `Refusal`."""
 
     reason: int
-    words: str
+    message: str
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Nobody knows whether it ran."""
+    """It is unknown whether the call ran."""
 
-    words: str
+    message: str
 
 
 CallResult: TypeAlias = Done | Failed | Refused | Lost
 
 
-GRACE_NS: Final = 1_000_000_000  # how much later than its deadline an answer may still come
-QUIET_S: Final = 5.0  # between two warnings about one pool
-OUTCOMES: Final = ("finished", "failed", "refused", "throttled", "lost")
-
-_LOG: Final = logging.getLogger(__name__)
-
-
 class RemoteCallListener(Protocol):
-    """Who hears what became of errands."""
+    """Receives the results of calls."""
 
-    def ran_at(self, pool_id: int, message: BatchRan) -> None:
-        """A batch has ended. Tensors in it are the listener's own."""
+    def on_call_returned(self, pool_id: int, message: BatchRan) -> None:
+        """Handle the results of a batch. The listener owns the tensors."""
 
-    def reported(self, event: Event) -> None:
-        """Something else has happened."""
+    def on_event(self, event: Event) -> None:
+        """Handle any other event."""
 
 
 class CostSink(Protocol):
-    """Who keeps account of money."""
+    """Receives the cost of calls and of keep-warm."""
 
-    def called(self, pool_id: int, shares: Shares, took_ns: int) -> None:
-        """A call has been paid for that took so long."""
+    def on_call_billed(self, pool_id: int, shares: Shares, took_ns: int) -> None:
+        """Bill one call with its duration."""
 
-    def kept_warm(self, pool_id: int, function: str, usd: float) -> None:
-        """Keeping instances of a function ready has cost so much."""
-
-
-Started = Callable[[str, int], None]  # an instance of a function had to be, and that took so long
+    def on_keep_warm_billed(self, pool_id: int, function: str, usd: float) -> None:
+        """Bill the cost of keeping instances of a function warm."""
 
 
 @final
 class RemotePool:
-    """Sends errands to one pool."""
+    """Sends calls to one pool."""
 
     def __init__(
         self,
         pool: Pool,
         call: Callable[[RemoteCall], CallResult],
         listener: RemoteCallListener,
-        books: CostSink,
-        started: Started,
+        costs: CostSink,
+        on_cold_start: OnColdStart,
         threads: DaemonThreads,
         *,
         hang_ns: int,
     ) -> None:
         self.pool = pool
         self.threads = threads
-        self.ended: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))  # by one of `OUTCOMES`
-        self.running: Counter[str] = Counter()  # by function: errands that are out
-        self.on_gone: Callable[[RemoteCall], None] | None = None  # the far end is not there
+        self.outcomes: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))  # by `OUTCOMES`
+        self.running: Counter[str] = Counter()  # calls in flight by function
+        # The target does not exist or denies access.
+        self.on_unreachable: Callable[[RemoteCall], None] | None = None
         self._call = call
         self._listener = listener
-        self._books = books
-        self._started = started
+        self._costs = costs
+        self._on_cold_start = on_cold_start
         self._hang_ns = hang_ns
         self._loop = asyncio.get_running_loop()
-        self._out: dict[int, tuple[RemoteCall, int, asyncio.TimerHandle]] = {}  # by batch
-        self._quiet_until_s = 0.0
+        self._in_flight: dict[int, tuple[RemoteCall, int, asyncio.TimerHandle]] = {}  # by batch
+        self._next_warning_s = 0.0
 
     @property
     def in_flight(self) -> int:
-        """How many errands are out."""
-        return len(self._out)
+        """The number of calls in flight."""
+        return len(self._in_flight)
 
-    def send(self, now_ns: int, errand: RemoteCall) -> None:
-        """Have a batch run there. Ends in one event, later."""
+    def send(self, now_ns: int, call: RemoteCall) -> None:
+        """Run a batch. It results in exactly one event, later."""
         if not self.threads.free:
-            problem = f"{self.threads.count_max} calls are under way"
-            self._end(errand, Refused(Refusal.THROTTLED, problem), 0)
+            problem = f"{self.threads.count_max} calls are in flight already"
+            self._finish(call, Refused(Refusal.THROTTLED, problem), 0)
             return
         limit_ns = self._hang_ns
-        if errand.gives_up:
-            limit_ns = min(limit_ns, max(0, errand.deadline_ns - now_ns) + GRACE_NS)
-        timer = self._loop.call_later(limit_ns / 1e9, self._give_up, errand.batch_id)
-        self._out[errand.batch_id] = (errand, now_ns, timer)
-        self.running[errand.function] += 1
-        self.threads.do(partial(self._call, errand), partial(self._came_back, errand.batch_id))
+        if call.is_hard:
+            limit_ns = min(limit_ns, max(0, call.deadline_ns - now_ns) + GRACE_NS)
+        timer = self._loop.call_later(limit_ns / 1e9, self._time_out, call.batch_id)
+        self._in_flight[call.batch_id] = (call, now_ns, timer)
+        self.running[call.function] += 1
+        self.threads.submit(partial(self._call, call), partial(self._on_return, call.batch_id))
 
     def warn(self, text: str) -> None:
-        """Log a warning about the pool, now and then: what breaks often is not news each time."""
+        """Log a warning about the pool, rate-limited: repetitions are logged at debug level."""
         now_s = self._loop.time()
-        is_news = now_s >= self._quiet_until_s
-        if is_news:
-            self._quiet_until_s = now_s + QUIET_S
-        _LOG.log(logging.WARNING if is_news else logging.DEBUG, "pool %s: %s", self.pool.name, text)
+        is_due = now_s >= self._next_warning_s
+        if is_due:
+            self._next_warning_s = now_s + WARNING_INTERVAL_S
+        _LOG.log(logging.WARNING if is_due else logging.DEBUG, "pool %s: %s", self.pool.name, text)
 
     def stop(self) -> None:
-        """Forget whatever is out."""
-        for _, _, timer in self._out.values():
+        """Forget the calls in flight."""
+        for _, _, timer in self._in_flight.values():
             timer.cancel()
-        self._out.clear()
+        self._in_flight.clear()
         self.threads.stop()
 
-    def _give_up(self, batch_id: int) -> None:
-        self._came_back(batch_id, Lost("no answer came in time"))
+    def _time_out(self, batch_id: int) -> None:
+        self._on_return(batch_id, Lost("no response in time"))
 
-    def _came_back(self, batch_id: int, fate: CallResult) -> None:
-        found = self._out.pop(batch_id, None)
-        if found is None:
-            return  # it was given up before
-        errand, sent_ns, timer = found
+    def _on_return(self, batch_id: int, outcome: CallResult) -> None:
+        sent = self._in_flight.pop(batch_id, None)
+        if sent is None:
+            return  # timed out before
+        call, sent_ns, timer = sent
         timer.cancel()
-        self.running[errand.function] -= 1
-        self._end(errand, fate, monotonic_ns() - sent_ns)
+        self.running[call.function] -= 1
+        self._finish(call, outcome, monotonic_ns() - sent_ns)
 
-    def _end(self, errand: RemoteCall, fate: CallResult, away_ns: int) -> None:
+    def _finish(self, call: RemoteCall, outcome: CallResult, round_trip_ns: int) -> None:
         listener = self._listener
-        if isinstance(fate, Done):
-            self._done(errand, fate, away_ns)
+        if isinstance(outcome, Done):
+            self._finish_done(call, outcome, round_trip_ns)
             return
-        if isinstance(fate, Refused):
-            is_throttled = fate.reason == Refusal.THROTTLED
-            self.ended["throttled" if is_throttled else "refused"] += 1
-            listener.reported(BatchRefused(errand.batch_id, fate.reason))
-            if fate.reason == Refusal.GONE:
-                self.warn(fate.words)
-                if self.on_gone is not None:
-                    self.on_gone(errand)
+        if isinstance(outcome, Refused):
+            is_throttled = outcome.reason == Refusal.THROTTLED
+            self.outcomes["throttled" if is_throttled else "refused"] += 1
+            listener.on_event(BatchRefused(call.batch_id, outcome.reason))
+            if outcome.reason == Refusal.GONE:
+                self.warn(outcome.message)
+                if self.on_unreachable is not None:
+                    self.on_unreachable(call)
             return
-        self._books.called(self.pool.id, errand.shares, away_ns)  # for all we know
-        if isinstance(fate, Failed):
-            self.ended["failed"] += 1
-            self.warn(fate.reason)
-            listener.reported(BatchFailed(errand.batch_id, fate.reason))
+        # An upper bound of what is billed.
+        self._costs.on_call_billed(self.pool.id, call.shares, round_trip_ns)
+        if isinstance(outcome, Failed):
+            self.outcomes["failed"] += 1
+            self.warn(outcome.reason)
+            listener.on_event(BatchFailed(call.batch_id, outcome.reason))
         else:
-            self.ended["lost"] += 1
-            self.warn(fate.words)
-            listener.reported(BatchLost(errand.batch_id, node_died=False))
+            self.outcomes["lost"] += 1
+            self.warn(outcome.message)
+            listener.on_event(BatchLost(call.batch_id, node_died=False))
 
-    def _done(self, errand: RemoteCall, fate: Done, away_ns: int) -> None:
-        self.ended["finished"] += 1
-        took_ns = min(fate.took_ns, away_ns)
+    def _finish_done(self, call: RemoteCall, outcome: Done, round_trip_ns: int) -> None:
+        self.outcomes["finished"] += 1
+        took_ns = min(outcome.took_ns, round_trip_ns)
         platform = self.pool.faas
-        is_billed_whole = fate.is_cold and platform is not None and platform.bills_cold_start
-        self._books.called(self.pool.id, errand.shares, away_ns if is_billed_whole else took_ns)
-        if fate.is_cold:
-            self._started(errand.function, away_ns - took_ns)
-        by_id = {result.task_id: result for result in fate.results}
-        missing = "there was no answer for it among those of its batch"
+        is_billed_whole = outcome.is_cold and platform is not None and platform.bills_cold_start
+        self._costs.on_call_billed(
+            self.pool.id, call.shares, round_trip_ns if is_billed_whole else took_ns
+        )
+        if outcome.is_cold:
+            self._on_cold_start(call.function, round_trip_ns - took_ns)
+        by_id = {result.task_id: result for result in outcome.results}
+        missing = "the response contains no result for this task"
         results = [
-            by_id.get(work.task_id) or TaskResult(work.task_id, [], missing, 500)
-            for work in errand.works
+            by_id.get(task.task_id) or TaskResult(task.task_id, [], missing, 500)
+            for task in call.tasks
         ]
         ended_ns = monotonic_ns()
-        ran = BatchRan(errand.batch_id, ended_ns - took_ns, ended_ns, results)
-        self._listener.ran_at(self.pool.id, ran)
-
-
-# Keeps instances of a platform ready: by calling them now and then, or provisioned.
-
-
-GIVE_BACK_S: Final = 3.0  # how long the end waits for what is to be paid for no longer
-LOOK_S: Final = 0.01
+        ran = BatchRan(call.batch_id, ended_ns - took_ns, ended_ns, results)
+        self._listener.on_call_returned(self.pool.id, ran)
 
 
 @final
 class WarmKeeper:
-    """The standing wishes for one pool, by function. The newest replaces the one before."""
+    """Keeps instances of one pool warm, by pings or provisioned concurrency.
+
+    There is one target per function; a new one replaces the last.
+    """
 
     def __init__(
         self,
-        outpost: RemotePool,
+        pool: RemotePool,
         platform: FaasPlatform,
         ping: Callable[[str], CallResult],
         provision: Callable[[str, int], str],
-        books: CostSink,
-        started: Started,
+        costs: CostSink,
+        on_cold_start: OnColdStart,
     ) -> None:
         self.pings = 0
-        self._outpost = outpost
+        self._pool = pool
         self._platform = platform
         self._ping = ping
         self._provision = provision
-        self._books = books
-        self._started = started
+        self._costs = costs
+        self._on_cold_start = on_cold_start
         self._loop = asyncio.get_running_loop()
-        self._pinged: dict[str, int] = {}  # how many are called
-        self._provisioned: dict[str, tuple[int, int]] = {}  # how many are paid for, since when
+        self._ping_targets: dict[str, int] = {}  # instances to keep warm by pings
+        # Provisioned instances, and since when they are unbilled.
+        self._provisioned: dict[str, tuple[int, int]] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._puts = 0  # orders to provision that are under way
+        self._provisioning_calls = 0  # calls in flight
 
-    def wish(self, function: str, count: int, *, is_provisioned: bool) -> None:
-        """Keep so many instances ready from now on, by this means. The others may age and go."""
-        before = self._pinged.get(function, 0)
-        self._pinged[function] = 0 if is_provisioned else count
+    def set_target(self, function: str, count: int, *, is_provisioned: bool) -> None:
+        """Keep this many instances warm from now on, by this means. Surplus instances expire by
+        themselves.
+        """
+        before = self._ping_targets.get(function, 0)
+        self._ping_targets[function] = 0 if is_provisioned else count
         self._set_provisioned(function, count if is_provisioned else 0)
         timer = self._timers.get(function)
         if timer is None or count > before or is_provisioned:
-            self._keep(function)
+            self._refresh(function)
 
     async def stop(self) -> None:
-        """Wish for nothing any more. What is provisioned would go on costing money."""
+        """Stop pinging and remove provisioned instances, which would be billed on."""
         for timer in self._timers.values():
             timer.cancel()
         for function, (count, _) in list(self._provisioned.items()):
             if count:
                 self._set_provisioned(function, 0)
         with suppress(TimeoutError):
-            async with asyncio.timeout(GIVE_BACK_S):
-                while self._puts:
-                    await asyncio.sleep(LOOK_S)
+            async with asyncio.timeout(DEPROVISION_WAIT_S):
+                while self._provisioning_calls:
+                    await asyncio.sleep(POLL_S)
 
-    def _keep(self, function: str) -> None:
-        """Call as many as are to be kept, and again before any of them would leave."""
+    def _refresh(self, function: str) -> None:
+        """Ping the instances to be kept warm, and again before any of them would expire."""
         timer = self._timers.pop(function, None)
         if timer is not None:
             timer.cancel()
-        kept, provisioned = self._pinged[function], self._provisioned.get(function, (0, 0))[0]
-        if not kept and not provisioned:
+        pinged, provisioned = (
+            self._ping_targets[function],
+            self._provisioned.get(function, (0, 0))[0],
+        )
+        if not pinged and not provisioned:
             return
         if provisioned:
-            self._put(function, provisioned)  # again: somebody else may have changed it
-            self._pay(function)
-        # Those that run are awake.
-        wanted = kept - self._outpost.running[function]
-        for _ in range(max(0, min(wanted, self._outpost.threads.free))):
+            self._request_provisioned(
+                function, provisioned
+            )  # repeated, because somebody else may have changed it
+            self._bill_provisioned(function)
+        # Running instances are warm already.
+        wanted = pinged - self._pool.running[function]
+        for _ in range(max(0, min(wanted, self._pool.threads.free))):
             self.pings += 1
-            done = partial(self._pinged_one, function, monotonic_ns())
-            self._outpost.threads.do(partial(self._ping, function), done)
+            done = partial(self._on_ping_done, function, monotonic_ns())
+            self._pool.threads.submit(partial(self._ping, function), done)
         every_s = self._platform.ping_every_ns / 1e9
-        self._timers[function] = self._loop.call_later(every_s, self._keep, function)
+        self._timers[function] = self._loop.call_later(every_s, self._refresh, function)
 
-    def _pinged_one(self, function: str, sent_ns: int, fate: CallResult) -> None:
-        if not isinstance(fate, Done):
-            words = fate.words if isinstance(fate, Refused | Lost) else fate.reason
-            self._outpost.warn(f"cannot keep {function} warm: {words}")
+    def _on_ping_done(self, function: str, sent_ns: int, outcome: CallResult) -> None:
+        if not isinstance(outcome, Done):
+            message = outcome.message if isinstance(outcome, Refused | Lost) else outcome.reason
+            self._pool.warn(f"cannot keep {function} warm: {message}")
             return
-        pool_id, away_ns = self._outpost.pool.id, monotonic_ns() - sent_ns
-        is_billed_whole = fate.is_cold and self._platform.bills_cold_start
-        usd = self._platform.usd(away_ns if is_billed_whole else fate.took_ns)
-        self._books.kept_warm(pool_id, function, usd)
-        if fate.is_cold:
-            self._started(function, max(0, away_ns - fate.took_ns))
-
-    # --- provisioned ---------------------------------------------------------------------------
+        pool_id, round_trip_ns = self._pool.pool.id, monotonic_ns() - sent_ns
+        is_billed_whole = outcome.is_cold and self._platform.bills_cold_start
+        usd = self._platform.usd(round_trip_ns if is_billed_whole else outcome.took_ns)
+        self._costs.on_keep_warm_billed(pool_id, function, usd)
+        if outcome.is_cold:
+            self._on_cold_start(function, max(0, round_trip_ns - outcome.took_ns))
 
     def _set_provisioned(self, function: str, count: int) -> None:
         before = self._provisioned.get(function, (0, 0))[0]
-        self._pay(function)
+        self._bill_provisioned(function)
         if before != count:
             self._provisioned[function] = (count, monotonic_ns())
             if not count:
-                self._put(function, 0)
+                self._request_provisioned(function, 0)
 
-    def _put(self, function: str, count: int) -> None:
-        if self._outpost.threads.free:
-            self._puts += 1
-            self._outpost.threads.do(partial(self._provision, function, count), self._was_put)
+    def _request_provisioned(self, function: str, count: int) -> None:
+        if self._pool.threads.free:
+            self._provisioning_calls += 1
+            self._pool.threads.submit(
+                partial(self._provision, function, count), self._on_provisioning_done
+            )
 
-    def _was_put(self, problem: str) -> None:
-        self._puts -= 1
+    def _on_provisioning_done(self, problem: str) -> None:
+        self._provisioning_calls -= 1
         if problem:
-            self._outpost.warn(f"nothing is provisioned: {problem}")
+            self._pool.warn(f"cannot set provisioned concurrency: {problem}")
 
-    def _pay(self, function: str) -> None:
-        """Account for what was provisioned until now."""
+    def _bill_provisioned(self, function: str) -> None:
+        """Bill the provisioned instances up to now."""
         count, since_ns = self._provisioned.get(function, (0, 0))
         if count:
             now_ns = monotonic_ns()
             rate = self._platform.provisioned_usd_per_gb_s * self._platform.gigabytes
-            self._books.kept_warm(
-                self._outpost.pool.id, function, count * rate * (now_ns - since_ns) / 1e9
+            self._costs.on_keep_warm_billed(
+                self._pool.pool.id, function, count * rate * (now_ns - since_ns) / 1e9
             )
             self._provisioned[function] = (count, now_ns)
+
+
+class NodeListener(RemoteCallListener, Protocol):
+    """Receives nodes that join and are lost, and the results of calls."""
+
+    def on_node_joined(self, node: NodeSpec) -> None:
+        """Handle a node that is up, without instances."""
+
+    def on_node_lost(self, node: NodeSpec) -> None:
+        """Handle a node that is down. Its running batches end in events of their own."""
+
+
+Ping = Callable[[str, int, Signature], str]
+
+
+@final
+class EndpointNode:
+    """Executes the actions for one node of a pool."""
+
+    def __init__(
+        self,
+        node: NodeSpec,
+        app: App,
+        signatures: Sequence[Signature],
+        pool: RemotePool,
+        ping: Ping,
+        listener: NodeListener,
+    ) -> None:
+        self.node = node
+        self.pool = pool
+        self._app = app
+        self._signatures = signatures
+        self._ping = ping
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._is_up = False
+        self._starting: dict[int, Function] = {}  # by instance
+
+    def join(self) -> None:
+        """Report the node as up. Whether it responds is found out when an instance is started."""
+        self._is_up = True
+        self._listener.on_node_joined(self.node)
+
+    def execute(self, action: PlacedAction) -> None:
+        """Execute any action other than a dispatch."""
+        listener = self._listener
+        if isinstance(action, StartInstance):
+            function_id = self._app.variants[action.variant_id].function_id
+            self._starting[action.instance_id] = self._app.functions[function_id]
+            self._try_start(action.instance_id)
+        elif isinstance(action, StopInstance):
+            self._starting.pop(action.instance_id, None)
+            listener.on_event(InstanceStopped(action.instance_id, "stopped"))
+        elif isinstance(action, LoadWeights):
+            listener.on_event(WeightsLoaded(action.instance_id))
+        elif isinstance(action, EvictWeights):
+            listener.on_event(WeightsEvicted(action.instance_id))
+
+    def mark_unreachable(self, call: RemoteCall) -> None:
+        """Report the node as lost, and ping it until it responds again."""
+        if self._is_up:
+            self._is_up = False
+            self._starting.clear()
+            self._listener.on_node_lost(self.node)
+            function_id = self._app.variants[call.variant_id].function_id
+            self._recheck(self._app.functions[function_id])
+
+    def _try_start(self, instance_id: int) -> None:
+        function = self._starting.get(instance_id)
+        if function is not None:
+            self._ping_then(function, partial(self._on_start_ping, instance_id))
+
+    def _on_start_ping(self, instance_id: int, problem: str) -> None:
+        if instance_id not in self._starting:
+            return  # stopped meanwhile
+        if problem:
+            self.pool.warn(f"{self.node.name} does not respond yet: {problem}")
+            self._loop.call_later(RETRY_S, self._try_start, instance_id)
+            return
+        del self._starting[instance_id]
+        self._listener.on_event(InstanceStarted(instance_id, self.node.id))
+
+    def _recheck(self, function: Function) -> None:
+        self._ping_then(function, partial(self._on_recheck_ping, function))
+
+    def _on_recheck_ping(self, function: Function, problem: str) -> None:
+        if problem:
+            self._loop.call_later(RETRY_S, self._recheck, function)
+        else:
+            self.join()
+
+    def _ping_then(self, function: Function, then: Callable[[str], None]) -> None:
+        threads = self.pool.threads
+        if not threads.free:
+            self._loop.call_later(RETRY_S, self._ping_then, function, then)
+            return
+        signature = self._signatures[function.id]
+        threads.submit(partial(self._ping, function.name, self.node.id, signature), then)

@@ -1,7 +1,7 @@
-"""Answers of platforms, checked before anything relies on them, as requests of clients are.
+"""Validation of responses of platforms, before anything relies on them.
 
-Whatever answers for a platform may be old, wrong or not ours: what it says of a tensor must agree
-with the bytes of the tensor, and a status must be one that can be sent on.
+Whatever runs behind a platform may be outdated, broken or hostile: the metadata of a tensor must
+agree with its bytes, and a status must be one that can be forwarded.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from headgate.live.gateway.oip.json import element_count, holds_strings, memoryv
 
 _LIMITS: Final = GatewayConfig()
 _ERROR_STATUSES: Final = frozenset(status.value for status in HTTPStatus if status.value >= 400)
-_NAME_MAX: Final = 80  # characters of a name that are shown
+_NAME_MAX: Final = 80  # characters of a name in an error
 
 
 def check_outputs(outputs: Sequence[Tensor]) -> None:
-    """See that tensors are what they say of themselves. Raises `ValueError`."""
+    """Check that the metadata of tensors agrees with their data. Raises `ValueError`."""
     for tensor in outputs:
         name, datatype, data = tensor.name[:_NAME_MAX], tensor.datatype, memoryview_of(tensor)
         if datatype not in ITEM_BYTES:
@@ -38,7 +38,7 @@ def check_outputs(outputs: Sequence[Tensor]) -> None:
 
 
 def error_status(status: object) -> int:
-    """Return the status of an error as it may be sent on: 500 for what is no such status.
+    """Return an HTTP error status that can be forwarded: 500 for anything that is not one.
 
     >>> error_status(413), error_status(200), error_status(777), error_status("400")
     (413, 500, 500, 500)

@@ -1,4 +1,7 @@
-"""What a gateway tells Prometheus: counted per request for next to nothing, added up when asked."""
+"""Metrics, logs and traces of a gateway.
+
+Counting is cheap per request; sums are made per scrape.
+"""
 
 from headgate.live.telemetry.metrics import GaugeSnapshot, Metrics, Responses
 from headgate.live.telemetry.prometheus import Exposition

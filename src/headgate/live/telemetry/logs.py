@@ -1,12 +1,15 @@
-"""Output that never stands in the way of serving: what is written to stdout and stderr.
+"""Logging and console output that never block or fail a request.
 
-A pipe that nobody reads blocks whoever writes to it; one that is closed, or a disk that is full,
-raises an exception. Neither may reach a request. So a thread of its own writes, from a queue that
-is bounded, and whoever has something to say puts it there and goes on. What finds no room, or
-cannot be written, is dropped and counted, and that is said once output works again.
+A pipe that nobody reads blocks its writer, and a closed pipe or a full disk raises. Neither may
+affect a request. So a thread of its own writes, from a bounded queue. Chunks that find no room or
+cannot be written are dropped and counted, and the count is logged once output works again. In a
+forked process (functions may fork) there is no such thread: output is written at once, and errors
+are ignored.
 
-In a process that was forked (functions may do that) there is no such thread: there, what is
-written is written at once, and errors are ignored.
+`configure` is called once per process; from then on `logging` writes to stderr this way, and so
+does `print`. Every module has a logger of its own name. Errors are for what an operator must act
+on, warnings for what has recovered by itself, infos for the lifecycle of a server. A record about a
+request has its id: `extra={"request_id": ...}`.
 """
 
 from __future__ import annotations
@@ -27,183 +30,20 @@ from types import TracebackType
 from typing import Final, NoReturn, Protocol, TextIO, final
 
 QUEUE_BYTES_MAX: Final = 4 << 20
-WRITE_BYTES: Final = 64 << 10  # about as much goes out at once
-PIECE_BYTES_MAX: Final = 256 << 10  # of one line or message; the rest of it is cut off
-_CUT: Final = b"... (cut off)\n"
-
-
-@final
-class Output:
-    """A file descriptor that is written to by a daemon thread."""
-
-    def __init__(self, fd: int, *, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
-        self.fd = fd
-        self.on_recovered: Callable[[int], None] = _ignore  # gets how many pieces were dropped
-        self._queue_bytes_max = queue_bytes_max
-        self._pieces: deque[bytes] = deque()
-        self._held_bytes = 0  # in the queue, and of what is being written
-        self._dropped = 0  # pieces, since that was last told
-        self._is_writing = False
-        self._is_torn = False  # the last thing that was written ends in the middle of a line
-        self._is_forked = False
-        # A lock that its owner may take again: a signal handler or a destructor may have
-        # something to say while this very thread is putting something here.
-        self._changed = threading.Condition(threading.RLock())
-        self._thread = threading.Thread(target=self._write_on, name="output", daemon=True)
-        self._thread.start()
-        os.register_at_fork(after_in_child=self._after_fork)
-
-    def put(self, piece: bytes) -> None:
-        """Have it written. Never raises, and never waits for whoever reads."""
-        if self._is_forked:
-            self._write(piece)
-            return
-        if len(piece) > PIECE_BYTES_MAX:
-            piece = piece[: PIECE_BYTES_MAX - len(_CUT)] + _CUT
-        with self._changed:
-            if self._held_bytes + len(piece) > self._queue_bytes_max:
-                self._dropped += 1
-                return
-            self._pieces.append(piece)
-            self._held_bytes += len(piece)
-            self._changed.notify_all()
-
-    def flush(self, limit_s: float) -> bool:
-        """Wait until everything has been written, for so long at most; whether it has."""
-        if self._is_forked:
-            return True
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._held_bytes, limit_s)
-
-    @property
-    def dropped(self) -> int:
-        """Pieces that were dropped and not told of yet."""
-        return self._dropped
-
-    def _after_fork(self) -> None:
-        """Be of use in a child, which has no thread, and a lock that may be held for ever."""
-        self._is_forked = True
-        self._pieces = deque()
-
-    def _write_on(self) -> None:
-        while True:
-            with self._changed:
-                while not self._pieces:
-                    self._changed.wait()
-                pieces = [self._pieces.popleft()]
-                size = len(pieces[0])
-                while self._pieces and size < WRITE_BYTES:
-                    pieces.append(self._pieces.popleft())
-                    size += len(pieces[-1])
-            is_written = self._write(b"".join(pieces))
-            if is_written and self._dropped:
-                with self._changed:
-                    dropped, self._dropped = self._dropped, 0
-                self.on_recovered(dropped)
-            with self._changed:
-                self._held_bytes -= size
-                if not is_written:
-                    self._dropped += len(pieces)
-                self._changed.notify_all()
-
-    def _write(self, data: bytes) -> bool:
-        left = memoryview(b"\n" + data if self._is_torn else data)
-        size = len(left)
-        while left:
-            try:
-                left = left[os.write(self.fd, left) :]
-            except BlockingIOError:  # whoever started us made it so
-                with suppress(OSError, ValueError):
-                    select.select((), (self.fd,), (), 1.0)
-            except OSError:
-                self._is_torn = self._is_torn or len(left) < size
-                return False
-        self._is_torn = False
-        return True
-
-
-@final
-class _Stream(io.RawIOBase):
-    """The bytes below `sys.stdout` or `sys.stderr`."""
-
-    def __init__(self, output: Output, fd: int) -> None:
-        super().__init__()
-        self._output = output
-        self._fd = fd
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: object) -> int:
-        piece = bytes(data)  # type: ignore[call-overload]  # whatever has a buffer
-        for start in range(0, len(piece), PIECE_BYTES_MAX):
-            self._output.put(piece[start : start + PIECE_BYTES_MAX])
-        return len(piece)
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def isatty(self) -> bool:
-        return os.isatty(self._fd)
-
-    def close(self) -> None:
-        """Stay open: a function that closes `sys.stdout` must not break those after it."""
-
-
-def text_stream(output: Output, fd: int) -> TextIO:
-    """Return what takes the place of `sys.stdout` or `sys.stderr`: writing to it never raises."""
-    return io.TextIOWrapper(
-        _Stream(output, fd),  # type: ignore[type-var]
-        encoding="utf-8",
-        errors="backslashreplace",
-        line_buffering=True,
-    )
-
-
-def keep_descriptors() -> None:
-    """Open what is closed of stdin, stdout and stderr, or the next socket would take its place."""
-    for fd in (0, 1, 2):
-        try:
-            os.fstat(fd)
-        except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)
-            if opened != fd:
-                os.dup2(opened, fd)
-                os.close(opened)
-            os.set_inheritable(fd, True)
-
-
-def is_same_file(fd: int, other_fd: int) -> bool:
-    """Whether two descriptors lead to the same place, as after `2>&1`."""
-    try:
-        return os.path.sameopenfile(fd, other_fd)
-    except OSError:
-        return False
-
-
-def _ignore(dropped: int) -> None:
-    """What is done about dropped pieces where nobody wants to know."""
-
-
-# Logging of the processes of a server: `logging`, to stderr, and never in the way of serving.
-#
-# Every module has a logger of its own name. What an operator must act on is an error; what has
-# recovered by itself is a warning; what belongs to the life of a server is an info. A record that
-# concerns a request has its id: `extra={"request_id": ...}`.
-#
-# `configure` is called once in each process. From then on `print` goes the same way.
-
-
-REPEATS_MAX: Final = 10  # of one warning or error, within
+WRITE_BYTES: Final = 64 << 10  # approximate size of one write
+CHUNK_BYTES_MAX: Final = 256 << 10  # of one line or message; the rest is truncated
+REPEATS_MAX: Final = 10  # identical warnings or errors within `REPEATS_S`
 REPEATS_S: Final = 10.0
 EXIT_FLUSH_S: Final = 1.0
-_KEYS_MAX: Final = 512  # different warnings that are counted at once
-
+HUNG_EXIT: Final = 70  # a job exceeded its timeout
+INTERNAL_ERROR_EXIT: Final = 71
+_KEYS_MAX: Final = 512  # different messages that are counted at once
+_TRUNCATED: Final = b"... (cut off)\n"
 _LOG: Final = logging.getLogger(__name__)
 
 
 class LogSettings(Protocol):
-    """What an application says about logging: a `ServeOptions`."""
+    """The logging options of an application: a `ServeOptions`."""
 
     @property
     def log_level(self) -> str:
@@ -215,22 +55,22 @@ class LogSettings(Protocol):
 
 
 def configure(settings: LogSettings, process_name: str) -> None:
-    """Have this process log to stderr, and print, without ever waiting or failing for it.
+    """Make logging and `print` of this process non-blocking and failsafe.
 
-    Before it ends, `flush`.
+    Call `flush` before the process exits.
     """
-    keep_descriptors()
+    reopen_standard_fds()
     errors = Output(2)
     prints = errors if is_same_file(1, 2) else Output(1)
-    errors.on_recovered = prints.on_recovered = _tell_dropped
-    form = JsonFormatter if settings.log_format == "json" else TextFormatter
-    handler = OutputHandler(form(process_name), errors, prints)
+    errors.on_recovered = prints.on_recovered = _log_dropped
+    formatter = JsonFormatter if settings.log_format == "json" else TextFormatter
+    handler = OutputHandler(formatter(process_name), errors, prints)
     level = getattr(logging, settings.log_level.upper())
     ours, root = logging.getLogger("headgate"), logging.getLogger()
     ours.handlers[:] = root.handlers[:] = [handler]
     ours.setLevel(level)
     ours.propagate = False  # whatever a function does to the root logger
-    logging.getLogger("headgate.access").setLevel(logging.INFO)  # it has a switch of its own
+    logging.getLogger("headgate.access").setLevel(logging.INFO)  # enabled by an option of its own
     root.setLevel(max(level, logging.WARNING))
     logging.captureWarnings(True)
     sys.stdout = text_stream(prints, 1)
@@ -240,9 +80,11 @@ def configure(settings: LogSettings, process_name: str) -> None:
 
 
 def flush(limit_s: float = EXIT_FLUSH_S) -> None:
-    """Wait until what was said has been written, for so long at most: before this process ends."""
+    """Wait until all output has been written, for at most `limit_s`. Call it before the process
+    exits.
+    """
     for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # a function may have put anything there
+        with suppress(Exception):  # a function may have replaced the stream
             stream.flush()
     for handler in logging.getLogger("headgate").handlers:
         if isinstance(handler, OutputHandler):
@@ -251,7 +93,7 @@ def flush(limit_s: float = EXIT_FLUSH_S) -> None:
 
 @contextmanager
 def configured(settings: LogSettings, process_name: str) -> Iterator[None]:
-    """`configure`, and afterwards `flush` and leave everything as it was."""
+    """`configure` for the duration of a block, then `flush` and restore the previous state."""
     loggers = (logging.getLogger("headgate"), logging.getLogger())
     states = [(logger, list(logger.handlers), logger.level) for logger in loggers]
     streams, hooks = (sys.stdout, sys.stderr), (sys.excepthook, threading.excepthook)
@@ -269,32 +111,42 @@ def configured(settings: LogSettings, process_name: str) -> Iterator[None]:
         loggers[0].propagate = True
 
 
+def exit_process(status: int) -> NoReturn:
+    """Exit at once, whatever threads of models and libraries do, and terminate their child
+    processes.
+    """
+    flush()
+    if os.getpgrp() == os.getpid():  # otherwise the group belongs to the parent
+        os.killpg(os.getpid(), signal.SIGTERM)  # this process itself ignores SIGTERM
+    os._exit(status)
+
+
 @final
 class OutputHandler(logging.Handler):
-    """Puts records into an `Output`, and counts those that are repeated too often."""
+    """Passes records to an `Output`, and suppresses and counts frequent repetitions."""
 
     def __init__(self, formatter: logging.Formatter, output: Output, *others: Output) -> None:
-        """`others` are to be drained with it."""
+        """`others` are flushed with it."""
         super().__init__()
         self.setFormatter(formatter)
         self._output = output
         self._others = others
-        self._repeats = Repeats()
+        self._repeats = RepeatLimiter()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Have it written, unless much like it has just been."""
+        """Queue a record, unless it has been repeated too often."""
         now_s = time.monotonic()
-        for told in self._repeats.over(now_s):
-            self._put(told)
-        if record.levelno < logging.WARNING or self._repeats.lets_pass(record, now_s):
+        for summary in self._repeats.expired(now_s):
+            self._put(summary)
+        if record.levelno < logging.WARNING or self._repeats.allows(record, now_s):
             self._put(record)
 
     def drain(self, limit_s: float) -> None:
-        """Say what has been counted, and wait until all is written, for so long at most."""
+        """Log the suppressed counts, and wait until all is written, for at most `limit_s`."""
         self.acquire()
         try:
-            for told in self._repeats.over(float("inf")):
-                self._put(told)
+            for summary in self._repeats.expired(float("inf")):
+                self._put(summary)
         finally:
             self.release()
         end_s = time.monotonic() + limit_s
@@ -304,51 +156,53 @@ class OutputHandler(logging.Handler):
     def _put(self, record: logging.LogRecord) -> None:
         try:
             text = self.format(record)
-        except Exception as error:  # arguments that do not fit, or cannot be shown
-            text = f"{record.levelname} {record.name!r} {record.msg!r} cannot be shown: {error!r}"
+        except Exception as error:  # arguments that do not match or cannot be formatted
+            text = (
+                f"{record.levelname} {record.name!r} {record.msg!r} cannot be formatted: {error!r}"
+            )
         self._output.put(text.encode("utf-8", "backslashreplace") + b"\n")
 
 
 @final
-class Repeats:
-    """Lets a warning pass so many times within a while, and counts it from then on."""
+class RepeatLimiter:
+    """Allows a message `REPEATS_MAX` times per `REPEATS_S`, and counts it from then on."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, int, str], _Seen] = {}  # oldest first
+        self._counts: dict[tuple[str, int, str], _RepeatCount] = {}  # oldest first
 
-    def lets_pass(self, record: logging.LogRecord, now_s: float) -> bool:
-        """Whether it is to be said. What is said last before the counting begins says so."""
+    def allows(self, record: logging.LogRecord, now_s: float) -> bool:
+        """Whether to log a record. The last one before suppression gets a note about it."""
         key = (record.name, record.levelno, str(record.msg))
-        seen = self._seen.get(key)
-        if seen is None:
-            if len(self._seen) >= _KEYS_MAX:
-                return True  # so many different ones are no repetition
-            seen = self._seen[key] = _Seen(now_s + REPEATS_S)
-        seen.count += 1
-        if seen.count == REPEATS_MAX:
-            record.__dict__["note"] = f"more of the same are counted, for {REPEATS_S:g} s"
-        return seen.count <= REPEATS_MAX
+        repeats = self._counts.get(key)
+        if repeats is None:
+            if len(self._counts) >= _KEYS_MAX:
+                return True  # too many different messages to be repetitions
+            repeats = self._counts[key] = _RepeatCount(now_s + REPEATS_S)
+        repeats.count += 1
+        if repeats.count == REPEATS_MAX:
+            record.__dict__["note"] = f"repetitions are suppressed and counted for {REPEATS_S:g} s"
+        return repeats.count <= REPEATS_MAX
 
-    def over(self, now_s: float) -> list[logging.LogRecord]:
-        """Forget what was counted long enough, and return what is to be said of it."""
-        told: list[logging.LogRecord] = []
-        while self._seen:
-            key = next(iter(self._seen))
-            seen = self._seen[key]
-            if now_s < seen.until_s:
+    def expired(self, now_s: float) -> list[logging.LogRecord]:
+        """Remove expired counts; return a summary record for each that was suppressed."""
+        summary: list[logging.LogRecord] = []
+        while self._counts:
+            key = next(iter(self._counts))
+            repeats = self._counts[key]
+            if now_s < repeats.until_s:
                 break
-            del self._seen[key]
-            if seen.count > REPEATS_MAX:
+            del self._counts[key]
+            if repeats.count > REPEATS_MAX:
                 name, level, message = key
-                text = "%d more times: %s"
-                arguments = (seen.count - REPEATS_MAX, message)
-                told.append(logging.LogRecord(name, level, "", 0, text, arguments, None))
-        return told
+                text = "suppressed %d repetitions: %s"
+                arguments = (repeats.count - REPEATS_MAX, message)
+                summary.append(logging.LogRecord(name, level, "", 0, text, arguments, None))
+        return summary
 
 
 @final
-class _Seen:
-    """How often something was said in a while that ends at a time."""
+class _RepeatCount:
+    """Repetitions of one message until a point in time."""
 
     __slots__ = ("count", "until_s")
 
@@ -358,10 +212,10 @@ class _Seen:
 
 
 class TextFormatter(logging.Formatter):
-    """One line per record, for people. What follows a line break is indented.
+    """One line per record, for people. Continuation lines are indented.
 
-    So nothing that a client or a function sends can look like a line of our own, and no control
-    character of theirs reaches a terminal.
+    So nothing that a client or a function sends can look like a log line of its own, and no control
+    character reaches a terminal.
     """
 
     def __init__(self, process_name: str) -> None:
@@ -370,18 +224,18 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
-        said = record.getMessage()
+        text = record.getMessage()
         request_id = getattr(record, "request_id", None)
         if request_id is not None:
-            said += f" (request {request_id})"
+            text += f" (request {request_id})"
         note = getattr(record, "note", None)
         if note is not None:
-            said += f" ({note})"
+            text += f" ({note})"
         trace = _trace(self, record)
         if trace:
-            said += f"\n{trace}"
+            text += f"\n{trace}"
         head = f"{_timestamp(record)} {record.levelname} {record.name} [{self._process_name}]"
-        return f"{head} {said}".translate(_ESCAPES)
+        return f"{head} {text}".translate(_ESCAPES)
 
 
 class JsonFormatter(logging.Formatter):
@@ -412,6 +266,163 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(content, default=str)
 
 
+@final
+class Output:
+    """A file descriptor that a daemon thread writes to."""
+
+    def __init__(self, fd: int, *, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
+        self.fd = fd
+        self.on_recovered: Callable[[int], None] = (
+            _ignore_dropped  # gets the number of dropped chunks
+        )
+        self._queue_bytes_max = queue_bytes_max
+        self._chunks: deque[bytes] = deque()
+        self._queued_bytes = 0  # queued and being written
+        self._dropped = 0  # chunks dropped since the last report
+        self._is_writing = False
+        self._ends_mid_line = False  # the last write ended in the middle of a line
+        self._is_forked = False
+        # A reentrant lock: a signal handler or a destructor may log while this thread is in `put`.
+        self._changed = threading.Condition(threading.RLock())
+        self._thread = threading.Thread(target=self._run, name="output", daemon=True)
+        self._thread.start()
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def put(self, chunk: bytes) -> None:
+        """Queue a chunk. Never raises, and never waits for the reader."""
+        if self._is_forked:
+            self._write(chunk)
+            return
+        if len(chunk) > CHUNK_BYTES_MAX:
+            chunk = chunk[: CHUNK_BYTES_MAX - len(_TRUNCATED)] + _TRUNCATED
+        with self._changed:
+            if self._queued_bytes + len(chunk) > self._queue_bytes_max:
+                self._dropped += 1
+                return
+            self._chunks.append(chunk)
+            self._queued_bytes += len(chunk)
+            self._changed.notify_all()
+
+    def flush(self, limit_s: float) -> bool:
+        """Wait until everything has been written, for at most `limit_s`; return whether it has."""
+        if self._is_forked:
+            return True
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._queued_bytes, limit_s)
+
+    @property
+    def dropped(self) -> int:
+        """Chunks dropped and not yet reported."""
+        return self._dropped
+
+    def _after_fork(self) -> None:
+        """Switch to direct writes in a forked child, which has no thread, and whose lock may be
+        held forever.
+        """
+        self._is_forked = True
+        self._chunks = deque()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._chunks:
+                    self._changed.wait()
+                chunks = [self._chunks.popleft()]
+                size = len(chunks[0])
+                while self._chunks and size < WRITE_BYTES:
+                    chunks.append(self._chunks.popleft())
+                    size += len(chunks[-1])
+            is_written = self._write(b"".join(chunks))
+            if is_written and self._dropped:
+                with self._changed:
+                    dropped, self._dropped = self._dropped, 0
+                self.on_recovered(dropped)
+            with self._changed:
+                self._queued_bytes -= size
+                if not is_written:
+                    self._dropped += len(chunks)
+                self._changed.notify_all()
+
+    def _write(self, data: bytes) -> bool:
+        unwritten = memoryview(b"\n" + data if self._ends_mid_line else data)
+        size = len(unwritten)
+        while unwritten:
+            try:
+                unwritten = unwritten[os.write(self.fd, unwritten) :]
+            except BlockingIOError:  # the parent has made the descriptor non-blocking
+                with suppress(OSError, ValueError):
+                    select.select((), (self.fd,), (), 1.0)
+            except OSError:
+                self._ends_mid_line = self._ends_mid_line or len(unwritten) < size
+                return False
+        self._ends_mid_line = False
+        return True
+
+
+@final
+class _Stream(io.RawIOBase):
+    """The raw stream below `sys.stdout` or `sys.stderr`."""
+
+    def __init__(self, output: Output, fd: int) -> None:
+        super().__init__()
+        self._output = output
+        self._fd = fd
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object) -> int:
+        chunk = bytes(data)  # type: ignore[call-overload]  # whatever has a buffer
+        for start in range(0, len(chunk), CHUNK_BYTES_MAX):
+            self._output.put(chunk[start : start + CHUNK_BYTES_MAX])
+        return len(chunk)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def isatty(self) -> bool:
+        return os.isatty(self._fd)
+
+    def close(self) -> None:
+        """Do nothing: a function that closes `sys.stdout` must not break later ones."""
+
+
+def text_stream(output: Output, fd: int) -> TextIO:
+    """Return a replacement for `sys.stdout` or `sys.stderr`. Writing to it never raises."""
+    return io.TextIOWrapper(
+        _Stream(output, fd),  # type: ignore[type-var]
+        encoding="utf-8",
+        errors="backslashreplace",
+        line_buffering=True,
+    )
+
+
+def reopen_standard_fds() -> None:
+    """Open those of stdin, stdout and stderr that are closed, or the next socket would take their
+    number.
+    """
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != fd:
+                os.dup2(opened, fd)
+                os.close(opened)
+            os.set_inheritable(fd, True)
+
+
+def is_same_file(fd: int, other_fd: int) -> bool:
+    """Whether two descriptors refer to the same file, as after `2>&1`."""
+    try:
+        return os.path.sameopenfile(fd, other_fd)
+    except OSError:
+        return False
+
+
+def _ignore_dropped(dropped: int) -> None: ...
+
+
 def _timestamp(record: logging.LogRecord) -> str:
     seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
     return f"{seconds}.{int(record.msecs):03d}Z"
@@ -426,43 +437,34 @@ def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
     return "\n".join(parts)
 
 
-def _tell_dropped(dropped: int) -> None:
-    _LOG.warning("%d lines of output were dropped: they could not be written", dropped)
+def _log_dropped(dropped: int) -> None:
+    _LOG.warning("%d lines of output could not be written and were dropped", dropped)
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
     else:
-        _LOG.critical("the process ends: %s", kind.__name__, exc_info=(kind, error, trace))
+        _LOG.critical(
+            "uncaught exception, the process exits: %s",
+            kind.__name__,
+            exc_info=(kind, error, trace),
+        )
         flush()
 
 
 def _uncaught_in_thread(failed: threading.ExceptHookArgs) -> None:
     if failed.exc_value is not None and not issubclass(failed.exc_type, SystemExit):
         name = "a thread" if failed.thread is None else f"thread {failed.thread.name}"
-        about = (failed.exc_type, failed.exc_value, failed.exc_traceback)
-        _LOG.error("%s has ended: %s", name, failed.exc_type.__name__, exc_info=about)
+        exc_info = (failed.exc_type, failed.exc_value, failed.exc_traceback)
+        _LOG.error(
+            "uncaught exception in %s: %s", name, failed.exc_type.__name__, exc_info=exc_info
+        )
 
 
-# Control characters but for tabs, as they are written in source; lines that follow are indented.
+# Control characters except tabs are escaped as in source code; continuation lines are indented.
 _ESCAPES: Final[Mapping[int, str]] = {
     **{code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))},
     ord("\t"): "\t",
     ord("\n"): "\n    ",
 }
-
-
-# How a worker ends: at once, and not leaving behind what its models have started.
-
-
-HUNG_EXIT: Final = 70  # something took longer than it may
-BROKEN_EXIT: Final = 71
-
-
-def exit_process(status: int) -> NoReturn:
-    """End this process, whatever threads of models and libraries do, and its children."""
-    flush()
-    if os.getpgrp() == os.getpid():  # else the group is that of whoever started us
-        os.killpg(os.getpid(), signal.SIGTERM)  # of which we ourselves only take note
-    os._exit(status)

@@ -1,7 +1,7 @@
-"""Counts how requests ended.
+"""Counters and histograms of a gateway, by model, tenant, class and outcome.
 
-A request costs one row of integers in a buffer of fixed size. Rows are added up, by numpy, when the
-buffer is full or somebody asks: that is what keeps it well below two microseconds per request.
+A request costs one row of integers in a buffer of fixed size. NumPy sums the rows when the buffer
+is full or metrics are scraped. That keeps the cost well below two microseconds per request.
 """
 
 from __future__ import annotations
@@ -21,13 +21,10 @@ from headgate.core.model import TIER_NAMES, App, Pipeline
 from headgate.core.states import Outcome, Rejection
 from headgate.live.call import Call
 
-# Counts of integers by bucket, many at once, and where the buckets of a model lie.
-
-
 Int64 = NDArray[np.int64]
 
-# Multiples of the objective. Close around it, because whether it is kept is what is looked at; it
-# is a bound itself, so the share of requests within it is exact and not interpolated.
+# Bucket bounds as multiples of the SLO: dense around it, because SLO attainment is what matters.
+# The SLO itself is a bound, so the share of requests within it is exact and not interpolated.
 _TIMES_SLO: Final = (
     *(0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
     *(1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0),
@@ -45,40 +42,40 @@ START_BOUNDS_NS: Final = tuple(round(s * SECOND_NS) for s in _STARTS_S)
 
 @final
 class Histogram:
-    """How many values were at most each bound; the last count is of those beyond all."""
+    """Counts of values by bucket: at most each bound, and beyond the last."""
 
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: Sequence[int]) -> None:
         self.bounds = np.array(bounds, np.int64)
         self.counts = np.zeros(len(bounds) + 1, np.int64)
-        self.total = 0  # the sum of all values
+        self.total = 0  # sum of all values
 
     def add(self, values: Int64) -> None:
-        """Count these too.
+        """Add values.
 
         >>> histogram = Histogram((10, 20))
         >>> histogram.add(np.array([10, 11, 99]))
         >>> histogram.cumulative(unit=10), histogram.total
         ([(1.0, 1), (2.0, 2), (inf, 3)], 120)
         """
-        places = np.searchsorted(self.bounds, values)
-        self.counts += np.bincount(places, minlength=len(self.counts))
+        buckets = np.searchsorted(self.bounds, values)
+        self.counts += np.bincount(buckets, minlength=len(self.counts))
         self.total += int(values.sum())
 
     def cumulative(self, *, unit: int) -> list[tuple[float, int]]:
-        """Bounds, divided by `unit`, with the count of values up to each."""
+        """Return cumulative counts by bound, with bounds divided by `unit`."""
         bounds = [bound / unit for bound in self.bounds.tolist()]
         return list(zip([*bounds, float("inf")], accumulate(self.counts.tolist()), strict=True))
 
 
 def latency_bounds_ns(slo_ns: int) -> list[int]:
-    """Buckets for anything that takes time out of what the objective allows."""
+    """Return the bucket bounds of latencies for an SLO."""
     return _times(_TIMES_SLO, slo_ns)
 
 
 def slack_bounds_ns(slo_ns: int) -> list[int]:
-    """Buckets for what was left at the end; below zero it was late."""
+    """Return the bucket bounds of deadline slack for an SLO; negative slack is late."""
     return _times(_SLACK_TIMES_SLO, slo_ns)
 
 
@@ -87,44 +84,38 @@ def _times(factors: tuple[float, ...], slo_ns: int) -> list[int]:
     return sorted({round(factor * scale_ns) for factor in factors})
 
 
-# What is true at the moment of a scrape and is counted by nobody: the runtime is asked for it.
-
-
 @dataclass(frozen=True, slots=True)
 class FaasPoolGauges:
-    """One pool that is paid by the call."""
+    """Gauges of one pay-per-call pool."""
 
-    breaker: int  # `core.spillway.Breaker`
-    closed_by: str  # `core.spillway.Closed`: what keeps calls from going out; empty: nothing
+    breaker: int  # a `BreakerState`
+    blocked_by: str  # what blocks calls: a `core.circuit_breaker.Closed`; empty: nothing
     in_flight: int
-    calls: Mapping[str, int]  # ever, by how they ended
-    pings: int  # ever, to keep instances ready
-    spent_usd: float  # ever, as the budgets count it
+    calls: Mapping[str, int]  # total, by outcome
+    pings: int  # total keep-warm calls
+    spent_usd: float  # total, as counted against the budgets
 
 
 @dataclass(frozen=True, slots=True)
 class GaugeSnapshot:
-    """One look at the runtime. What it does not know it leaves out."""
+    """Gauge values at the time of a scrape, read from the runtime. Unknown ones are left out."""
 
-    queue_depth: Mapping[str, int] = field(default_factory=dict)  # by model: requests that wait
-    inflight: Mapping[str, int] = field(default_factory=dict)  # by model: taken, not yet settled
-    # By function and state (`core.lifecycle`): instances, whatever they are doing.
+    queue_depth: Mapping[str, int] = field(default_factory=dict)  # by model: waiting requests
+    inflight: Mapping[str, int] = field(default_factory=dict)  # by model: accepted, not settled
+    # By function and state (`core.states`): instances.
     replicas: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    # By function: how far the time of its batches lately lay above what was predicted.
+    # By function: recent mean of execution time minus predicted time.
     prediction_error_s: Mapping[str, float] = field(default_factory=dict)
-    # By model, tenant, tier and basis ("usage", "idle" or "warm"); only ever grows.
+    # By model, tenant, tier and basis ("usage", "idle" or "warm"); monotone.
     cost_usd: Mapping[tuple[str, str, str, str], float] = field(default_factory=dict)
-    spills: Mapping[str, FaasPoolGauges] = field(default_factory=dict)  # by pool
-
-
-# Counts every answer of a gateway by protocol, code and reason, whatever it was an answer to.
+    faas_pools: Mapping[str, FaasPoolGauges] = field(default_factory=dict)  # by pool
 
 
 HTTP: Final = "http"
 GRPC: Final = "grpc"
 
-# The values that the label `reason` can have. Whatever else is said is `other`: a function, a
-# policy or a client must not be able to make new time series.
+# The possible values of the label `reason`. Any other becomes `other`: a function, a policy or a
+# client must not be able to create time series.
 REASONS: Final = frozenset(
     {
         Rejection.OVERLOADED,
@@ -171,7 +162,7 @@ REASONS: Final = frozenset(
 )
 OTHER: Final = "other"
 
-# Refusals that give no reason have one all the same.
+# Reason by HTTP status, for errors without one.
 _BY_STATUS: Final[Mapping[int, str]] = {
     400: "invalid",
     401: "unauthenticated",
@@ -191,7 +182,7 @@ _BY_STATUS: Final[Mapping[int, str]] = {
 
 @final
 class Responses:
-    """How many answers there were of each kind, since the gateway began.
+    """Counts the responses of a gateway by protocol, code and reason.
 
     >>> responses = Responses()
     >>> responses.count(HTTP, 405, "")
@@ -203,13 +194,14 @@ class Responses:
     """
 
     def __init__(self) -> None:
-        # A rate needs a beginning, so the usual answer is there from the start.
+        # The common response exists from the start, because a rate needs an initial value.
         self._counts: dict[tuple[str, int | str, str], int] = {(HTTP, 200, ""): 0}
 
     def count(self, protocol: str, code: int | str, reason: str) -> None:
-        """Count one answer: an HTTP status or the name of a gRPC status, and why it is no success.
+        """Count one response: its HTTP status or the name of its gRPC status, and the reason of an
+        error.
 
-        An HTTP status is taken for one that this server knows: their number bounds the label.
+        The HTTP status must be one that this server uses: their number bounds the label.
         """
         key = (protocol, code, reason)
         if key in self._counts:
@@ -223,13 +215,13 @@ class Responses:
         self._counts[key] = self._counts.get(key, 0) + 1
 
     def counted(self) -> Iterator[tuple[tuple[str, str, str], int]]:
-        """Every protocol, code and reason that there was, and how often."""
+        """Yield every (protocol, code, reason) with its count."""
         for (protocol, code, reason), count in self._counts.items():
             yield (protocol, str(code), reason), count
 
 
-CLASS_NAMES: Final = ("urgent", "usual", "background")  # priority below, at and above 0
-ROWS_MAX: Final = 2048  # adding up that many takes a fraction of a millisecond
+CLASS_NAMES: Final = ("urgent", "default", "background")  # priority below, at and above 0
+ROWS_MAX: Final = 2048  # summing them takes a fraction of a millisecond
 REASONS_MAX: Final = 64
 ARRIVAL_WINDOW_S: Final = 10
 
@@ -239,12 +231,12 @@ _PACK: Final = _ROW.pack_into
 _ROW_BYTES: Final = _ROW.size
 _BUFFER_BYTES: Final = ROWS_MAX * _ROW.size
 _OTHER_REASON: Final = "other"
-_FAULTS_MAX: Final = 64  # kinds of faults that are told apart
+_FAULTS_MAX: Final = 64  # different kinds of faults
 
 
 @final
 class ModelMetrics:
-    """What is kept of one model, and stays as it is when the model is declared anew."""
+    """Metrics of one model. They survive a reload of the application."""
 
     def __init__(self, name: str, slo_ns: int, tier: str) -> None:
         self.name = name
@@ -258,7 +250,7 @@ class ModelMetrics:
         self.arrivals: dict[int, int] = {}  # by second of the monotonic clock; recent ones only
 
     def add(self, rows: Int64) -> None:
-        """Count requests of this model: columns as `Metrics.settled` writes them."""
+        """Add requests of this model: columns as `Metrics.settled` writes them."""
         outcome, arrived_ns, began_ns, ended_ns, deadline_ns, settled_ns, items = rows.T[4:]
         ran = began_ns > 0
         answered = outcome <= Outcome.LATE
@@ -273,7 +265,9 @@ class ModelMetrics:
         self._count_arrivals(arrived_ns)
 
     def arrival_rps(self, now_ns: int) -> float:
-        """Mean over the last whole seconds; one second late, for requests still being answered."""
+        """Return the mean over the last whole seconds. One second late, for requests still in
+        progress.
+        """
         last_s = now_ns // SECOND_NS - 1
         window = range(last_s - ARRIVAL_WINDOW_S, last_s)
         return sum(self.arrivals.get(second, 0) for second in window) / ARRIVAL_WINDOW_S
@@ -288,24 +282,24 @@ class ModelMetrics:
 
 @final
 class Metrics:
-    """Everything counted since the gateway began."""
+    """Everything counted since the gateway started."""
 
     def __init__(
         self,
         app: App,
-        read: Callable[[], GaugeSnapshot] = GaugeSnapshot,
+        read_gauges: Callable[[], GaugeSnapshot] = GaugeSnapshot,
         now_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
-        self.read = read
+        self.read_gauges = read_gauges
         self.now_ns = now_ns
         self.models: list[ModelMetrics] = []
         self._tenants: list[str] = []
         self._reasons: list[str] = [""]
-        self.starts: dict[str, Histogram] = {}  # cold starts, by function
+        self.starts: dict[str, Histogram] = {}  # cold starts by function
         self.responses = Responses()
         self.faults: dict[str, int] = {}  # by kind
-        # By model, tenant, reason, class and outcome, in one integer: see `fold`.
-        self._tally: dict[int, int] = {}
+        # By model, tenant, reason, class and outcome, packed into one integer: see `fold`.
+        self._counts: dict[int, int] = {}
         self._model_ids: dict[str, int] = {}
         self._tenant_ids: dict[str, int] = {}
         self._reason_ids: dict[str, int] = {"": 0}
@@ -314,7 +308,9 @@ class Metrics:
         self.declare(app)
 
     def declare(self, app: App) -> None:
-        """These are served from now on. A model with another objective gets new buckets."""
+        """Register the models and tenants of an application. A model with a changed SLO gets new
+        buckets.
+        """
         self.fold()
         for pipeline in app.pipelines:
             known = self._model_ids.get(pipeline.name)
@@ -325,7 +321,7 @@ class Metrics:
             self._tenant_id(client.name)
 
     def settled(self, call: Call, model: str, tenant: str) -> None:
-        """Count a request that has just ended, once, whatever its end."""
+        """Count a settled request, once, whatever its outcome."""
         used_bytes = self._used_bytes
         if used_bytes == _BUFFER_BYTES:
             self.fold()
@@ -333,7 +329,7 @@ class Metrics:
         try:
             model_id = self._model_ids[model]
             tenant_id = self._tenant_ids[tenant]
-        except KeyError:  # declared by nobody; not what is served, so it may cost
+        except KeyError:  # not registered: does not happen for served models, so it may be slow
             model_id = self._model_id(model)
             tenant_id = self._tenant_id(tenant)
         priority = call.priority
@@ -356,18 +352,18 @@ class Metrics:
         self._used_bytes = used_bytes + _ROW_BYTES
 
     def cold_started(self, function: str, duration_ns: int) -> None:
-        """An instance of the function has been started, and that took so long."""
+        """Record the duration of a cold start."""
         starts = self.starts.setdefault(function, Histogram(START_BOUNDS_NS))
         starts.add(np.array([duration_ns], np.int64))
 
     def fault(self, kind: str) -> None:
-        """Count a defect of ours, or of a policy, that serving has survived."""
+        """Count a defect of the server or of a policy that serving has survived."""
         if kind not in self.faults and len(self.faults) >= _FAULTS_MAX:
             kind = _OTHER_REASON
         self.faults[kind] = self.faults.get(kind, 0) + 1
 
     def fold(self) -> None:
-        """Add up the rows that have come in since last time."""
+        """Sum the buffered rows."""
         if not self._used_bytes:
             return
         cells = np.frombuffer(self._buffer, np.int64, self._used_bytes // 8)
@@ -377,13 +373,13 @@ class Metrics:
         keys = model << 40 | tenant << 20 | reason << 8 | priority_class << 4 | outcome
         distinct, counts = np.unique(keys, return_counts=True)
         for key, count in zip(distinct.tolist(), counts.tolist(), strict=True):
-            self._tally[key] = self._tally.get(key, 0) + count
+            self._counts[key] = self._counts.get(key, 0) + count
         for model_id in np.unique(model).tolist():
             self.models[model_id].add(rows[model == model_id])
 
     def counted(self) -> Iterator[tuple[int, ModelMetrics, str, str, str, int]]:
-        """How many there were of each model, tenant, reason, class and outcome."""
-        for key, count in self._tally.items():
+        """Yield the count of each model, tenant, reason, class and outcome."""
+        for key, count in self._counts.items():
             model, tenant, reason = key >> 40, key >> 20 & 0xFFFFF, key >> 8 & 0xFFF
             yield (
                 count,
@@ -413,7 +409,9 @@ class Metrics:
         return self._tenant_ids[name]
 
     def _reason_id(self, reason: str) -> int:
-        """A policy may say what it likes, but only so many different things."""
+        """Return the id of a reason. Policies may use any text, but only `REASONS_MAX` are
+        distinguished.
+        """
         known = self._reason_ids.get(reason)
         if known is None:
             if len(self._reasons) >= REASONS_MAX - 1:
@@ -425,7 +423,7 @@ class Metrics:
 
 
 def _tier(app: App, pipeline: Pipeline) -> str:
-    """Where requests of a pipeline can run, if that is one kind of place."""
+    """Return the tier that the requests of a pipeline can run on; `mixed` if there are several."""
     tiers = {
         app.pools[pool_id].tier
         for stage in pipeline.stages

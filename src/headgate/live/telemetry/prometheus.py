@@ -1,4 +1,4 @@
-"""The text that Prometheus reads. Base units; no label has more values than were declared."""
+"""Prometheus exposition. Values are in base units, and the number of label values is bounded."""
 
 from __future__ import annotations
 
@@ -48,31 +48,31 @@ _REASONS: Final = (
 _HISTOGRAMS: Final[tuple[tuple[str, str, int, Callable[[ModelMetrics], Histogram]], ...]] = (
     (
         "headgate_request_duration_seconds",
-        "From arrival to answer, of requests that were answered, in time or late.",
+        "Time from arrival to response of requests that were answered, in time or late.",
         SECOND_NS,
         lambda model: model.request,
     ),
     (
         "headgate_queue_duration_seconds",
-        "From arrival until a worker began, of requests that were run.",
+        "Time from arrival to the start of execution of requests that were run.",
         SECOND_NS,
         lambda model: model.queue,
     ),
     (
         "headgate_execute_duration_seconds",
-        "How long the worker ran the batch that a request was in.",
+        "Execution time of the batch that a request was in.",
         SECOND_NS,
         lambda model: model.execute,
     ),
     (
         "headgate_deadline_slack_seconds",
-        "What was left until the deadline when a request was answered; below zero it was late.",
+        "Time left until the deadline when a request was answered; negative if it was late.",
         SECOND_NS,
         lambda model: model.slack,
     ),
     (
         "headgate_batch_size",
-        "Items that ran together, as each request saw it.",
+        "Items in the batch that a request was in, counted once per request.",
         1,
         lambda model: model.batch,
     ),
@@ -81,7 +81,7 @@ _HISTOGRAMS: Final[tuple[tuple[str, str, int, Callable[[ModelMetrics], Histogram
 
 @final
 class Exposition:
-    """Writes out what a `Metrics` has counted."""
+    """Writes the metrics in a Prometheus format."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._registry = CollectorRegistry()
@@ -89,7 +89,7 @@ class Exposition:
         ProcessCollector(registry=self._registry)
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
-        """The whole of it and its media type: OpenMetrics where the scraper asks for that."""
+        """Return the exposition and its media type: OpenMetrics if the scraper accepts it."""
         if wants_open_metrics(accept):
             text: bytes = openmetrics.generate_latest(self._registry)  # type: ignore[no-untyped-call]
             return text, OPEN_METRICS
@@ -97,7 +97,7 @@ class Exposition:
 
 
 def wants_open_metrics(accept: str) -> bool:
-    """Whether a header `Accept` names OpenMetrics, and not as second to plain text.
+    """Whether an `Accept` header prefers OpenMetrics over plain text.
 
     >>> wants_open_metrics("application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.3")
     True
@@ -117,7 +117,7 @@ def wants_open_metrics(accept: str) -> bool:
 
 
 def _weight(parameters: list[str]) -> float:
-    """The `q` of a media type, which a client may have written wrong."""
+    """Return the `q` of a media type; 0 if the client sent an invalid one."""
     for parameter in parameters:
         name, _, value = parameter.partition("=")
         if name.strip() == "q":
@@ -134,13 +134,13 @@ class _Families(Collector):
         self._metrics = metrics
 
     def describe(self) -> Iterable[Metric]:
-        return ()  # else the registry would collect once just to learn the names
+        return ()  # otherwise the registry would collect once to learn the names
 
     def collect(self) -> Iterator[Metric]:
         self._metrics.fold()
         yield InfoMetricFamily(
             "headgate_build",
-            "What is running.",
+            "Versions of Headgate and Python.",
             {"version": __version__, "python": python_version()},
         )
         yield self._requests()
@@ -150,15 +150,15 @@ class _Families(Collector):
         yield from self._objectives()
         yield from self._histograms()
         yield from self._cold_starts()
-        yield from self._readings()
+        yield from self._gauges()
 
     def _requests(self) -> Metric:
         family = CounterMetricFamily(
             "headgate_requests",
-            "Requests that have ended, by how.",
+            "Requests that have ended, by outcome.",
             labels=("model", "tier", "class", "outcome"),
         )
-        # Also those of which there was none yet: a rate needs a beginning.
+        # Including counters that are still zero, because a rate needs an initial value.
         counts = Counter[tuple[str, ...]]()
         for model in self._metrics.models:
             for outcome_name in OUTCOME_NAMES:
@@ -170,7 +170,7 @@ class _Families(Collector):
     def _responses(self) -> Metric:
         family = CounterMetricFamily(
             "headgate_responses",
-            "Answers of the front ends, by protocol, status and reason; 499: the client has gone.",
+            "Responses of the front ends, by protocol, status and reason; 499: client gone.",
             labels=("protocol", "code", "reason"),
         )
         return _filled(family, self._metrics.responses.counted())
@@ -186,7 +186,7 @@ class _Families(Collector):
     def _rejections(self) -> Metric:
         family = CounterMetricFamily(
             "headgate_admission_rejections",
-            "Requests turned away at admission, by why.",
+            "Requests rejected at admission, by reason.",
             labels=("model", "reason"),
         )
         counts = Counter[tuple[str, ...]]()
@@ -203,18 +203,22 @@ class _Families(Collector):
         missed = Counter[tuple[str, ...]]()
         for count, model, tenant, _, _, outcome in self._metrics.counted():
             if outcome != Outcome.CANCELLED:
-                # Each has both counters from the first: one without the other makes no share.
+                # Both counters exist from the first request, because a ratio needs both.
                 attained[model.name, tenant] += count if outcome == Outcome.MET else 0
                 missed[model.name, tenant] += count if outcome != Outcome.MET else 0
         for name, help_text, counts in (
             ("attained", "Requests answered by their deadline.", attained),
-            ("missed", "Requests late, rejected, expired or failed; not the cancelled.", missed),
+            (
+                "missed",
+                "Requests that were late, rejected, expired or failed; not cancelled ones.",
+                missed,
+            ),
         ):
             family = CounterMetricFamily(
                 f"headgate_slo_{name}", help_text, labels=("model", "tenant")
             )
             yield _filled(family, counts.items())
-        gauge = GaugeMetricFamily("headgate_slo_seconds", "Latency objective.", labels=("model",))
+        gauge = GaugeMetricFamily("headgate_slo_seconds", "Latency SLO.", labels=("model",))
         for model in self._metrics.models:
             if model.slo_ns != NEVER_NS:
                 gauge.add_metric((model.name,), model.slo_ns / SECOND_NS)
@@ -229,10 +233,12 @@ class _Families(Collector):
 
     def _cold_starts(self) -> Iterator[Metric]:
         labels = ("function",)
-        count = CounterMetricFamily("headgate_cold_starts", "Instances started.", labels=labels)
+        count = CounterMetricFamily(
+            "headgate_cold_starts", "Cold starts of instances.", labels=labels
+        )
         duration = HistogramMetricFamily(
             "headgate_cold_start_duration_seconds",
-            "How long it took to start an instance.",
+            "Duration of cold starts.",
             labels=labels,
         )
         for function, histogram in self._metrics.starts.items():
@@ -241,19 +247,19 @@ class _Families(Collector):
         yield count
         yield duration
 
-    def _readings(self) -> Iterator[Metric]:
+    def _gauges(self) -> Iterator[Metric]:
         now_ns = self._metrics.now_ns()
-        readings = self._metrics.read()
+        gauges = self._metrics.read_gauges()
         arrival_rps = {model.name: model.arrival_rps(now_ns) for model in self._metrics.models}
         for name, help_text, label, values in (
-            ("queue_depth", "Requests that wait.", "model", readings.queue_depth),
-            ("inflight", "Requests taken and not yet settled.", "model", readings.inflight),
-            ("arrival_rps", "Arrivals per second, lately.", "model", arrival_rps),
+            ("queue_depth", "Requests waiting in queues.", "model", gauges.queue_depth),
+            ("inflight", "Requests accepted and not yet settled.", "model", gauges.inflight),
+            ("arrival_rps", "Arrivals per second, mean of the last 10 s.", "model", arrival_rps),
             (
                 "prediction_error_seconds",
-                "How far the time of batches lately lay above what was predicted.",
+                "Recent mean of execution time minus predicted time of batches.",
                 "function",
-                readings.prediction_error_s,
+                gauges.prediction_error_s,
             ),
         ):
             gauge = GaugeMetricFamily(f"headgate_{name}", help_text, labels=(label,))
@@ -261,55 +267,63 @@ class _Families(Collector):
         replicas = GaugeMetricFamily(
             "headgate_replicas", "Instances, by state.", labels=("function", "state")
         )
-        yield _filled(replicas, readings.replicas.items())
+        yield _filled(replicas, gauges.replicas.items())
         cost = CounterMetricFamily(
             "headgate_cost_usd",
-            "What it cost: what was used, what was held idle, and what was kept warm.",
+            "Cost, by basis: usage, idle time of nodes, or instances kept warm.",
             labels=("model", "tenant", "tier", "basis"),
         )
-        yield _filled(cost, readings.cost_usd.items())
-        if readings.spills:
-            yield from _spills(readings.spills)
+        yield _filled(cost, gauges.cost_usd.items())
+        if gauges.faas_pools:
+            yield from _faas_pool_families(gauges.faas_pools)
 
 
-def _spills(spills: Mapping[str, FaasPoolGauges]) -> Iterator[Metric]:
+def _faas_pool_families(pools: Mapping[str, FaasPoolGauges]) -> Iterator[Metric]:
     for name, help_text, values in (
         (
             "breaker_state",
-            "Breaker before a pool that is paid by the call: 0 closed, 1 open, 2 half-open.",
-            {pool: spill.breaker for pool, spill in spills.items()},
+            "State of the circuit breaker of a pay-per-call pool: 0 closed, 1 open, 2 half-open.",
+            {pool: pool_gauges.breaker for pool, pool_gauges in pools.items()},
         ),
         (
             "open",
-            "Whether one more call may go there now: breaker, back-off and budgets allow it.",
-            {pool: int(not spill.closed_by) for pool, spill in spills.items()},
+            "Whether the pool can take a call now: breaker, back-off and budgets allow it.",
+            {pool: int(not pool_gauges.blocked_by) for pool, pool_gauges in pools.items()},
         ),
-        ("inflight", "Calls under way.", {pool: s.in_flight for pool, s in spills.items()}),
+        (
+            "inflight",
+            "Calls in flight to the pool.",
+            {pool: s.in_flight for pool, s in pools.items()},
+        ),
     ):
         gauge = GaugeMetricFamily(f"headgate_spill_{name}", help_text, labels=("pool",))
         yield _filled(gauge, (((pool,), value) for pool, value in values.items()))
     closed = GaugeMetricFamily(
         "headgate_spill_closed",
-        "Whether this is what keeps calls from going there now.",
+        "Whether this reason blocks calls to the pool now.",
         labels=("pool", "reason"),
     )
     spent = CounterMetricFamily(
         "headgate_spill_spent_usd",
-        "What counts against the budgets: calls, and instances that are kept warm.",
+        "Spending that counts against the budgets: calls, and instances kept warm.",
         labels=("pool",),
     )
     calls = CounterMetricFamily(
-        "headgate_spill_calls", "Calls that have ended, by how.", labels=("pool", "outcome")
+        "headgate_spill_calls",
+        "Calls to the pool that have ended, by outcome.",
+        labels=("pool", "outcome"),
     )
     pings = CounterMetricFamily(
-        "headgate_spill_pings", "Calls that only kept an instance ready.", labels=("pool",)
+        "headgate_spill_pings",
+        "Calls to the pool that only kept an instance warm.",
+        labels=("pool",),
     )
-    for pool, spill in spills.items():
+    for pool, pool_gauges in pools.items():
         for reason in CALL_BLOCKS:
-            closed.add_metric((pool, reason), int(spill.closed_by == reason))
-        spent.add_metric((pool,), spill.spent_usd)
-        pings.add_metric((pool,), spill.pings)
-        for outcome, count in spill.calls.items():
+            closed.add_metric((pool, reason), int(pool_gauges.blocked_by == reason))
+        spent.add_metric((pool,), pool_gauges.spent_usd)
+        pings.add_metric((pool,), pool_gauges.pings)
+        for outcome, count in pool_gauges.calls.items():
             calls.add_metric((pool, outcome), count)
     yield closed
     yield spent

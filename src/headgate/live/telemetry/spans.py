@@ -1,4 +1,4 @@
-"""Spans of requests, by OpenTelemetry. Imported only where traces are asked for."""
+"""OpenTelemetry spans of requests. Imported only if traces are enabled."""
 
 from __future__ import annotations
 
@@ -22,30 +22,32 @@ _ERRORS: Final = (Outcome.EXPIRED, Outcome.FAILED)
 
 
 def export_spans(exporters: list[str], environment: Mapping[str, str]) -> SpanTracer:
-    """A tracer that sends its spans to these, in batches. Raises `ConfigError`."""
-    made = [_exporter(name, environment) for name in exporters]
+    """Return a tracer that exports its spans in batches. Raises `ConfigError` for an unknown
+    exporter.
+    """
+    created = [_exporter(name, environment) for name in exporters]
     provider = make_provider()
-    for exporter in made:
+    for exporter in created:
         provider.add_span_processor(BatchSpanProcessor(exporter))
     return SpanTracer(provider)
 
 
 @final
 class SpanTracer:
-    """Makes spans of calls: a `Tracer`."""
+    """Creates spans of calls: a `Tracer`."""
 
-    is_on: Final = True
+    is_enabled: Final = True
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("headgate")
         self._propagator = TraceContextTextMapPropagator()
-        # Calls are timed by the monotonic clock and spans by the calendar's. Taken once, so that
-        # an adjusted calendar cannot make a span end before it began.
+        # Calls are timed on the monotonic clock and spans on the wall clock. The offset is taken
+        # once, so that an adjusted wall clock cannot make a span end before it began.
         self._wall_ns = time.time_ns() - time.monotonic_ns()
 
     def begin(self, call: Call, traceparent: str | None = None) -> None:
-        """Open the span; whether it is sampled is decided here."""
+        """Start the span; sampling is decided here."""
         if traceparent is None and isinstance(call.trace, bytes):
             traceparent = call.trace.decode("ascii", "replace")
         context = None
@@ -59,19 +61,19 @@ class SpanTracer:
         )
 
     def end(self, call: Call, model: str) -> None:
-        """Close it, with all that is known by now."""
+        """End the span, with the attributes and child spans of the call."""
         span, call.trace = call.trace, None
         if not isinstance(span, Span):
             return
         if span.is_recording():
             self._describe(span, call, model)
             within = set_span_in_context(span)
-            self._part("queue", within, call.arrived_ns, call.began_ns)
-            self._part("execute", within, call.began_ns, call.ended_ns)
+            self._child_span("queue", within, call.arrived_ns, call.began_ns)
+            self._child_span("execute", within, call.began_ns, call.ended_ns)
         span.end(self._wall(time.monotonic_ns()))
 
     def close(self) -> None:
-        """Send what is left; takes no longer than the exporter's own timeout."""
+        """Export the remaining spans; takes at most the timeout of the exporter."""
         self._provider.shutdown()
 
     def _describe(self, span: Span, call: Call, model: str) -> None:
@@ -92,7 +94,7 @@ class SpanTracer:
         if call.outcome in _ERRORS:
             span.set_status(StatusCode.ERROR, call.reason or call.error)
 
-    def _part(self, name: str, within: Context, from_ns: int, to_ns: int) -> None:
+    def _child_span(self, name: str, within: Context, from_ns: int, to_ns: int) -> None:
         if 0 < from_ns <= to_ns:
             part = self._tracer.start_span(name, within, start_time=self._wall(from_ns))
             part.end(self._wall(to_ns))
@@ -102,7 +104,9 @@ class SpanTracer:
 
 
 def make_provider() -> TracerProvider:
-    """As the environment has it: sampler, limits and resource; a service without name is ours."""
+    """Return a provider configured by the environment (sampler, limits, resource). The default
+    service name is `headgate`.
+    """
     resource = Resource.create()
     if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: "headgate"}))
@@ -110,20 +114,22 @@ def make_provider() -> TracerProvider:
 
 
 def _exporter(name: str, environment: Mapping[str, str]) -> SpanExporter:
-    """Found as OpenTelemetry finds them: by the name that a package has registered."""
+    """Return the exporter registered under a name, as OpenTelemetry finds it: by entry point."""
     registered = name
     if name == "otlp":
         protocol = environment.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environment.get(
             "OTEL_EXPORTER_OTLP_PROTOCOL"
         )
         registered = "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
-    known = {entry.name: entry for entry in entry_points(group="opentelemetry_traces_exporter")}
-    if registered not in known:
+    registered_exporters = {
+        entry.name: entry for entry in entry_points(group="opentelemetry_traces_exporter")
+    }
+    if registered not in registered_exporters:
         raise ConfigError(
-            "no such exporter is installed",
+            "is not an installed exporter",
             key="OTEL_TRACES_EXPORTER",
             value=name,
-            allowed=", ".join(sorted(known)) or "none",
+            allowed=", ".join(sorted(registered_exporters)) or "none",
         )
-    made: SpanExporter = known[registered].load()()
-    return made
+    created: SpanExporter = registered_exporters[registered].load()()
+    return created

@@ -1,7 +1,7 @@
-"""Traces of requests, for OpenTelemetry where it is installed and asked for; else nothing at all.
+"""Traces of requests, by OpenTelemetry if it is installed and enabled; otherwise none.
 
-A request is one span, with what it waited and what it ran as spans within it. They are made when
-the request has ended, from the times that its call holds anyway.
+A request is one span, with child spans for queueing and execution. They are created when the
+request has ended, from the timestamps of its call.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from headgate.live.call import Call
 
 _LOG: Final = logging.getLogger(__name__)
 
-# Any of these says that somebody wants traces. The specification would export to this machine
-# without being asked; a server that complains every few seconds that nobody listens is worse.
-_WISHES: Final = (
+# Any of these variables enables tracing. The specification would export to this machine by default,
+# but a server that logs an error every few seconds because nothing listens there is worse.
+_ENABLING_VARIABLES: Final = (
     "OTEL_TRACES_EXPORTER",
     "OTEL_EXPORTER_OTLP_ENDPOINT",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
@@ -25,26 +25,27 @@ _WISHES: Final = (
 
 
 class Tracer(Protocol):
-    """What is told of every request."""
+    """Receives the start and end of every call."""
 
     @property
-    def is_on(self) -> bool:
-        """Whether there is any use in telling it."""
+    def is_enabled(self) -> bool:
+        """Whether calls are traced."""
 
     def begin(self, call: Call, traceparent: str | None = None) -> None:
-        """A call has come, perhaps from within somebody's trace: `traceparent`, or `call.trace`."""
+        """Start the span of a call, within the trace of `traceparent` or `call.trace`, if any."""
 
     def end(self, call: Call, model: str) -> None:
-        """It has ended, in whatever way; after this, `call.trace` is spent."""
+        """End the span of a call; `call.trace` is unset afterwards."""
 
     def close(self) -> None:
-        """Send what is left."""
+        """Export the remaining spans."""
 
 
 def make_tracer(environment: Mapping[str, str] = os.environ) -> Tracer:
-    """What the `OTEL_*` variables ask for. Raises `ConfigError` for an exporter nobody knows.
+    """Return the tracer that the `OTEL_*` variables configure. Raises `ConfigError` for an unknown
+    exporter.
 
-    Whole clusters set those variables, so not having OpenTelemetry is worth a word and no more.
+    Whole clusters set those variables, so a missing OpenTelemetry package is only a warning.
     """
     wanted = _exporters_wanted(environment)
     if not wanted:
@@ -53,7 +54,8 @@ def make_tracer(environment: Mapping[str, str] = os.environ) -> Tracer:
         from headgate.live.telemetry.spans import export_spans  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as missing:
         _LOG.warning(
-            "OTEL_* asks for traces, which takes headgate[otel]: there is no %s", missing.name
+            "OTEL_* variables enable traces, which need headgate[otel]: %s is not installed",
+            missing.name,
         )
         return NoTracer()
     return export_spans(wanted, environment)
@@ -61,23 +63,20 @@ def make_tracer(environment: Mapping[str, str] = os.environ) -> Tracer:
 
 @final
 class NoTracer:
-    """Nobody wants to know."""
+    """Traces nothing."""
 
-    is_on: Final = False
+    is_enabled: Final = False
 
-    def begin(self, call: Call, traceparent: str | None = None) -> None:
-        """Nothing."""
+    def begin(self, call: Call, traceparent: str | None = None) -> None: ...
 
-    def end(self, call: Call, model: str) -> None:
-        """Nothing."""
+    def end(self, call: Call, model: str) -> None: ...
 
-    def close(self) -> None:
-        """Nothing."""
+    def close(self) -> None: ...
 
 
 def _exporters_wanted(environment: Mapping[str, str]) -> list[str]:
     is_off = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
-    if is_off or not any(environment.get(name) for name in _WISHES):
+    if is_off or not any(environment.get(name) for name in _ENABLING_VARIABLES):
         return []
     names = environment.get("OTEL_TRACES_EXPORTER", "") or "otlp"
     return [

@@ -1,1 +1,1 @@
-"""A worker: one process per node, which runs functions as its Backend says."""
+"""The worker: one process per node, which runs functions as its `Backend` decides."""

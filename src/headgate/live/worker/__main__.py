@@ -10,13 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from headgate.live.deployment import NodeSpec, read, socket_path
+from headgate.live.deployment import NodeSpec, read_deployment, socket_path
 from headgate.live.telemetry import logs
 from headgate.live.telemetry.logs import exit_process
-from headgate.system.child_process import signal_on_orphaned
+from headgate.system.child_process import set_parent_death_signal
 
-# How many threads the libraries behind NumPy and its friends start. They look when imported.
-_THREADS: Final = (
+# Variables for the number of threads of the libraries behind NumPy, which read them on import.
+_THREAD_VARIABLES: Final = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -25,56 +25,57 @@ _THREADS: Final = (
 
 
 def main() -> int:
-    """Become the worker of a node. Returns the exit status."""
-    signal_on_orphaned(signal.SIGKILL)
-    # Whoever ends a service sends this to all of its processes. The gateway has requests for us
-    # still; the supervisor says when it has not. No SIG_IGN: our children would inherit it.
+    """Run the worker of a node; return the exit status."""
+    set_parent_death_signal(signal.SIGKILL)
+    # Service managers send SIGTERM to all processes of a service. The gateway still has requests
+    # for this worker, and the supervisor sends SIGUSR1 when it has not. Not SIG_IGN: child
+    # processes would inherit it.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
-    options = _options()
+    options = _parse_arguments()
     run_dir = Path(options.run_dir)
-    assignment = read(run_dir)
-    place = next(place for place in assignment.nodes if place.id == options.node_id)
-    loaded = assignment.load()
-    logs.configure(loaded.serve, f"worker {place.name}")
-    _settle_in(place)
-    listener = _listen(socket_path(run_dir, place.id))
+    deployment = read_deployment(run_dir)
+    node = next(node for node in deployment.nodes if node.id == options.node_id)
+    config = deployment.load()
+    logs.configure(config.serve, f"worker {node.name}")
+    _configure_process(node)
+    listener = _listen(socket_path(run_dir, node.id))
 
     from headgate.live.worker.server import Server  # noqa: PLC0415  imports NumPy: after the above
 
     server = Server(
         listener,
         run_dir,
-        place,
-        loaded,
-        assignment.base,
+        node,
+        config,
+        deployment.base,
         heartbeat_fd=options.heartbeat_fd,
         hang_ns=int(options.hang_s * 1e9),
     )
     return server.serve()
 
 
-def _options() -> argparse.Namespace:
+def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="headgate.live.worker", description=__doc__)
     parser.add_argument("run_dir")
     parser.add_argument("node_id", type=int)
-    parser.add_argument("--heartbeat-fd", type=int, help="gets a byte twice a second")
-    parser.add_argument("--hang-s", type=float, default=60.0, help="a batch takes no longer")
+    parser.add_argument("--heartbeat-fd", type=int, help="gets a heartbeat byte twice a second")
+    parser.add_argument("--hang-s", type=float, default=60.0, help="timeout of a batch")
     return parser.parse_args()
 
 
-def _settle_in(place: NodeSpec) -> None:
-    """Take our cores and a name of our own."""
-    if place.cores:
-        os.sched_setaffinity(0, place.cores)
+def _configure_process(node: NodeSpec) -> None:
+    """Pin the process to its cores and set its name."""
+    if node.cores:
+        os.sched_setaffinity(0, node.cores)
     threads = str(len(os.sched_getaffinity(0)))
-    for name in _THREADS:
+    for name in _THREAD_VARIABLES:
         os.environ[name] = threads
-    with suppress(OSError):  # only for people who look at a list of processes
-        Path("/proc/self/comm").write_text(f"headgate-{place.name}"[:15])
+    with suppress(OSError):  # the name is for process listings only
+        Path("/proc/self/comm").write_text(f"headgate-{node.name}"[:15])
 
 
 def _listen(path: Path) -> socket.socket:
-    """Listen where only our own user may come."""
+    """Listen on a socket that only our own user can connect to."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     mask = os.umask(0o177)

@@ -1,4 +1,4 @@
-"""A worker's end of the connection to one gateway."""
+"""The worker's end of the connection to one gateway."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from headgate.live.ipc.messages import (
 from headgate.live.ipc.shared_memory import Arena
 
 READ_BYTES: Final = 128 * 1024
-PIECES_MAX: Final = 64  # written at once
-# A gateway that does not read what it is told is not listened to either.
+PIECES_MAX: Final = 64  # buffers per `sendmsg`
+# A gateway with more unsent bytes than this is not read from.
 UNSENT_BYTES_MAX: Final = 64 << 20
 
 
 @final
 class GatewayConnection:
-    """Messages in and out, and the shared memory of both sides.
+    """Messages in both directions, and the shared memory of both sides.
 
-    Gateways number what is theirs as they like, so two of them may use the same number. Within
-    the worker the ids of each lie in a range of its own, from `first_id` on.
+    Gateways choose ids independently, so two of them may use the same. Within the worker the ids of
+    each gateway are mapped to a range of its own, beginning at `first_id`.
 
-    Large inputs are looked at where the gateway has put them, and a function may keep such an array
-    for as long as it likes. So a block is given back when the last array that looks at it is gone,
-    and not when its batch has ended.
+    Large inputs are used in place, in the gateway's shared memory, and a function may keep such an
+    array for as long as it likes. So a block is released when the last array that references it is
+    freed, not when its batch ends.
     """
 
     IDS: Final = 1 << 40
@@ -48,31 +48,36 @@ class GatewayConnection:
     def __init__(self, sock: socket.socket, serial: int, arena_bytes: int) -> None:
         self.sock = sock
         self.first_id = serial * self.IDS
-        self.own = Arena.create(arena_bytes)
+        self.arena = Arena.create(arena_bytes)
         self.unsent_bytes = 0
-        self.is_blocked = False  # the socket takes no more just now
-        self._theirs: Arena | None = None
+        self.is_blocked = False  # the socket accepts no more bytes now
+        self._peer_arena: Arena | None = None
         self._frames = Frames()
         self._unsent: deque[bytes | memoryview] = deque()
-        # Blocks that arrays look at, by the id of the reference that tells when none does.
+        # Blocks referenced by arrays, by the id of the weak reference that reports the end of the
+        # last array.
         self._borrowed: dict[int, tuple[ref[Array], int]] = {}
-        self._returned: deque[int] = deque()  # offsets of blocks that the gateway is not told of
+        self._released: deque[int] = deque()  # offsets of blocks to release
 
-    def greet(self, hello: Hello) -> None:
-        """Say hello, and hand over our shared memory."""
+    def send_hello(self, hello: Hello) -> None:
+        """Send the `Hello` with the descriptor of our shared memory."""
         data = frame(hello)
-        sent = socket.send_fds(self.sock, [data], [self.own.fd])
+        sent = socket.send_fds(self.sock, [data], [self.arena.fd])
         self.send(data[sent:])
 
     def local_id(self, id: int) -> int:
-        """Return how the worker calls what the gateway calls `id`."""
+        """Return the worker-wide id for an id of the gateway. Raises `ValueError` if it is out of
+        range.
+        """
         if not 0 <= id < self.IDS:
-            raise ValueError(f"{id} is no id")
+            raise ValueError(f"{id} is not a valid id")
         return self.first_id + id
 
     def read(self) -> list[AnyMessage] | None:
-        """Return what has come; None if the gateway has gone. Raises `ValueError` for nonsense."""
-        if self._theirs is None:
+        """Return the received messages; None if the gateway has closed. Raises `ValueError` for
+        invalid ones.
+        """
+        if self._peer_arena is None:
             return self._read_arena()
         try:
             data = self.sock.recv(READ_BYTES)
@@ -80,56 +85,59 @@ class GatewayConnection:
             return []
         return self._frames.feed(data) if data else None
 
-    def find(self, run: RunBatch) -> None:
-        """Replace blocks by what is in them. Raises `ValueError` if one is not there."""
-        for work in run.works:
-            for tensor in work.inputs:
+    def resolve_blocks(self, run: RunBatch) -> None:
+        """Replace references to blocks by their content.
+
+        Raises `ValueError` for an invalid block.
+        """
+        for task in run.tasks:
+            for tensor in task.inputs:
                 data = tensor.data
                 if type(data) is Block:
                     tensor.data = self._borrow(data)
 
-    def take_returned(self) -> list[int]:
-        """Return the offsets of blocks that nobody looks at any more, each of them once."""
-        returned: list[int] = []
+    def take_released(self) -> list[int]:
+        """Return the offsets of blocks that are no longer referenced, each once."""
+        released: list[int] = []
         while True:
             try:
-                returned.append(self._returned.popleft())
+                released.append(self._released.popleft())
             except IndexError:
-                return returned
+                return released
 
-    def give_back(self) -> None:
-        """Tell the gateway of blocks that nobody looks at any more."""
-        if self._returned:
-            self.send(frame(Release(self.take_returned())))
+    def send_released(self) -> None:
+        """Send the gateway the blocks that are no longer referenced."""
+        if self._released:
+            self.send(frame(Release(self.take_released())))
 
     def _borrow(self, block: Block) -> memoryview:
-        """Return what is in a block, as memory that an array of ours owns.
+        """Return the content of a block as memory owned by an array, which is tracked.
 
-        Arrays that are made of it keep that one alive, and so does whatever is made of them.
+        All arrays derived from that memory keep the owner alive.
         """
-        assert self._theirs is not None
-        owner: Array = np.frombuffer(self._theirs.view(block), np.uint8)
-        gone = ref(owner, self._on_gone)
-        self._borrowed[id(gone)] = (gone, block.offset)
+        assert self._peer_arena is not None
+        owner: Array = np.frombuffer(self._peer_arena.view(block), np.uint8)
+        freed = ref(owner, self._on_array_freed)
+        self._borrowed[id(freed)] = (freed, block.offset)
         return owner.data
 
-    def _on_gone(self, gone: ref[Any]) -> None:
-        """Note that nobody looks at a block any more. Runs in any thread, and waits for nothing."""
-        _, offset = self._borrowed.pop(id(gone))
-        self._returned.append(offset)
+    def _on_array_freed(self, freed: ref[Any]) -> None:
+        """Queue a block for release. Runs in any thread and never blocks."""
+        _, offset = self._borrowed.pop(id(freed))
+        self._released.append(offset)
 
     def report(self, event: Event) -> None:
-        """Tell the gateway what has happened; in its own ids."""
+        """Send an event, in ids of the gateway."""
         self.send(frame(EventMessage(to_wire(event))))
 
     def send(self, data: bytes) -> None:
-        """Have it sent with the next `flush`."""
+        """Queue bytes for the next `flush`."""
         if data:
             self._unsent.append(data)
             self.unsent_bytes += len(data)
 
     def flush(self) -> None:
-        """Send as much as the socket takes. Raises `OSError` if the gateway has gone."""
+        """Send as much as the socket accepts. Raises `OSError` if the gateway has closed."""
         unsent = self._unsent
         while unsent:
             try:
@@ -140,21 +148,21 @@ class GatewayConnection:
             self.unsent_bytes -= sent
             while sent:
                 first = unsent.popleft()
-                if len(first) > sent:  # a view: the rest is not copied again and again
+                if len(first) > sent:  # a view, so that the rest is not copied again
                     unsent.appendleft(memoryview(first)[sent:])
                     break
                 sent -= len(first)
         self.is_blocked = False
 
     def close(self) -> None:
-        """End it."""
+        """Close the socket and release the shared memory."""
         self.sock.close()
-        self.own.close()
-        if self._theirs is not None:
-            self._theirs.close()
+        self.arena.close()
+        if self._peer_arena is not None:
+            self._peer_arena.close()
 
     def _read_arena(self) -> list[AnyMessage] | None:
-        """Take the gateway's shared memory, which comes with its first byte."""
+        """Attach the gateway's shared memory, whose descriptor comes with its first byte."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self.sock, 1, 1)
         except BlockingIOError:
@@ -162,6 +170,6 @@ class GatewayConnection:
         if not data:
             return None
         if len(descriptors) != 1:
-            raise ValueError("a gateway without shared memory")
-        self._theirs = Arena.attach(descriptors[0], 0)
+            raise ValueError("the gateway sent no shared memory")
+        self._peer_arena = Arena.attach(descriptors[0], 0)
         return []

@@ -1,9 +1,9 @@
-"""Jobs, and the threads that do them.
+"""The jobs of a worker (run a batch, load, unload and try models) and the threads that run them.
 
-The thread that listens to gateways leaves jobs to others, of which there are as many as jobs ever
-ran at once; the Backend's slots limit that. One that has finished goes on by itself: waiting for
-the listening thread would cost two switches between threads per batch. A job that is shorter than
-such a switch the listening thread does itself, before it listens again.
+The thread that reads from gateways passes jobs to other threads. There are as many threads as jobs
+ever ran at once, which the slots of the `Backend` limit. A thread that has finished a job handles
+the completion itself: handing it back to the reading thread would cost two context switches per
+batch. A job shorter than a context switch runs inline, in the reading thread.
 """
 
 from __future__ import annotations
@@ -22,222 +22,217 @@ from headgate.core.model import Variant
 from headgate.functions.error_text import error_text
 from headgate.functions.tensor import Block
 from headgate.live.ipc.messages import MESSAGE_BYTES_MAX, BatchRan, TaskInputs, TaskResult, frame
-from headgate.live.telemetry.logs import BROKEN_EXIT, exit_process
+from headgate.live.telemetry.logs import INTERNAL_ERROR_EXIT, exit_process
 from headgate.live.worker.connection import GatewayConnection
 from headgate.live.worker.loading import Loader, LoadError
 from headgate.live.worker.model_cache import ModelCache
 from headgate.live.worker.runner import BatchRunner
 from headgate.live.worker.trial_load import run_trial
 
+PROBLEM_BYTES_MAX: Final = 8192  # upper bound for an error in a message
 _LOG: Final = logging.getLogger(__name__)
 
 
 class Job:
-    """Something to do in a thread of its own."""
+    """A unit of work for a thread."""
 
-    what = "something"  # for people, who see it when it takes too long
-    is_awaited = True  # a worker that leaves finishes it first
-    began_ns = 0  # 0: not yet
-    limit_ns = 0  # how long it may take
+    description = "something"  # shown to people if the job takes too long
+    is_awaited = True  # a draining worker finishes the job first
+    began_ns = 0  # 0: not started
+    limit_ns = 0  # timeout
 
     def run(self) -> None:
-        """Do it. Raises nothing."""
+        """Do the work. Never raises."""
         raise NotImplementedError
 
-    def over(self) -> None:
-        """Act on it being done."""
+    def on_done(self) -> None:
+        """Handle the completion."""
 
 
 @final
 class Executor:
-    """Runs jobs in threads, which call `on_done` when they have done one.
+    """Runs jobs in threads, which call `on_done` with each finished job.
 
-    Nothing here is locked: `submit` and `finish` must not overlap.
+    Nothing is locked: the caller must serialise `submit` and `finish`.
     """
 
     def __init__(self, on_done: Callable[[Job], None]) -> None:
         self.running: set[Job] = set()
-        self.short: Job | None = None  # for the thread that made this, to `do`
-        self._home = get_ident()
+        self.inline_job: Job | None = None  # to be run by the creating thread with `run_here`
+        self._home_thread = get_ident()
         self._on_done = on_done
-        self._todo: SimpleQueue[Job] = SimpleQueue()
+        self._queue: SimpleQueue[Job] = SimpleQueue()
         self._threads = 0
 
-    def submit(self, job: Job, *, is_short: bool = False) -> None:
-        """Have it begun at once."""
+    def submit(self, job: Job, *, runs_inline: bool = False) -> None:
+        """Start a job at once. With `runs_inline` the creating thread is to run it, if it is the
+        caller.
+        """
         self.running.add(job)
-        if is_short and self.short is None and get_ident() == self._home:
-            self.short = job
+        if runs_inline and self.inline_job is None and get_ident() == self._home_thread:
+            self.inline_job = job
             return
         if len(self.running) > self._threads:
             self._threads += 1
-            # A daemon: a job that hangs must not keep the process from ending.
-            Thread(target=self._work, name=f"executor-{self._threads}", daemon=True).start()
-        self._todo.put(job)
+            # A daemon thread: a job that hangs must not keep the process from exiting.
+            Thread(target=self._run_thread, name=f"executor-{self._threads}", daemon=True).start()
+        self._queue.put(job)
 
-    def do(self, job: Job) -> None:
-        """Do it right here."""
+    def run_here(self, job: Job) -> None:
+        """Run a job in the calling thread."""
         job.began_ns = monotonic_ns()
         job.run()
         self._on_done(job)
 
     def finish(self, job: Job) -> None:
-        """Act on a job being done."""
+        """Remove a job and handle its completion."""
         self.running.discard(job)
-        job.over()
+        job.on_done()
 
     def is_busy(self) -> bool:
-        """Whether there is a job that must be finished before the process may end."""
+        """Whether a job is running that must finish before the process may exit."""
         return any(job.is_awaited for job in list(self.running))
 
-    def hanging(self, now_ns: int) -> Job | None:
-        """Return a job that takes longer than it may."""
+    def overdue_job(self, now_ns: int) -> Job | None:
+        """Return a job that has exceeded its timeout, if any."""
         for job in list(self.running):
             if job.began_ns and now_ns - job.began_ns > job.limit_ns:
                 return job
         return None
 
-    def _work(self) -> None:
+    def _run_thread(self) -> None:
         while True:
             try:
-                self.do(self._todo.get())
-            except BaseException:  # ours, not the function's: nothing can be relied on any more
-                _LOG.critical("the worker is broken, and ends itself", exc_info=True)
-                exit_process(BROKEN_EXIT)
-
-
-# What a worker does in its threads: run a batch, load a model, try one, let one go.
-
-
-PROBLEM_BYTES_MAX: Final = 8192  # what an error takes of a message, at most
+                self.run_here(self._queue.get())
+            except BaseException:  # a defect of the worker, not of a function: its state is unknown
+                _LOG.critical("internal error: the worker exits", exc_info=True)
+                exit_process(INTERNAL_ERROR_EXIT)
 
 
 @final
 class BatchJob(Job):
-    """Runs one batch; afterwards `answer` is what the gateway is told."""
+    """Runs one batch; afterwards `reply` is the message to the gateway."""
 
     def __init__(
         self,
-        order: Dispatch,
-        works: list[TaskInputs],
+        action: Dispatch,
+        tasks: list[TaskInputs],
         runner: BatchRunner,
         connection: GatewayConnection,
-        on_over: Callable[[BatchJob], None],
+        callback: Callable[[BatchJob], None],
         limit_ns: int,
     ) -> None:
-        self.what = f"a batch of {runner.name!r}"
-        self.order = order
+        self.description = f"a batch of {runner.name!r}"
+        self.action = action
         self.limit_ns = limit_ns
-        self.answer = b""
-        self._works = works
+        self.reply = b""
+        self._tasks = tasks
         self._runner = runner
         self._connection = connection
-        self._on_over = on_over
+        self._callback = callback
 
     def run(self) -> None:
-        """Run it, and frame the answer."""
         runner = self._runner
-        results = runner.run(self._works, self._connection.own)
+        results = runner.run(self._tasks, self._connection.arena)
         ended_ns = monotonic_ns()
-        runner.usual_ns += (ended_ns - self.began_ns - runner.usual_ns) / 8
-        for work in self._works:
-            work.inputs.clear()
-        batch_id = self.order.batch_id % GatewayConnection.IDS
-        returned = self._connection.take_returned()
-        self.answer = self._framed(BatchRan(batch_id, self.began_ns, ended_ns, results, returned))
+        runner.mean_exec_ns += (ended_ns - self.began_ns - runner.mean_exec_ns) / 8
+        for task in self._tasks:
+            task.inputs.clear()
+        batch_id = self.action.batch_id % GatewayConnection.IDS
+        returned = self._connection.take_released()
+        self.reply = self._frame(BatchRan(batch_id, self.began_ns, ended_ns, results, returned))
 
-    def _framed(self, ran: BatchRan) -> bytes:
-        """Return the message. What cannot be sent, or is too large for it, fails by itself."""
+    def _frame(self, ran: BatchRan) -> bytes:
+        """Encode the results. A result that cannot be encoded, or has no room, fails on its own."""
         try:
             return frame(ran)
-        except Exception:  # the usual case is not looked at piece by piece
-            left_bytes = MESSAGE_BYTES_MAX
-            left_bytes -= PROBLEM_BYTES_MAX * (1 + len(ran.results) + len(ran.released))
-            for place, result in enumerate(ran.results):
-                size, problem = _size(result)
-                if size > left_bytes:
-                    problem = f"its outputs are {size} bytes, for which the answer has no room"
+        except Exception:  # sizes are computed only if encoding all at once has failed
+            bytes_left = MESSAGE_BYTES_MAX
+            bytes_left -= PROBLEM_BYTES_MAX * (1 + len(ran.results) + len(ran.released))
+            for index, result in enumerate(ran.results):
+                size, problem = _framed_bytes(result)
+                if size > bytes_left:
+                    problem = f"its outputs of {size} bytes exceed the size limit of the reply"
                 if problem:
-                    self._drop(result)
-                    ran.results[place] = TaskResult(result.task_id, [], problem, 500)
+                    self._free_outputs(result)
+                    ran.results[index] = TaskResult(result.task_id, [], problem, 500)
                 else:
-                    left_bytes -= size
+                    bytes_left -= size
             return frame(ran)
 
-    def _drop(self, result: TaskResult) -> None:
+    def _free_outputs(self, result: TaskResult) -> None:
         for tensor in result.outputs:
             if isinstance(tensor.data, Block):
-                self._connection.own.free(tensor.data.offset)
+                self._connection.arena.free(tensor.data.offset)
 
-    def over(self) -> None:
-        """Tell who waits for it."""
-        self._on_over(self)
+    def on_done(self) -> None:
+        self._callback(self)
 
 
 @final
 class PrepareJob(Job):
-    """Makes an instance ready; afterwards it has a `runner` or an `error`."""
+    """Prepares an instance; afterwards either `runner` or `error` is set."""
 
     def __init__(
         self,
-        order: StartInstance | LoadWeights,
+        action: StartInstance | LoadWeights,
         variant: Variant,
-        stock: ModelCache | None,
-        on_over: Callable[[PrepareJob], None],
+        model_cache: ModelCache | None,
+        callback: Callable[[PrepareJob], None],
         limit_ns: int,
     ) -> None:
-        self.what = f"loading {variant.name!r}"
-        self.order = order
+        self.description = f"loading {variant.name!r}"
+        self.action = action
         self.variant = variant
         self.limit_ns = limit_ns
         self.runner: BatchRunner | None = None
         self.error = ""
-        self._stock = stock
-        self._on_over = on_over
+        self._model_cache = model_cache
+        self._callback = callback
 
     def run(self) -> None:
-        """Take a model from the stock. Weights are in host memory always: they need no loading."""
-        if self._stock is None:
+        """Take a model from the cache. `LoadWeights` needs nothing: weights are always in host
+        memory.
+        """
+        if self._model_cache is None:
             return
         try:
-            self.runner = self._stock.take(self.variant)
-        except BaseException as error:  # there may be no memory for anything
+            self.runner = self._model_cache.acquire(self.variant)
+        except BaseException as error:  # possibly out of memory
             self.error = str(error) if isinstance(error, LoadError) else error_text(error)
 
-    def over(self) -> None:
-        """Tell who waits for it."""
-        self._on_over(self)
+    def on_done(self) -> None:
+        self._callback(self)
 
 
 @final
 class UnloadJob(Job):
-    """Lets a model go."""
+    """Unloads a model."""
 
     def __init__(
-        self, variant: Variant, runner: BatchRunner, stock: ModelCache, limit_ns: int
+        self, variant: Variant, runner: BatchRunner, model_cache: ModelCache, limit_ns: int
     ) -> None:
-        self.what = f"unloading {variant.name!r}"
+        self.description = f"unloading {variant.name!r}"
         self.limit_ns = limit_ns
         self._variant = variant
         self._runner = runner
-        self._stock = stock
+        self._model_cache = model_cache
 
     def run(self) -> None:
-        """Have it unloaded."""
-        self._stock.give(self._variant, self._runner, keep=False)
+        self._model_cache.release(self._variant, self._runner, keep=False)
 
 
 @final
 class TrialJob(Job):
-    """Loads a function that may end its process in a process of its own, to see what happens."""
+    """Loads a suspect function in a separate process, to find out whether it kills it."""
 
     is_awaited = False
-    limit_ns = NEVER_NS  # the trial is watched by itself
+    limit_ns = NEVER_NS  # the trial has a timeout of its own
 
     def __init__(
         self, variant: Variant, loader: Loader, run_dir: Path, limit_ns: int, memory_bytes: int
     ) -> None:
-        self.what = f"a trial of {variant.name!r}"
+        self.description = f"a trial of {variant.name!r}"
         self._variant = variant
         self._loader = loader
         self._run_dir = run_dir
@@ -245,7 +240,6 @@ class TrialJob(Job):
         self._memory_bytes = memory_bytes
 
     def run(self) -> None:
-        """Try it."""
         try:
             reason = run_trial(
                 self._run_dir,
@@ -253,13 +247,13 @@ class TrialJob(Job):
                 limit_s=self._limit_s,
                 memory_bytes=self._memory_bytes,
             )
-        except OSError as error:  # there is no room for another process, or no memory
+        except OSError as error:  # no process could be created
             reason = error_text(error)
-        self._loader.ended_trial(self._variant, reason)
+        self._loader.end_trial(self._variant, reason)
 
 
-def _size(result: TaskResult) -> tuple[int, str]:
-    """Return how many bytes a result is in a message, and what is wrong if it cannot be in one."""
+def _framed_bytes(result: TaskResult) -> tuple[int, str]:
+    """Return the size of an encoded result, and the problem if it cannot be encoded."""
     try:
         return len(frame(BatchRan(0, 0, 0, [result]))), ""
     except Exception as error:

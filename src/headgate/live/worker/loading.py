@@ -1,8 +1,9 @@
-"""Loading models, and what becomes of a function that cannot be loaded.
+"""Loads models, with back-off and isolation for functions that cannot be loaded.
 
-Such a function must cost its neighbours nothing. It is loaded once per back-off at most, however
-often a start is ordered. If its load has ended a worker, or has failed only after a while, it is
-loaded in a process of its own first (`trial`), and in the worker only when that has gone well.
+Such a function must not harm others on the same worker. It is loaded at most once per back-off
+interval, however often a start is requested. If its load has killed a worker, or took long to fail,
+it is first loaded in a separate process (`trial_load`), and in the worker only after that has
+succeeded.
 """
 
 from __future__ import annotations
@@ -23,20 +24,22 @@ from headgate.live.worker.runner import BatchRunner
 
 _LOG: Final = logging.getLogger(__name__)
 
-# Between two loads of a function that cannot be loaded, by how often it has failed in a row.
+# Back-off between two loads, by the number of consecutive failures.
 BACKOFF_NS: Final = tuple(seconds * SECOND_NS for seconds in (1, 2, 4, 8, 16, 30))
-# A load that fails at once hurts nobody. One that takes longer keeps a slot busy meanwhile.
-AT_ONCE_NS: Final = 10_000_000
-PREPARE_FACTOR: Final = 10  # weights may take longer than any batch
+# A load that fails within this time is harmless. A slower one occupies a slot, so it becomes a
+# suspect.
+FAST_FAILURE_NS: Final = 10_000_000
+# Times the execution timeout: loading may take longer than any batch.
+LOAD_TIMEOUT_FACTOR: Final = 10
 
 
 class LoadError(Exception):
-    """A function cannot be loaded. Its text says why: exception type and message, in one line."""
+    """A function cannot be loaded. The text is exception type and message, in one line."""
 
 
 @final
 class _Failure:
-    """How often a function could not be loaded in a row, why, and when it may be tried again."""
+    """Consecutive load failures of a function, the last reason, and when it may be retried."""
 
     __slots__ = ("count", "reason", "retry_ns")
 
@@ -48,7 +51,7 @@ class _Failure:
 
 @final
 class Loader:
-    """Loads the functions of one worker. Safe between threads."""
+    """Loads the functions of one worker. Thread-safe."""
 
     def __init__(
         self,
@@ -64,91 +67,86 @@ class Loader:
         self._node_id = node_id
         self._markers = markers
         self._failures: dict[int, _Failure] = {}  # by variant id
-        self._trial_of: int | None = None  # the variant that is on trial
+        self._trial_of: int | None = None  # the variant whose trial is running
 
     def load(self, variant: Variant, make_room: Callable[[], bool]) -> BatchRunner:
-        """Return a runner of a model that was loaded just now. Raises `LoadError`.
+        """Load a model and return its runner. Raises `LoadError`.
 
-        If the memory does not suffice, `make_room` is asked for more, and the load is repeated if
-        there was any.
+        If memory runs out, `make_room` is called, and the load is repeated if it has freed any.
         """
         began_ns = monotonic_ns()
         try:
             with self._markers.during(LOAD, self._node_id, variant.id):
                 try:
-                    runner = self._loaded(variant)
+                    runner = self._load_once(variant)
                 except MemoryError:
                     if not make_room():
                         raise
-                    runner = self._loaded(variant)
-        except BaseException as error:  # whatever a model does
-            reason = self.failed(variant, error)
-            if monotonic_ns() - began_ns > AT_ONCE_NS:
-                self._markers.suspect(LOAD, variant.id, reason)
+                    runner = self._load_once(variant)
+        except BaseException as error:  # a model may raise anything
+            reason = self.record_failure(variant, error)
+            if monotonic_ns() - began_ns > FAST_FAILURE_NS:
+                self._markers.mark_suspect(LOAD, variant.id, reason)
             raise LoadError(reason) from None
         self._failures.pop(variant.id, None)
         return runner
 
-    def failed(self, variant: Variant, error: BaseException) -> str:
-        """Remember that a function cannot be loaded; return why."""
-        reason = reason_of(error, variant.name)
-        if not tell_once(self._markers, variant.name, reason, error):
+    def record_failure(self, variant: Variant, error: BaseException) -> str:
+        """Record that a function cannot be loaded; return why."""
+        reason = failure_reason(error, variant.name)
+        if not log_once(self._markers, variant.name, reason, error):
             _LOG.warning("%s: still cannot be loaded: %s", variant.name, reason)
-        self._hold_back(variant, reason)
+        self._back_off(variant, reason)
         return reason
 
-    def suspicion(self, variant: Variant) -> str:
-        """Return why a function must not be loaded in this process; nothing if it may be."""
-        return self._markers.suspicion(LOAD, variant.id)
+    def suspect_reason(self, variant: Variant) -> str:
+        """Return why a function must not be loaded in this process; empty if it may be."""
+        return self._markers.suspect_reason(LOAD, variant.id)
 
-    def held_back(self, variant: Variant) -> str:
-        """Return why a function is not loaded now: what its last load said; nothing if it may be.
+    def block_reason(self, variant: Variant) -> str:
+        """Return why a function is not loaded now, its last failure; empty if it may be loaded.
 
-        Costs little, so that it may be asked for every start that is ordered.
+        Cheap enough to be called for every requested start.
         """
-        return self._waits(variant) or self.suspicion(variant)
+        return self._backoff_reason(variant) or self.suspect_reason(variant)
 
-    # --- trials --------------------------------------------------------------------------------
-
-    def begins_trial(self, variant: Variant) -> bool:
-        """Whether a function that is held back is to be tried now, in a process of its own."""
-        if self._trial_of is not None or self._waits(variant):
+    def try_begin_trial(self, variant: Variant) -> bool:
+        """Whether to start a trial of a blocked function now; if so, it counts as running."""
+        if self._trial_of is not None or self._backoff_reason(variant):
             return False
         self._trial_of = variant.id
         return True
 
-    def ended_trial(self, variant: Variant, reason: str) -> None:
-        """A trial is over: `reason` says why it failed, if it did."""
+    def end_trial(self, variant: Variant, reason: str) -> None:
+        """Record the end of a trial. `reason` says why it failed; empty if it succeeded."""
         self._trial_of = None
         if reason:
             _LOG.warning("%s: still cannot be loaded: %s", variant.name, reason)
-            self._markers.suspect(LOAD, variant.id, reason)
-            self._hold_back(variant, reason)
+            self._markers.mark_suspect(LOAD, variant.id, reason)
+            self._back_off(variant, reason)
         else:
             _LOG.info("%s: can be loaded again", variant.name)
             self._failures.pop(variant.id, None)
-            self._markers.acquit(LOAD, variant.id)
+            self._markers.clear_suspect(LOAD, variant.id)
 
-    # --- parts ---------------------------------------------------------------------------------
-
-    def _waits(self, variant: Variant) -> str:
+    def _backoff_reason(self, variant: Variant) -> str:
         failure = self._failures.get(variant.id)
         return failure.reason if failure and monotonic_ns() < failure.retry_ns else ""
 
-    def _hold_back(self, variant: Variant, reason: str) -> None:
+    def _back_off(self, variant: Variant, reason: str) -> None:
         before = self._failures.get(variant.id)
         count = 0 if before is None else before.count
         wait_ns = BACKOFF_NS[min(count, len(BACKOFF_NS) - 1)]
         self._failures[variant.id] = _Failure(count + 1, reason, monotonic_ns() + wait_ns)
 
-    def _loaded(self, variant: Variant) -> BatchRunner:
+    def _load_once(self, variant: Variant) -> BatchRunner:
         return load_runner(self._app, self._sources, self._base, variant)
 
 
 def load_runner(
     app: App, sources: Sequence[VariantSource | None], base: str, variant: Variant
 ) -> BatchRunner:
-    """Build and load a model. Raises whatever the model does."""
+    """Build and load a model. Raises whatever the model raises."""
     source = sources[variant.id]
     if source is None:
         raise ConfigError("has neither model nor code", where=variant.name)
@@ -158,20 +156,22 @@ def load_runner(
     return BatchRunner(variant.name, model, is_idempotent=is_idempotent)
 
 
-def tell_once(markers: CrashMarkers, name: str, reason: str, error: BaseException) -> bool:
-    """Log where a load broke, unless some worker has logged that already; whether it was new."""
-    # An error of ours says all there is to say; what led to it may be within the user's code.
-    shown = error.__cause__ if isinstance(error, ConfigError) else error
-    if not markers.is_new(f"{name}: {_place(shown) or reason}"):
+def log_once(markers: CrashMarkers, name: str, reason: str, error: BaseException) -> bool:
+    """Log a load failure with its traceback, unless a worker has logged it before; return whether
+    it was new.
+    """
+    # The text of a `ConfigError` is complete, but its cause may be in the code of the user.
+    cause = error.__cause__ if isinstance(error, ConfigError) else error
+    if not markers.is_new_failure(f"{name}: {_raise_site(cause) or reason}"):
         return False
-    _LOG.error("%s: cannot be loaded: %s", name, reason, exc_info=shown)
+    _LOG.error("%s: cannot be loaded: %s", name, reason, exc_info=cause)
     return True
 
 
-def _place(error: BaseException | None) -> str:
-    """Return what makes a failure the same as one before: its type, and the line that raised it.
+def _raise_site(error: BaseException | None) -> str:
+    """Return the identity of a failure: the exception type and the line that raised it.
 
-    Not its text, which may have the time in it.
+    The message is left out, because it may contain a timestamp.
     """
     trace = None if error is None else error.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -181,10 +181,10 @@ def _place(error: BaseException | None) -> str:
     return f"{type(error).__name__}, {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
 
 
-def reason_of(error: BaseException, name: str) -> str:
-    """Return why a function cannot be loaded: the type of the exception, and what it says.
+def failure_reason(error: BaseException, name: str) -> str:
+    """Return why a function cannot be loaded: exception type and message.
 
-    >>> reason_of(OSError("no weights"), "f")
+    >>> failure_reason(OSError("no weights"), "f")
     'OSError: no weights'
     """
     if not isinstance(error, ConfigError):

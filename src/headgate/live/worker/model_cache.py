@@ -1,8 +1,8 @@
-"""The stock: models that are loaded and that no instance uses just now.
+"""Model cache: models that are loaded and not used by any instance.
 
-A gateway that comes back finds them as it left them, so it need not wait for weights. They leave
-when their memory is needed. How much a model takes that does not say so is known once one of them
-was loaded; until then it might take everything.
+A gateway that restarts finds its models loaded and need not wait for weights. Cached models are
+evicted when their memory is needed. The size of a model that does not declare it is known only
+after its first load; until then it is assumed to need all memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headgate.live.worker.runner import BatchRunner
 
 @final
 class ModelCache:
-    """Has models loaded, and keeps those that are left over. Safe between threads."""
+    """Loads models and caches unused ones, evicting the least recently used. Thread-safe."""
 
     def __init__(
         self,
@@ -29,61 +29,62 @@ class ModelCache:
         pool: Pool,
         loader: Loader,
         *,
-        own_bytes: int = 0,  # what the process holds without any model
+        own_bytes: int = 0,  # memory of the process without any model
     ) -> None:
         self._loader = loader
         self._pool = pool
         self._own_bytes = own_bytes
-        # By variant id; None: not known yet.
+        # By variant id; None: unknown.
         self._sizes_bytes = [variant.profile.memory_bytes or None for variant in app.variants]
-        self._used: Counter[int] = Counter()  # how many are in use, by variant id
-        self._kept: list[tuple[Variant, BatchRunner]] = []  # longest unused first
+        self._in_use: Counter[int] = Counter()  # instances by variant id
+        self._cached: list[tuple[Variant, BatchRunner]] = []  # least recently used first
         self._lock = Lock()
 
-    def take(self, variant: Variant) -> BatchRunner:
-        """Return a runner of its own for an instance. Raises `LoadError`."""
+    def acquire(self, variant: Variant) -> BatchRunner:
+        """Return a runner for the exclusive use of an instance. Raises `LoadError`."""
         with self._lock:
-            found = next((kept for kept in self._kept if kept[0] is variant), None)
-            if found is not None:
-                self._kept.remove(found)
-            self._used[variant.id] += 1
-        if found is not None:
-            return found[1]
-        self.make_way(variant)
-        self._make_room()
+            cached = next((entry for entry in self._cached if entry[0] is variant), None)
+            if cached is not None:
+                self._cached.remove(cached)
+            self._in_use[variant.id] += 1
+        if cached is not None:
+            return cached[1]
+        self.evict_for(variant)
+        self._evict_excess()
         try:
             return self._loader.load(variant, self.clear)
         except BaseException:
             with self._lock:
-                self._used[variant.id] -= 1
+                self._in_use[variant.id] -= 1
             raise
 
     def has(self, variant: Variant) -> bool:
-        """Whether a model of it is there that needs no loading."""
+        """Whether an unused model of the variant is cached."""
         with self._lock:
-            return any(kept[0] is variant for kept in self._kept)
+            return any(entry[0] is variant for entry in self._cached)
 
-    def give(self, variant: Variant, runner: BatchRunner, *, keep: bool) -> None:
-        """Take a runner back: to keep it for the next, or to let its model go."""
+    def release(self, variant: Variant, runner: BatchRunner, *, keep: bool) -> None:
+        """Return a runner: to the cache with `keep`, else its model is unloaded."""
         with self._lock:
-            self._used[variant.id] -= 1
+            self._in_use[variant.id] -= 1
             if keep:
-                self._kept.append((variant, runner))
+                self._cached.append((variant, runner))
         if keep:
-            self._make_room()
+            self._evict_excess()
         else:
             runner.unload()
 
-    def make_way(self, variant: Variant) -> None:
-        """Let go of what may be in the way of a model whose size nobody knows."""
+    def evict_for(self, variant: Variant) -> None:
+        """Evict everything for a model of unknown size, if the pool limits memory."""
         if self._sizes_bytes[variant.id] is None and self._pool.memory_bytes < NEVER_NS:
             self.clear()
 
-    def weigh(self, variant: Variant, size_bytes: int) -> int:
-        """Learn the size of a model that did not say it. Return what of the pool that takes up.
+    def record_size(self, variant: Variant, size_bytes: int) -> int:
+        """Record the measured size of a model that declares none; return its share of the pool's
+        memory.
 
-        The process itself takes some: a model counts for so much more that those which fit the pool
-        fit beside it, too. Raises `ConfigError` if this one never does.
+        The process itself needs memory too, so the size is scaled up: models that fit the pool also
+        fit beside the process. Raises `ConfigError` if this model can never fit.
         """
         limit_bytes = self._pool.memory_bytes
         if limit_bytes >= NEVER_NS:
@@ -98,25 +99,25 @@ class ModelCache:
         return size_bytes * limit_bytes // max(1, room_bytes)
 
     def clear(self) -> bool:
-        """Let go of everything that is kept; whether there was anything."""
+        """Evict everything; return whether there was anything."""
         with self._lock:
-            kept, self._kept = self._kept, []
-        if not kept:
+            evicted, self._cached = self._cached, []
+        if not evicted:
             return False
-        while kept:
-            kept.pop()[1].unload()
-        gc.collect()  # whoever needs the memory needs it now
+        while evicted:
+            evicted.pop()[1].unload()
+        gc.collect()  # the memory is needed now
         return True
 
-    def _make_room(self) -> None:
-        """Let go of what does not fit beside the instances."""
-        left = []
+    def _evict_excess(self) -> None:
+        """Evict cached models until the rest fits the memory of the pool."""
+        evicted = []
         with self._lock:
-            held = self._used + Counter(variant.id for variant, _ in self._kept)
+            held = self._in_use + Counter(variant.id for variant, _ in self._cached)
             held_bytes = sum((self._sizes_bytes[id] or 0) * count for id, count in held.items())
-            while self._kept and held_bytes + self._own_bytes > self._pool.memory_bytes:
-                variant, runner = self._kept.pop(0)
+            while self._cached and held_bytes + self._own_bytes > self._pool.memory_bytes:
+                variant, runner = self._cached.pop(0)
                 held_bytes -= self._sizes_bytes[variant.id] or 0
-                left.append(runner)
-        for runner in left:
+                evicted.append(runner)
+        for runner in evicted:
             runner.unload()

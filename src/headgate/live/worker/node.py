@@ -1,8 +1,8 @@
-"""A live node: the core's Backend decides, threads do the work.
+"""A live node: the `Backend` of the core decides, threads do the work.
 
-This is the counterpart of the simulator's node, order by order. Instances and batches belong to the
-gateway that asked for them. When it goes, what it had held back is dropped and its instances leave
-as soon as they have finished, but their models stay in stock for the next gateway.
+It is the counterpart of the simulator's node, action by action. Instances and batches belong to the
+gateway that requested them. When a gateway disconnects, its held batches are dropped and its
+instances stop once they are idle, but their models stay in the cache for the next gateway.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from headgate.core.events import (
     WeightsLoaded,
 )
 from headgate.core.model import App, Pool, Variant
-from headgate.live.ipc.messages import Learned, MeasuredFunction, RunBatch, TaskInputs, frame
+from headgate.live.ipc.messages import FunctionLoaded, MeasuredFunction, RunBatch, TaskInputs, frame
 from headgate.live.worker.connection import GatewayConnection
 from headgate.live.worker.executor import BatchJob, Executor, PrepareJob, TrialJob, UnloadJob
-from headgate.live.worker.loading import PREPARE_FACTOR, Loader
+from headgate.live.worker.loading import LOAD_TIMEOUT_FACTOR, Loader
 from headgate.live.worker.model_cache import ModelCache
 from headgate.live.worker.runner import BatchRunner
 
 _LOG: Final = logging.getLogger(__name__)
 
-INSTANCES_MAX: Final = 4096  # of one gateway
+INSTANCES_MAX: Final = 4096  # per worker
 
 
 @final
 class WorkerNode:
-    """Carries out the orders of all gateways. All of it runs in one thread."""
+    """Executes the actions of all gateways. Calls must be serialised."""
 
     def __init__(
         self,
@@ -57,61 +57,57 @@ class WorkerNode:
         pool: Pool,
         app: App,
         run_dir: Path,
-        stock: ModelCache,
+        model_cache: ModelCache,
         loader: Loader,
-        facts: dict[int, MeasuredFunction],
+        measured: dict[int, MeasuredFunction],
         executor: Executor,
         hang_ns: int,
     ) -> None:
         self.backend = Backend(pool, app.variants)
-        self.is_leaving = False
+        self.is_draining = False
         self._id = id
         self._pool = pool
         self._app = app
         self._run_dir = run_dir
-        self._stock = stock
+        self._model_cache = model_cache
         self._loader = loader
-        self._facts = facts  # by variant id; kept up to date here
+        self._measured = measured  # by variant id; updated here
         self._executor = executor
         self._hang_ns = hang_ns
-        self._connections: dict[int, GatewayConnection] = {}  # by its first id
+        self._connections: dict[int, GatewayConnection] = {}  # by `first_id`
         self._runners: dict[int, tuple[Variant, BatchRunner]] = {}  # by instance
-        self._works: dict[int, list[TaskInputs]] = {}  # by batch that has not begun
-        self._wakes: list[tuple[int, int]] = []  # (when, instance to retire if idle)
+        self._held_tasks: dict[int, list[TaskInputs]] = {}  # inputs by batch that has not begun
+        self._idle_timers: list[tuple[int, int]] = []  # (when, instance to stop if idle)
 
-    # --- gateways ------------------------------------------------------------------------------
-
-    def join(self, connection: GatewayConnection) -> None:
-        """A gateway may give orders."""
+    def add_gateway(self, connection: GatewayConnection) -> None:
+        """Accept actions of a gateway."""
         self._connections[connection.first_id] = connection
 
-    def leave(self, connection: GatewayConnection) -> None:
-        """A gateway has gone: what it asked for is no longer wanted."""
+    def remove_gateway(self, connection: GatewayConnection) -> None:
+        """Drop the batches and instances of a gateway that has disconnected."""
         del self._connections[connection.first_id]
-        self._abandon(lambda id: id - id % GatewayConnection.IDS == connection.first_id)
+        self._release(lambda id: id - id % GatewayConnection.IDS == connection.first_id)
 
-    def leave_all(self) -> None:
-        """Take no more orders, and begin nothing more; what runs is finished."""
-        self.is_leaving = True
-        self._abandon(lambda _: True)
+    def drain(self) -> None:
+        """Accept no more actions and begin nothing; running batches finish."""
+        self.is_draining = True
+        self._release(lambda _: True)
 
-    def _abandon(self, is_meant: Callable[[int], bool]) -> None:
-        for order in self.backend.held_batches():
-            if is_meant(order.batch_id):
-                self.backend.cancel(order.batch_id)
-                self._refuse(order, Refusal.GONE)
-        for instance_id in [id for id in self.backend.instances if is_meant(id)]:
+    def _release(self, is_selected: Callable[[int], bool]) -> None:
+        for action in self.backend.held_batches():
+            if is_selected(action.batch_id):
+                self.backend.cancel(action.batch_id)
+                self._refuse(action, Refusal.GONE)
+        for instance_id in [id for id in self.backend.instances if is_selected(id)]:
             if self.backend.stop(instance_id):
-                self._stopped(instance_id, "the worker is leaving", keep=True)
-        self._pump()
+                self._stopped(instance_id, "the worker is draining", keep=True)
+        self._begin_held()
 
-    # --- orders --------------------------------------------------------------------------------
-
-    def take_run(self, connection: GatewayConnection, run: RunBatch) -> None:
-        """Begin a batch, hold it or refuse it. Raises `ValueError` if it makes no sense."""
+    def dispatch(self, connection: GatewayConnection, run: RunBatch) -> None:
+        """Begin, hold or refuse a batch. Raises `ValueError` if the message is invalid."""
         batch_id = connection.local_id(run.batch_id)
-        connection.find(run)
-        order = Dispatch(
+        connection.resolve_blocks(run)
+        action = Dispatch(
             batch_id,
             run.variant_id,
             [],
@@ -120,182 +116,183 @@ class WorkerNode:
             self._id,
             connection.local_id(run.instance_id),
         )
-        if batch_id in self._works:
-            raise ValueError(f"batch {run.batch_id} is here already")
-        self._works[batch_id] = run.works
-        verdict = Verdict.GONE if self.is_leaving else self.backend.offer(order)
-        self._settle(order, verdict)
+        if batch_id in self._held_tasks:
+            raise ValueError(f"batch {run.batch_id} exists already")
+        self._held_tasks[batch_id] = run.tasks
+        verdict = Verdict.GONE if self.is_draining else self.backend.offer(action)
+        self._apply_verdict(action, verdict)
 
-    def take(self, connection: GatewayConnection, order: Action) -> None:
-        """Carry any other order out. Raises `ValueError` if it makes no sense."""
-        if isinstance(order, StartInstance):
-            self._take_start(connection, order)
-        elif isinstance(order, LoadWeights):
-            local = LoadWeights(connection.local_id(order.instance_id), self._id)
+    def execute(self, connection: GatewayConnection, action: Action) -> None:
+        """Execute any other action. Raises `ValueError` if it is invalid."""
+        if isinstance(action, StartInstance):
+            self._start_instance(connection, action)
+        elif isinstance(action, LoadWeights):
+            local = LoadWeights(connection.local_id(action.instance_id), self._id)
             resident = self.backend.instances.get(local.instance_id)
             if resident is not None and local.instance_id not in self._runners:
-                raise ValueError(f"instance {order.instance_id} has not been started yet")
-            self._settle(local, self.backend.load(local))
-        elif isinstance(order, EvictWeights):
-            instance_id = connection.local_id(order.instance_id)
+                raise ValueError(f"instance {action.instance_id} has not been started yet")
+            self._apply_verdict(local, self.backend.load(local))
+        elif isinstance(action, EvictWeights):
+            instance_id = connection.local_id(action.instance_id)
             if self.backend.evict(instance_id):
                 self._report(instance_id, WeightsEvicted)
-        elif isinstance(order, StopInstance):
-            instance_id = connection.local_id(order.instance_id)
+        elif isinstance(action, StopInstance):
+            instance_id = connection.local_id(action.instance_id)
             if self.backend.stop(instance_id):
                 self._stopped(instance_id, "stopped", keep=False)
-        elif isinstance(order, CancelBatch):
-            held = self.backend.cancel(connection.local_id(order.batch_id))
+        elif isinstance(action, CancelBatch):
+            held = self.backend.cancel(connection.local_id(action.batch_id))
             if held is not None:
                 self._refuse(held, Refusal.CANCELLED)
-                self._let_go(held)
+                self._retire(held)
         else:
-            raise ValueError(f"{type(order).__name__} is not for a worker")
+            raise ValueError(f"{type(action).__name__} is not for a worker")
 
-    def _take_start(self, connection: GatewayConnection, order: StartInstance) -> None:
-        instance_id = connection.local_id(order.instance_id)
+    def _start_instance(self, connection: GatewayConnection, action: StartInstance) -> None:
+        instance_id = connection.local_id(action.instance_id)
         if instance_id in self.backend.instances:
-            raise ValueError(f"instance {order.instance_id} is here already")
+            raise ValueError(f"instance {action.instance_id} exists already")
         variants = self._app.variants
-        is_known = 0 <= order.variant_id < len(variants)
-        if not is_known or self._pool.id not in variants[order.variant_id].pool_ids:
-            raise ValueError(f"variant {order.variant_id} does not run here")
-        if self.is_leaving or len(self.backend.instances) >= INSTANCES_MAX:
-            reason = "the worker is leaving" if self.is_leaving else "too many instances"
-            connection.report(InstanceStopped(order.instance_id, reason))
+        is_known = 0 <= action.variant_id < len(variants)
+        if not is_known or self._pool.id not in variants[action.variant_id].pool_ids:
+            raise ValueError(f"variant {action.variant_id} does not run on this node")
+        if self.is_draining or len(self.backend.instances) >= INSTANCES_MAX:
+            reason = "the worker is draining" if self.is_draining else "too many instances"
+            connection.report(InstanceStopped(action.instance_id, reason))
             return
-        held_back = self._held_back(variants[order.variant_id])
-        if held_back:
-            connection.report(InstanceStopped(order.instance_id, held_back))
+        blocked = self._load_block_reason(variants[action.variant_id])
+        if blocked:
+            connection.report(InstanceStopped(action.instance_id, blocked))
             return
-        local = StartInstance(instance_id, order.variant_id, self._pool.id, self._id)
-        self._settle(local, self.backend.start(local))
+        local = StartInstance(instance_id, action.variant_id, self._pool.id, self._id)
+        self._apply_verdict(local, self.backend.start(local))
 
-    def _held_back(self, variant: Variant) -> str:
-        """Return why a function is not to be loaded now; a trial of it may begin, off any slot."""
-        reason = "" if self._stock.has(variant) else self._loader.held_back(variant)
-        if reason and self._loader.begins_trial(variant):
-            limit_ns, memory_bytes = PREPARE_FACTOR * self._hang_ns, self._pool.memory_bytes
+    def _load_block_reason(self, variant: Variant) -> str:
+        """Return why a function must not be loaded now; may start a trial of it, which uses no
+        slot.
+        """
+        reason = "" if self._model_cache.has(variant) else self._loader.block_reason(variant)
+        if reason and self._loader.try_begin_trial(variant):
+            limit_ns, memory_bytes = LOAD_TIMEOUT_FACTOR * self._hang_ns, self._pool.memory_bytes
             self._executor.submit(
                 TrialJob(variant, self._loader, self._run_dir, limit_ns, memory_bytes)
             )
         return reason
 
-    def _settle(self, order: Action, verdict: int) -> None:
+    def _apply_verdict(self, action: Action, verdict: int) -> None:
         if verdict == Verdict.BEGIN:
-            self._begin(order)
-        elif isinstance(order, Dispatch) and verdict != Verdict.HOLD:
-            self._refuse(order, _REFUSALS[verdict])
+            self._begin(action)
+        elif isinstance(action, Dispatch) and verdict != Verdict.HOLD:
+            self._refuse(action, _REFUSALS[verdict])
 
-    def _refuse(self, order: Dispatch, reason: int) -> None:
-        del self._works[order.batch_id]
-        self._report(order.batch_id, lambda id: BatchRefused(id, reason))
+    def _refuse(self, action: Dispatch, reason: int) -> None:
+        del self._held_tasks[action.batch_id]
+        self._report(action.batch_id, lambda id: BatchRefused(id, reason))
 
-    # --- work ----------------------------------------------------------------------------------
-
-    def _begin(self, order: Action) -> None:
-        if isinstance(order, Dispatch):
-            assert order.instance_id is not None
-            _, runner = self._runners[order.instance_id]
-            connection = self._connections[order.batch_id - order.batch_id % GatewayConnection.IDS]
-            works = self._works.pop(order.batch_id)
-            job = BatchJob(order, works, runner, connection, self._batch_over, self._hang_ns)
-            # With more slots the others would have to wait for whoever listens to them.
-            is_short = self._pool.slots == 1 and runner.usual_ns < SHORT_NS
-            self._executor.submit(job, is_short=is_short)
+    def _begin(self, action: Action) -> None:
+        if isinstance(action, Dispatch):
+            assert action.instance_id is not None
+            _, runner = self._runners[action.instance_id]
+            connection = self._connections[
+                action.batch_id - action.batch_id % GatewayConnection.IDS
+            ]
+            tasks = self._held_tasks.pop(action.batch_id)
+            job = BatchJob(action, tasks, runner, connection, self._on_batch_done, self._hang_ns)
+            # Inline only with a single slot: with more, batches in other slots would wait for the
+            # reading thread.
+            runs_inline = self._pool.slots == 1 and runner.mean_exec_ns < SHORT_NS
+            self._executor.submit(job, runs_inline=runs_inline)
             return
-        assert isinstance(order, StartInstance | LoadWeights)
-        variant = self.backend.instances[order.instance_id].variant
-        stock = self._stock if isinstance(order, StartInstance) else None
-        limit_ns = PREPARE_FACTOR * self._hang_ns
-        self._executor.submit(PrepareJob(order, variant, stock, self._prepared, limit_ns))
+        assert isinstance(action, StartInstance | LoadWeights)
+        variant = self.backend.instances[action.instance_id].variant
+        model_cache = self._model_cache if isinstance(action, StartInstance) else None
+        limit_ns = LOAD_TIMEOUT_FACTOR * self._hang_ns
+        self._executor.submit(PrepareJob(action, variant, model_cache, self._on_prepared, limit_ns))
 
-    def _batch_over(self, job: BatchJob) -> None:
+    def _on_batch_done(self, job: BatchJob) -> None:
         now_ns = monotonic_ns()
-        order = job.order
-        has_more_to_do = self.backend.on_ended(now_ns, order)
-        connection = self._connections.get(order.batch_id - order.batch_id % GatewayConnection.IDS)
+        action = job.action
+        has_more_to_do = self.backend.on_ended(now_ns, action)
+        connection = self._connections.get(
+            action.batch_id - action.batch_id % GatewayConnection.IDS
+        )
         if connection is not None:
-            connection.send(job.answer)
-        self._after(now_ns, order, has_more_to_do)
+            connection.send(job.reply)
+        self._finish_action(now_ns, action, has_more_to_do)
 
-    def _prepared(self, job: PrepareJob) -> None:
+    def _on_prepared(self, job: PrepareJob) -> None:
         now_ns = monotonic_ns()
-        order = job.order
-        instance_id = order.instance_id
-        has_more_to_do = self.backend.on_ended(now_ns, order)
+        action = job.action
+        instance_id = action.instance_id
+        has_more_to_do = self.backend.on_ended(now_ns, action)
         if job.runner is not None:
             self._runners[instance_id] = (job.variant, job.runner)
-        if isinstance(order, LoadWeights):
+        if isinstance(action, LoadWeights):
             self._report(instance_id, WeightsLoaded)
         elif job.runner is not None:
             self._report(instance_id, lambda id: InstanceStarted(id, self._id))
-            self._loads(job.variant, job.runner)
+            self._report_recovered(job.variant, job.runner)
         else:
-            if job.variant.id in self._facts:
-                self._facts[job.variant.id].problem = job.error
+            if job.variant.id in self._measured:
+                self._measured[job.variant.id].problem = job.error
             for batch in self.backend.on_start_failed(instance_id):
                 self._refuse(batch, Refusal.GONE)
             self._report(instance_id, lambda id: InstanceStopped(id, job.error))
-        self._after(now_ns, order, has_more_to_do)
+        self._finish_action(now_ns, action, has_more_to_do)
 
-    def _loads(self, variant: Variant, runner: BatchRunner) -> None:
-        """A function can be loaded, and if it could not be, every gateway hears how it looks."""
-        facts = self._facts.get(variant.id)
-        if facts is not None and facts.problem:
-            facts.problem = ""
-            facts.signature = runner.signature
-            _LOG.info("%s: is loaded again", variant.name)
+    def _report_recovered(self, variant: Variant, runner: BatchRunner) -> None:
+        """If a function had failed to load before, send its signature to every gateway."""
+        measured = self._measured.get(variant.id)
+        if measured is not None and measured.problem:
+            measured.problem = ""
+            measured.signature = runner.signature
+            _LOG.info("%s: loaded after earlier failures", variant.name)
             for connection in self._connections.values():
-                connection.send(frame(Learned(facts)))
+                connection.send(frame(FunctionLoaded(measured)))
 
-    def _after(self, now_ns: int, order: Action, has_more_to_do: bool) -> None:
-        """Begin what was held back; let an instance go that was only to finish this."""
+    def _finish_action(self, now_ns: int, action: Action, has_more_to_do: bool) -> None:
+        """Begin held work; stop an instance that was draining; arm its idle timer."""
         if has_more_to_do:
-            self._pump()
-            self._let_go(order)
+            self._begin_held()
+            self._retire(action)
         if self._pool.idle_timeout_ns < NEVER_NS:
-            assert isinstance(order, Dispatch | StartInstance | LoadWeights)
-            assert order.instance_id is not None
-            heappush(self._wakes, (now_ns + self._pool.idle_timeout_ns, order.instance_id))
+            assert isinstance(action, Dispatch | StartInstance | LoadWeights)
+            assert action.instance_id is not None
+            heappush(self._idle_timers, (now_ns + self._pool.idle_timeout_ns, action.instance_id))
 
-    def _pump(self) -> None:
+    def _begin_held(self) -> None:
         for held in self.backend.begin_held():
             self._begin(held)
 
-    def _let_go(self, order: Action) -> None:
-        left = self.backend.evicted_instance(order)
-        if left is not None:
-            self._report(left, WeightsEvicted)
-        gone = self.backend.drained_instance(order)
-        if gone is not None:
-            # Who still listens has ordered it to stop, and wants the memory.
-            is_ordered = gone - gone % GatewayConnection.IDS in self._connections
-            self._stopped(gone, "stopped", keep=not is_ordered)
+    def _retire(self, action: Action) -> None:
+        evicted = self.backend.evicted_instance(action)
+        if evicted is not None:
+            self._report(evicted, WeightsEvicted)
+        drained = self.backend.drained_instance(action)
+        if drained is not None:
+            # A gateway that is still connected has stopped the instance and wants the memory back.
+            is_stop_requested = drained - drained % GatewayConnection.IDS in self._connections
+            self._stopped(drained, "stopped", keep=not is_stop_requested)
 
-    # --- time ----------------------------------------------------------------------------------
+    def next_timer_ns(self) -> int:
+        """Return when `retire_idle` is next due."""
+        return self._idle_timers[0][0] if self._idle_timers else NEVER_NS
 
-    def next_wake_ns(self) -> int:
-        """Return when `wake` is next due."""
-        return self._wakes[0][0] if self._wakes else NEVER_NS
-
-    def wake(self, now_ns: int) -> None:
-        """Retire instances that have long been idle."""
-        while self._wakes and self._wakes[0][0] <= now_ns:
-            _, instance_id = heappop(self._wakes)
+    def retire_idle(self, now_ns: int) -> None:
+        """Stop instances that have reached the idle timeout."""
+        while self._idle_timers and self._idle_timers[0][0] <= now_ns:
+            _, instance_id = heappop(self._idle_timers)
             if self.backend.retire_idle(now_ns, instance_id):
                 self._stopped(instance_id, "idle for too long", keep=False)
-
-    # --- reports -------------------------------------------------------------------------------
 
     def _stopped(self, instance_id: int, reason: str, *, keep: bool) -> None:
         variant, runner = self._runners.pop(instance_id, (None, None))
         if variant is not None and runner is not None:
             if keep:
-                self._stock.give(variant, runner, keep=True)
+                self._model_cache.release(variant, runner, keep=True)
             else:
-                limit_ns = PREPARE_FACTOR * self._hang_ns
-                self._executor.submit(UnloadJob(variant, runner, self._stock, limit_ns))
+                limit_ns = LOAD_TIMEOUT_FACTOR * self._hang_ns
+                self._executor.submit(UnloadJob(variant, runner, self._model_cache, limit_ns))
         self._report(instance_id, lambda id: InstanceStopped(id, reason))
 
     def _report(self, local_id: int, event: Callable[[int], Event]) -> None:
@@ -305,7 +302,7 @@ class WorkerNode:
             connection.report(event(id))
 
 
-SHORT_NS: Final = 5_000_000  # with one slot, nobody waits for the listening thread meanwhile
+SHORT_NS: Final = 5_000_000  # with one slot, nothing waits for the reading thread meanwhile
 _REFUSALS: Final[Mapping[int, int]] = {
     Verdict.BUSY: Refusal.BUSY,
     Verdict.GONE: Refusal.GONE,

@@ -1,9 +1,9 @@
-"""A loaded model and how a batch goes through it.
+"""Runs batches on a loaded model.
 
-Requests share a batch and nothing else: what is wrong with one must not change another. So each is
-decoded and encoded by itself, only those that look alike are joined, and when a joined batch breaks
-its requests are run one by one, so that only the guilty ones fail. Where a function must not be run
-twice, the requests that went into `predict` together fail together.
+Requests share a batch and nothing else: a bad request must not affect another. So each request is
+decoded and encoded by itself, only requests with equal batch keys are concatenated, and if a
+concatenated batch fails, its requests are run one by one, so that only the bad ones fail. If a
+function is not idempotent, all requests of a failed `predict` fail together.
 """
 
 from __future__ import annotations
@@ -15,30 +15,38 @@ from typing import Final, final
 
 import numpy as np
 
-from headgate.functions.arrays import Array, batch_key, join, length, split, to_array, to_tensor
+from headgate.functions.arrays import (
+    Array,
+    batch_key,
+    concatenate,
+    item_count,
+    split,
+    to_array,
+    to_tensor,
+)
 from headgate.functions.error_text import error_text, sendable
 from headgate.functions.model import Model, signature_of
-from headgate.functions.tensor import Tensor, TensorSpec, fits, write_spec
+from headgate.functions.tensor import Tensor, TensorSpec, format_spec, shapes_match
 from headgate.live.ipc.messages import TaskInputs, TaskResult
 from headgate.live.ipc.shared_memory import INLINE_BYTES_MAX, Arena
 
 _LOG: Final = logging.getLogger(__name__)
 
-QUIET_NS: Final = 100_000_000  # between two tracebacks: somebody may break it on purpose
+TRACEBACK_INTERVAL_NS: Final = 100_000_000  # log rate limit: a client may cause failures on purpose
 UNSURE: Final = "unsure"
 
 
 @final
-class _Asked:
-    """One request of a batch, decoded. Requests go together whose columns are `alike`."""
+class _DecodedTask:
+    """A decoded request. Requests with equal `key` are concatenated."""
 
-    __slots__ = ("alike", "column", "place", "work")
+    __slots__ = ("index", "key", "task", "value")
 
-    def __init__(self, place: int, work: TaskInputs, column: object, alike: Hashable) -> None:
-        self.place = place
-        self.work = work
-        self.column = column
-        self.alike = alike
+    def __init__(self, index: int, task: TaskInputs, value: object, key: Hashable) -> None:
+        self.index = index
+        self.task = task
+        self.value = value
+        self.key = key
 
 
 @final
@@ -48,34 +56,36 @@ class BatchRunner:
     def __init__(self, name: str, model: Model, *, is_idempotent: bool) -> None:
         self.name = name
         self.model = model
-        self.signature = signature_of(model)  # after loading: that may be when it is found out
+        self.signature = signature_of(model)  # after loading, because `load` may set it
         self._batches = self.signature.batches
         self._is_idempotent = is_idempotent
         self._inputs = {spec.name: spec for spec in self.signature.inputs}
-        self.usual_ns = 10_000_000.0  # of late; whoever runs it keeps that. A guess, rather long
-        self._quiet_until_ns = 0
+        self.mean_exec_ns = (
+            10_000_000.0  # recent mean, updated by `BatchJob`; the initial guess is long
+        )
+        self._next_log_ns = 0
         self._outputs = {spec.name: spec for spec in self.signature.outputs}
 
-    def run(self, works: list[TaskInputs], arena: Arena | None = None) -> list[TaskResult]:
-        """Return what becomes of each task, in their order. Raises nothing.
+    def run(self, tasks: list[TaskInputs], arena: Arena | None = None) -> list[TaskResult]:
+        """Return the result of each task, in order. Never raises.
 
-        Large outputs go into the `arena`, as far as there is one and there is room.
+        Large outputs are put into the `arena`, if there is one with room.
         """
-        results: list[TaskResult | None] = [None] * len(works)
-        groups: dict[Hashable, list[_Asked]] = {}
-        is_alone = len(works) == 1 or not self._batches
-        for place, work in enumerate(works):
-            asked = self._decode(place, work, is_alone=is_alone)
-            if isinstance(asked, TaskResult):
-                results[place] = asked
+        results: list[TaskResult | None] = [None] * len(tasks)
+        groups: dict[Hashable, list[_DecodedTask]] = {}
+        is_single = len(tasks) == 1 or not self._batches
+        for index, task in enumerate(tasks):
+            decoded = self._decode(index, task, is_single=is_single)
+            if isinstance(decoded, TaskResult):
+                results[index] = decoded
             else:
-                groups.setdefault(asked.alike, []).append(asked)
+                groups.setdefault(decoded.key, []).append(decoded)
         for group in groups.values():
             self._predict(group, results, arena)
         return [result for result in results if result is not None]
 
     def example(self) -> list[Tensor] | None:
-        """Return the inputs of a request of one item; None if nobody knows any."""
+        """Return the inputs of a request of one item; None if the model has none."""
         try:
             arrays = self.model.example()
             if arrays is None:
@@ -84,121 +94,117 @@ class BatchRunner:
                 to_tensor(name, array, datatype=getattr(self._inputs.get(name), "datatype", ""))
                 for name, array in arrays.items()
             ]
-        except BaseException as error:  # whatever a model does
-            self._complain(error)
+        except BaseException as error:  # a model may raise anything
+            self._log_error(error)
             return None
 
     def unload(self) -> None:
-        """Let the model go. Nothing runs on it any more."""
+        """Unload the model. Nothing may run on it any more."""
         try:
             self.model.unload()
-        except BaseException as error:  # whatever a model does
-            self._complain(error)
+        except BaseException as error:  # a model may raise anything
+            self._log_error(error)
 
-    # --- before --------------------------------------------------------------------------------
-
-    def _decode(self, place: int, work: TaskInputs, *, is_alone: bool) -> _Asked | TaskResult:
+    def _decode(
+        self, index: int, task: TaskInputs, *, is_single: bool
+    ) -> _DecodedTask | TaskResult:
         try:
-            arrays = self._arrays(work)
+            arrays = self._arrays(task)
         except Exception as error:
-            said = str(error) if isinstance(error, ValueError) else error_text(error)
-            return _failure(work, said, 400)
+            problem = str(error) if isinstance(error, ValueError) else error_text(error)
+            return _failure(task, problem, 400)
         try:
-            column = self.model.decode(arrays)
-        except BaseException as error:  # whatever a model does
-            return _failure(work, error_text(error), 400)
+            value = self.model.decode(arrays)
+        except BaseException as error:  # a model may raise anything
+            return _failure(task, error_text(error), 400)
         if not self._batches:
-            return _Asked(place, work, column, place)
+            return _DecodedTask(index, task, value, index)
         try:
-            items = length(column)
-            alike: Hashable = place if is_alone else batch_key(column)
-            hash(alike)
+            items = item_count(value)
+            key: Hashable = index if is_single else batch_key(value)
+            hash(key)
         except ValueError as error:
-            return _failure(work, f"what decode gave {error}", 500)
-        except BaseException as error:  # a class of the model's own may do anything
-            return _failure(work, f"what decode gave is no column: {error_text(error)}", 500)
-        if items != work.items:
-            return _failure(work, f"decode gave {items} items for {work.items}", 500)
-        return _Asked(place, work, column, alike)
+            return _failure(task, f"the result of decode {error}", 500)
+        except BaseException as error:  # a class of the model may raise anything
+            return _failure(task, f"the result of decode is not a batch: {error_text(error)}", 500)
+        if items != task.items:
+            return _failure(task, f"decode returned {items} items for {task.items}", 500)
+        return _DecodedTask(index, task, value, key)
 
-    def _arrays(self, work: TaskInputs) -> dict[str, Array]:
-        """Return the inputs, checked against what is declared."""
+    def _arrays(self, task: TaskInputs) -> dict[str, Array]:
+        """Return the inputs, checked against the signature."""
         specs = self._inputs
         arrays: dict[str, Array] = {}
-        for tensor in work.inputs:
+        for tensor in task.inputs:
             spec = specs.get(tensor.name)
             if specs:
-                _check(tensor, spec)
+                _check_input(tensor, spec)
             if tensor.name in arrays:
-                raise ValueError(f"{tensor.name}: is given twice")
+                raise ValueError(f"{tensor.name}: is sent twice")
             raw_bf16 = spec is not None and spec.datatype == "BF16"
             array = to_array(tensor, raw_bf16=raw_bf16)
-            if self._batches and array.shape[:1] != (work.items,):
-                raise ValueError(f"{tensor.name}: {list(array.shape)} for {work.items} items")
+            if self._batches and array.shape[:1] != (task.items,):
+                raise ValueError(f"{tensor.name}: {list(array.shape)} for {task.items} items")
             arrays[tensor.name] = array
         if specs and len(arrays) != len(specs):
             missing = ", ".join(name for name in specs if name not in arrays)
             raise ValueError(f"{missing}: missing")
         return arrays
 
-    # --- the batch -----------------------------------------------------------------------------
-
     def _predict(
-        self, group: list[_Asked], results: list[TaskResult | None], arena: Arena | None
+        self, group: list[_DecodedTask], results: list[TaskResult | None], arena: Arena | None
     ) -> None:
-        """Run requests together; if that breaks, and they may be run again, one by one."""
+        """Run requests as one batch; if that fails and a retry is safe, one by one."""
         has_run = False
         parts: list[object] | None = None
         try:
-            column = join([asked.column for asked in group])
+            value = concatenate([decoded.value for decoded in group])
             has_run = True
-            parts = self._parts(self.model.predict(column), group)
-        except BaseException as error:  # whatever a model does
+            parts = self._split(self.model.predict(value), group)
+        except BaseException as error:  # a model may raise anything
             if len(group) == 1 or (has_run and not self._is_idempotent):
-                self._complain(error)
-                for asked in group:
-                    results[asked.place] = _failure(asked.work, error_text(error), 500)
+                self._log_error(error)
+                for decoded in group:
+                    results[decoded.index] = _failure(decoded.task, error_text(error), 500)
                 return
-        for place, asked in enumerate(group):
+        for index, decoded in enumerate(group):
             if parts is None:
-                self._predict([asked], results, arena)
+                self._predict([decoded], results, arena)
             else:
-                results[asked.place] = self._encode(asked.work, parts[place], arena)
+                results[decoded.index] = self._encode(decoded.task, parts[index], arena)
 
-    def _parts(self, answer: object, group: list[_Asked]) -> list[object]:
-        """Cut an answer apart, by request."""
+    def _split(self, result: object, group: list[_DecodedTask]) -> list[object]:
+        """Split the result of a batch by request."""
         if not self._batches:
-            return [answer]
+            return [result]
         try:
-            return split(answer, [asked.work.items for asked in group])
+            return split(result, [decoded.task.items for decoded in group])
         except ValueError as error:
-            raise ValueError(f"what predict gave {error}") from None
+            raise ValueError(f"the result of predict {error}") from None
 
-    # --- after ---------------------------------------------------------------------------------
-
-    def _encode(self, work: TaskInputs, part: object, arena: Arena | None) -> TaskResult:
+    def _encode(self, task: TaskInputs, part: object, arena: Arena | None) -> TaskResult:
         try:
             arrays = self.model.encode(part)
-            outputs = self._tensors(arrays, work.items)
+            outputs = self._tensors(arrays, task.items)
             unsure = arrays.get(UNSURE)
             is_unsure = unsure is not None and unsure.dtype == np.bool_ and bool(unsure.any())
-        except BaseException as error:  # whatever a model does
-            self._complain(error)
-            return _failure(work, error_text(error), 500)
+        except BaseException as error:  # a model may raise anything
+            self._log_error(error)
+            return _failure(task, error_text(error), 500)
         if arena is not None:
             for tensor in outputs:
                 if isinstance(tensor.data, memoryview) and tensor.data.nbytes >= INLINE_BYTES_MAX:
-                    # None: it is full, and the tensor goes the slow way.
+                    # None: the arena is full, and the tensor is sent inside the message.
                     tensor.data = arena.allocate(tensor.data) or tensor.data
-        return TaskResult(work.task_id, outputs, is_unsure=is_unsure)
+        return TaskResult(task.task_id, outputs, is_unsure=is_unsure)
 
     def _tensors(self, arrays: object, items: int) -> list[Tensor]:
-        """Return the outputs, checked against what is declared."""
+        """Return the outputs, checked against the signature."""
         if not isinstance(arrays, dict):
-            raise TypeError(f"encode gave a {type(arrays).__name__}, not a dict of arrays")
+            raise TypeError(f"encode returned a {type(arrays).__name__}, not a dict of arrays")
         missing = [name for name in self._outputs if name not in arrays]
         if missing:
-            raise ValueError(f"there is no output {missing[0]!r}")
+            raise ValueError(f"the output {missing[0]!r} is missing")
         tensors = []
         for name, array in arrays.items():
             if isinstance(array, np.generic):
@@ -210,31 +216,31 @@ class BatchRunner:
                 tensors.append(to_tensor(sendable(name), array))
                 continue
             tensor = to_tensor(spec.name, array, datatype=spec.datatype)
-            if spec.datatype != tensor.datatype or not fits(tensor.shape, spec.shape):
-                found = write_spec(TensorSpec(name, tensor.datatype, tensor.shape))
-                raise TypeError(f"output {name!r} is {found}, declared {write_spec(spec)}")
+            if spec.datatype != tensor.datatype or not shapes_match(tensor.shape, spec.shape):
+                actual = format_spec(TensorSpec(name, tensor.datatype, tensor.shape))
+                raise TypeError(f"output {name!r} is {actual}, declared {format_spec(spec)}")
             if self._batches and tensor.shape[0] != items:
                 raise ValueError(f"output {name!r} has {tensor.shape[0]} items for {items}")
             tensors.append(tensor)
         return tensors
 
-    def _complain(self, error: BaseException) -> None:
-        """Tell the operator where it broke, now and then; clients are told only what."""
+    def _log_error(self, error: BaseException) -> None:
+        """Log a traceback, rate-limited; clients get only the error text."""
         now_ns = monotonic_ns()
-        if now_ns < self._quiet_until_ns:
+        if now_ns < self._next_log_ns:
             return
-        self._quiet_until_ns = now_ns + QUIET_NS
+        self._next_log_ns = now_ns + TRACEBACK_INTERVAL_NS
         _LOG.error("%s: %s", self.name, error_text(error), exc_info=error)
 
 
-def _check(tensor: Tensor, spec: TensorSpec | None) -> None:
+def _check_input(tensor: Tensor, spec: TensorSpec | None) -> None:
     if spec is None:
-        raise ValueError(f"{tensor.name}: is no input of it")
+        raise ValueError(f"{tensor.name}: is not an input of the function")
     if tensor.datatype != spec.datatype:
         raise ValueError(f"{tensor.name}: is {tensor.datatype}, must be {spec.datatype}")
-    if not fits(tensor.shape, spec.shape):
+    if not shapes_match(tensor.shape, spec.shape):
         raise ValueError(f"{tensor.name}: is {list(tensor.shape)}, must be {list(spec.shape)}")
 
 
-def _failure(work: TaskInputs, error: str, status: int) -> TaskResult:
-    return TaskResult(work.task_id, [], sendable(error) or "unknown error", status)
+def _failure(task: TaskInputs, error: str, status: int) -> TaskResult:
+    return TaskResult(task.task_id, [], sendable(error) or "unknown error", status)

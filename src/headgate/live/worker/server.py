@@ -1,12 +1,12 @@
-"""The worker as a server: a thread that listens to gateways, and those that run functions.
+"""The worker as a server: one thread reads from gateways, others run functions.
 
-One turn of the listening thread: wait for anything, read it, act on it, then write once to each
-gateway. A thread that has run a batch acts on that and answers by itself. One lock makes sure that
-only one of them acts at a time; nobody holds it while waiting or while a function runs. When
-nothing happens all of them sleep, but for the pulse.
+One iteration of the reading thread: wait, read, act, then write once to each gateway. A thread that
+has run a batch handles the completion and replies by itself. One lock ensures that only one thread
+acts at a time; no thread holds it while it waits or while a function runs. An idle worker blocks in
+all threads except for the heartbeat.
 
-Whatever goes wrong with a gateway ends its connection. Whatever goes wrong with the worker ends the
-process, and that is what its gateways see.
+A failure of a gateway ends its connection. A failure of the worker ends the process, and gateways
+see the connection close.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from headgate.live.ipc.crash_markers import CrashMarkers
 from headgate.live.ipc.messages import ActionMessage, AnyMessage, Hello, Release, RunBatch
 from headgate.live.worker.connection import UNSENT_BYTES_MAX, GatewayConnection
 from headgate.live.worker.executor import Executor, Job
-from headgate.live.worker.loading import PREPARE_FACTOR, Loader
+from headgate.live.worker.loading import LOAD_TIMEOUT_FACTOR, Loader
 from headgate.live.worker.model_cache import ModelCache
 from headgate.live.worker.node import WorkerNode
 from headgate.live.worker.warmup import Warmup
@@ -42,103 +42,103 @@ from headgate.system.child_process import private_bytes
 
 _LOG: Final = logging.getLogger(__name__)
 
-LINGER_NS: Final = 1_000_000_000  # for gateways to read the last answers
+LINGER_NS: Final = 1_000_000_000  # for gateways to read the last replies
 CONNECTIONS_MAX: Final = 64
-BRISK_NS: Final = 500_000  # between lone requests: then the next one is waited for awake
+# Gap between lone requests up to which the thread polls instead of blocking.
+BUSY_POLL_NS: Final = 500_000
 
 
 @final
 class Server:
-    """Serves gateways until it is told to leave."""
+    """Serves gateways until it is stopped."""
 
     def __init__(
         self,
         listener: socket.socket,
         run_dir: Path,
-        place: NodeSpec,
-        loaded: AppConfig,
+        spec: NodeSpec,
+        config: AppConfig,
         base: str,
         *,
         heartbeat_fd: int | None,
         hang_ns: int,
     ) -> None:
         self._listener = listener
-        self._place = place
-        self._arena_bytes = loaded.serve.shared_memory_bytes
+        self._spec = spec
+        self._arena_bytes = config.serve.shared_memory_bytes
         self._lock = Lock()
         self._executor = Executor(self._on_done)
         self._woken_fd, self._wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._sleeps_until_ns = 0
-        self._pulse = Watchdog(
-            place.name, heartbeat_fd, self._executor, self._lock, self._tell_to_leave
+        self._blocked_until_ns = 0
+        self._watchdog = Watchdog(
+            spec.name, heartbeat_fd, self._executor, self._lock, self._request_stop
         )
-        app, pool = loaded.app, loaded.app.pools[place.pool_id]
+        app, pool = config.app, config.app.pools[spec.pool_id]
         markers = CrashMarkers(run_dir)
-        loader = Loader(app, loaded.sources, base, place.id, markers)
-        self._stock = ModelCache(app, pool, loader, own_bytes=private_bytes())
-        self._survey = Warmup(
-            place.id,
+        loader = Loader(app, config.sources, base, spec.id, markers)
+        self._model_cache = ModelCache(app, pool, loader, own_bytes=private_bytes())
+        self._warmup = Warmup(
+            spec.id,
             [variant for variant in app.variants if pool.id in variant.pool_ids],
-            loaded.sources,
-            self._stock,
+            config.sources,
+            self._model_cache,
             loader,
             markers,
-            PREPARE_FACTOR * hang_ns,
-            self._surveyed,
+            LOAD_TIMEOUT_FACTOR * hang_ns,
+            self._on_warmed_up,
         )
         self._node = WorkerNode(
-            place.id,
+            spec.id,
             pool,
             app,
             run_dir,
-            self._stock,
+            self._model_cache,
             loader,
-            self._survey.facts,
+            self._warmup.measured,
             self._executor,
             hang_ns,
         )
         self._epoll = select.epoll()
         self._connections: dict[int, GatewayConnection] = {}  # by descriptor
         self._accepted = 0
-        self._is_told_to_leave = False
-        self._is_lone = False  # what came last: one request, in a batch of its own
-        self._is_brisk = False
+        self._is_stop_requested = False
+        self._is_single_request = False  # the last batch had a single request
+        self._is_busy_polling = False
 
     def serve(self) -> int:
-        """Look at the functions, then serve. Returns the exit status of the process."""
-        signal.signal(signal.SIGUSR1, lambda number, frame: self._tell_to_leave())
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; not our business
-        # A signal that comes just before we wait would else be noticed only after that.
+        """Warm up the functions, then serve; return the exit status of the process."""
+        signal.signal(signal.SIGUSR1, lambda number, frame: self._request_stop())
+        # A terminal sends it to all processes; the supervisor handles it.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Without this, a signal that arrives just before the wait would be handled only after it.
         signal.set_wakeup_fd(self._wake_fd, warn_on_full_buffer=False)
         self._epoll.register(self._woken_fd, select.EPOLLIN)
-        self._pulse.start()
-        self._executor.submit(self._survey)
-        while not self._node.is_leaving or self._executor.is_busy():
-            happenings = self._wait(monotonic_ns())
+        self._watchdog.start()
+        self._executor.submit(self._warmup)
+        while not self._node.is_draining or self._executor.is_busy():
+            ready = self._wait(monotonic_ns())
             with self._lock:
-                self._turn(happenings)
-                short, self._executor.short = self._executor.short, None
-            if short is not None:
-                self._executor.do(short)
+                self._turn(ready)
+                inline_job, self._executor.inline_job = self._executor.inline_job, None
+            if inline_job is not None:
+                self._executor.run_here(inline_job)
         self._linger()
-        self._stock.clear()
+        self._model_cache.clear()
         return 0
 
-    # --- one turn ------------------------------------------------------------------------------
-
-    def _turn(self, happenings: list[tuple[int, int]]) -> None:
-        for fd, events in happenings:
+    def _turn(self, ready: list[tuple[int, int]]) -> None:
+        for fd, events in ready:
             if fd == self._woken_fd:
                 os.read(fd, 4096)
             elif fd == self._listener.fileno():
                 self._accept()
             elif fd in self._connections:
-                self._hear(self._connections[fd], events)
-        if self._is_told_to_leave and not self._node.is_leaving:
-            self._leave()
+                self._read_from(self._connections[fd], events)
+        if self._is_stop_requested and not self._node.is_draining:
+            self._begin_drain()
         now_ns = monotonic_ns()
-        if now_ns >= self._node.next_wake_ns():
-            self._node.wake(now_ns)
+        if now_ns >= self._node.next_timer_ns():
+            self._node.retire_idle(now_ns)
         for connection in list(self._connections.values()):
             try:
                 self._flush(connection)
@@ -146,62 +146,62 @@ class Server:
                 self._close(connection)
 
     def _on_done(self, job: Job) -> None:
-        """Act on a job, in the thread that has done it."""
+        """Handle the completion of a job, in the thread that ran it."""
         with self._lock:
             self._executor.finish(job)
             for connection in self._connections.values():
-                with suppress(OSError):  # the listening thread will hear of it, too
+                with suppress(OSError):  # the reading thread will see it as well
                     self._flush(connection)
-            if self._node.is_leaving or self._node.next_wake_ns() < self._sleeps_until_ns:
+            if self._node.is_draining or self._node.next_timer_ns() < self._blocked_until_ns:
                 self._wake()
 
     def _wake(self) -> None:
-        """Have the listening thread look up. Safe from anywhere, also from signal handlers."""
-        with suppress(BlockingIOError):  # full: it will look up anyhow
+        """Wake the reading thread. Safe from any thread and from signal handlers."""
+        with suppress(BlockingIOError):  # the pipe is full: the thread will wake anyway
             os.write(self._wake_fd, b".")
 
     def _wait(self, now_ns: int) -> list[tuple[int, int]]:
-        if self._executor.short is not None:
+        if self._executor.inline_job is not None:
             return self._epoll.poll(0)
-        if self._is_brisk and self._is_lone:
-            happenings = self._watch(now_ns)
-            if happenings:
-                return happenings
-        happenings = self._sleep(monotonic_ns())
-        self._is_brisk = monotonic_ns() - now_ns < BRISK_NS
-        return happenings
+        if self._is_busy_polling and self._is_single_request:
+            ready = self._spin(now_ns)
+            if ready:
+                return ready
+        ready = self._block(monotonic_ns())
+        self._is_busy_polling = monotonic_ns() - now_ns < BUSY_POLL_NS
+        return ready
 
-    def _watch(self, now_ns: int) -> list[tuple[int, int]]:
-        """Stay awake for a moment: to be woken costs a lone request more than all else here.
+    def _spin(self, now_ns: int) -> list[tuple[int, int]]:
+        """Poll without blocking for up to `BUSY_POLL_NS`: a wake-up costs a lone request more than
+        everything else here.
 
-        Among many, others have better use for the processor, and there is less to gain.
+        With several requests in flight others have better use for the CPU, and there is less to
+        gain.
         """
-        until_ns = min(now_ns + BRISK_NS, self._node.next_wake_ns())
-        happenings = self._epoll.poll(0)
-        while not happenings and monotonic_ns() < until_ns:
-            happenings = self._epoll.poll(0)
-        return happenings
+        until_ns = min(now_ns + BUSY_POLL_NS, self._node.next_timer_ns())
+        ready = self._epoll.poll(0)
+        while not ready and monotonic_ns() < until_ns:
+            ready = self._epoll.poll(0)
+        return ready
 
-    def _sleep(self, now_ns: int) -> list[tuple[int, int]]:
-        wake_ns = self._sleeps_until_ns = self._node.next_wake_ns()
+    def _block(self, now_ns: int) -> list[tuple[int, int]]:
+        wake_ns = self._blocked_until_ns = self._node.next_timer_ns()
         if wake_ns == NEVER_NS:
             return self._epoll.poll()
-        # Epoll takes no timeout beyond 24 days, which an idle timeout may be; select does.
+        # `epoll` takes no timeout beyond 24 days, which an idle timeout may exceed; `select` does.
         select.select((self._epoll,), (), (), max(0, wake_ns - now_ns) / 1e9)
         return self._epoll.poll(0)
 
-    # --- gateways ------------------------------------------------------------------------------
-
-    def _surveyed(self) -> None:
-        """Let gateways in: now there is something to say hello with."""
-        if not self._node.is_leaving:
-            gc.freeze()  # models stay: nobody needs to look at them for garbage
+    def _on_warmed_up(self) -> None:
+        """Start to accept gateways: the `Hello` can be sent now."""
+        if not self._node.is_draining:
+            gc.freeze()  # models are long-lived: exclude them from garbage collection
             self._epoll.register(self._listener.fileno(), select.EPOLLIN)
 
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:  # it has left already, or we are out of descriptors
+        except OSError:  # the peer has disconnected, or no descriptor is free
             return
         if len(self._connections) >= CONNECTIONS_MAX:
             sock.close()
@@ -211,46 +211,53 @@ class Server:
         self._accepted += 1
         self._connections[sock.fileno()] = connection
         self._epoll.register(sock.fileno(), select.EPOLLIN)
-        self._node.join(connection)
+        self._node.add_gateway(connection)
         try:
-            connection.greet(Hello(self._place.id, os.getpid(), list(self._survey.facts.values())))
+            connection.send_hello(
+                Hello(self._spec.id, os.getpid(), list(self._warmup.measured.values()))
+            )
         except OSError:
             self._close(connection)
 
-    def _hear(self, connection: GatewayConnection, events: int) -> None:
+    def _read_from(self, connection: GatewayConnection, events: int) -> None:
         try:
             if not events & ~select.EPOLLOUT:
-                return  # it can take more, and will be given it at the end of the turn
+                return  # writable again: flushed at the end of the iteration
             messages = connection.read()
             if messages is None:
                 self._close(connection)
                 return
             for message in messages:
-                self._obey(connection, message)
+                self._on_message(connection, message)
         except OSError:
             self._close(connection)
-        except (ValueError, ConfigError) as error:  # nothing a gateway of ours would say
-            _LOG.error("worker %s: leaves a gateway: %s", self._place.name, error)
+        # Invalid messages never come from our own gateway.
+        except (ValueError, ConfigError) as error:
+            _LOG.error(
+                "worker %s: a gateway sent an invalid message; disconnecting: %s",
+                self._spec.name,
+                error,
+            )
             self._close(connection)
 
-    def _obey(self, connection: GatewayConnection, message: AnyMessage) -> None:
+    def _on_message(self, connection: GatewayConnection, message: AnyMessage) -> None:
         if type(message) is RunBatch:
-            self._is_lone = len(message.works) == 1
-            self._node.take_run(connection, message)
+            self._is_single_request = len(message.tasks) == 1
+            self._node.dispatch(connection, message)
         elif isinstance(message, Release):
             for offset in message.offsets:
-                connection.own.free(offset)
+                connection.arena.free(offset)
         elif isinstance(message, ActionMessage):
-            order = from_wire(message.wire)
-            if not isinstance(order, Action):
-                raise ValueError(f"{type(order).__name__} is no order")
-            self._node.take(connection, order)
+            action = from_wire(message.wire)
+            if not isinstance(action, Action):
+                raise ValueError(f"{type(action).__name__} is not an action")
+            self._node.execute(connection, action)
         else:
             raise ValueError(f"{type(message).__name__} is not for a worker")
 
     def _flush(self, connection: GatewayConnection) -> None:
-        """Write; and hear no more from a gateway that lets too much of it lie."""
-        connection.give_back()
+        """Write what is pending, and stop reading from a gateway with too much unread output."""
+        connection.send_released()
         if not connection.unsent_bytes:
             return
         was_blocked = connection.is_blocked
@@ -266,20 +273,18 @@ class Server:
         if self._connections.pop(fd, None) is not None:
             self._epoll.unregister(fd)
             connection.close()
-            self._node.leave(connection)
+            self._node.remove_gateway(connection)
 
-    # --- the end -------------------------------------------------------------------------------
-
-    def _tell_to_leave(self) -> None:
-        self._is_told_to_leave = True
+    def _request_stop(self) -> None:
+        self._is_stop_requested = True
         self._wake()
 
-    def _leave(self) -> None:
+    def _begin_drain(self) -> None:
         self._listener.close()
-        self._node.leave_all()
+        self._node.drain()
 
     def _linger(self) -> None:
-        """Give gateways a moment to read what they were told last."""
+        """Wait up to `LINGER_NS` for gateways to read the last replies."""
         until_ns = monotonic_ns() + LINGER_NS
         for connection in list(self._connections.values()):
             connection.sock.settimeout(max(0.01, (until_ns - monotonic_ns()) / 1e9))

@@ -1,8 +1,8 @@
-"""The survey: what a worker finds out about its functions before it says hello.
+"""Warm-up: what a worker measures about its functions before it sends its `Hello`.
 
-Each is loaded, so that its signature is known and the first request need not wait. One whose times
-were not declared is measured, on its own example or on zeros. A function that cannot be loaded does
-not keep the worker from serving the others: its facts say why.
+Every function is loaded, so that its signature is known and the first request need not wait. A
+function without declared times is measured, on its own example or on zeros. A function that cannot
+be loaded does not keep the worker from serving the others: its `MeasuredFunction` says why.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from headgate.system.child_process import private_bytes
 
 BUDGET_NS: Final = 400_000_000  # to measure one function
 BUDGET_ALL_NS: Final = 1_000_000_000
-RUNS_MAX: Final = 7  # of one batch size
+RUNS_MAX: Final = 7  # per batch size
 
 
 @final
 class Warmup(Job):
-    """Looks at every variant that this worker may run."""
+    """Loads and measures every variant that this worker may run."""
 
     is_awaited = False
 
@@ -39,107 +39,106 @@ class Warmup(Job):
         node_id: int,
         variants: Sequence[Variant],
         sources: Sequence[VariantSource | None],
-        stock: ModelCache,
+        model_cache: ModelCache,
         loader: Loader,
         markers: CrashMarkers,
         limit_ns: int,
-        on_over: Callable[[], None],
+        on_done: Callable[[], None],
     ) -> None:
-        self.limit_ns = limit_ns  # for each of the functions
-        self.facts: dict[int, MeasuredFunction] = {}  # by variant id
-        self.over = on_over  # type: ignore[method-assign]
+        self.limit_ns = limit_ns  # for each function
+        self.measured: dict[int, MeasuredFunction] = {}  # by variant id
+        self.on_done = on_done  # type: ignore[method-assign]
         self._node_id = node_id
         self._variants = [variant for variant in variants if sources[variant.id] is not None]
         self._sources = sources
-        self._stock = stock
+        self._model_cache = model_cache
         self._loader = loader
         self._markers = markers
 
     def run(self) -> None:
-        """Find the facts; of a function that cannot be loaded, why."""
         for variant in self._variants:
-            self.what = f"loading {variant.name!r} for the first time"
+            self.description = f"loading {variant.name!r} for the first time"
             self.began_ns = monotonic_ns()
-            problem = self._loader.suspicion(variant)  # that load has ended a worker before
+            problem = self._loader.suspect_reason(variant)  # loading it has killed a worker before
             try:
                 if not problem:
-                    self.facts[variant.id] = self._look_at(variant)
+                    self.measured[variant.id] = self._inspect(variant)
             except LoadError as error:
                 problem = str(error)
             if problem:
-                facts = MeasuredFunction(variant.name, Signature(), (), 0, 0, problem)
-                self.facts[variant.id] = facts
+                failed = MeasuredFunction(variant.name, Signature(), (), 0, 0, problem)
+                self.measured[variant.id] = failed
 
-    def _look_at(self, variant: Variant) -> MeasuredFunction:
+    def _inspect(self, variant: Variant) -> MeasuredFunction:
         source = self._sources[variant.id]
         assert source is not None
-        self._stock.make_way(variant)
+        self._model_cache.evict_for(variant)
         before_ns, before_bytes = monotonic_ns(), private_bytes()
-        runner = self._stock.take(variant)
+        runner = self._model_cache.acquire(variant)
         start_ns = monotonic_ns() - before_ns
-        is_kept = False
+        keep = False
         try:
             exec_ns = self._measure(variant, runner, source.batch) if source.is_measured else ()
             grown_bytes = max(0, private_bytes() - before_bytes)
-            memory_bytes = self._stock.weigh(variant, grown_bytes)
-            is_kept = True
-        except BaseException as error:  # it is larger than its pool, or leaves no memory for us
-            raise LoadError(self._loader.failed(variant, error)) from None
+            memory_bytes = self._model_cache.record_size(variant, grown_bytes)
+            keep = True
+        except BaseException as error:  # it exceeds its pool, or exhausts memory
+            raise LoadError(self._loader.record_failure(variant, error)) from None
         finally:
-            self._stock.give(variant, runner, keep=is_kept)
+            self._model_cache.release(variant, runner, keep=keep)
         return MeasuredFunction(variant.name, runner.signature, exec_ns, start_ns, memory_bytes)
 
     def _measure(self, variant: Variant, runner: BatchRunner, batch: int) -> tuple[int, ...]:
-        """Return the time of a batch by its size; nothing if that has ended a worker before."""
+        """Return execution times by batch size; empty if measuring has killed a worker before."""
         markers, node_id = self._markers, self._node_id
-        before = markers.measured(node_id, variant.id)
-        if before is not None or markers.suspicion(MEASURE, variant.id):
+        before = markers.read_measured(node_id, variant.id)
+        if before is not None or markers.suspect_reason(MEASURE, variant.id):
             return before or ()
         budget_ns = min(BUDGET_NS, BUDGET_ALL_NS // len(self._variants))
         with markers.during(MEASURE, node_id, variant.id):
-            exec_ns = measure(runner, batch, budget_ns)
-        markers.keep_measured(node_id, variant.id, exec_ns)
+            exec_ns = measure_exec_ns(runner, batch, budget_ns)
+        markers.write_measured(node_id, variant.id, exec_ns)
         return exec_ns
 
 
-def measure(runner: BatchRunner, batch: int, budget_ns: int) -> tuple[int, ...]:
-    """Return the time of a batch by its size, up to the largest one that works.
+def measure_exec_ns(runner: BatchRunner, batch: int, budget_ns: int) -> tuple[int, ...]:
+    """Return execution times by batch size, up to the largest size that works.
 
-    Empty if it cannot be said what to measure with. What there is no time for is extrapolated.
+    Empty if the model has no example. Sizes beyond the time budget are extrapolated.
     """
     example = runner.example()
     if example is None:
         return ()
-    works = [TaskInputs(id, 1, example) for id in range(batch)]
-    if any(result.error for result in runner.run(works[:1])):  # also warms it up
+    tasks = [TaskInputs(id, 1, example) for id in range(batch)]
+    if any(result.error for result in runner.run(tasks[:1])):  # this run also warms up the model
         return ()
     until_ns = monotonic_ns() + budget_ns
     known: dict[int, int] = {}
-    for size in sizes(batch):
-        left_ns = until_ns - monotonic_ns()
-        if known and left_ns < 2 * max(known.values()):
+    for size in batch_sizes(batch):
+        budget_left_ns = until_ns - monotonic_ns()
+        if known and budget_left_ns < 2 * max(known.values()):
             break
-        time_ns = _shortest_ns(runner, works[:size], left_ns // 2)
+        time_ns = _shortest_ns(runner, tasks[:size], budget_left_ns // 2)
         if time_ns is None:
             batch = max(known, default=0)
             break
         known[size] = time_ns
-    return fill(known, batch)
+    return interpolate(known, batch)
 
 
-def sizes(batch: int) -> list[int]:
-    """Return the batch sizes to measure.
+def batch_sizes(batch: int) -> list[int]:
+    """Return the batch sizes to measure: powers of two, and the largest.
 
-    >>> sizes(12)
+    >>> batch_sizes(12)
     [1, 2, 4, 8, 12]
     """
     return [1 << power for power in range((batch - 1).bit_length())] + [batch]
 
 
-def fill(known: dict[int, int], batch: int) -> tuple[int, ...]:
-    """Return times for all sizes up to `batch`: never falling, in proportion beyond those known.
+def interpolate(known: dict[int, int], batch: int) -> tuple[int, ...]:
+    """Return times for all sizes up to `batch`: monotone, linear between and beyond measured sizes.
 
-    >>> fill({1: 10, 2: 9, 4: 20}, 6)
+    >>> interpolate({1: 10, 2: 9, 4: 20}, 6)
     (10, 10, 15, 20, 25, 30)
     """
     if not known or not batch:
@@ -156,16 +155,16 @@ def fill(known: dict[int, int], batch: int) -> tuple[int, ...]:
     return tuple(times[:batch])
 
 
-def _shortest_ns(runner: BatchRunner, works: list[TaskInputs], budget_ns: int) -> int | None:
-    """Return how long it takes undisturbed; None if it breaks.
+def _shortest_ns(runner: BatchRunner, tasks: list[TaskInputs], budget_ns: int) -> int | None:
+    """Return the time of a batch on an undisturbed machine; None if it fails.
 
-    That is the shortest of several: others on the machine can only make it longer, and what serving
-    adds is found while serving.
+    It is the minimum of several runs, because other load can only add to it. The overhead of
+    serving is learned while serving.
     """
     times_ns: list[int] = []
     while len(times_ns) < RUNS_MAX and (len(times_ns) < 2 or sum(times_ns) < budget_ns):
         began_ns = monotonic_ns()
-        results = runner.run(works)
+        results = runner.run(tasks)
         times_ns.append(monotonic_ns() - began_ns)
         if any(result.error for result in results):
             return None

@@ -1,4 +1,7 @@
-"""The pulse: tells the supervisor that the worker lives, and ends it when a function does not."""
+"""Heartbeat and hang watchdog of a worker.
+
+Tells the supervisor that the worker is alive, and exits the process if a function hangs.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,14 @@ from headgate.live.worker.executor import Executor
 
 _LOG: Final = logging.getLogger(__name__)
 
-BEAT_S: Final = 0.5
+HEARTBEAT_S: Final = 0.5
 
 
 @final
 class Watchdog:
-    """Beats in a thread of its own: neither a long batch nor a long read may stop it."""
+    """Sends heartbeats from a thread of its own, so that neither a long batch nor a long read
+    delays them.
+    """
 
     def __init__(
         self,
@@ -27,48 +32,50 @@ class Watchdog:
         fd: int | None,
         executor: Executor,
         lock: Lock,
-        on_alone: Callable[[], None],
+        on_supervisor_gone: Callable[[], None],
     ) -> None:
         self._name = name
         self._fd = fd
         self._executor = executor
         self._lock = lock
-        self._on_alone = on_alone
+        self._on_supervisor_gone = on_supervisor_gone
 
     def start(self) -> None:
-        """Begin to beat. `on_alone` is called when nobody listens to it any more."""
+        """Start the thread. `on_supervisor_gone` is called when the other end of the pipe is
+        closed.
+        """
         if self._fd is not None:
             os.set_blocking(self._fd, False)
-        self._beat()  # the thread may not come to that, if a function holds the interpreter
-        Thread(target=self._beat_on, name="pulse", daemon=True).start()
+        self._send_heartbeat()  # now, because a function that holds the GIL may delay the thread
+        Thread(target=self._run, name="watchdog", daemon=True).start()
 
-    def _beat_on(self) -> None:
+    def _run(self) -> None:
         while True:
-            self._look_for_hanging()
-            with self._lock:  # to be able to act is what being alive means
-                self._beat()
-            time.sleep(BEAT_S)
+            self._exit_if_hung()
+            with self._lock:  # take the lock: a deadlocked worker must stop sending heartbeats
+                self._send_heartbeat()
+            time.sleep(HEARTBEAT_S)
 
-    def _look_for_hanging(self) -> None:
+    def _exit_if_hung(self) -> None:
         now_ns = time.monotonic_ns()
-        hanging = self._executor.hanging(now_ns)
-        if hanging is not None:
-            seconds = (now_ns - hanging.began_ns) / 1e9
+        job = self._executor.overdue_job(now_ns)
+        if job is not None:
+            seconds = (now_ns - job.began_ns) / 1e9
             _LOG.error(
-                "worker %s: %s hung for %.1f s, and the worker ends itself",
+                "worker %s: %s hung for %.1f s; the worker exits",
                 self._name,
-                hanging.what,
+                job.description,
                 seconds,
             )
             exit_process(HUNG_EXIT)
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         if self._fd is None:
             return
         try:
             os.write(self._fd, b".")
         except BlockingIOError:
-            pass  # the supervisor is busy
-        except OSError:  # it is gone, and so are we
+            pass  # the pipe is full: the supervisor is busy
+        except OSError:  # the supervisor has died
             self._fd = None
-            self._on_alone()
+            self._on_supervisor_gone()

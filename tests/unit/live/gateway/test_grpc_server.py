@@ -41,7 +41,7 @@ def test_health_methods_of_the_protocol() -> None:
         rig.runtime.problems["echo"] = "cannot be loaded: OSError: no secret/weights"
         assert await is_ready() == (True, False, False)
         rig.runtime.problems.clear()
-        rig.runtime.phase = GatewayPhase.LEAVING
+        rig.runtime.phase = GatewayPhase.LAME_DUCK
         assert await is_ready() == (True, False, False)
 
     run(scenario)
@@ -100,7 +100,7 @@ def test_standard_health() -> None:
         assert error.value.code() is StatusCode.NOT_FOUND
         watch = stub.Watch(HealthCheckRequest(service="inference.GRPCInferenceService"))
         assert (await watch.read()).status == serving
-        rig.runtime.phase = GatewayPhase.LEAVING
+        rig.runtime.phase = GatewayPhase.LAME_DUCK
         assert (await watch.read()).status == not_serving
         watch.cancel()
 

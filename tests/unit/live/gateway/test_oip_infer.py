@@ -283,7 +283,7 @@ def test_nan_and_infinity_are_null() -> None:
     [
         (GatewayPhase.STARTING, 503, 503),
         (GatewayPhase.READY, 200, 200),
-        (GatewayPhase.LEAVING, 503, 200),
+        (GatewayPhase.LAME_DUCK, 503, 200),
         (GatewayPhase.DRAINING, 503, 503),
     ],
 )
@@ -296,7 +296,7 @@ def test_phases(phase: GatewayPhase, ready: int, answer: int) -> None:
         reply = await rig.infer(body())
         assert reply.status == answer
         assert ("retry-after" in reply.headers) == (answer == 503)
-        is_leaving = phase in (GatewayPhase.LEAVING, GatewayPhase.DRAINING)
+        is_leaving = phase in (GatewayPhase.LAME_DUCK, GatewayPhase.DRAINING)
         assert (reply.headers.get("connection") == "close") == is_leaving
 
     run(scenario)

@@ -36,7 +36,7 @@ from headgate.live.gateway.codec.text import ParsedRequest, ReadText, WriteText
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.errors import RequestError, draining, internal_error, memory_exhausted
 from headgate.live.gateway.memory_budget import Hold
-from headgate.live.ipc.shared_memory import room_for
+from headgate.live.ipc.shared_memory import allocate_buffer
 
 _LOG: Final = logging.getLogger(__name__)
 _LARGE_BYTES: Final = 1 << 20  # a job with more is for the second process
@@ -385,7 +385,7 @@ class _Reply:
         return True
 
     def _new_buffer(self, size: int) -> None:
-        self._buffer = room_for(size)
+        self._buffer = allocate_buffer(size)
         self._at = 0
 
 

@@ -56,7 +56,7 @@ from headgate.live.gateway.http.responses import CONTINUE
 from headgate.live.gateway.http.router import Router
 from headgate.live.gateway.memory_budget import Hold
 from headgate.live.gateway.oip.json import text_too_long
-from headgate.live.ipc.shared_memory import room_for
+from headgate.live.ipc.shared_memory import allocate_buffer
 
 REFUSED_MAX: Final = 64  # connections beyond the limit that get a 503, at a time
 _PIECE_BYTES: Final = 1 << 20  # of a response that are written at a time
@@ -631,7 +631,7 @@ class RequestParser:
             if not len(chunk) < self._announced_bytes >= _LARGE_BYTES:
                 self._body = chunk
                 return
-            self._body = room_for(self._announced_bytes)
+            self._body = allocate_buffer(self._announced_bytes)
         if isinstance(self._body, memoryview):
             self._body[self._body_bytes - len(chunk) : self._body_bytes] = chunk
             return

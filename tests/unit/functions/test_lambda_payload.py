@@ -1,4 +1,4 @@
-"""The envelope and the handler that opens it."""
+"""The payload of FaaS calls and the handler that decodes it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from headgate.functions.lambda_handler import Handler
 from headgate.functions.lambda_payload import (
     ResponseJson,
     body_bytes,
-    decode_answer,
+    decode_response,
     encode_ping,
     encode_request,
     encode_response,
-    open_envelope,
-    works_of,
+    parse_call,
+    unbatched_calls,
 )
 from headgate.functions.model import Model
 from headgate.functions.tensor import Tensor
@@ -65,63 +65,63 @@ def handler(tmp_path: Path) -> Handler:
     return Handler({"LAMBDA_TASK_ROOT": str(tmp_path), "HEADGATE_APP": "app.yaml"})
 
 
-def work(id: int, *values: float) -> UnbatchedCall:
+def task(id: int, *values: float) -> UnbatchedCall:
     return UnbatchedCall(id, len(values), [to_tensor("x", np.array(values, np.float32))])
 
 
 def ask(
-    handler: Handler, function: str, *works: UnbatchedCall, **options: object
+    handler: Handler, function: str, *tasks: UnbatchedCall, **options: object
 ) -> tuple[ResponseJson, list[UnbatchedResult]]:
-    """As a platform does it: JSON to JSON."""
-    body = encode_request(function, works, **options)  # type: ignore[arg-type]
+    """Call the handler as a platform does: JSON to JSON."""
+    body = encode_request(function, tasks, **options)  # type: ignore[arg-type]
     answer = handler.handle(json.loads(body), None)
-    return decode_answer(json.dumps(answer).encode())
+    return decode_response(json.dumps(answer).encode())
 
 
 def values(result: UnbatchedResult) -> object:
     return to_array(result.outputs[0]).tolist()
 
 
-def test_a_batch_comes_back_request_by_request(handler: Handler) -> None:
-    answer, results = ask(handler, "double", work(7, 1.0, 2.0), work(9, 3.0))
+def test_batch_has_one_result_per_request(handler: Handler) -> None:
+    answer, results = ask(handler, "double", task(7, 1.0, 2.0), task(9, 3.0))
     assert [(result.task_id, values(result)) for result in results] == [(7, [2, 4]), (9, [6])]
     assert answer.cold
-    assert not ask(handler, "double", work(1, 1.0))[0].cold
+    assert not ask(handler, "double", task(1, 1.0))[0].cold
 
 
-def test_one_request_breaks_and_not_its_neighbour(handler: Handler) -> None:
-    _, (good, bad) = ask(handler, "double", work(1, 1.0), work(2, 666.0))
+def test_bad_request_fails_by_itself(handler: Handler) -> None:
+    _, (good, bad) = ask(handler, "double", task(1, 1.0), task(2, 666.0))
     assert values(good) == [2.0]
     assert (bad.status, bad.error) == (500, "ArithmeticError: of all numbers, this one")
 
 
 @pytest.mark.parametrize(
-    ("function", "deadline_ms", "gives_up", "status"),
+    ("function", "deadline_ms", "is_hard", "status"),
     [
         ("double", 1_000.0, True, 200),
         ("double", None, True, 200),
         ("double", -1.0, True, 504),
-        ("double", -1.0, False, 200),  # late is better than never, somebody said
-        ("lazy", 15.0, True, 504),  # it passed while the function was loaded
+        ("double", -1.0, False, 200),  # a soft deadline: late is better than never
+        ("lazy", 15.0, True, 504),  # the deadline passed while the function was loading
     ],
 )
-def test_what_nobody_waits_for_is_not_begun(
-    handler: Handler, function: str, deadline_ms: float | None, gives_up: bool, status: int
+def test_expired_request_is_not_run(
+    handler: Handler, function: str, deadline_ms: float | None, is_hard: bool, status: int
 ) -> None:
-    _, (result,) = ask(handler, function, work(1, 1.0), deadline_ms=deadline_ms, gives_up=gives_up)
+    _, (result,) = ask(handler, function, task(1, 1.0), deadline_ms=deadline_ms, is_hard=is_hard)
     assert result.status == status
 
 
-def test_a_ping_wakes_and_holds(handler: Handler) -> None:
+def test_ping_holds_its_instance(handler: Handler) -> None:
     answer = handler.handle(json.loads(encode_ping(5)), None)
     assert answer["cold"]
     assert cast(float, answer["took_ms"]) >= 5
     assert answer["results"] == []
 
 
-def test_what_makes_no_sense_is_an_error_of_the_function(handler: Handler) -> None:
+def test_invalid_payload_is_an_error_of_the_function(handler: Handler) -> None:
     with pytest.raises(ConfigError, match="no such function"):
-        ask(handler, "nobody", work(1, 1.0))
+        ask(handler, "nobody", task(1, 1.0))
     with pytest.raises(ValueError, match="headgate"):
         handler.handle({"some": "event"}, None)
     with pytest.raises(ValueError, match="version 2"):
@@ -130,24 +130,24 @@ def test_what_makes_no_sense_is_an_error_of_the_function(handler: Handler) -> No
         Handler({}).warm_up()
 
 
-def test_the_function_that_is_named_is_loaded_beforehand(tmp_path: Path) -> None:
+def test_named_function_is_loaded_before_the_first_call(tmp_path: Path) -> None:
     (tmp_path / "numbers_of_a_function.py").write_text(CODE)
     (tmp_path / "app.yaml").write_text(APP)
     environment = {"LAMBDA_TASK_ROOT": str(tmp_path), "HEADGATE_APP": "app.yaml"}
     handler = Handler({**environment, "HEADGATE_FUNCTION": "lazy"})
     handler.warm_up()
-    _, (result,) = ask(handler, "lazy", work(1, 1.0), deadline_ms=15.0)
+    _, (result,) = ask(handler, "lazy", task(1, 1.0), deadline_ms=15.0)
     assert result.status == 200
 
 
-def test_a_model_that_says_in_a_list_how_unsure_it_is_is_understood() -> None:
-    """What looks at an answer after the model must not break on what the model may give."""
+def test_unsure_output_may_be_a_list() -> None:
+    """The checks after the model must accept whatever a model may return."""
 
     class Unsure(Model):
         def predict(self, batch: dict[str, Array]) -> dict[str, object]:
             return {"y": batch["x"], "unsure": [True] * len(batch["x"])}
 
-    result = UnbatchedRunner(Unsure()).run(work(1, 1.0, 2.0))
+    result = UnbatchedRunner(Unsure()).run(task(1, 1.0, 2.0))
     assert (result.status, result.is_unsure) == (200, True)
 
 
@@ -164,15 +164,15 @@ tensors = st.builds(
         st.builds(UnbatchedCall, st.integers(0, 1 << 62), st.integers(1, 9), st.lists(tensors))
     )
 )
-def test_nothing_is_lost_on_the_way_and_sizes_are_never_told_too_small(
-    works: list[UnbatchedCall],
+def test_payload_round_trip_and_size_bound(
+    tasks: list[UnbatchedCall],
 ) -> None:
     trace, tenant = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "t" * 200
-    body = encode_request("f" * 200, works, deadline_ms=1.5, traceparent=trace, tenant=tenant)
-    assert len(body) <= body_bytes([work.inputs for work in works])
-    envelope = open_envelope(json.loads(body))
-    assert works_of(envelope) == works
-    assert (envelope.deadline_ms, envelope.traceparent, envelope.tenant) == (1.5, trace, tenant)
+    body = encode_request("f" * 200, tasks, deadline_ms=1.5, traceparent=trace, tenant=tenant)
+    assert len(body) <= body_bytes([task.inputs for task in tasks])
+    call = parse_call(json.loads(body))
+    assert unbatched_calls(call) == tasks
+    assert (call.deadline_ms, call.traceparent, call.tenant) == (1.5, trace, tenant)
 
 
 results = st.builds(
@@ -181,17 +181,19 @@ results = st.builds(
 
 
 @given(st.lists(results, max_size=3))
-def test_answers_are_as_they_were_however_a_platform_writes_them(
-    told: list[UnbatchedResult],
+def test_response_survives_any_json_encoder(
+    reported: list[UnbatchedResult],
 ) -> None:
-    """Python's own encoder escapes all that is not ASCII, and puts spaces between."""
-    answer = encode_response(told, is_cold=False, took_ms=1.0)
+    """Python's own encoder escapes non-ASCII characters and adds spaces."""
+    answer = encode_response(reported, is_cold=False, took_ms=1.0)
     body = json.dumps(answer).encode()
-    assert len(body) <= body_bytes([r.outputs for r in told]) + sum(12 * len(r.error) for r in told)
-    assert decode_answer(body)[1] == told
+    assert len(body) <= body_bytes([r.outputs for r in reported]) + sum(
+        12 * len(r.error) for r in reported
+    )
+    assert decode_response(body)[1] == reported
 
 
-def test_a_result_that_an_answer_has_no_room_for_is_told_as_such() -> None:
+def test_result_beyond_the_payload_limit_has_its_own_status() -> None:
     """Two of 3 MB are more than 6 MB in base64; the third is small."""
     large = [Tensor("y", "UINT8", (3 << 20,), memoryview(bytes(3 << 20)))]
     answer = encode_response(
@@ -201,7 +203,7 @@ def test_a_result_that_an_answer_has_no_room_for_is_told_as_such() -> None:
     )
     body = json.dumps(answer).encode()
     assert len(body) <= LAMBDA_PAYLOAD_BYTES_MAX
-    first, second, third = decode_answer(body)[1]
+    first, second, third = decode_response(body)[1]
     assert (first.status, len(first.outputs), third.status) == (200, 1, 200)
     assert (second.status, second.outputs) == (413, [])
-    assert "more than a call can carry" in second.error
+    assert "more than the payload limit of a call" in second.error

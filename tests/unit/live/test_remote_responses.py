@@ -1,4 +1,4 @@
-"""Answers of platforms that are wrong: the call has failed, and nothing else has happened."""
+"""Invalid responses of platforms: the call has failed, and nothing else happens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 import pytest
-from remote_rig import errand
+from remote_rig import remote_call
 
 pytest.importorskip("botocore")
 
@@ -22,7 +22,7 @@ from headgate.live.pools.remote_pool import CallResult, Done, Failed
 from headgate.live.pools.sagemaker_pool import SageMakerEndpoints
 from headgate.live.pools.validation import check_outputs
 
-DEEP = b"[" * 1_000_000  # deeper than a parser may follow
+DEEP = b"[" * 1_000_000  # deeper than a parser may recurse
 RIGHT: dict[str, object] = {"name": "y", "datatype": "FP32", "shape": [2], "data": "AAAAAAAAAAA="}
 WRONG: dict[str, dict[str, object]] = {
     "too few bytes": {"shape": [3]},
@@ -40,7 +40,7 @@ WRONG_IN_JSON = WRONG.keys() - {"part of an element", "a length that lies", "no 
 
 
 class Client:
-    """Answers every call with the same bytes, or with an error."""
+    """Responds to every call with the same bytes, or with an error."""
 
     def __init__(
         self, body: bytes = b"", error: Exception | None = None, function_error: str = ""
@@ -60,40 +60,40 @@ class Client:
 
 def of_lambda(body: bytes, function_error: str = "") -> CallResult:
     client = Client(body, function_error=function_error)
-    return LambdaFunctions(client, Provider("lambda", "f"), 6_000_000).call(errand())
+    return LambdaFunctions(client, Provider("lambda", "f"), 6_000_000).call(remote_call())
 
 
 def of_sagemaker(body: bytes = b"", error: Exception | None = None) -> CallResult:
     endpoints = SageMakerEndpoints(Client(body, error), Provider("sagemaker", "f"), 0)
-    return endpoints.call(errand())
+    return endpoints.call(remote_call())
 
 
-def answer(output: dict[str, object], **more: object) -> bytes:
-    """What a function answers to the only request of an errand."""
+def response_body(output: dict[str, object], **more: object) -> bytes:
+    """Return the response of a function to the only request of a call."""
     result = {"id": 0, "outputs": [output], **more}
     return json.dumps({"headgate": 1, "cold": False, "took_ms": 1.0, "results": [result]}).encode()
 
 
-def test_a_right_answer_is_taken() -> None:
-    fate = of_lambda(answer(RIGHT))
-    assert isinstance(fate, Done)
-    ((result,), (output,)) = fate.results, fate.results[0].outputs
+def test_valid_response() -> None:
+    call_result = of_lambda(response_body(RIGHT))
+    assert isinstance(call_result, Done)
+    ((result,), (output,)) = call_result.results, call_result.results[0].outputs
     assert (result.error, output.shape, bytes(output.data)) == ("", (2,), bytes(8))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_a_function_says_of_a_tensor_must_agree_with_its_bytes(name: str) -> None:
-    fate = of_lambda(answer({**RIGHT, **WRONG[name]}))
-    assert isinstance(fate, Failed)
-    assert fate.reason.startswith("its answer is not understood: ")
+def test_lambda_tensor_must_match_its_bytes(name: str) -> None:
+    call_result = of_lambda(response_body({**RIGHT, **WRONG[name]}))
+    assert isinstance(call_result, Failed)
+    assert call_result.reason.startswith("invalid response: ")
 
 
 @pytest.mark.parametrize("name", sorted(WRONG_IN_JSON))
-def test_what_an_endpoint_says_of_a_tensor_must_agree_with_its_elements(name: str) -> None:
+def test_endpoint_tensor_must_match_its_elements(name: str) -> None:
     output = {**RIGHT, "data": [0.0, 0.0], **WRONG[name]}
-    fate = of_sagemaker(json.dumps({"outputs": [output]}).encode())
-    assert isinstance(fate, Failed)
-    assert fate.reason.startswith("its answer is not understood: ")
+    call_result = of_sagemaker(json.dumps({"outputs": [output]}).encode())
+    assert isinstance(call_result, Failed)
+    assert call_result.reason.startswith("invalid response: ")
 
 
 @pytest.mark.parametrize(
@@ -101,46 +101,46 @@ def test_what_an_endpoint_says_of_a_tensor_must_agree_with_its_elements(name: st
     [b"", b"null", b'"', b"{}", b"[]", b'{"headgate":2}', b"\xff", b'{"x":' + DEEP, DEEP],
     ids=lambda body: repr(body[:12]),
 )
-def test_what_is_no_answer_is_a_failure(body: bytes) -> None:
-    """Also one that is nested too deeply to be read: the thread that reads it goes on."""
+def test_invalid_response_is_a_failure(body: bytes) -> None:
+    """Including one that is nested too deeply to be parsed: the calling thread survives."""
     assert isinstance(of_lambda(body), Failed)
     assert isinstance(of_sagemaker(body), Failed)
     assert of_lambda(body, "Unhandled") == Failed("the function failed")
 
 
 @pytest.mark.parametrize(("took_ms", "longest_ns"), [(-1.0, 0), (1e305, 10**15)])
-def test_times_that_cannot_be_are_bounded(took_ms: float, longest_ns: int) -> None:
+def test_reported_durations_are_bounded(took_ms: float, longest_ns: int) -> None:
     body = {"headgate": 1, "cold": False, "took_ms": took_ms, "results": []}
-    fate = of_lambda(json.dumps(body).encode())
-    assert isinstance(fate, Done)
-    assert 0 <= fate.took_ns <= longest_ns
+    call_result = of_lambda(json.dumps(body).encode())
+    assert isinstance(call_result, Done)
+    assert 0 <= call_result.took_ns <= longest_ns
 
 
 @pytest.mark.parametrize(
     ("status", "expected"),
     [(400, 400), (413, 413), (504, 504), (0, 500), (-1, 500), (200, 500), (450, 500), (777, 500)],
 )
-def test_a_status_that_nobody_can_be_told_is_a_500(status: int, expected: int) -> None:
-    """The gateway has no line for it, and its client would have got no answer at all."""
-    fate = of_lambda(answer(RIGHT, error="no", status=status))
-    assert isinstance(fate, Done)
-    assert fate.results[0].status == expected
+def test_invalid_status_becomes_500(status: int, expected: int) -> None:
+    """The gateway has no status line for it, and the client would get no response at all."""
+    call_result = of_lambda(response_body(RIGHT, error="no", status=status))
+    assert isinstance(call_result, Done)
+    assert call_result.results[0].status == expected
     assert expected in STATUS_LINES
 
 
 @pytest.mark.parametrize("status", [450, 777, "many", None, [400]])
-def test_nor_one_of_a_container(status: object) -> None:
-    told = {
+def test_invalid_container_status_becomes_500(status: object) -> None:
+    reported = {
         "Error": {"Code": "ModelError", "Message": "it failed"},
         "ResponseMetadata": {"HTTPStatusCode": 424},
         "OriginalStatusCode": status,
         "OriginalMessage": 7,
     }
-    assert of_sagemaker(error=ClientError(told, "InvokeEndpoint")) == Failed("7")
+    assert of_sagemaker(error=ClientError(reported, "InvokeEndpoint")) == Failed("7")
 
 
-def test_strings_are_counted() -> None:
-    two = base64.b64decode("AQAAAGEAAAAA")  # "a", and one of no letters
+def test_string_elements_are_counted() -> None:
+    two = base64.b64decode("AQAAAGEAAAAA")  # "a", and an empty string
     check_outputs([Tensor("y", "BYTES", (2,), memoryview(two))])
     for count in (1, 3, 1 << 25):
         with pytest.raises(ValueError, match=f"are not {count} BYTES"):

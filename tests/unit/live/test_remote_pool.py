@@ -1,4 +1,4 @@
-"""An errand goes out in a thread and comes back as exactly one event."""
+"""A remote call runs in a thread and results in exactly one event."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Coroutine
 
 import pytest
-from remote_rig import Rig, errand, work
+from remote_rig import Rig, remote_call, task
 
 from headgate.core.events import BatchFailed, BatchLost, BatchRefused, Event, Refusal
 from headgate.live.ipc.messages import TaskResult
@@ -18,20 +18,20 @@ from headgate.live.pools.remote_pool import CallResult, Done, Failed, Lost, Refu
 MS = 1_000_000
 
 
-def run(story: Callable[[], Coroutine[None, None, None]]) -> None:
-    asyncio.run(story())
+def run(scenario: Callable[[], Coroutine[None, None, None]]) -> None:
+    asyncio.run(scenario())
 
 
-def test_what_ran_brings_each_result_in_the_order_of_its_tasks() -> None:
-    """One that the far end forgot has failed, and its neighbours have not."""
+def test_results_are_in_the_order_of_tasks() -> None:
+    """A task without a result has failed; the others have not."""
 
-    def call(errand: RemoteCall) -> CallResult:
+    def call(remote_call: RemoteCall) -> CallResult:
         return Done([TaskResult(3, [], is_unsure=True), TaskResult(1, [])], 2 * MS)
 
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig(call)
-        rig.outpost.send(time.monotonic_ns(), errand(7, [work(1), work(2), work(3)]))
-        assert rig.outpost.in_flight == 1
+        rig.pool.send(time.monotonic_ns(), remote_call(7, [task(1), task(2), task(3)]))
+        assert rig.pool.in_flight == 1
         await rig.until(lambda: bool(rig.ran))
         (ran,) = rig.ran
         assert (ran.batch_id, [result.task_id for result in ran.results]) == (7, [1, 2, 3])
@@ -39,14 +39,14 @@ def test_what_ran_brings_each_result_in_the_order_of_its_tasks() -> None:
         assert ran.results[2].is_unsure
         assert 0 < ran.ended_ns - ran.began_ns <= 2 * MS
         assert rig.events == []
-        assert rig.outpost.in_flight == 0
-        assert rig.outpost.ended["finished"] == 1
+        assert rig.pool.in_flight == 0
+        assert rig.pool.outcomes["finished"] == 1
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize(
-    ("fate", "expected", "outcome"),
+    ("call_result", "expected", "outcome"),
     [
         (Failed("it broke"), BatchFailed, "failed"),
         (Lost("cut off"), BatchLost, "lost"),
@@ -55,84 +55,84 @@ def test_what_ran_brings_each_result_in_the_order_of_its_tasks() -> None:
         (Refused(Refusal.TOO_LARGE, "far too much"), BatchRefused, "refused"),
     ],
 )
-def test_whatever_else_becomes_of_it_is_one_event(
-    fate: CallResult, expected: type[Event], outcome: str
+def test_other_outcomes_are_one_event(
+    call_result: CallResult, expected: type[Event], outcome: str
 ) -> None:
-    async def story() -> None:
-        rig = Rig(lambda _: fate)
-        rig.outpost.send(time.monotonic_ns(), errand(4))
+    async def scenario() -> None:
+        rig = Rig(lambda _: call_result)
+        rig.pool.send(time.monotonic_ns(), remote_call(4))
         await rig.until(lambda: bool(rig.events))
         (event,) = rig.events
         assert type(event) is expected
         assert rig.ran == []
-        assert rig.outpost.ended[outcome] == 1
-        # What never ran costs nothing; what may have is paid for.
-        assert len(rig.billed_ns) == (0 if isinstance(fate, Refused) else 1)
+        assert rig.pool.outcomes[outcome] == 1
+        # A call that has not run costs nothing; one that may have run is billed.
+        assert len(rig.billed_ns) == (0 if isinstance(call_result, Refused) else 1)
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize(
-    ("hang_ns", "deadline_ns", "gives_up"),
-    [(50 * MS, 10**18, False), (10**10, -1_000 * MS, True)],  # a second of grace has passed
+    ("hang_ns", "deadline_ns", "is_hard"),
+    [(50 * MS, 10**18, False), (10**10, -1_000 * MS, True)],  # a grace of one second has passed
 )
-def test_what_stays_away_is_given_up_and_what_it_brings_later_is_nobodys(
-    hang_ns: int, deadline_ns: int, gives_up: bool
+def test_timed_out_call_is_lost_and_its_late_reply_dropped(
+    hang_ns: int, deadline_ns: int, is_hard: bool
 ) -> None:
     may_go_on = threading.Event()
 
-    def call(errand: RemoteCall) -> CallResult:
+    def call(remote_call: RemoteCall) -> CallResult:
         may_go_on.wait(60)
         return Done([TaskResult(0, [])], MS)
 
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig(call, hang_ns=hang_ns)
         now_ns = time.monotonic_ns()
-        due_ns = now_ns + deadline_ns if gives_up else deadline_ns
-        rig.outpost.send(now_ns, errand(1, deadline_ns=due_ns, gives_up=gives_up))
+        due_ns = now_ns + deadline_ns if is_hard else deadline_ns
+        rig.pool.send(now_ns, remote_call(1, deadline_ns=due_ns, is_hard=is_hard))
         await rig.until(lambda: bool(rig.events))
         assert isinstance(rig.events[0], BatchLost)
-        assert rig.outpost.in_flight == 0
+        assert rig.pool.in_flight == 0
         may_go_on.set()
-        await rig.until(lambda: rig.outpost.threads.busy == 0)
+        await rig.until(lambda: rig.pool.threads.busy == 0)
         assert (len(rig.events), rig.ran) == (1, [])
 
-    run(story)
+    run(scenario)
 
 
-def test_nothing_waits_for_a_thread_and_nothing_late_begins() -> None:
+def test_call_without_a_free_thread_is_throttled() -> None:
     may_go_on = threading.Event()
     begun: list[int] = []
 
-    def call(errand: RemoteCall) -> CallResult:
-        begun.append(errand.batch_id)
+    def call(remote_call: RemoteCall) -> CallResult:
+        begun.append(remote_call.batch_id)
         may_go_on.wait(60)
         return Done([TaskResult(0, [])], MS)
 
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig(call, threads=2)
         now_ns = time.monotonic_ns()
         for batch_id in range(3):
-            rig.outpost.send(now_ns, errand(batch_id))
+            rig.pool.send(now_ns, remote_call(batch_id))
         refused = [(e.batch_id, e.reason) for e in rig.events if isinstance(e, BatchRefused)]
         assert refused == [(2, Refusal.THROTTLED)]
         may_go_on.set()
         await rig.until(lambda: len(rig.ran) == 2)
         assert sorted(begun) == [0, 1]
 
-    run(story)
+    run(scenario)
 
 
-def test_a_cold_start_is_seen_and_is_on_the_bill() -> None:
-    def call(errand: RemoteCall) -> CallResult:
+def test_cold_start_is_recorded_and_billed() -> None:
+    def call(remote_call: RemoteCall) -> CallResult:
         time.sleep(0.03)
-        return Done([TaskResult(0, [])], MS, is_cold=errand.batch_id == 0)
+        return Done([TaskResult(0, [])], MS, is_cold=remote_call.batch_id == 0)
 
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig(call)
-        rig.outpost.send(time.monotonic_ns(), errand(0))
+        rig.pool.send(time.monotonic_ns(), remote_call(0))
         await rig.until(lambda: len(rig.ran) == 1)
-        rig.outpost.send(time.monotonic_ns(), errand(1))
+        rig.pool.send(time.monotonic_ns(), remote_call(1))
         await rig.until(lambda: len(rig.ran) == 2)
         cold_ns, warm_ns = rig.billed_ns
         assert cold_ns >= 30 * MS
@@ -141,20 +141,20 @@ def test_a_cold_start_is_seen_and_is_on_the_bill() -> None:
         assert function == "f"
         assert start_ns >= 28 * MS
 
-    run(story)
+    run(scenario)
 
 
-def test_a_pool_that_breaks_all_the_time_is_warned_about_now_and_then(
+def test_warnings_are_rate_limited(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig(lambda _: Failed("as ever"))
         for batch_id in range(3):
-            rig.outpost.send(time.monotonic_ns(), errand(batch_id))
+            rig.pool.send(time.monotonic_ns(), remote_call(batch_id))
         await rig.until(lambda: len(rig.events) == 3)
 
     caplog.set_level(logging.DEBUG, "headgate")
-    run(story)
-    told = [(record.levelname, record.getMessage()) for record in caplog.records]
+    run(scenario)
+    reported = [(record.levelname, record.getMessage()) for record in caplog.records]
     again = ("DEBUG", "pool cloud: as ever")
-    assert told == [("WARNING", "pool cloud: as ever"), again, again]
+    assert reported == [("WARNING", "pool cloud: as ever"), again, again]

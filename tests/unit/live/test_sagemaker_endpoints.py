@@ -1,4 +1,4 @@
-"""Batches to endpoints: as one request where that is possible, and never a wrong part of it."""
+"""Batches to endpoints: one request if possible, split correctly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from remote_rig import errand, work
+from remote_rig import remote_call, task
 
 pytest.importorskip("botocore")
 
@@ -23,21 +23,21 @@ from headgate.functions.tensor import Signature, Tensor, TensorSpec
 from headgate.live.gateway.oip.json import memoryview_of, pack_strings
 from headgate.live.ipc.messages import TaskInputs
 from headgate.live.pools.remote_pool import Done, Failed, Refused
-from headgate.live.pools.sagemaker_pool import SageMakerEndpoints, join, split_by_items
+from headgate.live.pools.sagemaker_pool import SageMakerEndpoints, concatenate, split_by_items
 
 
-def model_error(status: int, said: str) -> ClientError:
+def model_error(status: int, text: str) -> ClientError:
     body = {
         "Error": {"Code": "ModelError", "Message": "it failed"},
         "ResponseMetadata": {"HTTPStatusCode": 424},
         "OriginalStatusCode": status,
-        "OriginalMessage": said,
+        "OriginalMessage": text,
     }
     return ClientError(body, "InvokeEndpoint")
 
 
 class Client:
-    """Adds one to every number; 13 is refused, 14 breaks."""
+    """Adds one to every number; 13 is rejected, 14 fails."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.asked: list[dict[str, Any]] = []
@@ -64,18 +64,23 @@ def numbers(tensor: Tensor) -> list[int]:
     return list(memoryview_of(tensor))
 
 
-def test_a_batch_is_one_request_and_each_gets_its_own_part() -> None:
+def test_batch_is_one_request() -> None:
     client = Client()
-    fate = endpoints(client).call(errand(works=[work(1, b"\x01\x02"), work(2, b"\x07")]))
-    assert isinstance(fate, Done)
-    assert [(r.task_id, numbers(r.outputs[0])) for r in fate.results] == [(1, [2, 3]), (2, [8])]
+    call_result = endpoints(client).call(
+        remote_call(tasks=[task(1, b"\x01\x02"), task(2, b"\x07")])
+    )
+    assert isinstance(call_result, Done)
+    assert [(r.task_id, numbers(r.outputs[0])) for r in call_result.results] == [
+        (1, [2, 3]),
+        (2, [8]),
+    ]
     assert len(client.asked) == 1
 
 
-def test_nothing_else_of_a_request_is_sent() -> None:
+def test_request_carries_no_other_data() -> None:
     """Tensors, deadline, trace and the name of the client."""
     client = Client()
-    asked = errand(deadline_ns=monotonic_ns() + 10**12, gives_up=True)
+    asked = remote_call(deadline_ns=monotonic_ns() + 10**12, is_hard=True)
     endpoints(client).call(replace(asked, node_id=5, traceparent="00-a-b-01", tenant="ali"))
     (sent,) = client.asked
     timeout, *others = sent.pop("CustomAttributes").split(";")
@@ -93,27 +98,27 @@ def test_nothing_else_of_a_request_is_sent() -> None:
     }
 
 
-def test_one_that_is_refused_takes_nobody_with_it() -> None:
+def test_rejected_task_fails_by_itself() -> None:
     client = Client()
-    fate = endpoints(client).call(errand(works=[work(1, b"\x0d"), work(2, b"\x07")]))
-    assert isinstance(fate, Done)
-    assert [(r.status, r.error) for r in fate.results] == [(400, "bad luck"), (200, "")]
+    call_result = endpoints(client).call(remote_call(tasks=[task(1, b"\x0d"), task(2, b"\x07")]))
+    assert isinstance(call_result, Done)
+    assert [(r.status, r.error) for r in call_result.results] == [(400, "bad luck"), (200, "")]
     assert len(client.asked) == 3  # together, and then each by itself
 
 
-def test_one_that_breaks_the_endpoint_is_a_failure() -> None:
-    assert endpoints(Client()).call(errand(works=[work(1, b"\x0e")])) == Failed("worse")
+def test_failing_endpoint_is_a_failure() -> None:
+    assert endpoints(Client()).call(remote_call(tasks=[task(1, b"\x0e")])) == Failed("worse")
 
 
 @pytest.mark.parametrize(("status", "reason"), [(429, Refusal.THROTTLED), (503, Refusal.THROTTLED)])
-def test_an_endpoint_that_takes_no_more_has_run_nothing(status: int, reason: int) -> None:
+def test_throttled_endpoint_has_run_nothing(status: int, reason: int) -> None:
     error = {"Error": {"Code": "X"}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    fate = endpoints(Client(ClientError(error, "InvokeEndpoint"))).call(errand())
-    assert isinstance(fate, Refused)
-    assert fate.reason == reason
+    call_result = endpoints(Client(ClientError(error, "InvokeEndpoint"))).call(remote_call())
+    assert isinstance(call_result, Refused)
+    assert call_result.reason == reason
 
 
-def test_what_is_named_after_function_and_node_is_asked() -> None:
+def test_target_is_named_after_function_and_node() -> None:
     client = Client()
     signature = Signature((TensorSpec("x", "UINT8", (-1, 3)),), ())
     assert endpoints(client).ping("f", 6, signature) == ""
@@ -122,7 +127,7 @@ def test_what_is_named_after_function_and_node_is_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "is_there"),
+    ("status", "text", "is_there"),
     [
         (400, "input 'x' is missing", True),
         (400, "Endpoint e of account 1 not found.", False),
@@ -132,11 +137,9 @@ def test_what_is_named_after_function_and_node_is_asked() -> None:
         (503, "", False),
     ],
 )
-def test_an_endpoint_that_says_anything_about_the_request_is_there(
-    status: int, said: str, is_there: bool
-) -> None:
+def test_endpoint_that_rejects_the_ping_is_up(status: int, text: str, is_there: bool) -> None:
     error = {
-        "Error": {"Code": "X", "Message": said},
+        "Error": {"Code": "X", "Message": text},
         "ResponseMetadata": {"HTTPStatusCode": status},
     }
     client = Client(ClientError(error, "InvokeEndpoint"))
@@ -146,9 +149,9 @@ def test_an_endpoint_that_says_anything_about_the_request_is_there(
 
 
 @given(st.lists(st.lists(st.binary(max_size=5), min_size=1, max_size=4), min_size=1, max_size=5))
-def test_what_is_joined_is_cut_at_the_same_places(requests: list[list[bytes]]) -> None:
+def test_concatenate_and_split_round_trip(requests: list[list[bytes]]) -> None:
     """Of text, whose elements differ in length, and of numbers."""
-    works = [
+    tasks = [
         TaskInputs(
             id,
             len(texts),
@@ -159,16 +162,16 @@ def test_what_is_joined_is_cut_at_the_same_places(requests: list[list[bytes]]) -
         )
         for id, texts in enumerate(requests)
     ]
-    together = join(works)
+    together = concatenate(tasks)
     assert together is not None
-    assert split_by_items(together, [work.items for work in works]) == [
-        work.inputs for work in works
+    assert split_by_items(together, [task.items for task in tasks]) == [
+        task.inputs for task in tasks
     ]
 
 
-def test_requests_that_differ_are_not_joined() -> None:
+def test_different_requests_are_not_concatenated() -> None:
     narrow = TaskInputs(0, 1, [Tensor("x", "UINT8", (1, 2), memoryview(b"ab"))])
     wide = TaskInputs(1, 1, [Tensor("x", "UINT8", (1, 3), memoryview(b"abc"))])
-    assert join([narrow, wide]) is None
+    assert concatenate([narrow, wide]) is None
     with pytest.raises(ValueError, match="for 2"):
         split_by_items([Tensor("y", "UINT8", (1,), memoryview(b"a"))], [1, 1])

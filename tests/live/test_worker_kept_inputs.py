@@ -1,4 +1,4 @@
-"""What a function keeps of its inputs stays as it was, whatever comes later."""
+"""Inputs that a function keeps stay valid, whatever is sent later."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from worker_rig import code, row, worker
 
 from headgate.functions.arrays import Array
 
-SIZE = 16_384  # elements of four bytes: more than goes in a message
+SIZE = 16_384  # elements of four bytes: too large to be sent inside a message
 
 
 def large(value: float, items: int = 1) -> dict[str, Array]:
@@ -19,7 +19,10 @@ def large(value: float, items: int = 1) -> dict[str, Array]:
 
 @pytest.mark.parametrize("how", ["array", "view", "memory", "decoded"])
 def test_kept_inputs_are_not_overwritten_by_later_requests(tmp_path: Path, how: str) -> None:
-    """The gateway uses a block again as soon as it may: those that are kept it may not."""
+    """The gateway reuses a block as soon as it is released.
+
+    Blocks of kept inputs are not released.
+    """
     with worker(tmp_path, {"keeps": code("Keeps", options={"how": how})}) as process:
         gateway = process.gateway()
         gateway.start()
@@ -30,13 +33,13 @@ def test_kept_inputs_are_not_overwritten_by_later_requests(tmp_path: Path, how: 
             expected = [float(n * elements) for n in range(1, number + 1)]
             assert gateway.arrays(result)["sums"].tolist() == [expected]
         assert len(gateway.in_use) == 12
-        gateway.run(large(0), shares=True)  # it lets go of everything
+        gateway.run(large(0), shares=True)  # it releases everything
         gateway.ran()
-        gateway.ask(large(1))  # whatever was given back only after that
+        gateway.ask(large(1))  # releases everything that was pending
         assert not gateway.in_use
 
 
-def test_requests_of_one_batch_that_are_kept_stay_as_well(tmp_path: Path) -> None:
+def test_kept_inputs_of_one_batch_stay_valid(tmp_path: Path) -> None:
     with worker(tmp_path, {"keeps": code("Keeps", options={"how": "decoded"})}) as process:
         gateway = process.gateway()
         gateway.start()
@@ -47,14 +50,15 @@ def test_requests_of_one_batch_that_are_kept_stay_as_well(tmp_path: Path) -> Non
         assert gateway.arrays(last)["sums"].tolist() == [expected]
 
 
-def test_what_is_not_kept_is_given_back_with_the_answer(tmp_path: Path) -> None:
+def test_other_inputs_are_released_with_the_reply(tmp_path: Path) -> None:
     functions = {"double": code("double"), "picky": code("picky")}
     with worker(tmp_path, functions, pool={"queue": 0}) as process:
         gateway = process.gateway()
         gateway.start(0, 0)
         gateway.start(1, 1)
         sent = {"x": np.ones((SIZE, 2), np.float32)}
-        wrong = {"x": np.ones((SIZE, 3), np.float32)}  # 400, and never an array of the function's
+        # status 400, and the function never sees an array
+        wrong = {"x": np.ones((SIZE, 3), np.float32)}
         gateway.run(sent, wrong, sent, shares=True)
         assert [result.status for result in gateway.ran().results] == [200, 400, 200]
         assert not gateway.in_use
@@ -66,7 +70,7 @@ def test_what_is_not_kept_is_given_back_with_the_answer(tmp_path: Path) -> None:
 
 
 def test_kept_inputs_outlive_their_gateway(tmp_path: Path) -> None:
-    """Its shared memory goes when nobody looks at it any more, and not under a function's hands."""
+    """Its shared memory is unmapped when nothing references it any more, and not before."""
     functions = {"keeps": code("Keeps"), "nap": code("nap")}
     with worker(tmp_path, functions, pool={"queue": 4}) as process:
         gateway, other = process.gateway(), process.gateway()
@@ -76,7 +80,7 @@ def test_kept_inputs_outlive_their_gateway(tmp_path: Path) -> None:
         gateway.run(large(1), shares=True)
         gateway.ran()
         gateway.run({"x": np.full(SIZE, 0.2, np.float32)}, instance_id=1, shares=True)
-        gateway.close()  # while that runs
+        gateway.close()  # while the batch runs
         (result,) = other.ask(large(2))
         assert other.arrays(result)["sums"].tolist() == [[2.0 * SIZE]]  # an instance of its own
         follower = process.gateway()

@@ -46,7 +46,7 @@ def test_nothing_is_lost_or_counted_twice(rows: list[tuple[str, str, int]], ever
     assert counts(metrics) == Counter((model, tenant, "", o) for model, tenant, o in rows)
 
 
-def test_a_full_buffer_is_added_up_by_itself() -> None:
+def test_full_buffer_is_folded() -> None:
     metrics = Metrics(small_app())
     call = ended_call(Outcome.MET, execute_ms=1)
     for _ in range(2 * ROWS_MAX + 3):
@@ -56,25 +56,25 @@ def test_a_full_buffer_is_added_up_by_itself() -> None:
 
 
 def test_reasons_are_bounded() -> None:
-    """A policy that puts numbers into its reasons does not fill the memory of the scraper."""
+    """A policy that puts numbers into its reasons does not exhaust the memory of the scraper."""
     metrics = Metrics(small_app())
     for number in range(3 * REASONS_MAX):
         call = ended_call(Outcome.REJECTED, reason=f"too late by {number} ms")
         metrics.settled(call, "resnet", "ann")
-    seen = counts(metrics)
-    assert len(seen) == REASONS_MAX - 1
-    assert sum(seen.values()) == 3 * REASONS_MAX
-    assert seen["resnet", "ann", "other", Outcome.REJECTED] == 2 * REASONS_MAX + 2
+    observed = counts(metrics)
+    assert len(observed) == REASONS_MAX - 1
+    assert sum(observed.values()) == 3 * REASONS_MAX
+    assert observed["resnet", "ann", "other", Outcome.REJECTED] == 2 * REASONS_MAX + 2
 
 
-def test_only_a_rejection_has_a_reason_worth_a_label() -> None:
+def test_only_rejections_have_a_reason_label() -> None:
     metrics = Metrics(small_app())
     metrics.settled(ended_call(Outcome.FAILED, reason="resnet: it raised"), "resnet", "ann")
     metrics.settled(ended_call(Outcome.REJECTED, reason=Rejection.UNFAIR), "resnet", "ann")
     assert {reason for _, _, reason, _ in counts(metrics)} == {"", Rejection.UNFAIR}
 
 
-def test_a_new_objective_moves_the_buckets() -> None:
+def test_new_slo_moves_the_buckets() -> None:
     metrics = Metrics(small_app())
     metrics.settled(ended_call(Outcome.MET, execute_ms=1), "resnet", "ann")
     metrics.declare(small_app())
@@ -84,7 +84,7 @@ def test_a_new_objective_moves_the_buckets() -> None:
     assert counts(metrics)["resnet", "ann", "", Outcome.MET] == 1, "a counter never goes back"
 
 
-def test_arrivals_per_second_are_a_mean_over_the_last_ten() -> None:
+def test_arrival_rate_is_a_mean_over_ten_seconds() -> None:
     metrics = Metrics(small_app())
     for at_ms in range(0, 30_000, 50):
         metrics.settled(ended_call(Outcome.MET, at_ms=at_ms), "resnet", "ann")
@@ -97,7 +97,7 @@ def test_arrivals_per_second_are_a_mean_over_the_last_ten() -> None:
 
 
 @given(st.lists(st.integers(-30, 30)), st.lists(st.integers(-25, 25), min_size=1, unique=True))
-def test_a_histogram_counts_values_up_to_each_bound(values: list[int], bounds: list[int]) -> None:
+def test_histogram_counts_values_up_to_each_bound(values: list[int], bounds: list[int]) -> None:
     histogram = Histogram(sorted(bounds))
     histogram.add(np.array(values, np.int64))
     for bound, count in histogram.cumulative(unit=1):
@@ -105,8 +105,8 @@ def test_a_histogram_counts_values_up_to_each_bound(values: list[int], bounds: l
     assert histogram.total == sum(values)
 
 
-def test_a_request_costs_little() -> None:
-    """Well below two microseconds; the bound is loose, for machines that are busy."""
+def test_cost_per_request() -> None:
+    """Well below two microseconds; the bound is loose, for busy machines."""
     metrics = Metrics(small_app())
     call = ended_call(Outcome.MET, queue_ms=1, execute_ms=2)
     costs_s = []

@@ -1,4 +1,4 @@
-"""The parts of a worker that need no process of their own."""
+"""Components of a worker that need no process of their own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from headgate.live.worker.executor import BatchJob
 from headgate.live.worker.loading import Loader
 from headgate.live.worker.model_cache import ModelCache
 from headgate.live.worker.runner import BatchRunner
-from headgate.live.worker.warmup import fill, measure, sizes
+from headgate.live.worker.warmup import batch_sizes, interpolate, measure_exec_ns
 
 COUNTED = """
 from headgate.functions import Model
@@ -41,12 +41,12 @@ class Tight(Model):
 
 
 def runner(model: type[Model], *, is_idempotent: bool = True) -> BatchRunner:
-    loaded = model()
-    loaded.load()
-    return BatchRunner("it", loaded, is_idempotent=is_idempotent)
+    config = model()
+    config.load()
+    return BatchRunner("it", config, is_idempotent=is_idempotent)
 
 
-def work(*arrays: Array, items: int = 1, task_id: int = 0) -> TaskInputs:
+def task(*arrays: Array, items: int = 1, task_id: int = 0) -> TaskInputs:
     return TaskInputs(task_id, items, [to_tensor(f"x{i}", array) for i, array in enumerate(arrays)])
 
 
@@ -55,11 +55,8 @@ def only(results: list[TaskResult]) -> TaskResult:
     return result
 
 
-# --- the runner ----------------------------------------------------------------------------------
-
-
-def test_without_batching_requests_go_one_by_one() -> None:
-    """The first dimension means nothing then, and an answer need not have one."""
+def test_unbatched_model_runs_requests_one_by_one() -> None:
+    """The first dimension has no meaning then, and a result need not have one."""
     calls = []
 
     @function(batches=False)
@@ -67,7 +64,7 @@ def test_without_batching_requests_go_one_by_one() -> None:
         calls.append(x0.shape)
         return np.linalg.norm(x0)
 
-    results = runner(norm).run([work(np.array([3.0, 4.0])), work(np.array([1.0]), task_id=1)])
+    results = runner(norm).run([task(np.array([3.0, 4.0])), task(np.array([1.0]), task_id=1)])
     assert calls == [(2,), (1,)]
     assert [to_array(result.outputs[0]).tolist() for result in results] == [5.0, 1.0]
 
@@ -75,36 +72,39 @@ def test_without_batching_requests_go_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        (None, "ValueError: what predict gave is nothing, not an array, a list or a dict of them"),
+        (
+            None,
+            "ValueError: the result of predict is nothing, not an array, a list or a dict of them",
+        ),
         ({"y": [1]}, "TypeError: output 'y' is a list, not an array"),
-        ([1], "TypeError: encode gave a list, not a dict of arrays"),
+        ([1], "TypeError: encode returned a list, not a dict of arrays"),
         ({"y": np.array([1j])}, "ValueError: y: an array of complex128 cannot be sent"),
         ({3: np.array([1])}, "TypeError: output 3 is a ndarray, not an array"),
     ],
 )
-def test_a_wrong_answer_is_named(
+def test_invalid_result_is_named(
     answer: object, problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Wrong(Model):
         def predict(self, batch: object) -> object:
             return answer
 
-    result = only(runner(Wrong).run([work(np.array([1]))]))
+    result = only(runner(Wrong).run([task(np.array([1]))]))
     assert (result.status, result.error) == (500, problem)
     assert "Traceback" in caplog.text
 
 
-def test_outputs_are_what_was_declared(caplog: pytest.LogCaptureFixture) -> None:
+def test_outputs_have_the_declared_datatype(caplog: pytest.LogCaptureFixture) -> None:
     @function(inputs={"x0": "FP64[-1]"}, outputs={"y": "FP32[-1]"})
     def wide(x0):  # type: ignore[no-untyped-def]
         return x0
 
-    result = only(runner(wide).run([work(np.array([1.0]))]))
+    result = only(runner(wide).run([task(np.array([1.0]))]))
     assert result.error == "TypeError: output 'y' is FP64[1], declared FP32[-1]"
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, RecursionError])
-def test_nothing_a_model_raises_comes_through(
+def test_any_exception_of_a_model_is_contained(
     kind: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     class Mean(Exception):
@@ -119,8 +119,8 @@ def test_nothing_a_model_raises_comes_through(
         def decode(self, inputs: dict[str, Array]) -> object:
             raise Mean
 
-    assert only(runner(Raises).run([work(np.array([1]))])).error == f"{kind.__name__}: it"
-    assert only(runner(RaisesWordless).run([work(np.array([1]))])).error == "Mean"
+    assert only(runner(Raises).run([task(np.array([1]))])).error == f"{kind.__name__}: it"
+    assert only(runner(RaisesWordless).run([task(np.array([1]))])).error == "Mean"
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_nothing_a_model_raises_comes_through(
         (np.ones((2, 2), np.float32), "ValueError: output 'y' has 2 items for 1"),
     ],
 )
-def test_outputs_have_the_shape_that_was_declared(
+def test_outputs_have_the_declared_shape(
     answer: Array, problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Shaped(Model):
@@ -143,13 +143,13 @@ def test_outputs_have_the_shape_that_was_declared(
         def encode(self, result: object) -> dict[str, Array]:
             return {"y": answer}
 
-    result = only(runner(Shaped).run([work(np.array([1]))]))
+    result = only(runner(Shaped).run([task(np.array([1]))]))
     assert (result.status, result.error) == (500, problem)
 
 
-def test_text_that_cannot_be_sent_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
-    """Else the message with everybody's answers could not be."""
-    # The record of the exception holds the text as it is: no report of a test could carry it.
+def test_unencodable_text_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise the message with all results could not be encoded."""
+    # The log record contains the text unchanged, which no test report could encode.
     caplog.set_level(logging.CRITICAL, logger="headgate.live.worker.runner")
 
     @function
@@ -158,21 +158,21 @@ def test_text_that_cannot_be_sent_is_replaced(caplog: pytest.LogCaptureFixture) 
             raise ValueError("half a\n\udcff")
         return {"y\udcff": x0}
 
-    first, second = runner(odd).run([work(np.array([1])), work(np.array([-1]), task_id=1)])
+    first, second = runner(odd).run([task(np.array([1])), task(np.array([-1]), task_id=1)])
     assert [tensor.name for tensor in first.outputs] == ["y?"]
     assert second.error == "ValueError: half a ?"
     assert frame(BatchRan(0, 0, 0, [first, second]))
 
 
 class Hostile(dict[str, object]):
-    """A column that cannot be looked at."""
+    """A batch that cannot be inspected."""
 
     def values(self):  # type: ignore[no-untyped-def]
         raise RuntimeError("do not look")
 
 
 class Stubborn(np.ndarray[Any, Any]):
-    """An array that cannot be joined with others."""
+    """An array that cannot be concatenated with others."""
 
     def __array_function__(self, function, types, args, kwargs):  # type: ignore[no-untyped-def]
         if function is np.concatenate:
@@ -181,7 +181,7 @@ class Stubborn(np.ndarray[Any, Any]):
 
 
 class Name(str):
-    """Text that is none for whoever encodes messages."""
+    """A subclass of `str` that breaks the encoder of messages."""
 
 
 WRONG_COLUMNS: dict[str, object] = {
@@ -200,7 +200,7 @@ WRONG_COLUMNS: dict[str, object] = {
 
 @pytest.mark.parametrize("is_idempotent", [True, False])
 @pytest.mark.parametrize("wrong", list(WRONG_COLUMNS))
-def test_a_wrong_column_of_one_request_fails_that_one(wrong: str, is_idempotent: bool) -> None:
+def test_invalid_decoded_value_fails_its_own_request(wrong: str, is_idempotent: bool) -> None:
     class Decodes(Model):
         def decode(self, inputs: dict[str, Array]) -> object:
             return WRONG_COLUMNS[wrong] if inputs["x0"][0] < 0 else inputs
@@ -208,16 +208,16 @@ def test_a_wrong_column_of_one_request_fails_that_one(wrong: str, is_idempotent:
         def predict(self, batch: dict[str, Array]) -> object:
             return {"y": batch["x0"] * 2}
 
-    works = [work(np.array([float(n)]), task_id=i) for i, n in enumerate((1, -1, 2))]
-    results = runner(Decodes, is_idempotent=is_idempotent).run(works)
+    tasks = [task(np.array([float(n)]), task_id=i) for i, n in enumerate((1, -1, 2))]
+    results = runner(Decodes, is_idempotent=is_idempotent).run(tasks)
     assert [result.status for result in results] == [200, 500, 200]
     assert [to_array(r.outputs[0]).tolist() for r in results if r.status == 200] == [[2.0], [4.0]]
     assert frame(BatchRan(0, 0, 0, results))
 
 
 @pytest.mark.parametrize("is_idempotent", [True, False])
-def test_columns_that_cannot_be_joined_run_one_by_one(is_idempotent: bool) -> None:
-    """Nothing has run when that is found out: it is safe for any function."""
+def test_values_that_cannot_be_concatenated_run_one_by_one(is_idempotent: bool) -> None:
+    """Nothing has run at that point, so it is safe for any function."""
     calls = []
 
     class Decodes(Model):
@@ -228,8 +228,8 @@ def test_columns_that_cannot_be_joined_run_one_by_one(is_idempotent: bool) -> No
             calls.append(len(batch))
             return {"y": np.asarray(batch)}
 
-    works = [work(np.array([float(n)]), task_id=n) for n in range(3)]
-    results = runner(Decodes, is_idempotent=is_idempotent).run(works)
+    tasks = [task(np.array([float(n)]), task_id=n) for n in range(3)]
+    results = runner(Decodes, is_idempotent=is_idempotent).run(tasks)
     assert [result.status for result in results] == [200] * 3
     assert calls == [1, 1, 1]
 
@@ -248,7 +248,7 @@ WRONG_OUTPUTS: dict[str, object] = {
 
 @pytest.mark.parametrize("is_idempotent", [True, False])
 @pytest.mark.parametrize("wrong", [*WRONG_OUTPUTS, "wrong name", "no dict", "raises"])
-def test_a_wrong_output_of_one_request_fails_that_one(wrong: str, is_idempotent: bool) -> None:
+def test_invalid_output_fails_its_own_request(wrong: str, is_idempotent: bool) -> None:
     calls = []
 
     class Encodes(Model):
@@ -266,8 +266,8 @@ def test_a_wrong_output_of_one_request_fails_that_one(wrong: str, is_idempotent:
             answers = {"wrong name": {"z": result}, "no dict": [result]}
             return answers.get(wrong, {"y": WRONG_OUTPUTS.get(wrong)})  # type: ignore[return-value]
 
-    works = [work(np.array([float(n)]), task_id=i) for i, n in enumerate((1, -1, 2))]
-    results = runner(Encodes, is_idempotent=is_idempotent).run(works)
+    tasks = [task(np.array([float(n)]), task_id=i) for i, n in enumerate((1, -1, 2))]
+    results = runner(Encodes, is_idempotent=is_idempotent).run(tasks)
     assert [result.status for result in results] == [200, 500, 200]
     assert calls == [3]
     assert frame(BatchRan(0, 0, 0, results))
@@ -277,10 +277,10 @@ def test_a_wrong_output_of_one_request_fails_that_one(wrong: str, is_idempotent:
     ("is_idempotent", "statuses"), [(True, [200, 500, 200]), (False, [500, 500, 500])]
 )
 @pytest.mark.parametrize("wrong", [[1.0], {"y": np.zeros(3), "z": np.zeros(2)}, 3, None])
-def test_an_answer_that_cannot_be_cut_apart_is_asked_for_one_by_one(
+def test_result_that_cannot_be_split_is_run_one_by_one(
     wrong: object, is_idempotent: bool, statuses: list[int]
 ) -> None:
-    """Whose answer is missing cannot be told; what may not run twice has run already."""
+    """It is unknown whose result is missing; a function that is not idempotent has run already."""
     calls = []
 
     class Predicts(Model):
@@ -291,13 +291,13 @@ def test_an_answer_that_cannot_be_cut_apart_is_asked_for_one_by_one(
         def encode(self, result: object) -> dict[str, Array]:
             return {"y": result["y"]}  # type: ignore[index]
 
-    works = [work(np.array([float(n)]), task_id=i) for i, n in enumerate((1, -1, 2))]
-    results = runner(Predicts, is_idempotent=is_idempotent).run(works)
+    tasks = [task(np.array([float(n)]), task_id=i) for i, n in enumerate((1, -1, 2))]
+    results = runner(Predicts, is_idempotent=is_idempotent).run(tasks)
     assert [result.status for result in results] == statuses
     assert calls == ([3, 1, 1, 1] if is_idempotent else [3])
 
 
-def test_arrays_of_every_layout_can_be_answered_with() -> None:
+def test_outputs_of_every_memory_layout() -> None:
     class Odd(Model):
         def predict(self, batch: dict[str, Array]) -> object:
             x = batch["x0"]
@@ -309,14 +309,14 @@ def test_arrays_of_every_layout_can_be_answered_with() -> None:
                 "masked": np.ma.masked_array(x, mask=False),
             }
 
-    results = runner(Odd).run([work(np.array([1.0, 2.0]), items=2), work(np.array([3.0]))])
+    results = runner(Odd).run([task(np.array([1.0, 2.0]), items=2), task(np.array([3.0]))])
     assert [result.error for result in results] == ["", ""]
     first = {tensor.name: to_array(tensor).tolist() for tensor in results[0].outputs}
     assert first["strided"] == first["big"] == first["masked"] == [1.0, 2.0]
     assert (first["reversed"], first["fortran"]) == ([3.0, 2.0], [[1.0, 1.0], [2.0, 2.0]])
 
 
-def test_an_unsure_output_that_cannot_be_looked_at_is_the_functions_fault() -> None:
+def test_invalid_unsure_output_is_a_function_error() -> None:
     class Unsure(np.ndarray[Any, Any]):
         def any(self, *args: object, **options: object) -> Any:
             raise RuntimeError("do not ask")
@@ -325,33 +325,33 @@ def test_an_unsure_output_that_cannot_be_looked_at_is_the_functions_fault() -> N
         def predict(self, batch: dict[str, Array]) -> object:
             return {"unsure": np.array([True]).view(Unsure)}
 
-    assert only(runner(Raises).run([work(np.array([1.0]))])).error == "RuntimeError: do not ask"
+    assert only(runner(Raises).run([task(np.array([1.0]))])).error == "RuntimeError: do not ask"
 
 
 class FakeConnection:
-    """The little of a connection that a job needs to frame its answer."""
+    """The part of a connection that a job needs to encode its reply."""
 
     def __init__(self) -> None:
         self.own = Arena.create(1 << 20)
 
 
 def framed(results: list[TaskResult]) -> list[TaskResult]:
-    """What a gateway reads of a batch with these results."""
-    works = [TaskInputs(result.task_id, 1, []) for result in results]
+    """Return what a gateway decodes of a batch with these results."""
+    tasks = [TaskInputs(result.task_id, 1, []) for result in results]
     job = BatchJob(
         Dispatch(0, 0, [], 1, 0, 0, 0),
-        works,
+        tasks,
         runner(Model),
         FakeConnection(),  # type: ignore[arg-type]
         lambda job: None,
         0,
     )
-    (message,) = Frames().feed(job._framed(BatchRan(0, 0, 0, results)))
+    (message,) = Frames().feed(job._frame(BatchRan(0, 0, 0, results)))
     assert isinstance(message, BatchRan)
     return message.results
 
 
-def test_what_cannot_be_sent_fails_by_itself() -> None:
+def test_unencodable_result_fails_by_itself() -> None:
     good = Tensor("y", "INT8", (1,), memoryview(b"1"))
     odd = Tensor(Name("y"), "INT8", (1,), memoryview(b"1"))
     results = framed([TaskResult(0, [good]), TaskResult(1, [odd]), TaskResult(2, [good])])
@@ -359,21 +359,21 @@ def test_what_cannot_be_sent_fails_by_itself() -> None:
     assert results[1].error.startswith("TypeError: ")
 
 
-def test_what_is_too_large_for_a_message_fails_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_result_fails_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("headgate.live.ipc.messages", "headgate.live.worker.executor"):
         monkeypatch.setattr(f"{module}.MESSAGE_BYTES_MAX", 100_000)
-    sizes = [10_000, 80_000, 30_000, 10_000]
+    batch_sizes = [10_000, 80_000, 30_000, 10_000]
     results = framed(
         [
             TaskResult(id, [Tensor("y", "INT8", (size,), memoryview(bytes(size)))])
-            for id, size in enumerate(sizes)
+            for id, size in enumerate(batch_sizes)
         ]
     )
     assert [result.status for result in results] == [200, 500, 200, 200]
     assert "80" in results[1].error and "no room" in results[1].error
 
 
-def test_a_flood_of_failures_does_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_tracebacks_are_rate_limited(caplog: pytest.LogCaptureFixture) -> None:
     class Raises(Model):
         def predict(self, batch: object) -> object:
             raise ValueError
@@ -381,57 +381,51 @@ def test_a_flood_of_failures_does_not_flood_the_log(caplog: pytest.LogCaptureFix
     broken = runner(Raises)
     began = time.monotonic()
     for _ in range(50):
-        broken.run([work(np.array([1]))])
+        broken.run([task(np.array([1]))])
     allowed = 1 + (time.monotonic() - began) / 0.1
     assert 1 <= caplog.text.count("Traceback") <= allowed
 
 
-# --- the survey ----------------------------------------------------------------------------------
-
-
-def test_times_are_measured_by_size() -> None:
-    """It takes 5 ms and 5 ms more per item; what there is no time for is estimated."""
+def test_times_are_measured_by_batch_size() -> None:
+    """5 ms plus 5 ms per item; sizes beyond the time budget are estimated."""
 
     @function(inputs={"x0": "FP32[-1]"})
     def slow(x0):  # type: ignore[no-untyped-def]
         time.sleep(0.005 + 0.005 * len(x0))
         return x0
 
-    times = measure(runner(slow), 8, 200_000_000)
+    times = measure_exec_ns(runner(slow), 8, 200_000_000)
     assert len(times) == 8
     assert list(times) == sorted(times)
     assert times[0] >= 10e6
     assert times[7] >= 45e6
-    assert len(measure(runner(slow), 1000, 1)) == 1000
+    assert len(measure_exec_ns(runner(slow), 1000, 1)) == 1000
 
 
-def test_measuring_stops_where_it_breaks(caplog: pytest.LogCaptureFixture) -> None:
+def test_measuring_stops_at_the_first_failure(caplog: pytest.LogCaptureFixture) -> None:
     @function(inputs={"x0": "FP32[-1]"})
     def narrow(x0):  # type: ignore[no-untyped-def]
         if len(x0) > 3:
             raise MemoryError
         return x0
 
-    assert len(measure(runner(narrow, is_idempotent=False), 8, 10**8)) == 2
+    assert len(measure_exec_ns(runner(narrow, is_idempotent=False), 8, 10**8)) == 2
 
 
-def test_nothing_is_measured_on_nothing() -> None:
+def test_model_without_example_is_not_measured() -> None:
     @function
     def unknown(x):  # type: ignore[no-untyped-def]
         return x
 
-    assert measure(runner(unknown), 8, 10**8) == ()
+    assert measure_exec_ns(runner(unknown), 8, 10**8) == ()
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 8, 9])
-def test_all_sizes_get_a_time(batch: int) -> None:
-    assert sizes(batch)[0] == 1
-    assert sizes(batch)[-1] == batch
-    assert len(fill({size: size * 10 for size in sizes(batch)}, batch)) == batch
-    assert fill({1: 10}, batch) == tuple(10 * size for size in range(1, batch + 1))
-
-
-# --- the stock -----------------------------------------------------------------------------------
+def test_all_batch_sizes_get_a_time(batch: int) -> None:
+    assert batch_sizes(batch)[0] == 1
+    assert batch_sizes(batch)[-1] == batch
+    assert len(interpolate({size: size * 10 for size in batch_sizes(batch)}, batch)) == batch
+    assert interpolate({1: 10}, batch) == tuple(10 * size for size in range(1, batch + 1))
 
 
 @pytest.fixture
@@ -442,75 +436,77 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def loader_of(loaded: AppConfig, base: Path) -> Loader:
-    return Loader(loaded.app, loaded.sources, str(base), 0, CrashMarkers(base))
+def loader_of(config: AppConfig, base: Path) -> Loader:
+    return Loader(config.app, config.sources, str(base), 0, CrashMarkers(base))
 
 
-def stock_of(base: Path, memory: str, **functions: str) -> ModelCache:
-    loaded = declare(
+def cache_of(base: Path, memory: str, **functions: str) -> ModelCache:
+    config = declare(
         functions={
             name: {"code": f"counted_code:{cls}", "exec": "1ms", "memory": "3GB"}
             for name, cls in functions.items()
         },
         pools={"cpu": {"memory": memory}},
     )
-    stock = ModelCache(loaded.app, loaded.app.pools[0], loader_of(loaded, base))
-    stock.variants = loaded.app.variants  # type: ignore[attr-defined]
-    return stock
+    model_cache = ModelCache(config.app, config.app.pools[0], loader_of(config, base))
+    model_cache.variants = config.app.variants  # type: ignore[attr-defined]
+    return model_cache
 
 
-def test_a_model_is_kept_until_its_memory_is_needed(base: Path) -> None:
-    stock = stock_of(base, "7GB", a="Heavy", b="Heavy", c="Heavy")
-    a, b, _ = stock.variants  # type: ignore[attr-defined]
-    first = stock.take(a)
-    stock.give(a, first, keep=True)
-    assert stock.take(a) is first
-    assert stock.take(a) is not first  # each instance has one of its own
-    assert not stock.has(a)
-    stock.give(a, first, keep=True)
-    assert stock.has(a)
+def test_model_is_cached_until_its_memory_is_needed(base: Path) -> None:
+    model_cache = cache_of(base, "7GB", a="Heavy", b="Heavy", c="Heavy")
+    a, b, _ = model_cache.variants  # type: ignore[attr-defined]
+    first = model_cache.acquire(a)
+    model_cache.release(a, first, keep=True)
+    assert model_cache.acquire(a) is first
+    assert model_cache.acquire(a) is not first  # each instance has a model of its own
+    assert not model_cache.has(a)
+    model_cache.release(a, first, keep=True)
+    assert model_cache.has(a)
     log = sys.modules["counted_code"].log
     assert log == ["load", "load"]
-    stock.take(b)
+    model_cache.acquire(b)
     assert log == ["load", "load", "unload", "load"]
 
 
-def test_when_memory_runs_out_what_is_kept_makes_way(base: Path) -> None:
-    stock = stock_of(base, "unlimited", a="Heavy", b="Tight")
-    a, b = stock.variants  # type: ignore[attr-defined]
-    stock.give(a, stock.take(a), keep=True)
-    stock.take(b)
+def test_memory_error_evicts_cached_models(base: Path) -> None:
+    model_cache = cache_of(base, "unlimited", a="Heavy", b="Tight")
+    a, b = model_cache.variants  # type: ignore[attr-defined]
+    model_cache.release(a, model_cache.acquire(a), keep=True)
+    model_cache.acquire(b)
     assert sys.modules["counted_code"].log == ["load", "try", "unload", "try"]
 
 
-def test_what_does_not_say_its_size_has_the_pool_to_itself_until_it_is_known(base: Path) -> None:
-    """It might take everything. Afterwards as many are kept as fit beside the worker itself."""
-    loaded = declare(
+def test_model_of_unknown_size_evicts_all_until_measured(base: Path) -> None:
+    """It might need all memory. Afterwards as many are cached as fit beside the worker itself."""
+    config = declare(
         functions={n: {"code": "counted_code:Heavy", "exec": "1ms"} for n in ("a", "b", "c")},
         pools={"cpu": {"memory": "300MB"}},
     )
-    pool = loaded.app.pools[0]
-    stock = ModelCache(loaded.app, pool, loader_of(loaded, base), own_bytes=50_000_000)
-    for variant in loaded.app.variants:
-        runner = stock.take(variant)
-        assert stock.weigh(variant, 100_000_000) == 120_000_000  # so that just two fit 300 MB
-        stock.give(variant, runner, keep=True)
+    pool = config.app.pools[0]
+    model_cache = ModelCache(config.app, pool, loader_of(config, base), own_bytes=50_000_000)
+    for variant in config.app.variants:
+        runner = model_cache.acquire(variant)
+        assert (
+            model_cache.record_size(variant, 100_000_000) == 120_000_000
+        )  # so that exactly two fit into 300 MB
+        model_cache.release(variant, runner, keep=True)
     log = sys.modules["counted_code"].log
     assert log == ["load", "unload", "load", "unload", "load"]
-    a, b, _ = loaded.app.variants
+    a, b, _ = config.app.variants
     del log[:]
-    stock.take(a)
-    assert log == ["load"]  # c is kept
-    stock.take(b)
+    model_cache.acquire(a)
+    assert log == ["load"]  # c is cached
+    model_cache.acquire(b)
     assert log == ["load", "unload", "load"]
 
 
-def test_what_is_larger_than_its_pool_is_named(base: Path) -> None:
-    loaded = declare(
+def test_model_larger_than_its_pool_is_an_error(base: Path) -> None:
+    config = declare(
         functions={"a": {"code": "counted_code:Heavy", "exec": "1ms"}},
         pools={"cpu": {"memory": "300MB"}},
     )
-    pool = loaded.app.pools[0]
-    stock = ModelCache(loaded.app, pool, loader_of(loaded, base), own_bytes=50_000_000)
+    pool = config.app.pools[0]
+    model_cache = ModelCache(config.app, pool, loader_of(config, base), own_bytes=50_000_000)
     with pytest.raises(ConfigError, match=r"^a: takes 250000000 bytes .* 250000000 on cpu, beside"):
-        stock.weigh(loaded.app.variants[0], 250_000_000)
+        model_cache.record_size(config.app.variants[0], 250_000_000)

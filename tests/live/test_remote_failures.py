@@ -1,4 +1,4 @@
-"""The far side breaks in every way it can: each request still gets one answer, and one only."""
+"""Failures of the remote platform: each request still gets exactly one response."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def served_with(cloud: FakeLambda, tmp_path: Path, **options: str) -> Served:
 
 
 def burst(served: Served, count: int = BURST) -> None:
-    """All are answered, each with its own number, whatever the cloud does."""
+    """Send a burst; all requests are answered, each with its own number, whatever the platform
+    does.
+    """
     answers = served.ask_together("double", count)
     assert Counter(status for status, _ in answers) == {200: count}
     assert [value(body) for _, body in answers] == [2.0 * n for n in range(count)]
@@ -46,7 +48,7 @@ def breaker(served: Served) -> float:
 
 
 def recovers(served: Served, cloud: FakeLambda) -> None:
-    """Once the cloud is well again it is used again, and trusted."""
+    """Check that the platform is used again, and the breaker closed, once it works."""
 
     def is_trusted() -> bool:
         burst(served, 4)
@@ -56,10 +58,8 @@ def recovers(served: Served, cloud: FakeLambda) -> None:
     assert until(is_trusted)
 
 
-def test_a_platform_that_throttles_leaves_the_work_to_the_worker(
-    cloud: FakeLambda, tmp_path: Path
-) -> None:
-    """It says that nothing ran: no failure, no attempt used up, nothing to pay."""
+def test_throttled_calls_run_on_the_worker(cloud: FakeLambda, tmp_path: Path) -> None:
+    """Throttling says that nothing ran: no failure, no attempt used up, nothing billed."""
     cloud.mode = "throttle"
     with served_with(cloud, tmp_path) as served:
         burst(served)
@@ -71,46 +71,44 @@ def test_a_platform_that_throttles_leaves_the_work_to_the_worker(
 
 
 @pytest.mark.parametrize("mode", ["fail", "broken", "senseless", "reset"])
-def test_a_platform_that_fails_is_left_alone_and_tried_again(
+def test_failing_platform_opens_the_breaker_and_recovers(
     cloud: FakeLambda, tmp_path: Path, mode: str
 ) -> None:
-    """Nothing is sent twice behind our back, and the breaker shows."""
+    """The client library repeats nothing, and the breaker state is visible."""
     cloud.mode = mode
     with served_with(cloud, tmp_path) as served:
-        served.ask_together("double", BURST)  # some use up their attempts before it opens
+        served.ask_together("double", BURST)  # some use up their attempts before the breaker opens
         assert until(lambda: breaker(served) in (1, 2))
-        told = json.loads(served.get("/v2/health/ready")[1])
-        assert told["breakers"]["cloud"].split(",")[0] in ("open", "half_open")
+        reported = json.loads(served.get("/v2/health/ready")[1])
+        assert reported["breakers"]["cloud"].split(",")[0] in ("open", "half_open")
         ended = "lost" if mode == "reset" else "failed"
         assert calls(served, ended) == cloud.calls[mode]
         recovers(served, cloud)
 
 
-def test_an_open_breaker_sends_nobody_to_a_platform_that_fails(
-    cloud: FakeLambda, tmp_path: Path
-) -> None:
+def test_open_breaker_blocks_calls(cloud: FakeLambda, tmp_path: Path) -> None:
     cloud.mode = "fail"
     text = (write_app(tmp_path, cloud.url) / "app.yaml").read_text()
     (tmp_path / "app.yaml").write_text(text.replace("rest: 300ms", "rest: 60s"))
     with Served(tmp_path) as served:
         served.ask_together("double", BURST)
         assert until(lambda: breaker(served) == 1)
-        seen = cloud.calls["fail"]
+        observed = cloud.calls["fail"]
         burst(served)
-        assert cloud.calls["fail"] == seen
+        assert cloud.calls["fail"] == observed
 
 
-def test_a_slow_platform_is_waited_for(cloud: FakeLambda, tmp_path: Path) -> None:
+def test_slow_platform(cloud: FakeLambda, tmp_path: Path) -> None:
     cloud.mode = "slow"
     cloud.slow_s = 0.6
     with served_with(cloud, tmp_path) as served:
         burst(served)
         assert calls(served, "finished") >= 1
         late = reading(served.get("/metrics")[1], "headgate_requests_total", outcome="late")
-        assert late >= 1  # and each of them is told so, not dropped
+        assert late >= 1  # each gets an error response instead of being dropped
 
 
-def test_who_gives_up_is_told_at_the_deadline(cloud: FakeLambda, tmp_path: Path) -> None:
+def test_hard_deadline_is_answered_on_time(cloud: FakeLambda, tmp_path: Path) -> None:
     cloud.mode = "slow"
     cloud.slow_s = 1.0
     with served_with(cloud, tmp_path, policy="serverless_only") as served:
@@ -118,18 +116,18 @@ def test_who_gives_up_is_told_at_the_deadline(cloud: FakeLambda, tmp_path: Path)
         assert status == 504
 
 
-def test_a_call_that_hangs_is_given_up_and_repeated(cloud: FakeLambda, tmp_path: Path) -> None:
+def test_hanging_call_times_out_and_is_retried(cloud: FakeLambda, tmp_path: Path) -> None:
     cloud.mode = "hang"
     with served_with(cloud, tmp_path, hang="2s") as served:
         answers = served.ask_together("double", 4)
-        # After its deadline nothing is repeated: nobody knows whether it ran.
+        # After the deadline nothing is retried: it is unknown whether the call ran.
         assert {status for status, _ in answers} <= {200, 503}
         assert len(answers) == 4
         assert calls(served, "lost") >= 1
         recovers(served, cloud)
 
 
-def test_a_platform_that_is_gone_and_comes_back(cloud: FakeLambda, tmp_path: Path) -> None:
+def test_platform_that_is_down_and_returns(cloud: FakeLambda, tmp_path: Path) -> None:
     cloud.close()
     with served_with(cloud, tmp_path) as served:
         burst(served)
@@ -141,10 +139,10 @@ def test_a_platform_that_is_gone_and_comes_back(cloud: FakeLambda, tmp_path: Pat
         recovers(served, cloud)
 
 
-def test_a_worker_that_is_killed_in_a_burst_costs_who_was_alone_with_it_at_most(
-    cloud: FakeLambda, tmp_path: Path
-) -> None:
-    """SIGKILL while requests run here and there: the functions take over what it had."""
+def test_worker_killed_in_a_burst(cloud: FakeLambda, tmp_path: Path) -> None:
+    """SIGKILL while requests run on both sides: the platform takes over; at most the request that
+    was alone in its batch fails.
+    """
     with served_with(cloud, tmp_path) as served:
         answers: list[tuple[int, dict[str, object]]] = []
         thread = threading.Thread(target=lambda: answers.extend(served.ask_together("double", 20)))
@@ -157,12 +155,12 @@ def test_a_worker_that_is_killed_in_a_burst_costs_who_was_alone_with_it_at_most(
         for number, (status, body) in enumerate(answers):
             assert status == 503 or value(body) == 2.0 * number
         requests = reading(served.get("/metrics")[1], "headgate_requests_total")
-        assert requests == 20  # one end each
+        assert requests == 20  # one outcome each
         burst(served)
 
 
-def test_both_sides_at_once(cloud: FakeLambda, tmp_path: Path) -> None:
-    """The worker is killed while the platform throttles: whoever comes back first serves."""
+def test_worker_killed_while_the_platform_throttles(cloud: FakeLambda, tmp_path: Path) -> None:
+    """Whichever side recovers first serves."""
     cloud.mode = "throttle"
     with served_with(cloud, tmp_path) as served:
         answers: list[tuple[int, dict[str, object]]] = []

@@ -1,4 +1,4 @@
-"""Which functions must be loaded for a gateway to begin."""
+"""Which functions must load before a gateway starts to serve."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headgate.live.model_registry import LoadsFailed, LoadsNeeded, check_loads
 
 
 def app() -> App:
-    """One function of one build, one of two."""
+    """One function with one variant, one with two."""
     build = {"exec": "1ms"}
     return declare(
         functions={
@@ -23,7 +23,7 @@ def app() -> App:
     ).app
 
 
-def facts(**problems: str) -> dict[str, MeasuredFunction]:
+def measured_functions(**problems: str) -> dict[str, MeasuredFunction]:
     names = ("one", "two/a", "two/b")
     return {
         name: MeasuredFunction(
@@ -43,13 +43,13 @@ def facts(**problems: str) -> dict[str, MeasuredFunction]:
         ({"one": "no", "two_a": "no", "two_b": "no"}, {"all": False, "one": False, "none": True}),
     ],
 )
-def test_how_much_must_be_loaded(problems: dict[str, str], served: dict[LoadsNeeded, bool]) -> None:
+def test_loads_needed(problems: dict[str, str], served: dict[LoadsNeeded, bool]) -> None:
     for needed, is_served in served.items():
         if is_served:
-            check_loads(app(), facts(**problems), needed)
+            check_loads(app(), measured_functions(**problems), needed)
         else:
             with pytest.raises(LoadsFailed) as failed:
-                check_loads(app(), facts(**problems), needed)
+                check_loads(app(), measured_functions(**problems), needed)
             names = [name.replace("_", "/") for name in problems]
             expected = [f"{name}: cannot be loaded: no" for name in names]
             assert failed.value.problems == expected

@@ -1,4 +1,4 @@
-"""Shared memory: what is put in is read, what is freed is used again, and nobody can lie."""
+"""Shared memory: contents, reuse of freed blocks, and invalid offsets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def arena() -> Iterator[Arena]:
     arena.close()
 
 
-def test_the_other_side_reads_what_was_written(arena: Arena) -> None:
+def test_reader_sees_what_was_written(arena: Arena) -> None:
     block = arena.allocate(memoryview(b"elements"))
     assert block is not None
     theirs = Arena.attach(os.dup(arena.fd), arena.size)
@@ -34,10 +34,10 @@ def test_the_other_side_reads_what_was_written(arena: Arena) -> None:
     assert view.readonly
     assert arena.view(block).readonly
     theirs.close()
-    assert bytes(view) == b"elements"  # who still looks at it may go on
+    assert bytes(view) == b"elements"  # existing views stay valid
 
 
-def test_the_other_side_can_neither_write_nor_shrink_it(arena: Arena) -> None:
+def test_reader_can_neither_write_nor_shrink(arena: Arena) -> None:
     with pytest.raises(OSError):
         mmap.mmap(arena.fd, arena.size)
     with pytest.raises(OSError):
@@ -46,32 +46,35 @@ def test_the_other_side_can_neither_write_nor_shrink_it(arena: Arena) -> None:
         os.write(arena.fd, b"mine")
 
 
-def test_it_has_no_name_to_be_opened_by(arena: Arena) -> None:
-    """Whoever has it was given its descriptor; and no program that is started gets that."""
+def test_memory_has_no_name(arena: Arena) -> None:
+    """Only the descriptor gives access, and child programs do not inherit it."""
     found = os.fstat(arena.fd)
     assert found.st_nlink == 0
     assert str(Path(f"/proc/self/fd/{arena.fd}").readlink()).startswith("/memfd:")
     assert not os.get_inheritable(arena.fd)
 
 
-def test_memory_that_could_shrink_under_us_is_refused() -> None:
+def test_unsealed_memory_is_rejected() -> None:
     fd = os.memfd_create("trap", os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, PAGE)
     with pytest.raises(ValueError, match="not sealed"):
         Arena.attach(fd, PAGE)
     with pytest.raises(OSError):
-        os.fstat(fd)  # closed all the same
-    with tempfile.TemporaryFile() as file, pytest.raises(ValueError, match="no shared memory"):
+        os.fstat(fd)  # closed nevertheless
+    with (
+        tempfile.TemporaryFile() as file,
+        pytest.raises(ValueError, match="cannot map shared memory"),
+    ):
         Arena.attach(os.dup(file.fileno()), PAGE)
 
 
 @pytest.mark.parametrize(("offset", "size"), [(-1, 2), (0, -1), (16 * PAGE, 1), (1, 16 * PAGE)])
-def test_a_block_outside_is_refused(arena: Arena, offset: int, size: int) -> None:
-    with pytest.raises(ValueError, match="not within"):
+def test_block_outside_the_region_is_an_error(arena: Arena, offset: int, size: int) -> None:
+    with pytest.raises(ValueError, match="outside the region"):
         arena.view(Block(offset, size))
 
 
-def test_only_what_was_given_can_be_freed_and_once(arena: Arena) -> None:
+def test_only_allocated_blocks_can_be_freed_once(arena: Arena) -> None:
     block = arena.allocate(memoryview(b"x"))
     assert block is not None
     arena.free(block.offset)
@@ -80,7 +83,7 @@ def test_only_what_was_given_can_be_freed_and_once(arena: Arena) -> None:
             arena.free(offset)
 
 
-def test_when_it_is_full_there_is_no_block(arena: Arena) -> None:
+def test_full_arena_returns_none(arena: Arena) -> None:
     page = memoryview(bytes(PAGE))
     blocks = [arena.allocate(page) for _ in range(16)]
     assert None not in blocks
@@ -91,7 +94,7 @@ def test_when_it_is_full_there_is_no_block(arena: Arena) -> None:
     assert arena.allocate(page) == blocks[7]
 
 
-def test_small_blocks_grow_together(arena: Arena) -> None:
+def test_adjacent_free_blocks_are_merged(arena: Arena) -> None:
     """Full of small blocks, all freed in any order: a large one fits again."""
     blocks = [arena.allocate(memoryview(bytes(PAGE))) for _ in range(16)]
     for block in blocks[::2] + blocks[1::2]:
@@ -100,7 +103,7 @@ def test_small_blocks_grow_together(arena: Arena) -> None:
     assert arena.allocate(memoryview(bytes(16 * PAGE))) == Block(0, 16 * PAGE)
 
 
-def test_a_closed_one_has_no_room(arena: Arena) -> None:
+def test_closed_arena_has_no_room(arena: Arena) -> None:
     closed = Arena.create(PAGE)
     closed.close()
     assert closed.allocate(memoryview(b"x")) is None
@@ -108,7 +111,7 @@ def test_a_closed_one_has_no_room(arena: Arena) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 5 * PAGE), st.booleans()), max_size=60))
 def test_blocks_never_overlap_and_none_is_lost(steps: list[tuple[int, bool]]) -> None:
-    """Whatever comes and goes: contents stay, and in the end all of it can be had at once."""
+    """After any sequence contents are intact, and in the end the whole region can be allocated."""
     arena = Arena.create(32 * PAGE)
     held: list[tuple[Block, bytes]] = []
     try:

@@ -1,4 +1,7 @@
-"""A function that cannot be loaded, as its worker sees it: named, held back, and tried apart."""
+"""Functions that cannot be loaded, in a worker.
+
+Named, backed off, and tried in a separate process.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from headgate.core.actions import StartInstance
 from headgate.core.event_log import from_wire
 from headgate.core.events import BatchRefused, Event, InstanceStarted, InstanceStopped, Refusal
 from headgate.live.ipc.crash_markers import LOAD, MEASURE, CrashMarkers
-from headgate.live.ipc.messages import EventMessage, Learned, MeasuredFunction, Message
+from headgate.live.ipc.messages import EventMessage, FunctionLoaded, MeasuredFunction, Message
 from headgate.live.worker.trial_load import run_trial
 
 CODE = '''
@@ -99,18 +102,18 @@ def functions(*names: str, **more: object) -> dict[str, object]:
 
 
 def loads(base: Path, name: str) -> list[int]:
-    """The processes in which a function was loaded, one entry per load."""
+    """Return the processes in which a function was loaded, one entry per load."""
     path = base / "loads.txt"
     lines = path.read_text().splitlines() if path.exists() else []
     return [int(line.split()[0]) for line in lines if line.split()[1] == name]
 
 
 def problems(gateway: Gateway) -> dict[str, str]:
-    return {facts.function: facts.problem for facts in gateway.hello.facts}
+    return {measured.function: measured.problem for measured in gateway.hello.functions}
 
 
 def start(gateway: Gateway, instance_id: int, variant_id: int) -> InstanceStarted | str:
-    """What comes of a start: a started instance, or why there is none."""
+    """Return the event of a start: a started instance, or why there is none."""
     gateway.order(StartInstance(instance_id, variant_id, 0, 0))
     while True:
         message: Message = gateway.receive()
@@ -123,7 +126,7 @@ def start(gateway: Gateway, instance_id: int, variant_id: int) -> InstanceStarte
 
 
 def start_until_it_works(gateway: Gateway, variant_id: int, limit_s: float = 30.0) -> int:
-    """Order a start again and again; return how many failed before one did not."""
+    """Start an instance repeatedly; return how many starts failed before one succeeded."""
     until_s = time.monotonic() + limit_s
     for count in range(100_000):
         if isinstance(start(gateway, 100 + count, variant_id), InstanceStarted):
@@ -137,10 +140,11 @@ def start_until_it_works(gateway: Gateway, variant_id: int, limit_s: float = 30.
     ("name", "problem"),
     [("Raises", "OSError: no weights today"), ("Exits", "SystemExit: enough")],
 )
-def test_what_cannot_be_loaded_is_loaded_once_per_backoff(
-    base: Path, name: str, problem: str
-) -> None:
-    """200 starts are ordered; where it broke is shown once; the neighbour is served meanwhile."""
+def test_failing_load_runs_once_per_backoff(base: Path, name: str, problem: str) -> None:
+    """200 starts are requested; the traceback is logged once.
+
+    Another function is served meanwhile.
+    """
     with worker(base, functions("Healthy", name)) as process:
         gateway = process.gateway()
         assert problems(gateway) == {"healthy": "", name.lower(): problem}
@@ -150,11 +154,11 @@ def test_what_cannot_be_loaded_is_loaded_once_per_backoff(
             assert start(gateway, number + 1, 1) == problem
         assert gateway.arrays(gateway.ask(row(5))[0])["y"].tolist() == [5]
         assert len(loads(base, name)) <= 2 + (time.monotonic() - began_s)
-        assert process.complaints().count("Traceback") == 1
-        assert process.complaints().count(problem) <= 4
+        assert process.errors().count("Traceback") == 1
+        assert process.errors().count(problem) <= 4
 
 
-def test_where_it_broke_is_shown_once_whatever_it_says(base: Path) -> None:
+def test_traceback_of_a_failing_load_is_logged_once(base: Path) -> None:
     with worker(base, functions("RaisesNews")) as process:
         gateway = process.gateway()
         until_s = time.monotonic() + 60
@@ -164,32 +168,32 @@ def test_where_it_broke_is_shown_once_whatever_it_says(base: Path) -> None:
             instance_id += 1
             assert time.monotonic() < until_s
             time.sleep(0.05)
-        assert process.complaints().count("Traceback") == 1
+        assert process.errors().count("Traceback") == 1
 
 
-def test_what_is_mended_is_loaded_again_and_every_gateway_hears_how_it_looks(base: Path) -> None:
+def test_recovered_function_is_announced_to_every_gateway(base: Path) -> None:
     with worker(base, functions("Raises")) as process:
         gateway, other = process.gateway(), process.gateway()
-        (facts,) = gateway.hello.facts
-        assert (facts.problem, facts.signature.inputs) == ("OSError: no weights today", ())
+        (measured,) = gateway.hello.functions
+        assert (measured.problem, measured.signature.inputs) == ("OSError: no weights today", ())
         (base / "fixed").touch()
         start_until_it_works(gateway, 0)
         message = other.receive()
-        assert isinstance(message, Learned)
-        assert (message.facts.problem, message.facts.signature.inputs[0].name) == ("", "x")
-        later: MeasuredFunction = process.gateway().hello.facts[0]
-        assert later == message.facts
+        assert isinstance(message, FunctionLoaded)
+        assert (message.function.problem, message.function.signature.inputs[0].name) == ("", "x")
+        later: MeasuredFunction = process.gateway().hello.functions[0]
+        assert later == message.function
 
 
-def test_what_breaks_later_is_said_to_the_next_gateway(base: Path) -> None:
-    """And batches that waited for such an instance are given back."""
+def test_later_load_failure_is_in_the_next_hello(base: Path) -> None:
+    """And batches that waited for such an instance are refused."""
     with worker(base, functions("Fickle")) as process:
         gateway = process.gateway()
         assert problems(gateway) == {"fickle": ""}
-        gateway.start(0, 0)  # the one that is in stock
+        gateway.start(0, 0)  # the cached model
         gateway.order(StartInstance(1, 0, 0, 0))
         gateway.run(row(1), batch_id=1, instance_id=1)
-        events = [gateway.event(Event), gateway.event(Event)]  # which comes first is open
+        events = [gateway.event(Event), gateway.event(Event)]  # in either order
         assert {type(event) for event in events} == {BatchRefused, InstanceStopped}
         assert {getattr(event, "reason", "") for event in events} == {
             Refusal.GONE,
@@ -206,15 +210,13 @@ def test_what_breaks_later_is_said_to_the_next_gateway(base: Path) -> None:
         ("raise OSError('no\nway')", "SyntaxError: code: 'odd:F': cannot be imported: SyntaxError"),
         ("F = 3", "ConfigError: code: 'odd:F': is neither a Model nor a function"),
         ("from headgate.functions import Model\nclass F(Model):\n  def __init__(self): exit(0)",
-         "SystemExit: options: 'odd:F': cannot be made: SystemExit: 0"),
+         "SystemExit: options: 'odd:F': cannot be created: SystemExit: 0"),
         ("from headgate.functions import Model\nclass F(Model):\n  inputs = {'x': 'FP32[3]'}",
-         "ConfigError: F: x: (3,): counts no items in its first dimension"),
+         "ConfigError: F: x: (3,): does not count items in its first dimension"),
     ],
     ids=["exits", "syntax", "no-model", "made", "signature"],
 )  # fmt: skip
-def test_whatever_is_wrong_with_the_code_is_the_functions_own(
-    base: Path, code: str, problem: str
-) -> None:
+def test_errors_in_user_code_are_load_failures(base: Path, code: str, problem: str) -> None:
     (base / "odd.py").write_text(code)
     declared = functions("Healthy") | {"odd": {"code": "odd:F", "exec": "1ms"}}
     with worker(base, declared) as process:
@@ -223,29 +225,27 @@ def test_whatever_is_wrong_with_the_code_is_the_functions_own(
         assert problems(gateway)["healthy"] == ""
 
 
-def test_a_file_that_is_no_model_is_named(base: Path) -> None:
+def test_invalid_model_file_is_named(base: Path) -> None:
     (base / "bad.onnx").write_bytes(b"not a model")
     with worker(base, functions("Healthy") | {"bad": {"model": "bad.onnx"}}) as process:
         assert "bad.onnx: cannot be loaded: " in problems(process.gateway())["bad"]
 
 
-# --- loads that end the process ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "status"), [("Dies", 0), ("Crashes", -11), ("Hangs", 70)], ids=str
 )
-def test_a_load_that_ends_its_process_is_named_and_not_repeated(
-    base: Path, name: str, status: int
-) -> None:
-    """The supervisor finds the marker. The next worker serves the others, and tries that apart."""
+def test_crashing_load_is_named_and_not_repeated(base: Path, name: str, status: int) -> None:
+    """The supervisor finds the crash marker.
+
+    The next worker serves the others and starts a trial.
+    """
     declared = functions("Healthy", name)
     arguments = ("--hang-s", "0.1")
     markers = CrashMarkers(base)
     with worker(base, declared, arguments=arguments) as process:
         assert process.process.wait(60) == status
-    assert markers.under_way(0) == [(LOAD, 1)]
-    markers.suspect(LOAD, 1, "ProcessDied: as the supervisor says")
+    assert markers.take_interrupted(0) == [(LOAD, 1)]
+    markers.mark_suspect(LOAD, 1, "ProcessDied: as the supervisor says")
     with worker(base, declared, arguments=arguments) as process:
         gateway = process.gateway()
         expected = {"healthy": "", name.lower(): "ProcessDied: as the supervisor says"}
@@ -259,11 +259,11 @@ def test_a_load_that_ends_its_process_is_named_and_not_repeated(
         pids = loads(base, name)
         assert pids[-1] == process.process.pid
         assert process.process.pid not in pids[:-1]
-        assert not markers.suspicion(LOAD, 1)
+        assert not markers.suspect_reason(LOAD, 1)
 
 
-def test_a_load_that_takes_long_to_fail_is_tried_apart(base: Path) -> None:
-    """Each load of it keeps a slot of its worker busy: the first one is the last."""
+def test_slowly_failing_load_is_tried_in_a_separate_process(base: Path) -> None:
+    """Each load of it occupies a slot of its worker: the first one is the last."""
     with worker(base, functions("Slow", "Healthy")) as process:
         gateway = process.gateway()
         gateway.start(0, 1)
@@ -276,19 +276,19 @@ def test_a_load_that_takes_long_to_fail_is_tried_apart(base: Path) -> None:
             assert time.monotonic() < until_s
             time.sleep(0.05)
         assert loads(base, "Slow").count(process.process.pid) == 1
-        assert process.complaints().count("Traceback") == 1
+        assert process.errors().count("Traceback") == 1
 
 
-def test_what_crashes_when_measured_is_served_unmeasured(base: Path) -> None:
+def test_function_that_crashes_when_measured_is_served_unmeasured(base: Path) -> None:
     declared = {"crashes": {"code": "loads:CrashesMeasured"}}
     markers = CrashMarkers(base)
     with worker(base, declared) as process:
         assert process.process.wait(60) == -11
-    assert markers.under_way(0) == [(MEASURE, 0)]
-    markers.suspect(MEASURE, 0, "ProcessDied: as the supervisor says")
+    assert markers.take_interrupted(0) == [(MEASURE, 0)]
+    markers.mark_suspect(MEASURE, 0, "ProcessDied: as the supervisor says")
     with worker(base, declared) as process:
-        (facts,) = process.gateway().hello.facts
-        assert (facts.problem, facts.exec_ns) == ("", ())
+        (measured,) = process.gateway().hello.functions
+        assert (measured.problem, measured.exec_ns) == ("", ())
 
 
 @pytest.mark.parametrize(
@@ -296,30 +296,30 @@ def test_what_crashes_when_measured_is_served_unmeasured(base: Path) -> None:
     [
         ("Raises", "OSError: no weights today"),
         ("Exits", "SystemExit: enough"),
-        ("Dies", "ProcessDied: exit status 0 while it was loaded"),
-        ("Crashes", "ProcessDied: signal 11, SIGSEGV while it was loaded"),
-        ("Hangs", "TimeoutError: loading takes too long"),
-        ("Eats", "MemoryError: loading takes more memory than the pool has"),
+        ("Dies", "ProcessDied: exit status 0 while loading"),
+        ("Crashes", "ProcessDied: signal 11, SIGSEGV while loading"),
+        ("Hangs", "TimeoutError: loading timed out"),
+        ("Eats", "MemoryError: loading exceeds the memory of the pool"),
         ("Healthy", ""),
     ],
 )
-def test_a_trial_says_what_becomes_of_a_load(base: Path, name: str, problem: str) -> None:
-    with worker(base, functions(name)) as process:  # for its assignment
+def test_trial_load_results(base: Path, name: str, problem: str) -> None:
+    with worker(base, functions(name)) as process:  # for its deployment file
         process.process.kill()
     limit_s = 3.0 if name == "Hangs" else 60.0
     assert run_trial(base, 0, limit_s=limit_s, memory_bytes=600 << 20) == problem
 
 
-def test_markers_that_cannot_be_written_change_nothing(tmp_path: Path) -> None:
+def test_unwritable_crash_markers_change_nothing(tmp_path: Path) -> None:
     markers = CrashMarkers(tmp_path / "nowhere")
     with markers.during(LOAD, 0, 1):
-        assert markers.under_way(0) == []
-    markers.suspect(LOAD, 1, "x")
-    assert markers.suspicion(LOAD, 1) == ""
-    markers.acquit(LOAD, 1)
-    assert markers.is_new("x") and markers.is_new("x")
+        assert markers.take_interrupted(0) == []
+    markers.mark_suspect(LOAD, 1, "x")
+    assert markers.suspect_reason(LOAD, 1) == ""
+    markers.clear_suspect(LOAD, 1)
+    assert markers.is_new_failure("x") and markers.is_new_failure("x")
     found = CrashMarkers(tmp_path)
-    assert (found.is_new("y"), found.is_new("y")) == (True, False)
+    assert (found.is_new_failure("y"), found.is_new_failure("y")) == (True, False)
     with found.during(LOAD, 3, 7), found.during(MEASURE, 13, 7), found.during(LOAD, 3, 1):
-        assert found.under_way(3) == [(LOAD, 1), (LOAD, 7)]
-        assert found.under_way(13) == [(MEASURE, 7)]
+        assert found.take_interrupted(3) == [(LOAD, 1), (LOAD, 7)]
+        assert found.take_interrupted(13) == [(MEASURE, 7)]

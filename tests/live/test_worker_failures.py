@@ -1,4 +1,4 @@
-"""What goes wrong stays where it went wrong."""
+"""Failures in a worker stay contained."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from headgate.live.ipc.messages import ActionMessage, Hello, Message, Release, R
 MODEL = "from headgate.functions import Model\nclass F(Model):\n"
 
 
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended, or does so now; whose zombie it is, is not our business."""
+def has_exited(pid: int) -> bool:
+    """Whether a process exits in time; a zombie counts as exited."""
     stat = Path(f"/proc/{pid}/stat")
     for _ in range(3_000):
         try:
@@ -36,8 +36,8 @@ def is_gone(pid: int) -> bool:
     return False
 
 
-def test_only_the_guilty_request_fails(tmp_path: Path) -> None:
-    """One poisons the joined batch; run one by one, the others are answered."""
+def test_only_the_bad_request_of_a_batch_fails(tmp_path: Path) -> None:
+    """One request makes the concatenated batch fail; run one by one, the others succeed."""
     with worker(tmp_path, {"picky": code("picky")}) as process:
         gateway = process.gateway()
         gateway.start()
@@ -45,10 +45,10 @@ def test_only_the_guilty_request_fails(tmp_path: Path) -> None:
         assert gateway.arrays(first)["y"].tolist() == [2]
         assert (poison.status, poison.error) == (500, "ArithmeticError: a negative one among 1")
         assert gateway.arrays(last)["y"].tolist() == [3]
-        assert process.has_complained("Traceback")
+        assert process.has_logged("Traceback")
 
 
-def test_what_must_not_run_twice_fails_as_a_whole(tmp_path: Path) -> None:
+def test_non_idempotent_batch_fails_as_a_whole(tmp_path: Path) -> None:
     with worker(tmp_path, {"picky": code("picky", idempotent=False)}) as process:
         gateway = process.gateway()
         gateway.start()
@@ -57,7 +57,7 @@ def test_what_must_not_run_twice_fails_as_a_whole(tmp_path: Path) -> None:
         assert {r.status for r in results} == {500}
 
 
-def test_out_of_memory_is_a_failure_like_any_other(tmp_path: Path) -> None:
+def test_memory_error_fails_the_request(tmp_path: Path) -> None:
     with worker(tmp_path, {"picky": code("picky")}) as process:
         gateway = process.gateway()
         gateway.start()
@@ -65,7 +65,7 @@ def test_out_of_memory_is_a_failure_like_any_other(tmp_path: Path) -> None:
         assert gateway.ask(row(4))[0].status == 200
 
 
-def test_wrong_inputs_are_the_clients_fault(tmp_path: Path) -> None:
+def test_invalid_inputs_are_client_errors(tmp_path: Path) -> None:
     with worker(tmp_path, {"double": code("double")}) as process:
         gateway = process.gateway()
         gateway.start()
@@ -80,8 +80,8 @@ def test_wrong_inputs_are_the_clients_fault(tmp_path: Path) -> None:
         assert [(r.status, r.error) for r in results] == [
             (400, "x: is FP64, must be FP32"),
             (400, "x: is [1, 3], must be [-1, 2]"),
-            (400, "z: is no input of it"),
-            (400, "z: is no input of it"),
+            (400, "z: is not an input of the function"),
+            (400, "z: is not an input of the function"),
             (200, ""),
         ]
         gateway.send(RunBatch(0, 0, 0, 1, [TaskInputs(0, 1, [])]))
@@ -93,8 +93,8 @@ def test_wrong_inputs_are_the_clients_fault(tmp_path: Path) -> None:
         assert gateway.ran().results[0].error == "x: [1, 2] for 2 items"
 
 
-def test_requests_of_different_types_do_not_change_each_other(tmp_path: Path) -> None:
-    """Were they joined, the integers would come back as numbers with a fraction."""
+def test_requests_of_different_dtypes_are_not_concatenated(tmp_path: Path) -> None:
+    """Concatenated, the integers would come back as floats."""
     with worker(tmp_path, {"count": code("count"), "echo": code("echo")}) as process:
         gateway = process.gateway()
         gateway.start(0, 0)
@@ -110,13 +110,13 @@ def test_requests_of_different_types_do_not_change_each_other(tmp_path: Path) ->
         assert counted == [[3], [1], [3, 3]]
 
 
-def test_a_wrong_answer_is_the_functions_fault(tmp_path: Path) -> None:
+def test_invalid_result_is_a_function_error(tmp_path: Path) -> None:
     with worker(tmp_path, {"wrong": code("wrong")}) as process:
         gateway = process.gateway()
         gateway.start()
         (result,) = gateway.ask(row(1, 2))
         assert result.status == 500
-        assert result.error == "ValueError: what predict gave has 1 items for a batch of 2"
+        assert result.error == "ValueError: the result of predict has 1 items for a batch of 2"
 
 
 @pytest.mark.parametrize(
@@ -129,13 +129,15 @@ def test_a_wrong_answer_is_the_functions_fault(tmp_path: Path) -> None:
         Release([12345]),
         ActionMessage(["Nonsense"]),
         ActionMessage(to_wire(SetTimer(("t", 0), 0))),
-        ActionMessage(to_wire(StartInstance(0, 0, 0, 0))),  # it is there already
+        ActionMessage(to_wire(StartInstance(0, 0, 0, 0))),  # it exists already
         ActionMessage(to_wire(StartInstance(1, 99, 0, 0))),
         Hello(0, 0, []),
     ],
     ids=lambda message: str(message)[:40],
 )
-def test_a_lying_gateway_is_left_and_nobody_else(tmp_path: Path, message: Message) -> None:
+def test_only_the_gateway_that_sends_invalid_messages_is_disconnected(
+    tmp_path: Path, message: Message
+) -> None:
     with worker(tmp_path, {"echo": code("echo")}) as process:
         honest, liar = process.gateway(), process.gateway()
         honest.start()
@@ -146,7 +148,7 @@ def test_a_lying_gateway_is_left_and_nobody_else(tmp_path: Path, message: Messag
         assert honest.arrays(honest.ask(row(5))[0])["x"].tolist() == [5]
 
 
-def test_nonsense_on_the_socket_is_left(tmp_path: Path) -> None:
+def test_invalid_bytes_end_the_connection(tmp_path: Path) -> None:
     with worker(tmp_path, {"echo": code("echo")}) as process:
         honest = process.gateway()
         honest.start()
@@ -164,8 +166,8 @@ def test_nonsense_on_the_socket_is_left(tmp_path: Path) -> None:
         assert honest.ask(row(5))[0].status == 200
 
 
-def test_a_gateway_that_does_not_read_is_not_listened_to(tmp_path: Path) -> None:
-    """80 MiB of answers lie about before it begins to read; none of them is lost."""
+def test_gateway_that_does_not_read_is_not_read_from(tmp_path: Path) -> None:
+    """80 MiB of replies are pending before it begins to read; none is lost."""
     functions = {"echo": code("echo", concurrency=999)}
     serve = {"shared_memory": "64KiB"}
     with worker(tmp_path, functions, pool={"queue": 999}, serve=serve) as process:
@@ -188,7 +190,7 @@ def test_a_gateway_that_does_not_read_is_not_listened_to(tmp_path: Path) -> None
         thread.join()
 
 
-def test_two_gateways_may_use_the_same_numbers(tmp_path: Path) -> None:
+def test_two_gateways_may_use_the_same_ids(tmp_path: Path) -> None:
     with worker(tmp_path, {"echo": code("echo")}, pool={"queue": 8}) as process:
         gateways = [process.gateway(), process.gateway()]
         for gateway in gateways:
@@ -203,10 +205,11 @@ def test_two_gateways_may_use_the_same_numbers(tmp_path: Path) -> None:
                 assert gateway.arrays(ran.results[0])["x"].tolist() == [number]
 
 
-def test_a_gateway_that_goes_leaves_warm_models(tmp_path: Path) -> None:
-    """It leaves a batch running and one waiting. The next finds a free node, and loads nothing.
+def test_disconnected_gateway_leaves_warm_models(tmp_path: Path) -> None:
+    """It leaves a batch running and one waiting. The next gateway finds a free node and loads
+    nothing.
 
-    A model that was ordered to stop is let go, and loaded anew.
+    A model that was stopped on purpose is unloaded, and loaded again.
     """
     functions = {"once": code("Once"), "nap": code("nap")}
     with worker(tmp_path, functions, pool={"queue": 1}) as process:
@@ -226,7 +229,7 @@ def test_a_gateway_that_goes_leaves_warm_models(tmp_path: Path) -> None:
         assert follower.arrays(result)["serial"].tolist() == [2]
 
 
-def test_a_killed_worker_is_the_end_of_its_connections(tmp_path: Path) -> None:
+def test_killed_worker_closes_its_connections(tmp_path: Path) -> None:
     with worker(tmp_path, {"nap": code("nap"), "die": code("die")}) as process:
         gateway = process.gateway()
         gateway.start(1, 1)
@@ -236,7 +239,7 @@ def test_a_killed_worker_is_the_end_of_its_connections(tmp_path: Path) -> None:
         assert process.process.wait(60) == 3
 
 
-def test_a_batch_that_hangs_ends_the_worker(tmp_path: Path) -> None:
+def test_hanging_batch_exits_the_worker(tmp_path: Path) -> None:
     with worker(tmp_path, {"nap": code("nap")}, arguments=("--hang-s", "1.5")) as process:
         gateway = process.gateway()
         gateway.start()
@@ -245,17 +248,18 @@ def test_a_batch_that_hangs_ends_the_worker(tmp_path: Path) -> None:
         with pytest.raises(ConnectionError):
             gateway.receive()
         assert process.process.wait(60) == 70
-        assert process.has_complained("worker cpu-0: a batch of 'nap' hung for")
+        assert process.has_logged("worker cpu-0: a batch of 'nap' hung for")
 
 
-def test_told_to_end_it_finishes_what_runs(tmp_path: Path) -> None:
+def test_stopped_worker_finishes_running_batches(tmp_path: Path) -> None:
     with worker(tmp_path, {"nap": code("nap")}, pool={"queue": 1}) as process:
         gateway = process.gateway()
         gateway.start()
         gateway.run(row(2), batch_id=1)
         gateway.run(row(2), batch_id=2)
         gateway.run(row(2), batch_id=3)
-        assert gateway.event(BatchRefused).reason == Refusal.BUSY  # so it knows of the others
+        # the slots are shared with the other gateways
+        assert gateway.event(BatchRefused).reason == Refusal.BUSY
         process.process.send_signal(signal.SIGUSR1)
         refused = gateway.event(BatchRefused)
         assert (refused.batch_id, refused.reason) == (2, Refusal.GONE)
@@ -264,8 +268,8 @@ def test_told_to_end_it_finishes_what_runs(tmp_path: Path) -> None:
         assert process.process.wait(60) == 0
 
 
-def test_it_lives_as_long_as_its_supervisor(tmp_path: Path) -> None:
-    """It beats twice a second; when nobody listens any more it ends."""
+def test_worker_exits_without_its_supervisor(tmp_path: Path) -> None:
+    """It sends two heartbeats per second, and exits when the pipe has no reader."""
     listens, beats = os.pipe()
     arguments = ("--heartbeat-fd", str(beats))
     with worker(
@@ -280,7 +284,7 @@ def test_it_lives_as_long_as_its_supervisor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["told", "hung"])
-def test_it_leaves_no_processes_behind(tmp_path: Path, how: str) -> None:
+def test_exit_leaves_no_child_processes(tmp_path: Path, how: str) -> None:
     (tmp_path / "starts.py").write_text(
         f"import subprocess, time\n{MODEL}"
         "    def load(self):\n"
@@ -299,18 +303,18 @@ def test_it_leaves_no_processes_behind(tmp_path: Path, how: str) -> None:
             assert process.process.wait(60) == 70
         else:
             assert process.end() == 0
-        assert is_gone(child)
+        assert has_exited(child)
 
 
-def test_what_does_not_fit_together_is_not_kept_together(tmp_path: Path) -> None:
-    """Nobody said how much they take; a worker that holds more than its pool has is killed."""
+def test_models_that_exceed_memory_together_are_not_cached_together(tmp_path: Path) -> None:
+    """Their sizes are not declared; a worker that exceeds the memory of its pool is killed."""
     code = f"import numpy as np\n{MODEL}    def load(self): self.w = np.ones(15_000_000)"
     (tmp_path / "large.py").write_text(code)
     functions = {name: {"code": "large:F", "exec": "1ms"} for name in "abcd"}
     with worker(tmp_path, functions, pool={"memory": "300MB"}) as process:
         gateway = process.gateway()
-        for facts in gateway.hello.facts:
-            assert 120_000_000 <= facts.memory_bytes < 200_000_000
+        for measured in gateway.hello.functions:
+            assert 120_000_000 <= measured.memory_bytes < 200_000_000
         for id in range(4):
             gateway.start(id, id)
             gateway.order(StopInstance(id, 0))
@@ -320,7 +324,7 @@ def test_what_does_not_fit_together_is_not_kept_together(tmp_path: Path) -> None
         assert int(most) * 1024 < 300_000_000
 
 
-def test_an_idle_worker_uses_no_processor(tmp_path: Path) -> None:
+def test_idle_worker_uses_no_cpu(tmp_path: Path) -> None:
     with worker(tmp_path, {"echo": code("echo")}) as process:
         gateway: Gateway = process.gateway()
         gateway.start()

@@ -1,4 +1,4 @@
-"""The gateway's end of a worker: large tensors are copied in pieces, and all stays in order."""
+"""The gateway's end of a worker connection: large tensors are copied in chunks, in order."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ from headgate.live.ipc.messages import (
     frame,
 )
 from headgate.live.ipc.shared_memory import Arena
-from headgate.live.ipc.worker_link import PIECE_BYTES, WorkerLink
+from headgate.live.ipc.worker_link import COPY_BYTES_MAX, WorkerLink
 
-LARGE = 3 * PIECE_BYTES + 5
-ORDER = to_wire(StopInstance(1, 0))
+LARGE = 3 * COPY_BYTES_MAX + 5
+ACTION = to_wire(StopInstance(1, 0))
 REPORT = EventMessage(to_wire(InstanceStopped(7, "gone")))
 PICKLED = pickle.dumps(REPORT.wire)
 
 
-class Heard:
-    """What a link tells of."""
+class RecordingListener:
+    """Records the calls of a link."""
 
     def __init__(self) -> None:
         self.order: list[str] = []
         self.outputs: list[bytes] = []
 
-    def ran(self, link: WorkerLink, message: BatchRan) -> None:
+    def on_batch_ran(self, link: WorkerLink, message: BatchRan) -> None:
         self.order.append(f"ran {message.batch_id}")
         for result in message.results:
             self.outputs += [bytes(cast(memoryview, tensor.data)) for tensor in result.outputs]
 
-    def reported(self, event: object) -> None:
-        self.order.append("reported")
+    def on_event(self, event: object) -> None:
+        self.order.append("event")
 
-    def learned(self, facts: object) -> None:
-        self.order.append("learned")
+    def on_function_loaded(self, function: object) -> None:
+        self.order.append("loaded")
 
-    def lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
+    def on_worker_lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
         self.order.append(f"lost {batch_ids}")
 
 
-class Written:
-    """A transport that keeps what is written."""
+class RecordingTransport:
+    """Decodes and keeps what is written."""
 
     def __init__(self) -> None:
         self.frames = Frames()
@@ -75,11 +75,13 @@ class Rig:
     """A link between two arenas, of which the second is the worker's."""
 
     def __init__(self, arena_bytes: int = 16 << 20) -> None:
-        self.own, self.theirs = Arena.create(arena_bytes), Arena.create(arena_bytes)
-        self.heard, self.written = Heard(), Written()
-        place = NodeSpec(0, 0, "worker", [])
-        self.link = WorkerLink(place, Hello(0, 0, []), cast(Any, self.heard), self.own, self.theirs)
-        self.link.connection_made(cast(Any, self.written))
+        self.arena, self.peer_arena = Arena.create(arena_bytes), Arena.create(arena_bytes)
+        self.listener, self.transport = RecordingListener(), RecordingTransport()
+        node = NodeSpec(0, 0, "worker", [])
+        self.link = WorkerLink(
+            node, Hello(0, 0, []), cast(Any, self.listener), self.arena, self.peer_arena
+        )
+        self.link.connection_made(cast(Any, self.transport))
 
     def run(self, batch_id: int, size: int) -> bytes:
         content = bytes(number % 251 for number in range(size))
@@ -90,52 +92,52 @@ class Rig:
     def ran(self, batch_id: int, *contents: bytes) -> bytes:
         outputs = []
         for content in contents:
-            block = self.theirs.allocate(memoryview(content))
+            block = self.peer_arena.allocate(memoryview(content))
             assert block is not None
             outputs.append(Tensor("y", "UINT8", (len(content),), block))
         return frame(BatchRan(batch_id, 0, 0, [TaskResult(8, outputs)], []))
 
 
-def test_what_is_sent_stays_in_order() -> None:
-    async def story() -> None:
+def test_messages_are_sent_in_order() -> None:
+    async def scenario() -> None:
         rig = Rig()
-        rig.link.order(ORDER)
+        rig.link.send_action(ACTION)
         content = rig.run(1, LARGE)
-        rig.link.order(ORDER)
+        rig.link.send_action(ACTION)
         rig.run(2, 20_000)
-        assert len(rig.written.messages) == 1  # the rest waits for the copy
+        assert len(rig.transport.messages) == 1  # the rest waits for the copy
         for _ in range(10):
             await asyncio.sleep(0)
-        kinds = [type(message) for message in rig.written.messages]
+        kinds = [type(message) for message in rig.transport.messages]
         assert kinds == [ActionMessage, RunBatch, ActionMessage, RunBatch]
-        (tensor,) = cast(RunBatch, rig.written.messages[1]).works[0].inputs
-        assert bytes(rig.own.view(cast(Block, tensor.data))) == content
-        rig.link.order(ORDER)
-        assert len(rig.written.messages) == 5  # at once again
+        (tensor,) = cast(RunBatch, rig.transport.messages[1]).tasks[0].inputs
+        assert bytes(rig.arena.view(cast(Block, tensor.data))) == content
+        rig.link.send_action(ACTION)
+        assert len(rig.transport.messages) == 5  # sent at once again
         rig.link.connection_lost(None)
-        assert rig.heard.order == ["lost [1, 2]"]
+        assert rig.listener.order == ["lost [1, 2]"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_others_come_in_between() -> None:
-    """One turn of the loop copies one piece."""
+def test_other_callbacks_run_between_chunks() -> None:
+    """One iteration of the event loop copies one chunk."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig()
         rig.run(1, LARGE)
         turns = 0
-        while not rig.written.messages:
+        while not rig.transport.messages:
             await asyncio.sleep(0)
             turns += 1
-        assert turns >= LARGE // PIECE_BYTES
+        assert turns >= LARGE // COPY_BYTES_MAX
         rig.link.connection_lost(None)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_what_is_heard_stays_in_order() -> None:
-    async def story() -> None:
+def test_messages_are_handled_in_order() -> None:
+    async def scenario() -> None:
         rig = Rig()
         rig.run(1, 10)
         rig.run(2, 10)
@@ -143,21 +145,21 @@ def test_what_is_heard_stays_in_order() -> None:
         data = rig.ran(1, b"small" * 5_000, large) + frame(REPORT) + rig.ran(2, b"y" * 20_000)
         rig.link.data_received(data[:100])
         rig.link.data_received(data[100:])
-        assert rig.heard.order == []
+        assert rig.listener.order == []
         for _ in range(10):
             await asyncio.sleep(0)
-        assert rig.heard.order == ["ran 1", "reported", "ran 2"]
-        assert rig.heard.outputs == [b"small" * 5_000, large, b"y" * 20_000]
-        released = [m for m in rig.written.messages if isinstance(m, Release)]
+        assert rig.listener.order == ["ran 1", "event", "ran 2"]
+        assert rig.listener.outputs == [b"small" * 5_000, large, b"y" * 20_000]
+        released = [m for m in rig.transport.messages if isinstance(m, Release)]
         assert [len(message.offsets) for message in released] == [2, 1]
         rig.link.connection_lost(None)
-        assert rig.heard.order[-1] == "lost []"
+        assert rig.listener.order[-1] == "lost []"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_worker_that_goes_within_a_copy_takes_its_batch_with_it() -> None:
-    async def story() -> None:
+def test_disconnect_during_a_copy_loses_the_batch() -> None:
+    async def scenario() -> None:
         rig = Rig()
         rig.run(1, 10)
         rig.run(2, LARGE)
@@ -165,30 +167,30 @@ def test_a_worker_that_goes_within_a_copy_takes_its_batch_with_it() -> None:
         rig.link.connection_lost(None)
         for _ in range(10):
             await asyncio.sleep(0)
-        assert rig.heard.order == ["lost [1, 2]"]
-        assert len(rig.written.messages) == 1
+        assert rig.listener.order == ["lost [1, 2]"]
+        assert len(rig.transport.messages) == 1
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def outside() -> BatchRan:
-    """A result that lies where the worker has no memory."""
+def out_of_bounds_result() -> BatchRan:
+    """A result whose block is outside the worker's memory."""
     lie = Tensor("y", "UINT8", (9,), Block(16 << 20, 9))
     return BatchRan(1, 0, 0, [TaskResult(8, [lie])], [])
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         b"\xff\xff\xff\xff",
         b"\x01\x00\x00\x00\xc1",
         b"\x04\x00\x00\x00" + b"GET ",
         len(PICKLED).to_bytes(4, "little") + PICKLED,
-        frame(ActionMessage(ORDER)),
-        frame(EventMessage(ORDER)),
+        frame(ActionMessage(ACTION)),
+        frame(EventMessage(ACTION)),
         frame(EventMessage(["NoSuchEvent", 1])),
         frame(Release([4096])),
-        frame(outside()),
+        frame(out_of_bounds_result()),
         frame(BatchRan(1, 0, 0, [], [12345])),
     ],
     ids=[
@@ -204,28 +206,28 @@ def outside() -> BatchRan:
         "inputs that were never sent",
     ],
 )
-def test_a_worker_that_makes_no_sense_is_disconnected(said: bytes) -> None:
-    """Nothing of what it says is passed on, and what it was running is lost."""
+def test_worker_with_an_invalid_message_is_disconnected(text: bytes) -> None:
+    """Nothing of the message is passed on, and the batches in flight are lost."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         rig = Rig()
         rig.run(1, 10)
-        rig.link.data_received(said + frame(REPORT))
-        assert rig.written.is_closed
+        rig.link.data_received(text + frame(REPORT))
+        assert rig.transport.is_closed
         rig.link.connection_lost(None)
-        assert rig.heard.order == ["lost [1]"]
+        assert rig.listener.order == ["lost [1]"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_nonsense_after_a_large_one_ends_it() -> None:
-    async def story() -> None:
+def test_invalid_message_after_a_large_one() -> None:
+    async def scenario() -> None:
         rig = Rig()
         rig.run(1, 10)
-        rig.link.data_received(rig.ran(1, bytes(LARGE)) + frame(ActionMessage(ORDER)))
+        rig.link.data_received(rig.ran(1, bytes(LARGE)) + frame(ActionMessage(ACTION)))
         for _ in range(10):
             await asyncio.sleep(0)
-        assert rig.heard.order == ["ran 1"]
-        assert rig.written.is_closed
+        assert rig.listener.order == ["ran 1"]
+        assert rig.transport.is_closed
 
-    asyncio.run(story())
+    asyncio.run(scenario())

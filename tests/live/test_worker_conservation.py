@@ -1,4 +1,4 @@
-"""Whatever gateways ask for, in whatever order: each batch and each instance ends exactly once."""
+"""Random actions of gateways: each batch and each instance ends exactly once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headgate.live.ipc.messages import BatchRan, EventMessage
 
 
 def play(gateway: Gateway, random: Random, steps: int) -> None:
-    """Give orders at random, and see that all of them end."""
+    """Send random actions, and check that all of them end."""
     batches, ended = 0, Counter[int]()
     started, stopped = Counter[int](), Counter[int]()
 
@@ -29,7 +29,7 @@ def play(gateway: Gateway, random: Random, steps: int) -> None:
             assert not until, "something never ends"
             return
         finally:
-            gateway.sock.settimeout(60)  # also for sending
+            gateway.sock.settimeout(60)  # for sending as well
         if isinstance(message, BatchRan):
             ended[message.batch_id] += 1
             return
@@ -71,7 +71,7 @@ def play(gateway: Gateway, random: Random, steps: int) -> None:
 
 
 @pytest.mark.parametrize(("slots", "seed"), [(1, 1), (1, 2), (3, 3)])
-def test_everything_ends_once(tmp_path: Path, slots: int, seed: int) -> None:
+def test_every_batch_and_instance_ends_once(tmp_path: Path, slots: int, seed: int) -> None:
     functions = {"echo": code("echo", concurrency=2), "nap": code("nap")}
     failures: list[BaseException] = []
 
@@ -82,7 +82,7 @@ def test_everything_ends_once(tmp_path: Path, slots: int, seed: int) -> None:
             failures.append(error)
 
     with worker(tmp_path, functions, pool={"slots": slots, "queue": 4}) as process:
-        quitter = process.gateway()  # leaves in the middle of it
+        quitter = process.gateway()  # disconnects in between
         quitter.start()
         threads = [
             Thread(target=guarded, args=(process.gateway(), Random(10 * seed + index)))

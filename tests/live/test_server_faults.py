@@ -1,4 +1,4 @@
-"""Real processes, killed for real: every accepted request gets exactly one answer."""
+"""Real processes that are killed: every accepted request gets exactly one response."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from served import Served, ask_on, until, value
 
-NO_LINGER = struct.pack("ii", 1, 0)  # a socket that is closed resets its connection
+NO_LINGER = struct.pack("ii", 1, 0)  # closing the socket resets its connection
 
 
 def executions(directory: Path) -> Counter[str]:
-    """How often each number was run."""
+    """Return how often each number was run."""
     path = directory / "ran.txt"
     return Counter(path.read_text().split()) if path.exists() else Counter()
 
@@ -28,7 +28,7 @@ def executions(directory: Path) -> Counter[str]:
 def kill_worker_during(
     served: Served, model: str, count: int
 ) -> list[tuple[int, dict[str, object]]]:
-    """Send requests, and kill the only worker when the first is being run."""
+    """Send requests, and kill the only worker while it runs the first."""
     answers: list[tuple[int, dict[str, object]]] = []
     thread = threading.Thread(target=lambda: answers.extend(served.ask_together(model, count)))
     thread.start()
@@ -38,8 +38,11 @@ def kill_worker_during(
     return answers
 
 
-def test_a_worker_that_is_killed_costs_only_who_was_alone_with_it(misbehaving: Path) -> None:
-    """It may have been the cause, so it is final; the worker's successor answers the others."""
+def test_killed_worker_fails_only_the_request_it_ran_alone(misbehaving: Path) -> None:
+    """That request may have been the cause, so it is not retried.
+
+    The next worker runs the others.
+    """
     with Served(misbehaving) as served:
         answers = kill_worker_during(served, "slow", 4)
         ran = executions(misbehaving)
@@ -52,7 +55,7 @@ def test_a_worker_that_is_killed_costs_only_who_was_alone_with_it(misbehaving: P
     assert set(ran.values()) == {1}
 
 
-def test_what_is_not_idempotent_is_never_run_twice(misbehaving: Path) -> None:
+def test_non_idempotent_function_is_never_run_twice(misbehaving: Path) -> None:
     with Served(misbehaving) as served:
         answers = kill_worker_during(served, "once", 4)
         ran = executions(misbehaving)
@@ -62,30 +65,30 @@ def test_what_is_not_idempotent_is_never_run_twice(misbehaving: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["loops", "hangs", "eats"])
-def test_a_worker_that_hangs_or_eats_memory_is_ended(misbehaving: Path, model: str) -> None:
-    """The guilty request was alone, so it fails at once; the next one is served again."""
+def test_worker_that_hangs_or_exceeds_memory_is_killed(misbehaving: Path, model: str) -> None:
+    """Its request was alone in the batch, so it fails at once; the next one is served again."""
     with Served(misbehaving) as served:
         before = served.workers()
         assert served.ask(model, [666.0])[0] == 503
         assert served.ask(model, [21.0])[0] == 200
         assert served.workers() != before
         assert executions(misbehaving)["666"] == 1
-    assert "is ended" in served.errors() or "hung" in served.errors()
+    assert "is killed" in served.errors() or "hung" in served.errors()
 
 
-def test_an_exception_fails_its_own_request_and_no_other(misbehaving: Path) -> None:
+def test_exception_fails_only_its_own_request(misbehaving: Path) -> None:
     with Served(misbehaving) as served:
         before = served.workers()
         assert served.ask("raises", [666.0])[0] == 500
         assert served.ask("raises", [1.0, 2.0])[0] == 200
         answer = served.ask("raises", [666.0], {"X-Request-Id": "guilty"})[1]
         assert (answer["error"], answer["request_id"]) == ("the function failed", "guilty")
-        said = "the function failed: ArithmeticError: of all numbers, this one (request guilty)"
-        assert until(lambda: said in served.errors())
+        text = "the function failed: ArithmeticError: of all numbers, this one (request guilty)"
+        assert until(lambda: text in served.errors())
         assert served.workers() == before
 
 
-def test_a_gateway_that_dies_comes_back_and_its_workers_outlive_it(misbehaving: Path) -> None:
+def test_killed_gateway_is_restarted_and_workers_survive(misbehaving: Path) -> None:
     with Served(misbehaving) as served:
         workers, (gateway,) = served.workers(), served.gateways()
         assert served.ask("plain", [1.0])[0] == 200
@@ -96,7 +99,7 @@ def test_a_gateway_that_dies_comes_back_and_its_workers_outlive_it(misbehaving: 
         assert served.workers() == workers
 
 
-def test_clients_that_vanish_leave_nothing_behind(misbehaving: Path) -> None:
+def test_disconnected_clients_leave_nothing_behind(misbehaving: Path) -> None:
     with Served(misbehaving) as served:
         for _ in range(5):
             connection = served.connect()
@@ -105,10 +108,10 @@ def test_clients_that_vanish_leave_nothing_behind(misbehaving: Path) -> None:
             connection.putheader("Content-Length", str(len(body)))
             connection.endheaders(body)
             time.sleep(0.01)
-            # With a reset: one that only closes its side may still be listening.
+            # With a reset: a client that only closes its side may still be reading.
             connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
             connection.close()
-        gone = 'headgate_requests_total{class="usual",model="slow",outcome="cancelled"'
+        gone = 'headgate_requests_total{class="default",model="slow",outcome="cancelled"'
         assert until(
             lambda: any(
                 line.startswith(gone) and float(line.split()[-1]) >= 4
@@ -121,7 +124,7 @@ def test_clients_that_vanish_leave_nothing_behind(misbehaving: Path) -> None:
 
 
 class Load:
-    """Clients that ask again and again until they are told to stop, on connections they keep."""
+    """Clients that send requests in a loop until stopped, on persistent connections."""
 
     def __init__(self, served: Served, model: str, clients: int) -> None:
         self.served = served
@@ -139,11 +142,11 @@ class Load:
             try:
                 connection.connect() if connection.sock is None else None
             except OSError:
-                return  # nobody listens any more, and nobody was asked
+                return  # the server is down, and nothing was sent
             try:
                 self.statuses[ask_on(connection, self._model, [1.0])[0]] += 1
             except ConnectionError as error:
-                # A connection that was idle may be closed while we begin to use it.
+                # An idle connection may be closed while we begin to use it.
                 self.broken.append(type(error).__name__)
                 connection.close()
         connection.close()
@@ -154,7 +157,7 @@ class Load:
             thread.join()
 
 
-def test_sigterm_under_load_answers_what_was_accepted(misbehaving: Path) -> None:
+def test_sigterm_under_load_answers_accepted_requests(misbehaving: Path) -> None:
     with Served(misbehaving) as served:
         load = Load(served, "plain", 4)
         assert until(lambda: load.statuses[200] > 50)
@@ -172,7 +175,7 @@ def with_lame_duck(directory: Path, lasts: str) -> Path:
     return directory
 
 
-def test_readiness_flips_first_and_service_goes_on(misbehaving: Path) -> None:
+def test_lame_duck_is_not_ready_but_serves(misbehaving: Path) -> None:
     with Served(with_lame_duck(misbehaving, "3s")) as served:
         served.process.send_signal(signal.SIGTERM)
         assert until(lambda: served.get("/readyz")[0] == 503)
@@ -180,7 +183,7 @@ def test_readiness_flips_first_and_service_goes_on(misbehaving: Path) -> None:
         assert until(lambda: served.process.poll() == 0)
 
 
-def test_a_second_signal_ends_it_at_once(misbehaving: Path) -> None:
+def test_second_signal_stops_a_draining_server(misbehaving: Path) -> None:
     with Served(with_lame_duck(misbehaving, "1h")) as served:
         workers = served.workers()
         served.process.send_signal(signal.SIGTERM)
@@ -191,7 +194,7 @@ def test_a_second_signal_ends_it_at_once(misbehaving: Path) -> None:
     assert not any(Path(f"/proc/{pid}/statm").exists() for pid in workers)
 
 
-def test_a_changed_configuration_is_served_without_dropping_a_request(misbehaving: Path) -> None:
+def test_reload_drops_no_request(misbehaving: Path) -> None:
     with Served(misbehaving) as served:
         load = Load(served, "plain", 3)
         assert until(lambda: load.statuses[200] > 10)
@@ -207,29 +210,29 @@ def test_a_changed_configuration_is_served_without_dropping_a_request(misbehavin
         assert served.ask("raises", [1.0])[0] == 404
 
 
-def test_a_wrong_configuration_changes_nothing(misbehaving: Path) -> None:
+def test_reload_of_an_invalid_configuration_changes_nothing(misbehaving: Path) -> None:
     with Served(misbehaving) as served:
         (misbehaving / "app.yaml").write_text("functions: {plain: {exec: soon}}\n")
         served.process.send_signal(signal.SIGHUP)
-        assert until(lambda: "what is served stays as it was" in served.errors())
+        assert until(lambda: "the running configuration stays" in served.errors())
         assert served.ask("plain", [1.0])[0] == 200
 
 
-def test_a_full_disk_ends_the_log_and_nothing_else(misbehaving: Path) -> None:
+def test_full_disk_ends_only_the_event_log(misbehaving: Path) -> None:
     with Served(misbehaving, "--log", "/dev/full") as served:
-        assert until(lambda: "serving goes on" in served.errors())
+        assert until(lambda: "serving continues" in served.errors())
         assert served.ask("plain", [1.0])[0] == 200
     assert served.errors().count("No space left") == 1
 
 
 @pytest.mark.parametrize("policy", ["balance", "affinity"])
-def test_a_policy_that_starts_nothing_beforehand_serves_too(misbehaving: Path, policy: str) -> None:
+def test_policy_without_prewarming_serves(misbehaving: Path, policy: str) -> None:
     with Served(misbehaving, "--policy", policy) as served:
         assert served.ask("plain", [2.0])[0] == 200
 
 
-def test_new_connections_find_the_old_gateway_until_the_new_one_is_ready(misbehaving: Path) -> None:
-    """A second generation loads for a second; nobody who connects meanwhile is turned away."""
+def test_old_gateway_accepts_until_the_new_one_is_ready(misbehaving: Path) -> None:
+    """A second process group loads for a second; no connection is refused in the meantime."""
     with Served(misbehaving) as served:
         source = misbehaving / "misbehaving.py"
         source.write_text(
@@ -248,7 +251,7 @@ def test_new_connections_find_the_old_gateway_until_the_new_one_is_ready(misbeha
         assert len(statuses) > 3, "it takes a second, and none of them had to wait for it"
 
 
-def test_a_second_change_during_the_first_is_served_in_the_end(misbehaving: Path) -> None:
+def test_reload_during_a_reload_is_deferred(misbehaving: Path) -> None:
     app = misbehaving / "app.yaml"
     with Served(misbehaving) as served:
         for name in ("renamed", "twice"):
@@ -260,7 +263,7 @@ def test_a_second_change_during_the_first_is_served_in_the_end(misbehaving: Path
         assert until(lambda: served.ask("twice", [1.0])[0] == 200)
 
 
-def test_a_gateway_that_hangs_is_ended_and_started_again(misbehaving: Path) -> None:
+def test_hanging_gateway_is_killed_and_restarted(misbehaving: Path) -> None:
     with Served(misbehaving) as served:
         (before,) = served.gateways()
         os.kill(before, signal.SIGSTOP)
@@ -276,7 +279,7 @@ def test_a_gateway_that_hangs_is_ended_and_started_again(misbehaving: Path) -> N
         (("--slo", "soon"), "soon"),
     ],
 )
-def test_bad_options_are_one_line(
+def test_invalid_options_are_one_line(
     misbehaving: Path, arguments: tuple[str, ...], complaint: str
 ) -> None:
     done = subprocess.run(

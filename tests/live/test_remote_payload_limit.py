@@ -1,6 +1,6 @@
-"""Requests, results and answers that a function's call cannot carry: nodes take them.
+"""Requests, results and responses beyond the payload limit of a call run on nodes.
 
-A call carries 6 MiB of JSON, which is 4.5 MiB of elements.
+The limit is 6 MiB of JSON, which is 4.5 MiB of elements.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def write(directory: Path, url: str, policy: str, local: str = LOCAL, idempotent
 
 
 def send(served: Served, model: str, count: int, first: float) -> http.client.HTTPConnection:
-    """Ask with so many numbers, as binary data."""
+    """Send a request of this many numbers, as binary data."""
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, count]}
     parameters = {"binary_data_size": 4 * count}
     head = json.dumps({"inputs": [{**tensor, "parameters": parameters}]}).encode()
@@ -85,7 +85,7 @@ def send(served: Served, model: str, count: int, first: float) -> http.client.HT
     return connection
 
 
-def hear(connection: http.client.HTTPConnection) -> tuple[int, dict[str, object]]:
+def receive(connection: http.client.HTTPConnection) -> tuple[int, dict[str, object]]:
     answer = connection.getresponse()
     body = json.loads(answer.read())
     connection.close()
@@ -93,7 +93,7 @@ def hear(connection: http.client.HTTPConnection) -> tuple[int, dict[str, object]
 
 
 def ask(served: Served, model: str, count: int, first: float) -> tuple[int, dict[str, object]]:
-    return hear(send(served, model, count, first))
+    return receive(send(served, model, count, first))
 
 
 def refused(body: dict[str, object]) -> tuple[object, bool]:
@@ -105,19 +105,17 @@ def calls(served: Served, outcome: str) -> float:
 
 
 @pytest.mark.parametrize("policy", ["serverless_only", "{name: threshold, threshold: 1}"])
-def test_a_request_that_no_call_can_carry_is_served_by_the_node(
-    tmp_path: Path, policy: str
-) -> None:
-    """Though it is busy, and though all else goes to functions: the worker has its turn."""
+def test_large_request_is_served_by_the_node(tmp_path: Path, policy: str) -> None:
+    """Although the node is busy, and everything else goes to functions."""
     with FakeLambda(tmp_path) as cloud, Served(write(tmp_path, cloud.url, policy)) as served:
         large = [send(served, "grow", TOO_MANY, 1) for _ in range(3)]
-        assert all(hear(connection)[0] == 200 for connection in large)
+        assert all(receive(connection)[0] == 200 for connection in large)
         assert cloud.events == []
         assert ask(served, "grow", FITS, 1)[0] == 200
         assert len(cloud.events) == (1 if policy == "serverless_only" else 0)
 
 
-def test_a_request_that_only_functions_could_run_is_told_at_the_door(tmp_path: Path) -> None:
+def test_large_request_without_a_node_is_rejected(tmp_path: Path) -> None:
     with (
         FakeLambda(tmp_path) as cloud,
         Served(write(tmp_path, cloud.url, "serverless_only", local="")) as served,
@@ -131,10 +129,10 @@ def test_a_request_that_only_functions_could_run_is_told_at_the_door(tmp_path: P
     assert reading(metrics, name, model="grow", reason="too_large") == 1
 
 
-def test_answers_and_results_between_stages_that_are_too_large_are_taken_to_the_node(
+def test_large_results_between_stages_move_to_the_node(
     tmp_path: Path,
 ) -> None:
-    """The first stage is called and has an answer too large for it; so has the second its input."""
+    """The response of the first stage is too large, and so is the input of the second."""
     with (
         FakeLambda(tmp_path) as cloud,
         Served(write(tmp_path, cloud.url, "serverless_only")) as served,
@@ -153,7 +151,7 @@ def test_answers_and_results_between_stages_that_are_too_large_are_taken_to_the_
     ("local", "idempotent", "model"),
     [("", "", "grow"), (LOCAL, ", idempotent: false", "grow"), ("", "", "both")],
 )
-def test_they_are_final_only_where_nothing_else_may_run_them(
+def test_large_result_fails_only_without_a_node(
     tmp_path: Path, local: str, idempotent: str, model: str
 ) -> None:
     with FakeLambda(tmp_path) as cloud:
@@ -164,8 +162,8 @@ def test_they_are_final_only_where_nothing_else_may_run_them(
             assert ask(served, "grow", 1, 1)[0] == 200
 
 
-def test_calls_that_keep_functions_warm_end_when_the_breaker_opens(tmp_path: Path) -> None:
-    """Two are called every 100 ms, until a request fails there, which the worker then does."""
+def test_open_breaker_stops_keep_warm(tmp_path: Path) -> None:
+    """Two are pinged every 100 ms, until a request fails there, which then runs on the worker."""
     policy = "{name: threshold, threshold: 1, warm_instances: 2}"
     with FakeLambda(tmp_path) as cloud:
         app = write(tmp_path, cloud.url, policy)
@@ -181,9 +179,9 @@ def test_calls_that_keep_functions_warm_end_when_the_breaker_opens(tmp_path: Pat
             def is_open() -> bool:
                 """One of several at once has found the worker busy, and then the cloud broken."""
                 asked = [send(served, "grow", 1, 1) for _ in range(4)]
-                assert all(hear(connection)[0] == 200 for connection in asked)
-                told = json.loads(served.get("/readyz")[1])
-                return bool(told["breakers"] == {"cloud": "open"})
+                assert all(receive(connection)[0] == 200 for connection in asked)
+                reported = json.loads(served.get("/readyz")[1])
+                return bool(reported["breakers"] == {"cloud": "open"})
 
             assert until(is_open)
             pings = reading(served.get("/metrics")[1], "headgate_spill_pings_total")

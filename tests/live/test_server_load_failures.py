@@ -1,4 +1,4 @@
-"""A function that cannot be loaded: named, refused at once, tried now and then."""
+"""Functions that cannot be loaded, in a server: named, rejected at once, retried with back-off."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def readiness(served: Served) -> tuple[int, dict[str, object]]:
 
 
 @pytest.mark.parametrize("name", list(KINDS))
-def test_it_is_named_and_refused_and_its_neighbour_is_served(tmp_path: Path, name: str) -> None:
+def test_failed_load_is_named_and_other_models_serve(tmp_path: Path, name: str) -> None:
     model, why = name.lower(), f"cannot be loaded: {KINDS[name]}"
     with Served(write_app(tmp_path, name, "Healthy")) as served:
         assert readiness(served) == (
@@ -38,14 +38,14 @@ def test_it_is_named_and_refused_and_its_neighbour_is_served(tmp_path: Path, nam
             assert value(served.ask("healthy", [float(number)])[1]) == 2.0 * number
         assert served.workers() == workers
         taken_s = time.monotonic() - began_s
-        assert len(loads(tmp_path, name)) <= 3 + taken_s  # one a second at most
+        assert len(loads(tmp_path, name)) <= 3 + taken_s  # at most one per second
         assert f"{model!r}" in served.errors() or f"{model}: cannot" in served.errors()
     assert served.errors().count("Traceback") == (1 if name in ("Raises", "Exits") else 0)
 
 
 @pytest.mark.parametrize("name", ["Raises", "Crashes"])
-def test_it_recovers_by_itself(tmp_path: Path, name: str) -> None:
-    """Without any request, and then clients see what it takes."""
+def test_failed_load_is_retried(tmp_path: Path, name: str) -> None:
+    """Without any request; then clients see the signature."""
     model = name.lower()
     with Served(write_app(tmp_path, name, "Healthy")) as served:
         assert readiness(served)[0] == 503
@@ -56,8 +56,8 @@ def test_it_recovers_by_itself(tmp_path: Path, name: str) -> None:
         assert described["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1]}]
 
 
-def test_a_worker_dies_once_for_each_load_that_kills_it(tmp_path: Path) -> None:
-    """Three on two workers: neither loads any of them twice in its own process."""
+def test_crashing_load_kills_one_worker_once(tmp_path: Path) -> None:
+    """Three such functions on two workers: no worker loads any of them twice in its own process."""
     names = ("Crashes", "Dies", "HoldsTheInterpreter")
     with Served(write_app(tmp_path, *names, "Healthy", nodes=2)) as served:
         assert set(readiness(served)[1]["models"]) == {name.lower() for name in names}  # type: ignore[call-overload]
@@ -68,7 +68,7 @@ def test_a_worker_dies_once_for_each_load_that_kills_it(tmp_path: Path) -> None:
         assert served.errors().count(" died (") <= 2 * len(names)
 
 
-def test_a_gateway_that_is_started_again_knows(tmp_path: Path) -> None:
+def test_restarted_gateway_knows_failed_loads(tmp_path: Path) -> None:
     with Served(write_app(tmp_path, "Raises", "Healthy")) as served:
         (before,) = served.gateways()
         os.kill(before, signal.SIGKILL)
@@ -77,10 +77,13 @@ def test_a_gateway_that_is_started_again_knows(tmp_path: Path) -> None:
         assert readiness(served)[1]["models"] == {"raises": "cannot be loaded: OSError"}
 
 
-def test_a_server_that_has_served_does_not_end_because_nothing_can_be_loaded(
+def test_restart_survives_when_no_function_loads(
     tmp_path: Path,
 ) -> None:
-    """Only a first start may end like that: here all processes begin anew, one after the other."""
+    """Only a first start may fail like that.
+
+    Here all processes are restarted, one after the other.
+    """
     with Served(write_app(tmp_path, "Raises", "Healthy")) as served:
         code = tmp_path / "loads.py"
         code.write_text(code.read_text().replace("class Healthy(Model):", "class Healthy:"))
@@ -92,7 +95,7 @@ def test_a_server_that_has_served_does_not_end_because_nothing_can_be_loaded(
         assert served.process.poll() is None
 
 
-def test_a_first_start_at_which_nothing_can_be_loaded_says_why_and_ends(tmp_path: Path) -> None:
+def test_first_start_fails_when_no_function_loads(tmp_path: Path) -> None:
     write_app(tmp_path, "Raises", "Exits", "Crashes")
     done = subprocess.run(
         [sys.executable, "-m", "headgate", "serve", "app.yaml", "--port", "0"],
@@ -107,21 +110,21 @@ def test_a_first_start_at_which_nothing_can_be_loaded_says_why_and_ends(tmp_path
     for line in (
         "raises: cannot be loaded: OSError: there is no secret/weights",
         "exits: cannot be loaded: SystemExit: enough",
-        "crashes: cannot be loaded: ProcessDied: signal 11, SIGSEGV while it was loaded",
+        "crashes: cannot be loaded: ProcessDied: signal 11, SIGSEGV while loading",
     ):
-        assert sum(said.endswith(line) for said in done.stderr.splitlines()) >= 1, done.stderr
+        assert sum(text.endswith(line) for text in done.stderr.splitlines()) >= 1, done.stderr
 
 
 @pytest.mark.parametrize("name", ["Raises", "Crashes"])
-def test_a_change_to_it_is_given_up_and_what_is_served_stays(tmp_path: Path, name: str) -> None:
+def test_reload_with_a_failed_load_keeps_the_old_configuration(tmp_path: Path, name: str) -> None:
     with Served(write_app(tmp_path, "Healthy")) as served:
         before = served.gateways(), served.workers()
         write_app(tmp_path, "Healthy", name)
         served.process.send_signal(signal.SIGHUP)
-        said = "what is served stays as it was"
-        while said not in served.errors():
+        text = "the running configuration stays"
+        while text not in served.errors():
             assert value(served.ask("healthy", [1.0])[1]) == 2.0
-        (line,) = [line for line in served.errors().splitlines() if said in line]
+        (line,) = [line for line in served.errors().splitlines() if text in line]
         assert f"{name.lower()}: cannot be loaded: " in line
         assert until(lambda: (served.gateways(), served.workers()) == before)
         assert readiness(served)[0] == 200

@@ -1,4 +1,7 @@
-"""How a server ends: told to, told twice, all of it at once, and when its supervisor is killed."""
+"""Shutdown of a server.
+
+By signals, to one or all processes, and after the death of the supervisor.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,7 @@ serve: {{lame_duck: {lame_duck}, drain: {drain}, hang: 100s, timeout: 100s}}
 
 @pytest.fixture
 def run_dirs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where servers put their run directories: a place of its own, whose path is short."""
+    """A directory of its own with a short path for the run directories of servers."""
     with tempfile.TemporaryDirectory(prefix="hg", dir="/tmp") as directory:
         monkeypatch.setenv("TMPDIR", directory)
         yield Path(directory)
@@ -72,26 +75,26 @@ def served(directory: Path, *, lame_duck: str = "0s", drain: str = "60s") -> Ser
 
 
 def processes(server: Served) -> list[int]:
-    """Every process of a server, and those that its functions have started."""
+    """Return all processes of a server, and those that its functions have started."""
     found, todo = [], [server.process.pid]
     while todo:
         pid = todo.pop()
         found.append(pid)
-        for path in Path(f"/proc/{pid}/task").glob("*/children"):  # by thread that started them
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):  # by the thread that started them
             todo += [int(child) for child in path.read_text().split()]
     return found
 
 
-def is_there(pid: int) -> bool:
-    """Whether a process runs. One that has ended and was not waited for does not."""
+def is_running(pid: int) -> bool:
+    """Whether a process is running; a zombie is not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
 
-class Asked(threading.Thread):
-    """A request that is under way, and what became of it."""
+class InFlightRequest(threading.Thread):
+    """A request in flight, and its result."""
 
     def __init__(self, server: Served, model: str, seconds: float) -> None:
         super().__init__()
@@ -99,9 +102,9 @@ class Asked(threading.Thread):
         self.body: dict[str, object] = {}
         self.error = ""
         self._server, self._model, self._seconds = server, model, seconds
-        before = running(server)
+        before = in_flight(server)
         self.start()
-        assert until(lambda: running(server) == before + 1)
+        assert until(lambda: in_flight(server) == before + 1)
 
     def run(self) -> None:
         try:
@@ -110,8 +113,8 @@ class Asked(threading.Thread):
             self.error = type(error).__name__
 
 
-def running(server: Served) -> float:
-    """Requests that the gateway has and has not answered."""
+def in_flight(server: Served) -> float:
+    """Return the number of requests that the gateway has and has not answered."""
     lines = server.get("/metrics")[1].splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("headgate_inflight{"))
 
@@ -128,13 +131,13 @@ def infer(channel: grpc.Channel, seconds: float, timeout_s: float = 60.0) -> Mes
     return made
 
 
-def test_while_it_drains_probes_are_answered_and_requests_are_refused(tmp_path: Path) -> None:
-    """On connections that there were, on new ones, and over gRPC; what is open is finished."""
+def test_draining_answers_probes_and_refuses_requests(tmp_path: Path) -> None:
+    """On open connections, on new ones, and over gRPC; open requests finish."""
     with served(tmp_path) as server, grpc.insecure_channel(server.grpc_address) as channel:
         kept = server.connect()
         assert ask_on(kept, "naps", [0.0])[0] == 200
         infer(channel, 0.0)
-        asked = Asked(server, "naps", 8.0)
+        asked = InFlightRequest(server, "naps", 8.0)
         server.process.send_signal(signal.SIGTERM)
         assert until(lambda: server.get("/readyz")[0] == 503)
         assert server.get("/livez")[0] == 200
@@ -159,10 +162,13 @@ def test_while_it_drains_probes_are_answered_and_requests_are_refused(tmp_path: 
         assert until(lambda: server.process.poll() == 0)
 
 
-def test_sigterm_to_all_processes_at_once_keeps_the_lame_duck(tmp_path: Path) -> None:
-    """As systemd sends it. A second one to the others is no second one to the server."""
+def test_sigterm_to_all_processes_keeps_the_lame_duck_time(tmp_path: Path) -> None:
+    """As systemd sends it.
+
+    A second SIGTERM to the other processes does not count for the server.
+    """
     with served(tmp_path, lame_duck="6s") as server:
-        asked = Asked(server, "naps", 1.0)
+        asked = InFlightRequest(server, "naps", 1.0)
         everybody = [server.process.pid, *server.gateways(), *server.workers()]
         assert len(everybody) == 3
         for pid in everybody:
@@ -179,12 +185,10 @@ def test_sigterm_to_all_processes_at_once_keeps_the_lame_duck(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("model", ["naps", "hangs"])
-def test_a_second_signal_ends_everything_at_once(
-    tmp_path: Path, run_dirs: Path, model: str
-) -> None:
-    """The worker is busy, or cannot even be told; the gateway is stuck."""
+def test_second_signal_kills_all_processes(tmp_path: Path, run_dirs: Path, model: str) -> None:
+    """The worker is busy or stopped; the gateway is stuck."""
     with served(tmp_path) as server:
-        asked = Asked(server, model, 50.0)
+        asked = InFlightRequest(server, model, 50.0)
         everybody = processes(server)
         assert len(everybody) > 3, "the functions have children"
         server.process.send_signal(signal.SIGTERM)
@@ -192,13 +196,13 @@ def test_a_second_signal_ends_everything_at_once(
         os.kill(server.gateways()[0], signal.SIGSTOP)
         server.process.send_signal(signal.SIGTERM)
         assert until(lambda: server.process.poll() is not None, 30)
-        assert not [pid for pid in everybody if is_there(pid)]
+        assert not [pid for pid in everybody if is_running(pid)]
         assert not list(run_dirs.glob("headgate-*"))
         asked.join()
 
 
-def test_both_protocols_drain_within_one_drain(tmp_path: Path) -> None:
-    """What takes longer is told so: over gRPC and over HTTP, and neither is cut off."""
+def test_http_and_grpc_drain_together(tmp_path: Path) -> None:
+    """Slower requests get an error, over gRPC and over HTTP, and no connection is just closed."""
     drain_s = 5.0
     with (
         served(tmp_path, drain=f"{drain_s:g}s") as server,
@@ -214,8 +218,8 @@ def test_both_protocols_drain_within_one_drain(tmp_path: Path) -> None:
 
         over_grpc = threading.Thread(target=ask)
         over_grpc.start()
-        assert until(lambda: running(server) == 1)
-        asked = Asked(server, "naps", 60.0)
+        assert until(lambda: in_flight(server) == 1)
+        asked = InFlightRequest(server, "naps", 60.0)
         server.process.send_signal(signal.SIGTERM)
         began_s = time.monotonic()
         assert until(lambda: server.process.poll() is not None, 60)
@@ -229,26 +233,26 @@ def test_both_protocols_drain_within_one_drain(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["naps", "hangs"])
-def test_nothing_is_left_of_a_server_whose_supervisor_is_killed(
+def test_killed_supervisor_leaves_no_processes_or_files(
     tmp_path: Path, run_dirs: Path, model: str
 ) -> None:
-    """Its worker is busy, or cannot be told; its client is told; its files are gone."""
+    """Its worker is busy or stopped; its client gets a response; its files are removed."""
     with served(tmp_path, drain="60s") as server:
-        asked = Asked(server, model, 50.0)
+        asked = InFlightRequest(server, model, 50.0)
         everybody = processes(server)
         assert len(everybody) > 3, "the functions have children"
         assert list(run_dirs.glob("headgate-*"))
         server.process.kill()
-        assert until(lambda: not [pid for pid in everybody if is_there(pid)])
+        assert until(lambda: not [pid for pid in everybody if is_running(pid)])
         assert until(lambda: not list(run_dirs.glob("headgate-*")))
         asked.join()
         assert (asked.status, asked.error) == (503, "")
 
 
-def test_nor_of_one_whose_gateway_was_stuck(tmp_path: Path, run_dirs: Path) -> None:
+def test_killed_supervisor_with_stuck_gateway(tmp_path: Path, run_dirs: Path) -> None:
     with served(tmp_path) as server:
         everybody = processes(server)
         os.kill(server.gateways()[0], signal.SIGSTOP)
         server.process.kill()
-        assert until(lambda: not [pid for pid in everybody if is_there(pid)])
+        assert until(lambda: not [pid for pid in everybody if is_running(pid)])
         assert until(lambda: not list(run_dirs.glob("headgate-*")))

@@ -1,4 +1,4 @@
-"""Messages come out as they went in, however the stream was cut."""
+"""Messages survive any split of the stream."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from headgate.live.ipc.messages import (
 )
 
 
-def test_tensors_share_the_memory_that_was_read() -> None:
+def test_tensors_share_the_received_memory() -> None:
     sent = RunBatch(1, 2, 3, 4, [TaskInputs(7, 1, [Tensor("x", "INT8", (2,), memoryview(b"ab"))])])
     data = frame(sent)
     (received,) = Frames().feed(data)
     assert received == sent
     assert isinstance(received, RunBatch)
-    view = received.works[0].inputs[0].data
+    view = received.tasks[0].inputs[0].data
     assert isinstance(view, memoryview)
     assert view.obj is data
 
 
 @given(st.lists(st.lists(st.integers(0, 1 << 40), max_size=40), max_size=8), st.data())
-def test_however_it_is_cut(offsets: list[list[int]], data: st.DataObject) -> None:
+def test_any_split_of_the_stream(offsets: list[list[int]], data: st.DataObject) -> None:
     messages: list[Message] = [Release(each) for each in offsets]
     stream = b"".join(frame(message) for message in messages)
     frames = Frames()
@@ -50,8 +50,8 @@ def test_byte_by_byte() -> None:
     assert last == [message]
 
 
-def test_a_large_message_in_many_pieces_is_not_copied_again_and_again() -> None:
-    """Each piece is looked at once: before the last one nothing is decoded or joined."""
+def test_large_message_in_many_chunks_is_copied_once() -> None:
+    """Nothing is decoded or concatenated before the last chunk."""
     tensor = Tensor("x", "INT8", (1 << 24,), memoryview(bytes(1 << 24)))
     stream = memoryview(frame(RunBatch(0, 0, 0, 1, [TaskInputs(0, 1, [tensor])])))
     frames = Frames()
@@ -61,12 +61,12 @@ def test_a_large_message_in_many_pieces_is_not_copied_again_and_again() -> None:
     assert len(received) == 1
 
 
-def test_too_long_is_refused_before_it_is_read() -> None:
+def test_too_long_message_is_rejected_by_its_length() -> None:
     with pytest.raises(ValueError, match="at most"):
         Frames().feed((MESSAGE_BYTES_MAX + 1).to_bytes(4, "little"))
 
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\x91\x63", b"\x92\x03\xa1x", b"\x92\x03\x90\x90"])
-def test_nonsense_is_refused(body: bytes) -> None:
-    with pytest.raises(ValueError, match="no message"):
+def test_invalid_message_is_an_error(body: bytes) -> None:
+    with pytest.raises(ValueError, match="invalid message"):
         Frames().feed(len(body).to_bytes(4, "little") + body)

@@ -1,4 +1,4 @@
-"""A worker process does what a gateway asks it to."""
+"""A worker process serves a gateway."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def onnx_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_batch_is_joined_and_cut_apart_again(tmp_path: Path) -> None:
+def test_batch_is_concatenated_and_split(tmp_path: Path) -> None:
     with worker(tmp_path, {"double": code("double")}) as process:
         gateway = process.gateway()
         gateway.start()
@@ -63,28 +63,28 @@ def test_a_batch_is_joined_and_cut_apart_again(tmp_path: Path) -> None:
         assert answers == [[[2, 4]], [[6, 8], [10, 12]]]
 
 
-def test_an_onnx_file_is_served_and_measured(tmp_path: Path, onnx_file: Path) -> None:
+def test_onnx_file_is_served_and_measured(tmp_path: Path, onnx_file: Path) -> None:
     with worker(tmp_path, {"increment": {"model": onnx_file.name, "batch": 6}}) as process:
         gateway = process.gateway()
-        (facts,) = gateway.hello.facts
-        assert facts.function == "increment"
-        assert facts.signature == Signature(
+        (measured,) = gateway.hello.functions
+        assert measured.function == "increment"
+        assert measured.signature == Signature(
             (TensorSpec("x", "FP32", (-1, 3)),),
             (TensorSpec("y", "FP32", (-1, 3)),),
             True,
             "onnxruntime_onnx",
         )
-        assert len(facts.exec_ns) == 6
-        assert 0 < facts.exec_ns[0] <= facts.exec_ns[-1] < 10**9
-        assert facts.start_ns > 0
+        assert len(measured.exec_ns) == 6
+        assert 0 < measured.exec_ns[0] <= measured.exec_ns[-1] < 10**9
+        assert measured.start_ns > 0
         gateway.start()
         one, two = np.array([[1, 2, 3]], np.float32), np.array([[4, 5, 6], [7, 8, 9]], np.float32)
         answers = [gateway.arrays(r)["y"].tolist() for r in gateway.ask({"x": one}, {"x": two})]
         assert answers == [(one + 1).tolist(), (two + 1).tolist()]
 
 
-def test_facts_of_plain_functions(tmp_path: Path) -> None:
-    """One whose inputs are declared is measured; of another nothing is known; one is declared."""
+def test_measured_functions_in_hello(tmp_path: Path) -> None:
+    """One with declared inputs is measured; another has no signature; one has declared times."""
     functions = {
         "double": {"code": "code_of_worker:double", "batch": 4},
         "echo": {"code": "code_of_worker:echo"},
@@ -92,11 +92,11 @@ def test_facts_of_plain_functions(tmp_path: Path) -> None:
         "broken": code("Broken"),
     }
     with worker(tmp_path, functions) as process:
-        facts = {facts.function: facts for facts in process.gateway().hello.facts}
-        assert list(facts) == list(functions)
-        assert len(facts["double"].exec_ns) == 4
-        assert facts["echo"].exec_ns == facts["picky"].exec_ns == ()
-        assert process.has_complained("broken: cannot be loaded: OSError: no weights today")
+        measured = {measured.function: measured for measured in process.gateway().hello.functions}
+        assert list(measured) == list(functions)
+        assert len(measured["double"].exec_ns) == 4
+        assert measured["echo"].exec_ns == measured["picky"].exec_ns == ()
+        assert process.has_logged("broken: cannot be loaded: OSError: no weights today")
 
 
 def test_large_tensors_go_through_shared_memory(tmp_path: Path) -> None:
@@ -104,15 +104,15 @@ def test_large_tensors_go_through_shared_memory(tmp_path: Path) -> None:
         gateway = process.gateway()
         gateway.start()
         sent = np.arange(100_000, dtype=np.float64).reshape(2, -1)
-        for _ in range(5):  # more than there is room for, were it not released
+        for _ in range(5):  # more than there is room for, unless it is released
             gateway.run({"x": sent}, shares=True)
             (result,) = gateway.ran().results
             assert isinstance(result.outputs[0].data, Block)
             assert np.array_equal(gateway.arrays(result)["x"], sent)
 
 
-def test_full_shared_memory_is_slow_and_right(tmp_path: Path) -> None:
-    """The gateway never gives back what it has read: outputs come in the message."""
+def test_full_shared_memory_falls_back_to_messages(tmp_path: Path) -> None:
+    """The gateway never releases what it has read: outputs come inside the message."""
     with worker(tmp_path, {"echo": code("echo")}, serve={"shared_memory": "64KiB"}) as process:
         gateway = process.gateway()
         gateway.start()
@@ -126,7 +126,7 @@ def test_full_shared_memory_is_slow_and_right(tmp_path: Path) -> None:
         assert np.array_equal(gateway.arrays(result)["x"], sent)
 
 
-def test_text_goes_through_all_four_verbs(tmp_path: Path) -> None:
+def test_text_goes_through_all_four_methods(tmp_path: Path) -> None:
     functions = {"word": code("Word", options={"suffix": "?"})}
     with worker(tmp_path, functions) as process:
         gateway = process.gateway()
@@ -140,15 +140,18 @@ def test_text_goes_through_all_four_verbs(tmp_path: Path) -> None:
         assert gateway.arrays(last)["text"].tolist() == [b"AB?", b"?"]
 
 
-def test_unsure_is_told_to_the_cascade(tmp_path: Path) -> None:
+def test_unsure_output_is_reported(tmp_path: Path) -> None:
     with worker(tmp_path, {"picky": code("picky")}) as process:
         gateway = process.gateway()
         gateway.start()
         assert [r.is_unsure for r in gateway.ask(row(4), row(4, 400), row(9))] == [0, 1, 0]
 
 
-def test_slots_limit_what_runs_at_once(tmp_path: Path) -> None:
-    """Two slots, one place to wait: of four naps one is refused, and one takes twice as long."""
+def test_slots_limit_concurrency(tmp_path: Path) -> None:
+    """Two slots, one place in the queue.
+
+    Of four naps one is refused, and one takes twice as long.
+    """
     functions = {"nap": code("nap", concurrency=4)}
     with worker(tmp_path, functions, pool={"slots": 2, "queue": 1}) as process:
         gateway = process.gateway()
@@ -162,8 +165,8 @@ def test_slots_limit_what_runs_at_once(tmp_path: Path) -> None:
         assert ran[2].began_ns >= min(ran[0].ended_ns, ran[1].ended_ns)
 
 
-def test_short_batches_are_answered_as_well(tmp_path: Path) -> None:
-    """Once it is known to be quick, it is run by the thread that listens; a nap is not."""
+def test_short_batches_run_inline(tmp_path: Path) -> None:
+    """Once known to be quick, it is run by the reading thread; a nap is not."""
     functions = {"echo": code("echo"), "nap": code("nap")}
     with worker(tmp_path, functions, pool={"queue": 99}) as process:
         gateway = process.gateway()
@@ -177,10 +180,10 @@ def test_short_batches_are_answered_as_well(tmp_path: Path) -> None:
         assert [gateway.ran().batch_id for _ in range(59)] == list(range(1, 60))
 
 
-def test_a_batch_that_waits_can_be_called_back(tmp_path: Path) -> None:
-    """The instance is to stop after it: that happens when the batch is gone.
+def test_held_batch_can_be_cancelled(tmp_path: Path) -> None:
+    """The instance is to stop after the batch: it stops when the batch is cancelled.
 
-    All orders come in one piece, so the slot is still taken by the start of the first instance.
+    All actions arrive at once, so the slot is still taken by the start of the first instance.
     """
     with worker(tmp_path, {"echo": code("echo"), "nap": code("nap")}) as process:
         gateway = process.gateway()
@@ -198,13 +201,13 @@ def test_a_batch_that_waits_can_be_called_back(tmp_path: Path) -> None:
         assert gateway.event(BatchRefused).reason == Refusal.GONE
 
 
-def test_weights_come_and_go(tmp_path: Path) -> None:
+def test_weights_are_loaded_and_evicted(tmp_path: Path) -> None:
     with worker(tmp_path, {"nap": code("nap")}) as process:
         gateway = process.gateway()
         gateway.start()
         gateway.run(row(0.05))
         gateway.order(EvictWeights(0, 0))
-        gateway.ran()  # the work ends first
+        gateway.ran()  # the batch ends first
         gateway.event(WeightsEvicted)
         gateway.order(LoadWeights(0, 0))
         gateway.run(row(0.01))  # waits for its own instance
@@ -212,7 +215,7 @@ def test_weights_come_and_go(tmp_path: Path) -> None:
         gateway.ran()
 
 
-def test_a_batch_waits_for_its_instance_to_start(tmp_path: Path) -> None:
+def test_batch_waits_for_its_instance(tmp_path: Path) -> None:
     with worker(tmp_path, {"broken": code("Broken"), "echo": code("echo")}) as process:
         gateway = process.gateway()
         gateway.order(StartInstance(0, 0, 0, 0))
@@ -225,7 +228,7 @@ def test_a_batch_waits_for_its_instance_to_start(tmp_path: Path) -> None:
         assert gateway.ran().batch_id == 2
 
 
-def test_an_idle_instance_retires(tmp_path: Path) -> None:
+def test_idle_instance_is_stopped(tmp_path: Path) -> None:
     with worker(tmp_path, {"echo": code("echo")}, pool={"idle_timeout": "1s"}) as process:
         gateway = process.gateway()
         gateway.start()

@@ -1,4 +1,4 @@
-"""What errors of AWS's client mean: above all, whether the work may have run."""
+"""Classification of AWS errors: above all, whether the call may have run."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ def answered(status: int, code: str = "Some") -> ClientError:
         answered(400, "UnrecognizedClientException"),
     ],
 )
-def test_what_was_never_let_in_never_ran(error: Exception) -> None:
-    fate = classify_error(error, throttles=(429,))
-    assert isinstance(fate, Refused)
-    assert fate.reason == Refusal.GONE
+def test_denied_call_has_not_run(error: Exception) -> None:
+    call_result = classify_error(error, throttles=(429,))
+    assert isinstance(call_result, Refused)
+    assert call_result.reason == Refusal.GONE
 
 
-def test_only_a_status_that_says_so_is_a_throttle() -> None:
-    fate = classify_error(answered(429, "TooManyRequestsException"), throttles=(429,))
-    assert isinstance(fate, Refused)
-    assert fate.reason == Refusal.THROTTLED
+def test_only_throttling_statuses_are_throttled() -> None:
+    call_result = classify_error(answered(429, "TooManyRequestsException"), throttles=(429,))
+    assert isinstance(call_result, Refused)
+    assert call_result.reason == Refusal.THROTTLED
     assert isinstance(classify_error(answered(503), throttles=(429,)), Failed)
     assert isinstance(classify_error(answered(503), throttles=(429, 503)), Refused)
 
 
-def test_what_a_platform_finds_too_large_never_ran() -> None:
-    """Only where that is what the status says: an endpoint's container may mean something else."""
+def test_too_large_call_has_not_run() -> None:
+    """Only if the status says so: the container of an endpoint may mean something else by it."""
     error = answered(413, "RequestTooLargeException")
-    fate = classify_error(error, throttles=(429,), too_large=(413,))
-    assert isinstance(fate, Refused)
-    assert fate.reason == Refusal.TOO_LARGE
+    call_result = classify_error(error, throttles=(429,), too_large=(413,))
+    assert isinstance(call_result, Refused)
+    assert call_result.reason == Refusal.TOO_LARGE
     assert isinstance(classify_error(error, throttles=(429,)), Failed)
 
 
@@ -71,10 +71,10 @@ def test_what_a_platform_finds_too_large_never_ran() -> None:
         OSError("whatever"),
     ],
 )
-def test_of_what_was_sent_and_not_answered_nobody_knows(error: Exception) -> None:
+def test_unanswered_call_is_lost(error: Exception) -> None:
     assert isinstance(classify_error(error, throttles=(429,)), Lost)
 
 
 @pytest.mark.parametrize("status", [400, 500, 502, 504])
-def test_other_answers_are_failures(status: int) -> None:
+def test_other_errors_are_failures(status: int) -> None:
     assert isinstance(classify_error(answered(status), throttles=(429,)), Failed)

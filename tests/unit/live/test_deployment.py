@@ -1,4 +1,4 @@
-"""From an application to places, models and what workers found out."""
+"""From an application to cores, served models and measured profiles."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from headgate.core.errors import ConfigError
 from headgate.functions.tensor import Signature, TensorSpec
 from headgate.live.deployment import assign_cores
 from headgate.live.ipc.messages import MeasuredFunction
-from headgate.live.model_registry import catalogue, with_measured_profiles
+from headgate.live.model_registry import served_models, with_measured_profiles
 
 X = TensorSpec("x", "FP32", (-1, 3))
 Y = TensorSpec("y", "FP32", (-1, 10))
 Z = TensorSpec("z", "INT64", (-1,))
 
 
-def facts(name: str, inputs: TensorSpec, outputs: TensorSpec) -> MeasuredFunction:
+def measured(name: str, inputs: TensorSpec, outputs: TensorSpec) -> MeasuredFunction:
     signature = Signature((inputs,), (outputs,), batches=True, platform="onnxruntime")
     return MeasuredFunction(name, signature, (100, 150), 5_000, 4_096)
 
@@ -28,29 +28,33 @@ SPEC = {
         "both": {"stages": {"a": {"function": "a"}, "b": {"function": "b", "after": ["a"]}}}
     },
 }
-FACTS = {"a": facts("a", X, Y), "b": facts("b", Y, Z)}
+MEASURED = {"a": measured("a", X, Y), "b": measured("b", Y, Z)}
 
 
-def test_what_was_not_declared_is_what_was_measured() -> None:
-    loaded = with_measured_profiles(from_spec(SPEC, "here"), FACTS, "there")
-    a, b = (variant.profile for variant in loaded.app.variants)
+def test_measured_values_fill_undeclared_ones() -> None:
+    config = with_measured_profiles(from_spec(SPEC, "here"), MEASURED, "there")
+    a, b = (variant.profile for variant in config.app.variants)
     assert (a.exec_ns, a.cold_start_ns, a.memory_bytes) == ((100, 150), 5_000, 4_096)
     assert b.exec_ns == (2_000_000,)  # declared
-    assert with_measured_profiles(loaded, FACTS, "again").spec == loaded.spec
+    assert with_measured_profiles(config, MEASURED, "again").spec == config.spec
 
 
-def test_what_could_not_be_measured_is_written_down_as_it_is_assumed() -> None:
-    """So the log says what the Scheduler went by, and a calibration of it can be simulated."""
-    unknown = FACTS | {"a": MeasuredFunction("a", Signature(), (), 0, 0)}
-    loaded = with_measured_profiles(from_spec(SPEC, "here"), unknown, "there")
-    assert loaded.unmeasured == ()
-    assert loaded.app.variants[0].profile.exec_ns == (UNKNOWN_EXEC_NS,) * 2
+def test_assumed_profile_is_written_if_unmeasured() -> None:
+    """So the event log has the profile that the Scheduler used, and its calibration can be
+    simulated.
+    """
+    unknown = MEASURED | {"a": MeasuredFunction("a", Signature(), (), 0, 0)}
+    config = with_measured_profiles(from_spec(SPEC, "here"), unknown, "there")
+    assert config.unmeasured == ()
+    assert config.app.variants[0].profile.exec_ns == (UNKNOWN_EXEC_NS,) * 2
 
 
-def test_an_objective_that_measured_times_cannot_meet_is_logged(
+def test_slo_below_measured_time_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    slow = FACTS | {"a": MeasuredFunction("a", FACTS["a"].signature, (9_000_000, 9_000_000), 0, 0)}
+    slow = MEASURED | {
+        "a": MeasuredFunction("a", MEASURED["a"].signature, (9_000_000, 9_000_000), 0, 0)
+    }
     spec = {**SPEC, "slo": {"latency": "5ms"}}
     assert (
         with_measured_profiles(from_spec(spec, "here"), slow, "there")
@@ -63,23 +67,23 @@ def test_an_objective_that_measured_times_cannot_meet_is_logged(
     )
 
 
-def test_a_pipeline_takes_what_its_first_stages_take_and_gives_what_its_last_give() -> None:
-    model = catalogue(with_measured_profiles(from_spec(SPEC, "here"), FACTS, "there").app, FACTS)[
-        "both"
-    ]
+def test_pipeline_signature() -> None:
+    model = served_models(
+        with_measured_profiles(from_spec(SPEC, "here"), MEASURED, "there").app, MEASURED
+    )["both"]
     assert (model.inputs, model.outputs) == ((X,), (Z,))
     assert (model.platform, model.batches, model.items_max) == ("headgate_pipeline", True, 1)
 
 
-def test_a_function_that_looks_by_itself_makes_its_pipeline_do_so() -> None:
-    unknown = FACTS | {"a": MeasuredFunction("a", Signature(), (), 0, 0)}
-    assert catalogue(from_spec(SPEC, "here").app, unknown)["both"].inputs == ()
+def test_function_without_inputs_makes_its_pipeline_unchecked() -> None:
+    unknown = MEASURED | {"a": MeasuredFunction("a", Signature(), (), 0, 0)}
+    assert served_models(from_spec(SPEC, "here").app, unknown)["both"].inputs == ()
 
 
 @pytest.mark.parametrize(
     ("pools", "cores", "expected"),
     [
-        ({"p": {"tier": "dedicated"}}, 4, [[1, 2, 3]]),  # all but the gateway's
+        ({"p": {"tier": "dedicated"}}, 4, [[1, 2, 3]]),  # all but that of the gateway
         ({"p": {"tier": "dedicated"}}, 1, [[0]]),
         ({"p": {"tier": "dedicated", "nodes": 2}}, 8, [[5, 6, 7], [2, 3, 4]]),
         ({"p": {"tier": "dedicated", "nodes": 2, "cpus": 1}}, 2, [[1], [0]]),
@@ -87,15 +91,13 @@ def test_a_function_that_looks_by_itself_makes_its_pipeline_do_so() -> None:
         ({"p": {"tier": "dedicated", "cpus": 0.5}, "q": {"tier": "dedicated"}}, 4, [[3], [1, 2]]),
     ],
 )
-def test_who_gets_which_cores(
-    pools: dict[str, object], cores: int, expected: list[list[int]]
-) -> None:
+def test_core_assignment(pools: dict[str, object], cores: int, expected: list[list[int]]) -> None:
     app = from_spec({"functions": {"a": {"exec": "1ms"}}, "pools": pools}, "here").app
-    assert [place.cores for place in assign_cores(app, range(cores), "here")] == expected
+    assert [node.cores for node in assign_cores(app, range(cores), "here")] == expected
 
 
-def test_there_are_no_gpus_to_serve_from_yet() -> None:
-    """Processes on CPUs that are called GPUs would be a lie."""
+def test_gpu_pools_are_not_served_yet() -> None:
+    """Processes on CPUs must not pose as GPUs."""
     spec = {"functions": {"a": {"exec": "1ms"}}, "pools": {"big": {"tier": "gpu"}}}
     with pytest.raises(ConfigError) as caught:
         assign_cores(from_spec(spec, "app.yaml").app, range(2), "app.yaml")
@@ -105,7 +107,7 @@ def test_there_are_no_gpus_to_serve_from_yet() -> None:
     )
 
 
-def test_a_function_platform_is_not_served_from_here() -> None:
+def test_faas_pool_has_no_local_nodes() -> None:
     spec = {
         "functions": {"a": {"exec": "1ms"}},
         "pools": {"l": {"tier": "serverless", "memory": "1GB"}},

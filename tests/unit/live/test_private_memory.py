@@ -1,4 +1,4 @@
-"""Memory that a process is held to account for."""
+"""The private memory of a process."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def resident_bytes() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-def test_tensors_in_shared_memory_do_not_count() -> None:
-    """They did, and a worker was ended for what its gateway had sent."""
+def test_shared_memory_does_not_count() -> None:
+    """Otherwise a worker would be killed for what its gateway has sent."""
     arena = Arena.create(SIZE)
     try:
         before_bytes, before_resident_bytes = private_bytes(), resident_bytes()
@@ -32,14 +32,14 @@ def test_tensors_in_shared_memory_do_not_count() -> None:
         arena.close()
 
 
-def test_weights_count() -> None:
+def test_private_memory_counts() -> None:
     before_bytes = private_bytes()
     weights = np.ones(SIZE, np.uint8)
     assert private_bytes() - before_bytes > SIZE // 2
     assert weights.sum() == SIZE
 
 
-def test_what_is_gone_holds_nothing() -> None:
+def test_exited_process_has_no_memory() -> None:
     process = subprocess.Popen(["sleep", "1000"])
     assert private_bytes(process.pid) > 0
     process.kill()

@@ -1,4 +1,4 @@
-"""Output that cannot be written: nobody waits for it, nothing raises, and what is lost is told."""
+"""Output that cannot be written: nothing blocks, nothing raises, and losses are reported."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from headgate.live.telemetry.logs import PIECE_BYTES_MAX, Output, keep_descriptors, text_stream
+from headgate.live.telemetry.logs import CHUNK_BYTES_MAX, Output, reopen_standard_fds, text_stream
 
 LIMIT_S = 30.0
 
 
 class Pipe:
-    """A pipe whose reader we are."""
+    """A pipe that the test reads."""
 
     def __init__(self) -> None:
         self.read_fd, self.write_fd = os.pipe()
@@ -45,7 +45,7 @@ def pipe() -> Iterator[Pipe]:
     made.close()
 
 
-def test_what_is_put_is_written_in_order(pipe: Pipe) -> None:
+def test_output_is_written_in_order(pipe: Pipe) -> None:
     out = Output(pipe.write_fd)
     for number in range(100):
         out.put(b"%d\n" % number)
@@ -54,25 +54,25 @@ def test_what_is_put_is_written_in_order(pipe: Pipe) -> None:
     assert out.dropped == 0
 
 
-def test_a_pipe_that_nobody_reads_holds_nobody_up_and_what_was_dropped_is_told(pipe: Pipe) -> None:
-    told: list[int] = []
+def test_unread_pipe_does_not_block_and_drops_are_reported(pipe: Pipe) -> None:
+    reported: list[int] = []
     fcntl.fcntl(pipe.write_fd, fcntl.F_SETPIPE_SZ, 4_096)
     out = Output(pipe.write_fd, queue_bytes_max=50_000)
-    out.on_recovered = told.append
+    out.on_recovered = reported.append
     line = b"x" * 4_999 + b"\n"
     for _ in range(1_000):  # far more than the pipe and the queue hold together
         out.put(line)
     assert out.dropped > 500
-    assert not out.flush(0.05)  # bounded: nobody reads
+    assert not out.flush(0.05)  # the timeout holds although nobody reads
     dropped, kept = out.dropped, 1_000 - out.dropped
     assert pipe.read(5_000 * kept) == line * kept
     assert out.flush(LIMIT_S)
-    assert told == [dropped]
+    assert reported == [dropped]
     out.put(b"and on\n")
     assert pipe.read(7) == b"and on\n"
 
 
-def test_a_closed_pipe_raises_nothing(pipe: Pipe) -> None:
+def test_closed_pipe_raises_nothing(pipe: Pipe) -> None:
     out = Output(pipe.write_fd)
     os.close(pipe.read_fd)
     for _ in range(10):
@@ -81,10 +81,10 @@ def test_a_closed_pipe_raises_nothing(pipe: Pipe) -> None:
     assert out.dropped == 10
 
 
-def test_a_full_disk_raises_nothing_and_when_there_is_room_again_that_is_told(
+def test_full_disk_raises_nothing_and_recovery_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[int] = []
+    reported: list[int] = []
     left = 10
     write = os.write
 
@@ -99,7 +99,7 @@ def test_a_full_disk_raises_nothing_and_when_there_is_room_again_that_is_told(
     fd = os.open(tmp_path / "err", os.O_WRONLY | os.O_CREAT)
     try:
         out = Output(fd)
-        out.on_recovered = told.append
+        out.on_recovered = reported.append
         monkeypatch.setattr(os, "write", full)
         out.put(b"cut in the middle\n")
         assert out.flush(LIMIT_S)
@@ -112,10 +112,10 @@ def test_a_full_disk_raises_nothing_and_when_there_is_room_again_that_is_told(
         monkeypatch.undo()
         os.close(fd)
     assert (tmp_path / "err").read_bytes() == b"cut in the\na whole line\n"
-    assert told == [2]
+    assert reported == [2]
 
 
-def test_a_pipe_that_does_not_block_is_waited_for(pipe: Pipe) -> None:
+def test_non_blocking_pipe(pipe: Pipe) -> None:
     flags = fcntl.fcntl(pipe.write_fd, fcntl.F_GETFL)
     fcntl.fcntl(pipe.write_fd, fcntl.F_SETFL, flags | os.O_NONBLOCK)
     out = Output(pipe.write_fd)
@@ -126,13 +126,13 @@ def test_a_pipe_that_does_not_block_is_waited_for(pipe: Pipe) -> None:
     assert out.flush(LIMIT_S)
 
 
-def test_one_message_is_not_endless(pipe: Pipe) -> None:
+def test_long_message_is_truncated(pipe: Pipe) -> None:
     out = Output(pipe.write_fd)
     out.put(b"z" * 10_000_000)
-    assert pipe.read(PIECE_BYTES_MAX).endswith(b"z... (cut off)\n")
+    assert pipe.read(CHUNK_BYTES_MAX).endswith(b"z... (cut off)\n")
 
 
-def test_what_is_printed_goes_the_same_way(pipe: Pipe) -> None:
+def test_print_uses_the_output(pipe: Pipe) -> None:
     out = Output(pipe.write_fd)
     stream = text_stream(out, pipe.write_fd)
     print("a", "b", 3, file=stream)
@@ -178,8 +178,8 @@ def run(program: str, *, shell: str = "") -> subprocess.CompletedProcess[bytes]:
     )
 
 
-def test_a_forked_child_prints_too() -> None:
-    """There is no thread in it to do that."""
+def test_forked_child_prints() -> None:
+    """A forked process has no writer thread."""
     done = run(
         "import os, sys\n"
         "from headgate.live.telemetry.logs import Output, text_stream\n"
@@ -198,15 +198,15 @@ def test_a_forked_child_prints_too() -> None:
     assert (done.stdout, done.stderr) == (b"parent\nchild\nparent again\n", b"")
 
 
-def test_descriptors_that_are_closed_are_not_taken_by_the_next_socket() -> None:
+def test_closed_standard_descriptors_are_reopened() -> None:
     done = run(
         "import os, socket\n"
-        "from headgate.live.telemetry.logs import keep_descriptors\n"
-        "keep_descriptors()\n"
+        "from headgate.live.telemetry.logs import reopen_standard_fds\n"
+        "reopen_standard_fds()\n"
         "assert socket.socket().fileno() > 2\n"
         "assert os.path.sameopenfile(2, os.open(os.devnull, os.O_WRONLY))\n"
         "print('kept')\n",
         shell="2>&- <&-",
     )
     assert (done.returncode, done.stdout) == (0, b"kept\n")
-    keep_descriptors()  # where all are there, nothing is done
+    reopen_standard_fds()  # nothing is done if all are open

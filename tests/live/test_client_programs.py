@@ -1,4 +1,4 @@
-"""Real clients against a served ONNX file: the protocols are what these programs say they are."""
+"""Real client programs against a served ONNX file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Y = X @ WEIGHTS + BIAS
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One command: an ONNX file, and nothing else."""
+    """An ONNX file, served by one command."""
     directory = tmp_path_factory.mktemp("clients")
     write_linear(directory / "linear.onnx")
     arguments = ("--grpc-port", "0", "--slo", "60s")
@@ -32,9 +32,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield served
 
 
-def test_the_command_that_is_shown_gets_an_answer(served: Served) -> None:
-    """What `headgate serve` prints under "try it" works as it stands."""
-    curl = served.greeting.splitlines()[-1].strip()
+def test_suggested_command_works(served: Served) -> None:
+    """The command that `headgate serve` prints under "try it" works as it is."""
+    curl = served.banner.splitlines()[-1].strip()
     assert curl.startswith("curl http://127.0.0.1:")
     done = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, check=True)
     (output,) = json.loads(done.stdout)["outputs"]
@@ -100,7 +100,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 def test_kserve_over_rest_and_grpc(served: Served) -> None:
-    """In a process of its own: its messages have the names of other clients' messages."""
+    """In a process of its own: its messages have the names of those of other clients."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", KSERVE, served.url, served.grpc_address],
         capture_output=True,
@@ -114,7 +114,7 @@ def test_kserve_over_rest_and_grpc(served: Served) -> None:
         assert np.allclose(answer, Y[:1])
 
 
-def test_boto3_as_if_it_were_sagemaker(served: Served) -> None:
+def test_boto3_sagemaker_runtime(served: Served) -> None:
     client = boto3.client(
         "sagemaker-runtime",
         endpoint_url=served.url,
@@ -138,7 +138,7 @@ def test_boto3_as_if_it_were_sagemaker(served: Served) -> None:
     client.close()
 
 
-def test_prometheus_reads_the_metrics(served: Served) -> None:
+def test_prometheus_parses_the_metrics(served: Served) -> None:
     def met() -> float:
         _, text = served.get("/metrics")
         return sum(
