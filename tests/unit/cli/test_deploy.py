@@ -279,7 +279,7 @@ def test_the_platform_as_a_command(tmp_path: Path) -> None:
     with process, process.stdout:
         url = process.stdout.readline().split()[1]
         lines = [process.stdout.readline() for _ in range(6)]  # until the keys are there
-        assert lines[-1].startswith("  bill: ")
+        assert lines[-1].startswith("  billing log: ")
         client = boto3.client("lambda", **client_options(url))
         assert client.get_account_settings()["AccountLimit"]["ConcurrentExecutions"] == 3
         client.close()

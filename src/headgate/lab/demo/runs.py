@@ -151,7 +151,7 @@ def run_live(
     counts = result.intended_ns >= warm_up_ns
     calls = [
         record
-        for record in functions.platform.bill.records(FUNCTION)
+        for record in functions.platform.billing_log.records(FUNCTION)
         if record.started_s >= began_s + warm_up_ns / SECOND_NS
     ]
     number = int(counts.sum())
