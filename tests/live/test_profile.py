@@ -151,9 +151,9 @@ def test_a_model_of_single_items_is_measured_with_those(place: Path) -> None:
     [
         ("Nobody", (), "f: code: 'sleeps:Nobody': cannot be imported"),
         ("Breaks", (), "f: RuntimeError: no weights"),
-        ("Dies", (), "f: its process ended with SIGABRT"),
-        ("Mute", (), "f: does not say what it takes"),
-        ("OneByOne", ("--batch", "2"), "--batch: takes one item at a time (allowed: 1)"),
+        ("Dies", (), "f: the probe process exited with SIGABRT"),
+        ("Mute", (), "f: has no example input"),
+        ("OneByOne", ("--batch", "2"), "--batch: accepts single items only (allowed: 1)"),
         ("Sleeps", ("--store", "nowhere"), "--store: 'nowhere': is not a directory"),
     ],
 )

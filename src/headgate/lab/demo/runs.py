@@ -29,7 +29,7 @@ from headgate.deploy import connect
 from headgate.functions.lambda_payload import encode_ping, encode_request
 from headgate.functions.tensor import Tensor
 from headgate.functions.unbatched import UnbatchedCall
-from headgate.lab.bench._server_under_test import beside_the_worker, outside_ns, serving
+from headgate.lab.bench._server_under_test import client_overhead_ns, off_worker_core, serving
 from headgate.lab.demo.setup import FEW, FUNCTION, FUNCTIONS_MAX, MEMORY_MB, QUANTILE, Scale, Spec
 from headgate.lambda_emulator import BillingRecord, EmbeddedPlatform
 from headgate.loadgen import LoadOptions, run_open_loop
@@ -90,7 +90,7 @@ class DeployedFunction:
         tensor = Tensor("clicks", "INT64", clicks.shape, memoryview(clicks.tobytes()))
         body = encode_request(FUNCTION, [UnbatchedCall(0, 1, [tensor])])
         times_ms = []
-        with beside_the_worker():
+        with off_worker_core():
             for _ in range(_CALLS):
                 began_s = time.perf_counter()
                 answer = self.client.invoke(FunctionName=FUNCTION, Payload=body)
@@ -125,7 +125,7 @@ def deployed(spec: Spec, folder: Path, terms: FaasOffering) -> Iterator[Deployed
     first = min(os.sched_getaffinity(0))
     platform = EmbeddedPlatform(folder / "platform", cpus=(first,))
     with ExitStack() as stack:
-        with beside_the_worker():  # its thread stays where it is started
+        with off_worker_core():  # its thread stays where it is started
             stack.enter_context(platform)
         platform.register(
             FUNCTION,
@@ -163,7 +163,7 @@ def run_live(
         spilled=len(calls) / number,
         cold_starts=sum(record.is_cold for record in calls),
         usd_per_1000=1000 * functions.usd(calls) / number,
-    ), outside_ns(result)
+    ), client_overhead_ns(result)
 
 
 # The simulated side: the same application and the same requests.
