@@ -1,7 +1,8 @@
-"""Benchmarks, one module each with `NAME`, `TITLE` and `run`, which are discovered: no list to edit.
+"""Benchmarks, one module each with `NAME`, `TITLE` and `run`.
 
-Benchmarks report like experiments: rows of numbers, and checks of measurements against targets.
-Modules whose names begin with an underscore are shared by benchmarks.
+Modules are discovered: there is no list to edit. Benchmarks report like experiments: rows of
+numbers, and checks of measurements against targets. Modules whose names begin with an underscore
+are shared by benchmarks.
 """
 
 from __future__ import annotations
