@@ -91,8 +91,8 @@ def _something(shape: Any) -> object:
         return [_something(shape.member)]
     if shape.type_name == "map":
         return {"1": _something(shape.value)}
-    plain = {"integer": 1_024, "boolean": True, "double": 2.5, "float": 2.5, "blob": b"x"}
-    return plain.get(shape.type_name, (getattr(shape, "enum", None) or ["something"])[0])
+    values = {"integer": 1_024, "boolean": True, "double": 2.5, "float": 2.5, "blob": b"x"}
+    return values.get(shape.type_name, (getattr(shape, "enum", None) or ["something"])[0])
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -37,8 +37,8 @@ def _run(out: Path) -> Result:
     """Run the quick form. Also: rows are complete, figures are written, JSON is valid."""
     messages: list[str] = []
     result = find_experiment("hybrid-traces").run(quick=True, out=out, progress=messages.append)
-    places = [(row["trace"], row["policy"]) for row in result.rows if "trace" in row]
-    assert places == [(trace.name, policy) for trace in TRACES for policy in POLICIES]
+    pairs = [(row["trace"], row["policy"]) for row in result.rows if "trace" in row]
+    assert pairs == [(trace.name, policy) for trace in TRACES for policy in POLICIES]
     assert len({check.claim for check in result.checks}) == len(result.checks), "claims are unique"
     assert messages, "progress is reported"
     assert len(result.figures) == 2

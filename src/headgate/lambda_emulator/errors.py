@@ -17,7 +17,7 @@ ThrottleReason: TypeAlias = Literal[
     "CallerRateLimitExceeded",
 ]
 
-# AWS spells the key of the message in two ways; its own clients read both.
+# AWS spells the key of the message in two variants; its own clients read both.
 _CAPITAL: Final = frozenset(("ResourceNotFoundException", "ServiceException"))
 
 

@@ -25,7 +25,7 @@ TABLE = "function,cores,concurrency,p50_ms\na,1,1,10\na,1,2,20\na,2,1,6\na,2,2,1
 
 
 @pytest.fixture
-def grid_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "simulated.yaml").write_text(SIMULATED)
     (tmp_path / "served.yaml").write_text(SERVED)
@@ -41,21 +41,21 @@ def run(*arguments: str) -> Result:
     return result
 
 
-def test_import_writes_profile_and_figure(grid_point: Path) -> None:
+def test_import_writes_profile_and_figure(directory: Path) -> None:
     pytest.importorskip("matplotlib")
     result = run("--import", "table.csv", "--slo", "15ms", "--out", "a.json")
     assert result.exit_code == 0
     assert "One core can serve 1 at once within 15 ms at p99." in result.stdout
-    assert read_profile(grid_point / "a.json").time_ms(2, 2) == 11.0
-    assert (grid_point / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert read_profile(directory / "a.json").time_ms(2, 2) == 11.0
+    assert (directory / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_json_output_equals_profile_file(grid_point: Path) -> None:
+def test_json_output_equals_profile_file(directory: Path) -> None:
     result = run("--import", "table.csv", "--by", "us", "--json")
-    document = json.loads(result.stdout)
-    assert document == json.loads((grid_point / "profile.json").read_text())
-    assert document["schema"] == "headgate-profile/1"
-    assert (document["imported"], document["by"]) == (["table.csv"], "us")
+    content = json.loads(result.stdout)
+    assert content == json.loads((directory / "profile.json").read_text())
+    assert content["schema"] == "headgate-profile/1"
+    assert (content["imported"], content["by"]) == (["table.csv"], "us")
 
 
 @pytest.mark.parametrize(
@@ -82,14 +82,14 @@ def test_json_output_equals_profile_file(grid_point: Path) -> None:
         (("served.yaml", "--function", "one", "--store", ""), "--store: '': is empty"),
     ],
 )
-def test_bad_input_is_one_line(grid_point: Path, arguments: tuple[str, ...], problem: str) -> None:
+def test_bad_input_is_one_line(directory: Path, arguments: tuple[str, ...], problem: str) -> None:
     result = run(*arguments)
     assert result.exit_code == 2
     assert result.stderr.startswith("headgate: error: ") and result.stderr.count("\n") == 1
     assert problem in result.stderr
 
 
-def test_unavailable_cores_are_rejected(grid_point: Path) -> None:
+def test_unavailable_cores_are_rejected(directory: Path) -> None:
     there = len(os.sched_getaffinity(0))
     result = run("served.yaml", "--function", "one", "--cores", f"1,{there + 1}")
     assert result.exit_code == 2
@@ -97,7 +97,7 @@ def test_unavailable_cores_are_rejected(grid_point: Path) -> None:
     assert "(allowed: 1 to " in result.stderr
 
 
-def test_invalid_profile_file_is_rejected(grid_point: Path) -> None:
+def test_invalid_profile_file_is_rejected(directory: Path) -> None:
     for name, problem in (("none.json", "cannot be read"), ("table.csv", "is not JSON")):
         with pytest.raises(ConfigError, match=problem):
-            read_profile(grid_point / name)
+            read_profile(directory / name)

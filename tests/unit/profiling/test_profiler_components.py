@@ -127,12 +127,12 @@ class Bucket(BaseHTTPRequestHandler):
     """A minimal S3 server: one bucket with the object v1/a.onnx."""
 
     def do_HEAD(self) -> None:
-        self.reply(b"weights")
+        self.respond(b"weights")
 
     def do_GET(self) -> None:
-        self.reply(LISTED if "list-type=2" in self.path else b"weights")
+        self.respond(LISTED if "list-type=2" in self.path else b"weights")
 
-    def reply(self, content: bytes) -> None:
+    def respond(self, content: bytes) -> None:
         is_there = self.path.partition("?")[0] in ("/models", "/models/v1/a.onnx")
         self.send_response(200 if is_there else 404)
         self.send_header("Content-Length", str(len(content) if is_there else 0))

@@ -148,13 +148,13 @@ def run_demo(planned: Planned, progress: Progress) -> DemoResult:
                 live, request_ns = run_live(
                     served_spec, planned.scale, planned.arrivals, log, functions
                 )
-                logged = DemoEnvironment(read_times(log, known.times), request_ns)
+                calibrated = DemoEnvironment(read_times(log, known.times), request_ns)
                 runs.append(
                     DemoRun(
                         policy,
                         _simulate(planned, policy, known),
                         live,
-                        _simulate(planned, policy, logged),
+                        _simulate(planned, policy, calibrated),
                     )
                 )
     progress("simulating other machines, and all thresholds")

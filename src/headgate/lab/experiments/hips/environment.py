@@ -210,17 +210,19 @@ def build_scene(setting: Setting, environment: HipsEnvironment) -> Scene:
 
 
 def _instances(prices: PriceList, setting: Setting, environment: HipsEnvironment) -> Pool:
-    offers = prices.instances_named([_INSTANCES], "the experiment")
-    offer = next(offer for offer in offers if offer.cpus == setting.cores)
+    instance_types = prices.instances_named([_INSTANCES], "the experiment")
+    instance_type = next(
+        instance_type for instance_type in instance_types if instance_type.cpus == setting.cores
+    )
     return Pool(
         INSTANCE_POOL,
-        offer.name,
+        instance_type.name,
         Tier.DEDICATED,
         nodes=environment.instances_max,
         slots=MOST,
         is_elastic=True,
-        boot_ns=offer.boot_ns,
-        usd_per_hour=offer.usd_per_hour,
+        boot_ns=instance_type.boot_ns,
+        usd_per_hour=instance_type.usd_per_hour,
     )
 
 

@@ -202,12 +202,12 @@ def timeline_figure(timeline: Timeline, known: Clairvoyant, title: str) -> Figur
 def _draw_costs(
     axes: Axes, trace: str, bars: Sequence[Bar], limit_usd: float, attained: float
 ) -> None:
-    places = range(len(bars))
+    positions = range(len(bars))
     dedicated = [bar.dedicated_usd for bar in bars]
     totals = [bar.dedicated_usd + bar.functions_usd for bar in bars]
     functions = [bar.functions_usd for bar in bars]
-    axes.barh(places, dedicated, 0.68, color=BLUE, label="instances")
-    axes.barh(places, functions, 0.68, left=dedicated, color=ORANGE, label="functions")
+    axes.barh(positions, dedicated, 0.68, color=BLUE, label="instances")
+    axes.barh(positions, functions, 0.68, left=dedicated, color=ORANGE, label="functions")
     for index, (bar, total_usd) in enumerate(zip(bars, totals, strict=True)):
         is_good = bar.attainment >= attained
         if not is_good:  # misses the attainment goal
@@ -222,7 +222,7 @@ def _draw_costs(
             color=INK if is_good else MUTED,
         )
     axes.axvline(limit_usd, color=GREEN, linewidth=1.4, label="clairvoyant")
-    axes.set_yticks(places, [plain(bar.name, 24) for bar in bars])
+    axes.set_yticks(positions, [plain(bar.name, 24) for bar in bars])
     axes.set_ylim(len(bars) - 0.4, -0.6)
     axes.set_xlim(0, 1.22 * max(totals))
     dress(axes, title=trace, x_label="cost (USD)", grid="x")

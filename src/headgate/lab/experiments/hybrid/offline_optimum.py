@@ -47,12 +47,12 @@ def clairvoyant(environment: HybridEnvironment, times_ns: Int64, duration_ns: in
     step_ns = environment.slo_ns
     counts = np.bincount(times_ns // step_ns, minlength=-(-duration_ns // step_ns))
     levels = np.arange(INSTANCES_MAX + 1)
-    carried = np.arange(counts.max(initial=0) * _GRAINS + 1) / _GRAINS
+    backlog = np.arange(counts.max(initial=0) * _GRAINS + 1) / _GRAINS
     # Capacity left after the backlog; if negative, the backlog that exceeds the capacity.
-    room = levels[:, None] * (environment.capacity_per_s * step_ns / SECOND_NS) - carried[None, :]
+    room = levels[:, None] * (environment.capacity_per_s * step_ns / SECOND_NS) - backlog[None, :]
     overflow_usd = np.maximum(-room, 0.0) * environment.usd_per_call
     here_usd = overflow_usd + levels[:, None] * (environment.usd_per_hour * step_ns / HOUR_NS)
-    ahead_usd = np.tile(carried * environment.usd_per_call, (len(levels), 1))
+    ahead_usd = np.tile(backlog * environment.usd_per_call, (len(levels), 1))
     choices = np.empty((len(counts), *room.shape), dtype=np.int8)
     for step in range(len(counts) - 1, -1, -1):
         left = _left_over(room, int(counts[step]))
@@ -90,10 +90,10 @@ def _follow(
 ) -> tuple[tuple[int, ...], float]:
     """Return the instances of the optimal path, and the number of requests sent to functions."""
     instances: list[int] = []
-    level, carried, overflow = 0, 0, 0.0
+    level, backlog, overflow = 0, 0, 0.0
     for step, count in enumerate(counts):
-        level = int(choices[step, level, carried])
+        level = int(choices[step, level, backlog])
         instances.append(level)
-        overflow += max(0.0, -float(room[level, carried]))
-        carried = int(_left_over(room[level, carried], int(count)))
-    return tuple(instances), overflow + carried / _GRAINS
+        overflow += max(0.0, -float(room[level, backlog]))
+        backlog = int(_left_over(room[level, backlog], int(count)))
+    return tuple(instances), overflow + backlog / _GRAINS
