@@ -201,7 +201,7 @@ def test_no_auth_still_checks_origin_and_host(tmp_path: Path) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_no_auth_requires_loopback_address(tmp_path: Path, host: str) -> None:
     with (
-        pytest.raises(ConfigError, match="--no-auth would let everybody") as caught,
+        pytest.raises(ConfigError, match="--no-auth would let anyone") as caught,
         EmbeddedPlatform(tmp_path, host=host, has_auth=False),
     ):
         pass

@@ -199,7 +199,7 @@ def test_throttled_events_wait(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"concurrency": 0}, "platform: concurrency: 0: must be more than zero"),
-        ({"cpus": (10_000,)}, "platform: cpus: (10000,): not ours to use"),
+        ({"cpus": (10_000,)}, "platform: cpus: (10000,): not available to this process"),
     ],
 )
 def test_invalid_settings(tmp_path: Path, settings: dict[str, Any], message: str) -> None:

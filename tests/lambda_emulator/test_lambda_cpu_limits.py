@@ -88,7 +88,7 @@ def handle(event, context):
 
 def _runs(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""  # that of a zombie is empty
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""  # empty for a zombie
     except OSError:
         return False
 

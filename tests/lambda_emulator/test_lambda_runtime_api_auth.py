@@ -60,7 +60,7 @@ def api(served: tuple[EmbeddedPlatform, Caller]) -> str:
 
 
 def test_foreign_process_is_rejected(platform: EmbeddedPlatform, caller: Caller, api: str) -> None:
-    """It can neither poll, nor respond for the instance, nor report a failed start."""
+    """A foreign process cannot poll, respond for the instance, or report a failed start."""
     (before,) = [each for each in platform.instances() if each.function == "curious"]
     host = f"Host: {api}"
     for line, body in (
@@ -111,7 +111,7 @@ def test_instances_cannot_use_each_others_runtime_api(caller: Caller, api: str) 
 
 
 def test_child_process_of_an_instance_is_accepted(caller: Caller, api: str) -> None:
-    """It gets a regular error: the invocation does not exist."""
+    """A child process gets a regular error: the invocation does not exist."""
     assert caller.invoke("curious", {"child": True}).body == "400"
 
 

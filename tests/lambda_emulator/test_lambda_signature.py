@@ -22,7 +22,7 @@ from headgate.lambda_emulator.http import EmulatorRequest
 
 KEYS = PlatformKeys("HEADGATEEXAMPLE", "a-secret-of-forty-characters/+0123456789")
 URL = "http://127.0.0.1:9001"
-# What may stand in a header, and arrives as it was sent.
+# Header values that arrive unchanged.
 HEADER_VALUES = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=20)
 SEGMENTS = st.text(min_size=1, max_size=12).filter(lambda text: text not in (".", ".."))
 NAMES = st.from_regex(r"[Xx]-[a-zA-Z]{1,12}", fullmatch=True)

@@ -63,14 +63,14 @@ def threads(vcpus: float) -> int:
 def make_cpu_limiter(mode: CpuMode, cpus: tuple[int, ...] | None) -> CpuLimiter:
     """Return a limiter that works on this machine.
 
-    Raises `ConfigError` if the mode does not work here, or if `cpus` are not ours to use.
+    Raises `ConfigError` if the mode does not work here, or if `cpus` are not available.
     """
     allowed = sorted(os.sched_getaffinity(0))
     selected = list(cpus) if cpus is not None else allowed
     if not selected or not set(selected) <= set(allowed):
         names = ", ".join(map(str, allowed))
         raise ConfigError(
-            "not ours to use", where="platform", key="cpus", value=cpus, allowed=names
+            "not available to this process", where="platform", key="cpus", value=cpus, allowed=names
         )
     if mode == "none":
         return _NoLimiter()
@@ -79,7 +79,7 @@ def make_cpu_limiter(mode: CpuMode, cpus: tuple[int, ...] | None) -> CpuLimiter:
         if group is not None:
             return _CgroupLimiter(*group, None if cpus is None else selected)
     if mode == "cgroup":
-        problem = "no control group with a CPU quota can be made here"
+        problem = "no control group with a CPU quota can be created here"
         raise ConfigError(
             problem, where="platform", key="cpu", value=mode, allowed="auto, affinity"
         )

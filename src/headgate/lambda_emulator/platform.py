@@ -382,5 +382,5 @@ def _check_loopback(addresses: list[Address]) -> None:
     """Raise `ConfigError` for addresses that other machines can reach: there is no auth."""
     for host, _ in addresses:
         if not ip_address(host.partition("%")[0]).is_loopback:
-            problem = "--no-auth would let everybody on the network run code here"
+            problem = "--no-auth would let anyone on the network run code here"
             raise ConfigError(problem, where=f"--host {host}", allowed="127.0.0.1, ::1")

@@ -16,7 +16,7 @@ from headgate.lab.experiments.experiment import Progress, Result
 
 
 class Bench(Protocol):
-    """What a module under `headgate.lab.bench` provides."""
+    """The interface of a module under `headgate.lab.bench`."""
 
     NAME: str
     TITLE: str

@@ -56,7 +56,7 @@ class Result:
 
 
 class Experiment(Protocol):
-    """What a module under `headgate.lab.experiments` provides."""
+    """The interface of a module under `headgate.lab.experiments`."""
 
     NAME: str
     TITLE: str
