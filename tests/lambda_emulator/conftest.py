@@ -12,7 +12,7 @@ from headgate.lambda_emulator import EmbeddedPlatform
 
 @pytest.fixture(scope="session", autouse=True)
 def _state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keys of the platforms of tests are not left in anybody's home."""
+    """Write the keys of test platforms outside of the user's home directory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
@@ -20,18 +20,18 @@ def _state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedPlatform, Caller]]:
-    """A platform with the limits of AWS, and a client of it."""
+    """A platform with the limits of AWS, and its client."""
     with platform_in(tmp_path_factory.mktemp("platform")) as both:
         yield both
 
 
 @pytest.fixture
 def platform(served: tuple[EmbeddedPlatform, Caller]) -> EmbeddedPlatform:
-    """The platform of the module."""
+    """The platform shared by the tests of a module."""
     return served[0]
 
 
 @pytest.fixture
 def caller(served: tuple[EmbeddedPlatform, Caller]) -> Caller:
-    """A client of the platform of the module."""
+    """The client of the shared platform."""
     return served[1]

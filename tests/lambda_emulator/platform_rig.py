@@ -1,4 +1,4 @@
-"""Functions that do what they are told, and clients that do not try again by themselves."""
+"""A scriptable function, and boto3 clients without retries."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ calls = 0
 
 
 def handle(event, context):
-    """Do what the event says, in this order; answer with who has done it."""
+    """Perform the steps that the event names, in this order; return details of the instance."""
     global calls
     calls += 1
-    print("asked for", event.get("note"))
-    if "mark" in event:  # proof that it ran, which outlives this process
+    print("note", event.get("note"))
+    if "mark" in event:  # proof of the run, which outlives this process
         with open(event["mark"], "a") as file:
             file.write(context.aws_request_id + "\\n")
     time.sleep(event.get("sleep", 0))
@@ -74,7 +74,7 @@ def handle(event, context):
 
 @dataclass(frozen=True)
 class Called:
-    """What a call came back with."""
+    """The response to an invocation."""
 
     status: int
     error: str | None  # FunctionError
@@ -90,7 +90,7 @@ class Caller:
         self.boto = boto3.client("lambda", **options, config=Config(**settings))
 
     def invoke(self, function: str, event: object = None, **options: Any) -> Called:
-        """Call a function and wait for it."""
+        """Invoke a function and wait for its response."""
         if event is not None:
             options["Payload"] = json.dumps(event).encode()
         response = self.boto.invoke(FunctionName=function, **options)
@@ -103,16 +103,16 @@ class Caller:
         )
 
     def create(self, name: str, code: str = HANDLER, **options: Any) -> dict[str, Any]:
-        """Create a function from the text of its only module."""
-        asked: dict[str, Any] = {"Runtime": RUNTIME, "Role": ROLE, "Handler": "module.handle"}
-        asked |= {"MemorySize": 1_769, "Timeout": 60, **options}  # less may be too little
-        made: dict[str, Any] = self.boto.create_function(
-            FunctionName=name, Code={"ZipFile": zipped({"module.py": code})}, **asked
+        """Create a function from the source of its only module."""
+        request: dict[str, Any] = {"Runtime": RUNTIME, "Role": ROLE, "Handler": "module.handle"}
+        request |= {"MemorySize": 1_769, "Timeout": 60, **options}  # less memory may be too slow
+        created: dict[str, Any] = self.boto.create_function(
+            FunctionName=name, Code={"ZipFile": zipped({"module.py": code})}, **request
         )
-        return made
+        return created
 
-    def refused(self, operation: str, **options: Any) -> tuple[int, str, str]:
-        """Status, code and message of a call that must be refused."""
+    def rejected(self, operation: str, **options: Any) -> tuple[int, str, str]:
+        """Return status, code and message of a call that must be rejected."""
         with pytest.raises(ClientError) as caught:
             getattr(self.boto, operation)(**options)
         response = caught.value.response
@@ -122,7 +122,7 @@ class Caller:
 
 @contextmanager
 def platform_in(directory: Path, **settings: Any) -> Iterator[tuple[EmbeddedPlatform, Caller]]:
-    """A platform with a function `f` in it, and its client."""
+    """Run a platform with a function `f`; yields it with a client."""
     code = directory / "source"
     code.mkdir()
     (code / "module.py").write_text(HANDLER, encoding="utf-8")
@@ -142,20 +142,20 @@ def signed(
     body: bytes = b"",
     headers: Mapping[str, str] = MappingProxyType({}),
 ) -> bytes:
-    """The bytes of a request, signed as boto3 signs: path and headers are sent as they are."""
+    """Return the bytes of a signed request; path and headers are sent verbatim."""
     named = {"Host": urlsplit(platform.url).netloc, "Content-Type": "application/json", **headers}
     url = f"{platform.url}{path.decode('latin-1')}"
-    asked = AWSRequest(method.decode(), url, headers=named, data=body)
+    request = AWSRequest(method.decode(), url, headers=named, data=body)
     options = platform.client_options
     keys = Credentials(options["aws_access_key_id"], options["aws_secret_access_key"])
-    SigV4Auth(keys, "lambda", "eu-central-1").add_auth(asked)
-    asked.headers["Content-Length"] = str(len(body))
-    head = "".join(f"{name}: {value}\r\n" for name, value in asked.headers.items())
+    SigV4Auth(keys, "lambda", "eu-central-1").add_auth(request)
+    request.headers["Content-Length"] = str(len(body))
+    head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
     return method + b" " + path + b" HTTP/1.1\r\n" + head.encode("latin-1") + b"\r\n" + body
 
 
 def sent(platform: EmbeddedPlatform, data: bytes, *, ends: bool = False) -> bytes:
-    """What comes back first on a connection of its own."""
+    """Send bytes on a new connection and return the first bytes received."""
     with socket.create_connection(("127.0.0.1", platform.port), timeout=60) as client:
         client.sendall(data)
         if ends:
@@ -164,7 +164,7 @@ def sent(platform: EmbeddedPlatform, data: bytes, *, ends: bool = False) -> byte
 
 
 def zipped(files: dict[str, str]) -> bytes:
-    """A zip file with these files in it."""
+    """Return a zip file with these files."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, text in files.items():
@@ -173,7 +173,7 @@ def zipped(files: dict[str, str]) -> bytes:
 
 
 def eventually(holds: Callable[[], bool], timeout_s: float = 60.0) -> bool:
-    """Whether something comes true in time."""
+    """Whether a condition becomes true in time."""
     end_s = time.monotonic() + timeout_s
     while not holds():
         if time.monotonic() > end_s:

@@ -1,4 +1,4 @@
-"""The demonstration: its sizing, and a short run of all of it."""
+"""The demonstration: sizing, plan, application, checks, and a short end-to-end run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headgate.config import from_spec
 from headgate.core.errors import ConfigError
 from headgate.core.model import Profile
 from headgate.lab.demo import setup as scaling
-from headgate.lab.demo.hybrid import DemoResult, DemoRun, Planned, perform, plan_for, prepare
+from headgate.lab.demo.hybrid import DemoResult, DemoRun, Planned, plan_for, prepare, run_demo
 from headgate.lab.demo.report import run_rows, write_page
 from headgate.lab.demo.runs import DemoPolicy, DemoRunResult, best_threshold, run_simulated
 from headgate.lab.demo.setup import (
@@ -24,9 +24,9 @@ from headgate.lab.demo.setup import (
     Scale,
     SessionModel,
     Times,
-    alone_ns,
     application,
     fit_to_machine,
+    single_request_ns,
 )
 from headgate.planning.latency_model import Characterisation
 
@@ -37,9 +37,9 @@ REQUEST_NS = 1_000_000
 
 @pytest.fixture(scope="module")
 def planned() -> Planned:
-    """A machine that shares its core perfectly: n concurrent requests take n times 20 ms."""
+    """A machine with perfect processor sharing: n concurrent requests take n times 20 ms."""
     measured = Characterisation.surrogate(s_ms=20, p_ms=0, cores=(1, 2), concurrency=range(1, 21))
-    return plan_for(Scale(MODEL, 8, measured, slo_ms=108, course=DemoSchedule()))
+    return plan_for(Scale(MODEL, 8, measured, slo_ms=108, schedule=DemoSchedule()))
 
 
 def simulated(planned: Planned, policy: DemoPolicy) -> DemoRunResult:
@@ -47,7 +47,7 @@ def simulated(planned: Planned, policy: DemoPolicy) -> DemoRunResult:
     return run_simulated(spec, policy, planned.scale, planned.arrivals, REQUEST_NS)
 
 
-def test_load_is_below_capacity_between_bursts_and_above_in_bursts(planned: Planned) -> None:
+def test_quiet_load_is_below_capacity_and_bursts_above(planned: Planned) -> None:
     quiet, burst = planned.scale.rates_per_s
     assert quiet < planned.scale.capacity_per_s < burst
     assert burst / quiet == pytest.approx(MANY / FEW)
@@ -55,11 +55,11 @@ def test_load_is_below_capacity_between_bursts_and_above_in_bursts(planned: Plan
     assert arrivals.mean_rate_per_s == pytest.approx((3 * quiet + 4 * burst) / 7, rel=0.15)
 
 
-def test_plan_limits_concurrency_to_the_slo(planned: Planned) -> None:
+def test_planned_threshold_is_the_largest_concurrency_within_the_slo(planned: Planned) -> None:
     assert planned.threshold == FEW
 
 
-def test_application_can_be_simulated_and_served(planned: Planned) -> None:
+def test_application_spec_is_valid(planned: Planned) -> None:
     url = "http://127.0.0.1:9"
     spec = application(planned.scale, planned.machine, planned.platform, TIMES, endpoint_url=url)
     config = from_spec(spec, "demo")
@@ -71,7 +71,7 @@ def test_application_can_be_simulated_and_served(planned: Planned) -> None:
     assert all(source is not None for source in config.sources)
 
 
-def test_spillover_keeps_the_slo_in_bursts(planned: Planned) -> None:
+def test_functions_raise_attainment_in_bursts(planned: Planned) -> None:
     without = simulated(planned, DemoPolicy("without", "dedicated_only"))
     spill = simulated(planned, DemoPolicy("with", "threshold", (("threshold", FEW),)))
     assert without.spilled == 0 and without.usd_per_1000 == 0
@@ -85,7 +85,7 @@ def test_planned_threshold_is_near_the_best(planned: Planned) -> None:
     assert abs(best - planned.threshold) <= 1
 
 
-def test_disagreement_is_reported(planned: Planned) -> None:
+def test_checks_fail_on_disagreement(planned: Planned) -> None:
     without = simulated(planned, DemoPolicy("without", "dedicated_only"))
     spill = simulated(planned, DemoPolicy("with", "threshold", (("threshold", FEW),)))
     runs = (
@@ -96,21 +96,21 @@ def test_disagreement_is_reported(planned: Planned) -> None:
     assert [check.holds for check in checks] == [True, True, False, False, False]
 
 
-def test_simulated_parts_are_marked(planned: Planned, tmp_path: Path) -> None:
-    run_result = simulated(planned, DemoPolicy("with", "threshold"))
+def test_report_marks_policies_without_a_live_run(planned: Planned, tmp_path: Path) -> None:
+    result = simulated(planned, DemoPolicy("with", "threshold"))
     runs = (
-        DemoRun(DemoPolicy("here", ""), run_result, live=run_result, simulated=run_result),
-        DemoRun(DemoPolicy("elsewhere", ""), run_result),
+        DemoRun(DemoPolicy("here", ""), result, live=result, simulated=result),
+        DemoRun(DemoPolicy("elsewhere", ""), result),
     )
-    demo_result = DemoResult(planned, runs, best_threshold=FEW)
-    hows = [(row[""], row["how"]) for row in run_rows(demo_result)]
-    here = [("here", "foretold"), ("here", "live"), ("here", "simulated")]
-    assert hows == [*here, ("elsewhere", "foretold")]
-    text = write_page(demo_result, ["Rent it."], tmp_path).read_text(encoding="utf-8")
+    demo = DemoResult(planned, runs, best_threshold=FEW)
+    sources = [(row[""], row["source"]) for row in run_rows(demo)]
+    here = [("here", "predicted"), ("here", "live"), ("here", "simulated")]
+    assert sources == [*here, ("elsewhere", "predicted")]
+    text = write_page(demo, ["Rent it."], tmp_path).read_text(encoding="utf-8")
     assert "Rent it." in text and "elsewhere" in text
 
 
-def test_request_has_the_given_number_of_sessions() -> None:
+def test_session_model_has_a_fixed_number_of_sessions() -> None:
     pytest.importorskip("onnxruntime")
     model = SessionModel(str(MODEL), 3)
     model.load()
@@ -120,12 +120,14 @@ def test_request_has_the_given_number_of_sessions() -> None:
     assert model.predict(example)["items"].shape == (3, 20)
 
 
-def test_isolated_latency_on_a_shared_core() -> None:
+def test_single_request_time_from_concurrent_requests() -> None:
     """Two concurrent requests for 20, then one for 10: 30 of work for three requests."""
     profile = Profile((10,), slowdown=(1.0, 2.0))
     began, ended = np.array([0, 0, 30]), np.array([20, 20, 40])
-    assert alone_ns(profile, began, ended) == pytest.approx(30 / 3)
-    uneven = alone_ns(Profile((10,), slowdown=(1.0, 1.0)), np.array([0, 10]), np.array([20, 30]))
+    assert single_request_ns(profile, began, ended) == pytest.approx(30 / 3)
+    uneven = single_request_ns(
+        Profile((10,), slowdown=(1.0, 1.0)), np.array([0, 10]), np.array([20, 30])
+    )
     assert uneven == pytest.approx((10 + 2 * 10 + 10) / 2)
 
 
@@ -136,19 +138,17 @@ def test_one_core_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_short_demonstration() -> None:
-    """Profiles, plans, serves and simulates; on a busy machine requests may be late, but none is
-    lost.
-    """
+def test_demo_end_to_end() -> None:
+    """Profile, plan, serve and simulate; on a busy machine requests may be late, but not lost."""
     for needed in ("onnxruntime", "boto3", "awslambdaric"):
         pytest.importorskip(needed)
     planned = prepare(MODEL, DemoSchedule(step_s=0.5, steps=5), 4.0, print)
-    demo_result = perform(planned, print)
-    warm_ns = planned.scale.course.warm_up_ns
+    result = run_demo(planned, print)
+    warm_ns = planned.scale.schedule.warm_up_ns
     sent = int((planned.arrivals.times_ns >= warm_ns).sum())
-    lived = [run.live for run in demo_result.runs if run.live is not None]
-    assert [len(live.latency_ms) for live in lived] == [sent] * 3
-    without, threshold, _ = lived
+    live_runs = [run.live for run in result.runs if run.live is not None]
+    assert [len(live.latency_ms) for live in live_runs] == [sent] * 3
+    without, threshold, _ = live_runs
     assert without.unserved == threshold.unserved == 0
     assert without.spilled == 0
     assert 0 < threshold.spilled <= 1

@@ -1,6 +1,7 @@
-"""Small runs of the fidelity and overload benchmarks: that they measure, not the results.
+"""The benchmarks `fidelity` and `overload` on a small scale.
 
-The results depend on the load of the machine, so tests do not check them; `headgate bench` does.
+Results depend on other load of the machine, so these tests only check that the benchmarks measure;
+`headgate bench` checks the results.
 """
 
 from __future__ import annotations
@@ -11,26 +12,26 @@ from headgate.lab.bench import fidelity, overload
 
 
 @pytest.mark.slow
-def test_live_log_is_replayed_and_simulated() -> None:
+def test_fidelity_benchmark() -> None:
     plan = fidelity.FidelityPlan(levels=(("some", 0.5),), rounds=1, seconds=2.0, peak_seconds=0.5)
-    (fidelity_run,) = fidelity.measure(plan, lambda _: None)
-    assert fidelity_run.replay["is_identical"] is True
-    assert fidelity_run.replay["complete"] is True
-    assert fidelity_run.outside_ms > 0
-    assert fidelity_run.simulated["requests"] == fidelity_run.live["requests"] > 0
-    result = fidelity.report([fidelity_run])
+    (level,) = fidelity.measure(plan, lambda _: None)
+    assert level.replay["is_identical"] is True
+    assert level.replay["complete"] is True
+    assert level.client_overhead_ms > 0
+    assert level.simulated["requests"] == level.live["requests"] > 0
+    result = fidelity.report([level])
     assert len(result.checks) == 4
-    assert [row["how"] for row in result.rows] == ["live", "simulated"]
+    assert [row["source"] for row in result.rows] == ["live", "simulated"]
 
 
 @pytest.mark.slow
-def test_overload() -> None:
+def test_overload_benchmark() -> None:
     plan = overload.OverloadPlan(curve=(), seconds=3.0, peak_seconds=0.5)
-    found = overload.measure(plan, lambda _: None)
-    step = found.overload
-    assert step.has_one_answer_each
-    assert found.logged == step.summary.run.requests > 0
+    result = overload.measure(plan, lambda _: None)
+    step = result.overload
+    assert step.has_one_response_each
+    assert result.settled == step.summary.run.requests > 0
     assert step.summary.run.rejected > 0
-    assert step.summary.run.goodput_rps > 0 < found.peak_rps
+    assert step.summary.run.goodput_rps > 0 < result.peak_rps
     assert step.memory_mib[1] - step.memory_mib[0] < 32
-    assert len(overload.report(found).checks) == 5
+    assert len(overload.report(result).checks) == 5

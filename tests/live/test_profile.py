@@ -115,7 +115,7 @@ def test_function_is_measured_on_its_cores(directory: Path) -> None:
     assert document["settings"]["precision"] == 0.2
     assert document["machine"]["cores"] == len(usable_cores())
     assert document["at"].endswith("+00:00")
-    assert "can hold all 3 at once within 30,000 ms at p99." in result.stdout
+    assert "can serve 3 or more at once within 30,000 ms at p99." in result.stdout
     assert (directory / "profile.png").exists()
 
 
@@ -153,9 +153,9 @@ def test_unbatched_model_is_measured_with_single_items(directory: Path) -> None:
     [
         ("Nobody", (), "f: code: 'sleeps:Nobody': cannot be imported"),
         ("Breaks", (), "f: RuntimeError: no weights"),
-        ("Dies", (), "f: its process ended with SIGABRT"),
-        ("Mute", (), "f: does not say what it takes"),
-        ("OneByOne", ("--batch", "2"), "--batch: takes one item at a time (allowed: 1)"),
+        ("Dies", (), "f: the probe process exited with SIGABRT"),
+        ("Mute", (), "f: has no example input"),
+        ("OneByOne", ("--batch", "2"), "--batch: accepts single items only (allowed: 1)"),
         ("Sleeps", ("--store", "nowhere"), "--store: 'nowhere': is not a directory"),
     ],
 )

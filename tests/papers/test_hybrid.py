@@ -1,4 +1,4 @@
-"""The hybrid of an instance and functions: what holds is held, the rest is what the page says."""
+"""The HiPS'21 experiments: the failing claims are those that the page documents."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from headgate.lab.experiments.hips.environment import (
     build_scene,
     characterise,
     lead_in_s,
+    make_phases,
     period_of,
-    phases,
     scatter,
     setting_of,
     wave_sizes,
@@ -51,13 +51,13 @@ _SECONDS = tuple(BurstPhase(4 * SECOND_NS, is_bursty) for is_bursty in (False, T
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
-def test_what_does_not_hold_is_exactly_what_the_page_lists(name: str, tmp_path: Path) -> None:
-    """Also: claims differ, figures are written, and what is found can be said as JSON."""
-    said: list[str] = []
-    result = find_experiment(name).run(quick=True, out=tmp_path, progress=said.append)
+def test_failing_claims_are_those_documented(name: str, tmp_path: Path) -> None:
+    """Also: claims are unique, figures are written, and the result is valid JSON."""
+    messages: list[str] = []
+    result = find_experiment(name).run(quick=True, out=tmp_path, progress=messages.append)
     assert {check.claim for check in result.failing} == _documented(name)
     assert len({check.claim for check in result.checks}) == len(result.checks), "claims are unique"
-    assert said, "somebody who waits is told of progress"
+    assert messages, "progress is reported"
     assert len(result.figures) == FIGURES[name]
     assert all(path.parent == tmp_path and path.stat().st_size for path in result.figures)
     content = result.to_json()
@@ -65,68 +65,70 @@ def test_what_does_not_hold_is_exactly_what_the_page_lists(name: str, tmp_path: 
 
 
 @pytest.mark.parametrize("cores", [2, 8])
-def test_the_papers_decisions_follow_from_the_surrogate(cores: int) -> None:
+def test_decisions_of_the_paper_follow_from_the_surrogate(cores: int) -> None:
     plan = plan_of(setting_of(SURROGATE, cores))
     assert plan.threshold == 5
     assert plan.knee_cores == 4
-    assert plan.chosen is not None
-    assert plan.chosen.memory_bytes == 6656 * MIB
-    saving = 1 - plan.chosen.usd_per_s / plan.sizes[-1].usd_per_s
+    assert plan.selected is not None
+    assert plan.selected.memory_bytes == 6656 * MIB
+    saving = 1 - plan.selected.usd_per_s / plan.sizes[-1].usd_per_s
     assert saving == pytest.approx(0.35)
 
 
-def test_a_network_that_eats_the_objective_leaves_no_size() -> None:
-    """5 ms of network are most of 6.8 ms; the plan says so instead of choosing something."""
+def test_network_delay_close_to_the_sla_leaves_no_size() -> None:
+    """5 ms of network are most of 6.8 ms; the plan selects no size."""
     plan = plan_of(setting_of("recommender", 8))
-    assert plan.chosen is None
-    assert plan.world.memory_mb * MIB == plan.sizes[-1].memory_bytes
+    assert plan.selected is None
+    assert plan.environment.memory_mb * MIB == plan.sizes[-1].memory_bytes
 
 
-def test_waves_stay_between_the_papers_bounds_and_use_all_of_it() -> None:
-    course = phases(10 * MINUTE_NS)
-    sizes = wave_sizes(course, SECOND_NS, seed=3)
-    assert len(sizes) == sum(phase.length_ns for phase in course) // SECOND_NS
+def test_wave_sizes_cover_the_range_of_the_paper() -> None:
+    phases = make_phases(10 * MINUTE_NS)
+    sizes = wave_sizes(phases, SECOND_NS, seed=3)
+    assert len(sizes) == sum(phase.length_ns for phase in phases) // SECOND_NS
     assert set(sizes) == set(range(LEAST, MOST + 1))
-    assert sizes == wave_sizes(course, SECOND_NS, seed=3) != wave_sizes(course, SECOND_NS, seed=4)
-    assert set(sizes[: int(lead_in_s(course, SECOND_NS))]) == {LEAST}, "first there is a calm"
+    assert sizes == wave_sizes(phases, SECOND_NS, seed=3) != wave_sizes(phases, SECOND_NS, seed=4)
+    assert set(sizes[: int(lead_in_s(phases, SECOND_NS))]) == {LEAST}, (
+        "a run starts with a calm phase"
+    )
 
 
-def test_counting_begins_with_the_first_burst() -> None:
-    """Also where the calm is no whole number of waves: the wave that counts most is the first."""
+def test_lead_in_ends_at_the_first_burst() -> None:
+    """Also if the calm phase is no whole number of waves."""
     period_ns = 1_574_750_000
-    course = phases(MINUTE_NS)
-    begins_s = lead_in_s(course, period_ns)
-    times_s = waves(wave_sizes(course, period_ns, seed=0), period_ns).times_ns / SECOND_NS
+    phases = make_phases(MINUTE_NS)
+    begins_s = lead_in_s(phases, period_ns)
+    times_s = waves(wave_sizes(phases, period_ns, seed=0), period_ns).times_ns / SECOND_NS
     before = int(np.count_nonzero(times_s < begins_s))
-    assert before == LEAST * (course[0].length_ns // period_ns)
+    assert before == LEAST * (phases[0].length_ns // period_ns)
 
 
-def test_alone_the_instance_is_as_slow_as_the_wave_is_large() -> None:
-    """The surface says RT = c x 36 ms on 2 cores, and a wave is over before the next."""
-    sizes, requests = _observe(HipsPolicyCase("alone", "dedicated_only"))
+def test_response_time_without_functions_is_proportional_to_wave_size() -> None:
+    """RT = c x 36 ms on 2 cores by the surface, and a wave completes before the next."""
+    sizes, requests = _observe(HipsPolicyCase("dedicated", "dedicated_only"))
     expected = np.repeat([36.0 * size for size in sizes], sizes)
     assert requests.response_ms == pytest.approx(expected)
     assert (requests.is_met == (expected <= 200)).all()
 
 
-def test_beyond_the_threshold_everything_goes_to_functions() -> None:
-    """1. Of each wave five go to the instance, together; they take 180 ms.
-    2. The rest is called: 26.6 ms on 3.76 cores and 5 ms of network, or a cold start more.
+def test_requests_beyond_the_threshold_go_to_functions() -> None:
+    """1. Five requests of each wave go to the instance; they take 180 ms.
+    2. The others go to functions: 26.6 ms on 3.76 cores plus 5 ms of network, plus cold start.
     """
     sizes, requests = _observe(HipsPolicyCase("spill", "threshold", (("threshold", 5),)))
     on_instance, on_functions = requests.on(INSTANCE_POOL), requests.on(FUNCTION_POOL)
     assert len(on_instance.is_met) == 5 * len(sizes)
     assert on_instance.response_ms == pytest.approx(180.0)
     assert len(on_functions.is_met) == sum(sizes) - 5 * len(sizes)
-    lone_ms = 16 + 40 / (6656 / 1769) + 5
-    expected = np.where(on_functions.is_cold, 2_500 + lone_ms, lone_ms)
+    single_ms = 16 + 40 / (6656 / 1769) + 5
+    expected = np.where(on_functions.is_cold, 2_500 + single_ms, single_ms)
     assert on_functions.response_ms == pytest.approx(expected, abs=1e-3)
     assert on_functions.is_cold.any()
     assert not on_functions.is_cold.all()
     assert (requests.is_met == ~requests.is_cold).all()
 
 
-def test_functions_that_are_kept_warm_are_there_when_the_bursts_come() -> None:
+def test_warm_functions_avoid_cold_starts_in_bursts() -> None:
     config = (("threshold", 5), ("warm_instances", MOST - 5), ("plan_every_ns", SECOND_NS))
     _, requests = _observe(HipsPolicyCase("warm", "threshold", config))
     assert not requests.is_cold.any()
@@ -135,7 +137,7 @@ def test_functions_that_are_kept_warm_are_there_when_the_bursts_come() -> None:
 
 
 @pytest.mark.parametrize("source", ["bert", "classification", "recommender"])
-def test_times_scatter_as_they_were_measured_where_the_objective_is_at_stake(source: str) -> None:
+def test_scatter_is_measured_near_the_concurrency_limit(source: str) -> None:
     setting = setting_of(source, 2)
     cv = scatter(characterise(source), setting).cv
     drawn = exp(sqrt(log(1 + cv * cv)) * NormalDist().inv_cdf(0.99))
@@ -144,26 +146,26 @@ def test_times_scatter_as_they_were_measured_where_the_objective_is_at_stake(sou
     assert scatter(characterise(SURROGATE), setting_of(SURROGATE, 2)).distribution == "exact"
 
 
-def test_the_best_threshold_is_the_cheapest_that_keeps_the_promise() -> None:
+def test_best_threshold_is_the_cheapest_that_meets_the_quantile() -> None:
     runs = {1: [_measured(1.0, 3.0)], 2: [_measured(0.995, 2.0)], 3: [_measured(0.9, 1.0)]}
     assert best_threshold(runs) == 2
     assert best_threshold({1: [_measured(0.5, 1.0)], 2: [_measured(0.6, 9.0)]}) == 2
 
 
-def test_the_share_of_cold_starts_is_of_the_violations_of_all_runs() -> None:
-    blamed = replace(_measured(0.0, 1.0), violations=30, cold_violations=30)
+def test_cold_share_is_over_violations_of_all_runs() -> None:
+    cold = replace(_measured(0.0, 1.0), violations=30, cold_violations=30)
     other = replace(_measured(0.0, 1.0), violations=10, cold_violations=0)
-    assert cold_share([blamed, other]) == 0.75
+    assert cold_share([cold, other]) == 0.75
     assert cold_share([_measured(1.0, 1.0)]) == 0.0
 
 
-def _observe(way: HipsPolicyCase) -> tuple[list[int], RequestTimes]:
-    """Some calm and some bursts on the surrogate with 2 cores; what every request saw."""
+def _observe(policy: HipsPolicyCase) -> tuple[list[int], RequestTimes]:
+    """Run calm and burst phases on the surrogate with 2 cores; return sizes and requests."""
     setting = setting_of(SURROGATE, 2)
     period_ns = period_of(setting.sla_ms)
     sizes = wave_sizes((*_SECONDS, *_SECONDS), period_ns, seed=0)
     scene = build_scene(setting, HipsEnvironment(6656))
-    return sizes, observe(scene, way, waves(sizes, period_ns), seed=0)[1]
+    return sizes, observe(scene, policy, waves(sizes, period_ns), seed=0)[1]
 
 
 def _measured(attainment: float, usd_per_1000: float) -> HipsResult:
@@ -184,5 +186,5 @@ def _measured(attainment: float, usd_per_1000: float) -> HipsResult:
 
 
 def _documented(name: str) -> set[str]:
-    """The claims that the page lists as not holding."""
+    """Return the claims that the page lists as not holding."""
     return set(re.findall(rf"^\| {name} \| (.*?) \| .* \|$", PAGE.read_text("utf-8"), re.MULTILINE))

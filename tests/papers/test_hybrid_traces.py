@@ -1,4 +1,4 @@
-"""Hybrid policies on bursts: what the page says does not hold is exactly what does not."""
+"""Hybrid policies on bursts: the failing claims are those that the page documents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headgate.lab.experiments.hybrid.environment import TRACES
 from headgate.lab.experiments.hybrid.sweep import BEST
 
 PAGE = Path(__file__).parents[2] / "docs" / "papers" / "hybrid-traces.md"
-POLICIES = [*(form.policy for form in BEST), "headgate", "clairvoyant"]
+POLICIES = [*(policy.name for policy in BEST), "headgate", "clairvoyant"]
 
 
 @pytest.mark.slow
@@ -34,13 +34,13 @@ def test_on_real_arrivals(tmp_path: Path) -> None:
 
 
 def _run(out: Path) -> Result:
-    """Run the quick form. Also: rows are complete, figures are written, JSON can say it."""
-    said: list[str] = []
-    result = find_experiment("hybrid-traces").run(quick=True, out=out, progress=said.append)
-    places = [(row["trace"], row["policy"]) for row in result.rows if "trace" in row]
-    assert places == [(trace.name, policy) for trace in TRACES for policy in POLICIES]
+    """Run the quick form. Also: rows are complete, figures are written, JSON is valid."""
+    messages: list[str] = []
+    result = find_experiment("hybrid-traces").run(quick=True, out=out, progress=messages.append)
+    pairs = [(row["trace"], row["policy"]) for row in result.rows if "trace" in row]
+    assert pairs == [(trace.name, policy) for trace in TRACES for policy in POLICIES]
     assert len({check.claim for check in result.checks}) == len(result.checks), "claims are unique"
-    assert said, "somebody who waits is told of progress"
+    assert messages, "progress is reported"
     assert len(result.figures) == 2
     assert all(path.parent == out and path.stat().st_size for path in result.figures)
     content = result.to_json()
@@ -49,6 +49,6 @@ def _run(out: Path) -> Result:
 
 
 def _documented(arrivals: str) -> set[str]:
-    """The claims that the page lists as not holding on these arrivals."""
+    """Return the claims that the page lists as not holding on these arrivals."""
     pattern = rf"^\| {arrivals} \| (.*?) \| .* \|$"
     return set(re.findall(pattern, PAGE.read_text("utf-8"), re.MULTILINE))

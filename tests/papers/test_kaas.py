@@ -1,4 +1,4 @@
-"""Chapter 6 of the thesis: what holds is held, and what does not is what the page says."""
+"""Chapter 6 of the thesis: the failing claims are those that the page documents."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ _FORESEEN = ("RESNET 0 0 GPU1", "RESNET 2 2 GPU2", "RESNET 3 6 GPU1", "BERT 1 8 
 
 
 @pytest.mark.parametrize(
-    ("form", "starts", "numbers"),
+    ("policy", "starts", "numbers"),
     [
         (
             ROUND_ROBIN,
             (*_IN_ORDER[:3], "RESNET 3 19 GPU2"),
-            # The text has lost Client1's line; the overall average of 5.0 leaves it no choice.
+            # Client1's line is missing in the text; the overall average of 5.0 implies its value.
             (25, 3, 1, 0.25, 5.0, 5.0 * 4 / 3, 0.0),
         ),
         (BALANCE, _IN_ORDER, (19, 2, 2, 0.5, 2.25, 3.0, 0.0)),
@@ -63,8 +63,8 @@ _FORESEEN = ("RESNET 0 0 GPU1", "RESNET 2 2 GPU2", "RESNET 3 6 GPU1", "BERT 1 8 
     ],
     ids=lambda value: value.label if isinstance(value, KaasPolicyCase) else "",
 )
-def test_the_printed_schedules_line_for_line(
-    form: KaasPolicyCase, starts: tuple[str, ...], numbers: tuple[float, ...]
+def test_printed_schedules_line_for_line(
+    policy: KaasPolicyCase, starts: tuple[str, ...], numbers: tuple[float, ...]
 ) -> None:
     lines = []
     for start in starts:
@@ -74,30 +74,30 @@ def test_the_printed_schedules_line_for_line(
             f"at timestep {at} on resource {gpu}"
         )
     lines += _SUMMARY.format(*numbers).splitlines()
-    assert trace_of(form, FITTED, MLFQ_SEED).lines() == lines
+    assert trace_of(policy, FITTED, MLFQ_SEED).lines() == lines
 
 
-def test_a_scheduler_that_cannot_see_ahead_starts_bert_at_once() -> None:
+def test_causal_scheduler_starts_bert_immediately() -> None:
     assert trace_of(SRTF, FITTED, 0) == trace_of(BALANCE, FITTED, 0)
     assert trace_of(SRTF_PRINTED, FITTED, 0) != trace_of(BALANCE, FITTED, 0)
 
 
-def test_the_seed_for_mlfq_is_the_smallest_that_will_do() -> None:
+def test_mlfq_seed_is_the_smallest_that_matches() -> None:
     wanted = trace_of(SRTF_PRINTED, FITTED, 0)
-    found = [
+    results = [
         seed for seed in range(MLFQ_SEED + 1) if trace_of(MLFQ_PRINTED, FITTED, seed) == wanted
     ]
-    assert found == [MLFQ_SEED]
+    assert results == [MLFQ_SEED]
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_what_does_not_hold_is_exactly_what_the_page_lists(name: str, tmp_path: Path) -> None:
-    """Also: claims differ, figures are written, and what is found can be said as JSON."""
-    said: list[str] = []
-    result = find_experiment(name).run(quick=True, out=tmp_path, progress=said.append)
+def test_failing_claims_are_those_documented(name: str, tmp_path: Path) -> None:
+    """Also: claims are unique, figures are written, and the result is valid JSON."""
+    messages: list[str] = []
+    result = find_experiment(name).run(quick=True, out=tmp_path, progress=messages.append)
     assert {check.claim for check in result.failing} == _documented(name)
     assert len({check.claim for check in result.checks}) == len(result.checks), "claims are unique"
-    assert said, "somebody who waits is told of progress"
+    assert messages, "progress is reported"
     assert len(result.figures) == FIGURES[name]
     assert all(path.parent == tmp_path and path.stat().st_size for path in result.figures)
     content = result.to_json()
@@ -105,24 +105,24 @@ def test_what_does_not_hold_is_exactly_what_the_page_lists(name: str, tmp_path: 
     assert json.loads(json.dumps(content, allow_nan=False)) == content
 
 
-def test_one_process_and_two_give_the_same() -> None:
+def test_results_do_not_depend_on_the_number_of_processes() -> None:
     cases = [KaasCase(BALANCE), KaasCase(SRTF, mix="equal rates")]
     assert over_seeds(measure, cases, 2, quick=True) == over_seeds(measure, cases, 2, quick=False)
 
 
-def test_both_mixes_ask_for_the_load_they_are_said_to() -> None:
-    """In the long run the evaluation time asked for is the load, and equal is equal."""
+def test_both_mixes_offer_the_configured_load() -> None:
+    """In a long run the offered evaluation time is the load, and both models are equal."""
     for mix in MIXES:
         case = KaasCase(BALANCE, mix=mix, duration_ms=200_000)
         arrivals = draw_arrivals(case, seed=0)
-        resnet, bert = (int((arrivals.pipeline == place).sum()) for place in (0, 1))
+        resnet, bert = (int((arrivals.pipeline == index).sum()) for index in (0, 1))
         work = [resnet * STATED[0].exec_ms, bert * STATED[1].exec_ms]
         assert sum(work) / (case.gpus * case.duration_ms) == pytest.approx(case.load, rel=0.03)
         equal = work if mix == "equal work" else [resnet, bert]
         assert equal[0] == pytest.approx(equal[1], rel=0.05)
 
 
-def test_a_result_as_json() -> None:
+def test_result_to_json() -> None:
     check = Check("water is wet", "everyday life", 1, nan, holds=False)
     result = Result("toy", [{"x": nan, "y": 2}], [check])
     assert result.failing == [check]
@@ -141,7 +141,7 @@ def test_a_result_as_json() -> None:
     }
 
 
-def test_experiments_are_found_by_name() -> None:
+def test_find_experiment_by_name() -> None:
     assert set(FIGURES) <= set(experiment_names())
     assert "experiment" not in experiment_names()
     with pytest.raises(ConfigError, match=r"kaas_traces.*unknown experiment.*kaas-traces"):
@@ -149,5 +149,5 @@ def test_experiments_are_found_by_name() -> None:
 
 
 def _documented(name: str) -> set[str]:
-    """The claims that the page lists as not holding."""
+    """Return the claims that the page lists as not holding."""
     return set(re.findall(rf"^\| {name} \| (.*?) \| .* \|$", PAGE.read_text("utf-8"), re.MULTILINE))

@@ -16,25 +16,25 @@ if MODEL == "echo":
 
     @bentoml.service(workers=1, logging={"access": {"enabled": False}})
     class service:
-        """Answer what was asked."""
+        """Returns its input."""
 
         @bentoml.api
         async def infer(self, values: list[float]) -> list[float]:
-            """Change nothing."""
+            """Return the input."""
             return values
 
 else:
-    # `slow` is for overload, within 150 ms: the smallest batches it has, and no more than what
-    # can be in time; the rest is refused.
+    # `slow` is for overload with an SLO of 150 ms: the smallest batches BentoML supports, and a
+    # concurrency limit that can meet the SLO; other requests are rejected.
     IS_SLOW = MODEL == "slow"
     TRAFFIC = {"timeout": 60, "max_concurrency": 6} if IS_SLOW else {"timeout": 60}
 
     @bentoml.service(workers=1, traffic=TRAFFIC, logging={"access": {"enabled": False}})
     class service:
-        """A model behind base64 in JSON."""
+        """A model with base64 in JSON."""
 
         def __init__(self) -> None:
-            import onnxruntime  # noqa: PLC0415  # the echo does without
+            import onnxruntime  # noqa: PLC0415  # not needed by the echo
 
             options = onnxruntime.SessionOptions()
             options.intra_op_num_threads = options.inter_op_num_threads = 1

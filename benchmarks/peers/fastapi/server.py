@@ -1,4 +1,4 @@
-"""What one writes by hand: FastAPI on uvicorn, the model in the same process, no batching.
+"""A hand-written server: FastAPI on uvicorn, the model in the same process, no batching.
 
 python server.py MODEL PORT MODELS
 """
@@ -22,12 +22,12 @@ class Values(BaseModel):
 
 @app.post("/echo")
 async def echo(body: Values) -> Values:
-    """Answer what was asked."""
+    """Returns its input."""
     return body
 
 
 def serve_onnx(path: str, shape: tuple[int, ...]) -> None:
-    """Take a tensor as raw bytes and answer one."""
+    """Serve a model: tensors as raw bytes in both directions."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])

@@ -1,14 +1,14 @@
-"""The echo that is measured."""
+"""The echo model of the benchmark."""
 
 from headgate.functions import Model
 
 
 class Echo(Model):
-    """Answer what was asked."""
+    """Returns its input."""
 
     inputs = {"x": "FP32[-1, 8]"}  # noqa: RUF012
     outputs = {"y": "FP32[-1, 8]"}  # noqa: RUF012
 
     def predict(self, batch):
-        """Change nothing."""
+        """Return the input."""
         return {"y": batch["x"]}

@@ -1,6 +1,6 @@
 """KServe's model server: one process, its V2 protocol for the echo, V1 with base64 for the models.
 
-It has no batching of its own, and reading a binary tensor by its V2 protocol is slower still.
+KServe has no batching of its own, and its V2 protocol reads binary tensors even more slowly.
 
 python server.py MODEL PORT MODELS
 """
@@ -15,25 +15,25 @@ SHAPES = {"cnn": (3, 64, 64), "wide": (256,), "slow": (3, 64, 64)}
 
 
 class Echo(kserve.Model):
-    """Answer what was asked."""
+    """Returns its input."""
 
     def __init__(self):
         super().__init__("echo")
         self.ready = True
 
     async def predict(self, payload, headers=None, response_headers=None):
-        """Change nothing."""
+        """Return the input."""
         given = payload.inputs[0]
         output = kserve.InferOutput("y", given.shape, given.datatype, given.data)
         return kserve.InferResponse(payload.id or "0", "echo", [output])
 
 
 class Onnx(kserve.Model):
-    """A model."""
+    """An ONNX model."""
 
     def __init__(self, name, path):
         super().__init__(name)
-        import onnxruntime  # noqa: PLC0415  # the echo does without
+        import onnxruntime  # noqa: PLC0415  # not needed by the echo
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -43,7 +43,7 @@ class Onnx(kserve.Model):
         self.ready = True
 
     async def predict(self, payload, headers=None, response_headers=None):
-        """Run what one request holds."""
+        """Run the instances of one request."""
         raw = b"".join(base64.b64decode(item["b64"]) for item in payload["instances"])
         x = np.frombuffer(raw, np.float32).reshape(-1, *self.shape)
         return {"predictions": self.session.run(None, {"x": x})[0].tolist()}

@@ -13,26 +13,26 @@ SHAPES = {"cnn": (3, 64, 64), "wide": (256,), "slow": (3, 64, 64)}
 
 
 class Echo(litserve.LitAPI):
-    """Answer what was asked."""
+    """Returns its input."""
 
     def setup(self, device):
         """Nothing to load."""
 
     def decode_request(self, request):
-        """Take the tensor out of the JSON."""
+        """Decode the tensor from JSON."""
         return request["values"]
 
     def predict(self, x):
-        """Change nothing."""
+        """Return the input."""
         return x
 
     def encode_response(self, output):
-        """Put it back."""
+        """Encode the tensor as JSON."""
         return {"values": output}
 
 
 class Onnx(litserve.LitAPI):
-    """A model behind base64 in JSON: a worker is only ever given JSON."""
+    """A model with base64 in JSON: LitServe passes only JSON to its workers."""
 
     def __init__(self, path, shape, batch):
         super().__init__(max_batch_size=batch, batch_timeout=0.005)
@@ -40,7 +40,7 @@ class Onnx(litserve.LitAPI):
 
     def setup(self, device):
         """Load the model, in the worker."""
-        import onnxruntime  # noqa: PLC0415  # the echo does without
+        import onnxruntime  # noqa: PLC0415  # not needed by the echo
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -48,11 +48,11 @@ class Onnx(litserve.LitAPI):
         self.session = onnxruntime.InferenceSession(self.path, options, providers=providers)
 
     def decode_request(self, request):
-        """Take the tensor out of the JSON."""
+        """Decode the tensor from JSON."""
         return np.frombuffer(base64.b64decode(request["b64"]), np.float32).reshape(self.shape)
 
     def batch(self, inputs):
-        """Put the items of a batch together."""
+        """Stack the items of a batch."""
         return np.stack(inputs)
 
     def predict(self, x):
@@ -60,17 +60,17 @@ class Onnx(litserve.LitAPI):
         return self.session.run(None, {"x": x})[0]
 
     def unbatch(self, output):
-        """Take them apart again."""
+        """Split a batch into items."""
         return list(output)
 
     def encode_response(self, output):
-        """The answer is small: plain JSON."""
+        """Encode the output as JSON: it is small."""
         return {"values": output.tolist()}
 
 
 if __name__ == "__main__":
     model, port, models = sys.argv[1:]
-    batch = 2 if model == "slow" else 8  # batches gain it nothing, and it has 150 ms for everything
+    batch = 2 if model == "slow" else 8  # batching does not help `slow`, whose SLO is 150 ms
     api = Echo() if model == "echo" else Onnx(f"{models}/{model}.onnx", SHAPES[model], batch)
     server = litserve.LitServer(api, accelerator="cpu", workers_per_device=1, timeout=60)
     server.run(

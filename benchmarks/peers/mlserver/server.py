@@ -18,25 +18,25 @@ SHAPES = {"cnn": (3, 64, 64), "wide": (256,), "slow": (3, 64, 64)}
 
 
 class Echo(MLModel):
-    """Answer what was asked."""
+    """Returns its input."""
 
     async def load(self):
         """Nothing to load."""
         return True
 
     async def predict(self, payload):
-        """Change nothing."""
+        """Return the input."""
         given = payload.inputs[0]
         output = ResponseOutput(name="y", shape=given.shape, datatype="FP32", data=given.data)
         return InferenceResponse(model_name=self.name, outputs=[output])
 
 
 class Onnx(MLModel):
-    """A model behind base64, which is how its REST protocol carries bytes."""
+    """A model with base64, the encoding of bytes in its REST protocol."""
 
     async def load(self):
         """Load the model."""
-        import onnxruntime  # noqa: PLC0415  # the echo does without
+        import onnxruntime  # noqa: PLC0415  # not needed by the echo
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -46,7 +46,7 @@ class Onnx(MLModel):
         return True
 
     async def predict(self, payload):
-        """Run a batch: its requests come one after another in one tensor of texts."""
+        """Run a batch, whose requests are the elements of one string tensor."""
         data = payload.inputs[0].data
         items = [data] if isinstance(data, str | bytes) else list(data)
         raw = b"".join(base64.b64decode(item) for item in items)
@@ -67,7 +67,7 @@ async def main():
         use_structured_logging=False,
         debug=False,
     )
-    # `slow` gains nothing from batches, and has 150 ms for everything.
+    # Batching does not help `slow`, whose SLO is 150 ms.
     has_none = model in ("echo", "slow")
     batches = {} if has_none else {"max_batch_size": 8, "max_batch_time": 0.005}
     served = ModelSettings(

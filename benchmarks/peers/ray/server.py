@@ -1,6 +1,6 @@
 """Ray Serve: one replica; batches of up to 8 within 5 ms for the models, none for the echo.
 
-With RAY_SERVE_ENABLE_DIRECT_INGRESS=1 the replica itself listens, else its proxy does.
+With RAY_SERVE_ENABLE_DIRECT_INGRESS=1 the replica itself listens, otherwise the proxy does.
 
 python server.py MODEL PORT MODELS
 """
@@ -21,19 +21,19 @@ DEPLOYED = {"num_replicas": 1, "max_ongoing_requests": 256, "ray_actor_options":
 
 @serve.deployment(**DEPLOYED)
 class Echo:
-    """Answer what was asked."""
+    """Returns its input."""
 
     async def __call__(self, request: Request) -> dict:
-        """Change nothing."""
+        """Return the input."""
         return await request.json()
 
 
 @serve.deployment(**DEPLOYED)
 class Onnx:
-    """A model behind raw bytes."""
+    """A model with raw bytes as request and response."""
 
     def __init__(self, path: str, shape: tuple, batch: int) -> None:
-        import onnxruntime  # noqa: PLC0415  # the echo does without
+        import onnxruntime  # noqa: PLC0415  # not needed by the echo
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -49,7 +49,7 @@ class Onnx:
         return list(self.session.run(None, {"x": x})[0])
 
     async def __call__(self, request: Request) -> Response:
-        """Take a tensor and answer one."""
+        """Run one request: tensors as raw bytes in both directions."""
         y = await self.infer(await request.body())
         return Response(y.tobytes(), media_type="application/octet-stream")
 
@@ -65,8 +65,9 @@ if __name__ == "__main__":
     if model == "echo":
         served = Echo.bind()
     else:
-        # `slow` is for overload, within 150 ms: no batches, which gain it nothing, and no more than
-        # what can be in time. The rest is refused, which is all that Ray can do about deadlines.
+        # `slow` is for overload with an SLO of 150 ms: no batching, which would not help, and a
+        # concurrency limit that can meet the SLO. Other requests are rejected: Ray Serve has no
+        # other means to enforce deadlines.
         if model == "slow":
             Onnx = Onnx.options(max_ongoing_requests=6, max_queued_requests=1)
         served = Onnx.bind(f"{models}/{model}.onnx", SHAPES[model], 1 if model == "slow" else 8)

@@ -1,10 +1,11 @@
-"""An embedded function platform that AWS Lambda's clients and Lambda's own runtime can use.
+"""A local emulator of AWS Lambda.
 
-Real boto3 talks to it, and each instance is a process with the real `awslambdaric` in it.
+Clients use boto3 unchanged, and each function instance is a process that runs `awslambdaric`, the
+runtime of AWS.
 """
 
 from headgate.lambda_emulator.auth import client_options
-from headgate.lambda_emulator.billing import BillingLog, BillingRecord, gb_s, read_bill
+from headgate.lambda_emulator.billing import BillingLog, BillingRecord, gb_s, read_billing_log
 from headgate.lambda_emulator.platform import EmbeddedPlatform, InstanceSnapshot, LambdaPlatform
 from headgate.lambda_emulator.settings import PlatformSettings
 
@@ -17,5 +18,5 @@ __all__ = [
     "PlatformSettings",
     "client_options",
     "gb_s",
-    "read_bill",
+    "read_billing_log",
 ]

@@ -1,4 +1,7 @@
-"""The API of AWS Lambda over HTTP, as far as it is there: which request is what."""
+"""The HTTP API of AWS Lambda: routes requests to the control plane and the invoke service.
+
+Operations and parameters that the emulator does not support are rejected in the shape of AWS.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from headgate.lambda_emulator import api_models as requests
+from headgate.lambda_emulator import api_models
 from headgate.lambda_emulator.api_models import read
 from headgate.lambda_emulator.auth import RequestAuth
 from headgate.lambda_emulator.billing import BillingRecord
@@ -26,15 +29,24 @@ from headgate.lambda_emulator.instance import Invocation, InvocationResult
 from headgate.lambda_emulator.invoker import AsyncEventQueue, Invoker
 from headgate.lambda_emulator.settings import PlatformSettings
 
-# Calling functions: what a client gets back of a call, besides what the function returned.
-
+JsonObject: TypeAlias = dict[str, object]
 
 _LOG_BYTES_MAX: Final = 4_096
+_CLIENT_CONTEXT_BYTES_MAX: Final = 3_583
+_PAGE_ITEMS_MAX: Final = 50
+_QUOTED_MAX: Final = 100  # of client input, in an error message
+_PARAMETERS: Final = frozenset(("Qualifier", "Marker", "MaxItems", "List", "tagKeys"))
+_UNSUPPORTED_HEADERS: Final[Mapping[str, str]] = {
+    "x-amz-durable-execution-name": "DurableExecutionName",
+    "x-amz-tenant-id": "TenantId",
+}
+# What decoding untrusted JSON can raise; ValueError stands for invalid UTF-8 or base64.
+_BAD_JSON: Final = (msgspec.DecodeError, ValueError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
 class InvokeResponse:
-    """The body and the headers of an answer; its status is 200, whatever the function did."""
+    """Body and headers of the response to `Invoke`. The status is 200 even on function errors."""
 
     body: bytes
     headers: Mapping[str, str]
@@ -42,7 +54,7 @@ class InvokeResponse:
 
 @final
 class InvokeService:
-    """Runs calls and queues events for the API."""
+    """Runs invocations and queues events for the API."""
 
     def __init__(
         self,
@@ -56,31 +68,35 @@ class InvokeService:
         self._invoker = invoker
         self._events = events
 
-    def names(self) -> list[str]:
-        """All functions there are, sorted."""
+    def function_names(self) -> list[str]:
+        """Return the names of all functions, sorted."""
         return sorted(self._functions)
 
-    def queue(self, function: EmulatedFunction, call: Invocation) -> None:
-        """Take a call that nobody waits for. Raises `Throttled`."""
+    def enqueue(self, function: EmulatedFunction, call: Invocation) -> None:
+        """Queue an event: an asynchronous invocation. Raises `Throttled`."""
         self._events.put(function, call)
 
     async def run(
         self, function: EmulatedFunction, call: Invocation, *, wants_log: bool
     ) -> InvokeResponse:
-        """Run a call and say how it went. Raises `Throttled`."""
-        ended, record = await self._invoker.run(function, call)
+        """Run an invocation and return its response. Raises `Throttled`."""
+        result, record = await self._invoker.run(function, call)
         headers = {}
-        if ended.error_type:
+        if result.error_type:
             headers["X-Amz-Function-Error"] = "Unhandled"
         if wants_log:
-            log = _log(call, ended, record)[-_LOG_BYTES_MAX:]
+            log = _log(call, result, record)[-_LOG_BYTES_MAX:]
             headers["X-Amz-Log-Result"] = base64.b64encode(log).decode()
-        return InvokeResponse(ended.payload, headers)
+        return InvokeResponse(result.payload, headers)
 
     def describe_account(self) -> dict[str, object]:
-        """`GetAccountSettings`."""
+        """Return `GetAccountSettings`."""
         settings = self._settings
-        sizes = [version.code.size_bytes for f in self._functions.values() for version in f.every()]
+        sizes = [
+            version.code.size_bytes
+            for f in self._functions.values()
+            for version in f.all_versions()
+        ]
         return {
             "AccountLimit": {
                 "ConcurrentExecutions": settings.concurrency,
@@ -92,102 +108,65 @@ class InvokeService:
         }
 
 
-def _log(call: Invocation, ended: InvocationResult, record: BillingRecord) -> bytes:
-    """What the function printed, between the lines that AWS prints."""
-    start = f"START RequestId: {call.id} Version: {call.function.version}\n"
-    report = [
-        f"REPORT RequestId: {call.id}",
-        f"Duration: {record.duration_ms:.2f} ms",
-        f"Billed Duration: {record.billed_ms} ms",
-        f"Memory Size: {record.memory_mb} MB",
-        f"Max Memory Used: {_memory_mb(record.instance)} MB",
-    ]
-    if ended.is_cold:
-        report.append(f"Init Duration: {record.init_ms:.2f} ms")
-    end = f"END RequestId: {call.id}\n" + "\t".join((*report, "\n"))
-    said = ended.log if ended.log.endswith(b"\n") or not ended.log else ended.log + b"\n"
-    return start.encode() + said + end.encode()
-
-
-def _memory_mb(pid: int) -> int:
-    """The most memory a process has ever held; 0 if it is gone."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    lines = (line.split() for line in status.splitlines() if line.startswith("VmHWM:"))
-    return next((int(words[1]) // 1024 for words in lines), 0)
-
-
-Shown: TypeAlias = dict[str, object]
-
-_CLIENT_CONTEXT_BYTES_MAX: Final = 3_583
-_PAGE: Final = 50  # items of a list, unless fewer are asked for
-_SHOWN_MAX: Final = 100  # characters of what a client has sent
-_PARAMETERS: Final = frozenset(("Qualifier", "Marker", "MaxItems", "List", "tagKeys"))
-_ABSENT_OF_CALLS: Final[Mapping[str, str]] = {
-    "x-amz-durable-execution-name": "DurableExecutionName",
-    "x-amz-tenant-id": "TenantId",
-}
-# What reading somebody's JSON can raise: a ValueError is text or base64 that is none.
-_BAD_JSON: Final = (msgspec.DecodeError, ValueError, RecursionError)
-
-
 @final
 class Api:
-    """Answers requests. What is refused is answered in the shape that AWS uses."""
+    """Handles HTTP requests. Errors have the shape that AWS uses."""
 
     def __init__(
         self,
         settings: PlatformSettings,
-        access: RequestAuth,
-        management: ControlPlane,
-        calling: InvokeService,
+        auth: RequestAuth,
+        control_plane: ControlPlane,
+        invoke_service: InvokeService,
     ) -> None:
         self._settings = settings
-        self._access = access
-        self._management = management
-        self._calling = calling
+        self._auth = auth
+        self._control_plane = control_plane
+        self._invoke_service = invoke_service
 
-    async def answer(self, request: EmulatorRequest) -> Response:
-        """Return the answer to a request, whatever it is."""
-        id = str(uuid.uuid4())
+    async def handle(self, request: EmulatorRequest) -> Response:
+        """Return the response to a request; errors become responses as well."""
+        request_id = str(uuid.uuid4())
         try:
             if request.is_too_long:
                 raise ServiceError(
                     413, "RequestEntityTooLargeException", "The request is too large."
                 )
-            self._access.check(request)
+            self._auth.check(request)
             _check_query(request)
-            response = await self._route(request, id)
+            response = await self._route(request, request_id)
         except ServiceError as error:
             response = error.response()
-        headers = {"x-amzn-RequestId": id, **response.headers}
+        headers = {"x-amzn-RequestId": request_id, **response.headers}
         return Response(response.status, response.body, headers)
 
-    async def _route(self, request: EmulatorRequest, id: str) -> Response:
+    async def _route(self, request: EmulatorRequest, request_id: str) -> Response:
         match (request.method, *request.parts):
             case ("POST", "2015-03-31", "functions", name, "invocations"):
-                return await self._invoke(name, request, id)
+                return await self._invoke(name, request, request_id)
             case ("POST", "2015-03-31", "functions"):
-                made = await self._management.create(read(request.body, requests.CreateFunction))
-                return _show(made.describe(self._settings), 201)
+                created = await self._control_plane.create(
+                    read(request.body, api_models.CreateFunction)
+                )
+                return _json_response(created.describe(self._settings), 201)
             case ("GET", "2015-03-31", "functions"):
-                return _show(self._list(request))
+                return _json_response(self._list(request))
             case ("GET", "2016-08-19", "account-settings"):
-                return _show(self._calling.describe_account())
+                return _json_response(self._invoke_service.describe_account())
             case (method, "2015-03-31", "functions", name, *rest):
-                found = self._management.resolve(name, request.query.get("Qualifier"))
-                if rest and method != "GET":  # only what runs, or is deleted, has versions
-                    self._management.resolve_whole(name, request.query.get("Qualifier"))
-                return await self._manage(method, tuple(rest), request, found)
+                resolved = self._control_plane.resolve(name, request.query.get("Qualifier"))
+                if rest and method != "GET":  # a version can only be read, invoked or deleted
+                    self._control_plane.resolve_unqualified(name, request.query.get("Qualifier"))
+                return await self._manage(method, tuple(rest), request, resolved)
             case (method, "2017-10-31" | "2019-09-30", "functions", name, "concurrency"):
-                function = self._management.resolve_whole(name, request.query.get("Qualifier"))
+                function = self._control_plane.resolve_unqualified(
+                    name, request.query.get("Qualifier")
+                )
                 return self._reserve(method, request, function)
             case (method, "2017-03-31", "tags", resource):
-                return self._tag(method, request, self._management.resolve_whole(resource))
+                return self._tag(method, request, self._control_plane.resolve_unqualified(resource))
             case (method, "2019-09-30", "functions", name, "provisioned-concurrency"):
-                function, _, qualifier = self._management.resolve(
+                function, _, qualifier = self._control_plane.resolve(
                     name, request.query.get("Qualifier")
                 )
                 return self._provision(method, request, function, qualifier)
@@ -198,14 +177,14 @@ class Api:
         method: str,
         rest: tuple[str, ...],
         request: EmulatorRequest,
-        found: tuple[EmulatedFunction, FunctionVersion, str | None],
+        resolved: tuple[EmulatedFunction, FunctionVersion, str | None],
     ) -> Response:
-        """What is done to one function."""
-        management, settings = self._management, self._settings
-        function, version, qualifier = found
+        """Handle an operation on one function."""
+        control_plane, settings = self._control_plane, self._settings
+        function, version, qualifier = resolved
         match (method, *rest):
             case ("GET",):
-                shown: Shown = {
+                body: JsonObject = {
                     "Configuration": version.describe(settings, qualifier),
                     "Code": {
                         "RepositoryType": "Directory",
@@ -213,27 +192,35 @@ class Api:
                     },
                 }
                 if function.tags:
-                    shown["Tags"] = function.tags
+                    body["Tags"] = function.tags
                 if function.reserved is not None:
-                    shown["Concurrency"] = {"ReservedConcurrentExecutions": function.reserved}
-                return _show(shown)
+                    body["Concurrency"] = {"ReservedConcurrentExecutions": function.reserved}
+                return _json_response(body)
             case ("GET", "configuration"):
-                return _show(version.describe(settings, qualifier))
+                return _json_response(version.describe(settings, qualifier))
             case ("PUT", "configuration"):
-                asked = read(request.body, requests.UpdateConfiguration)
-                return _show(management.update_configuration(function, asked).describe(settings))
+                params = read(request.body, api_models.UpdateConfiguration)
+                return _json_response(
+                    control_plane.update_configuration(function, params).describe(settings)
+                )
             case ("PUT", "code"):
-                update = read(request.body, requests.UpdateCode)
-                return _show((await management.update_code(function, update)).describe(settings))
+                update = read(request.body, api_models.UpdateCode)
+                return _json_response(
+                    (await control_plane.update_code(function, update)).describe(settings)
+                )
             case ("DELETE",):
-                management.delete(function, qualifier)
+                control_plane.delete(function, qualifier)
                 return Response(204)
             case ("GET", "versions"):
-                versions = {each.version: each.describe(settings) for each in function.every()}
-                return _show(_page(request, "Versions", versions))
+                versions = {
+                    each.version: each.describe(settings) for each in function.all_versions()
+                }
+                return _json_response(_page(request, "Versions", versions))
             case ("POST", "versions"):
-                made = management.publish(function, read(request.body, requests.PublishVersion))
-                return _show(made.describe(settings), 201)
+                created = control_plane.publish(
+                    function, read(request.body, api_models.PublishVersion)
+                )
+                return _json_response(created.describe(settings), 201)
         return self._alias(method, rest, request, function)
 
     def _alias(
@@ -243,27 +230,27 @@ class Api:
         request: EmulatorRequest,
         function: EmulatedFunction,
     ) -> Response:
-        management, settings = self._management, self._settings
+        control_plane, settings = self._control_plane, self._settings
         match (method, *rest):
             case ("GET", "aliases"):
                 aliases = {
                     name: alias.describe(settings, function.name)
                     for name, alias in function.aliases.items()
                 }
-                return _show(_page(request, "Aliases", aliases))
+                return _json_response(_page(request, "Aliases", aliases))
             case ("POST", "aliases"):
-                asked = read(request.body, requests.WriteAlias)
-                alias = management.write_alias(function, asked, is_new=True)
-                return _show(alias.describe(settings, function.name), 201)
+                params = read(request.body, api_models.WriteAlias)
+                alias = control_plane.write_alias(function, params, is_new=True)
+                return _json_response(alias.describe(settings, function.name), 201)
             case ("PUT", "aliases", name):
-                asked = read(request.body, requests.WriteAlias)
-                asked.name = name
-                alias = management.write_alias(function, asked, is_new=False)
-                return _show(alias.describe(settings, function.name))
+                params = read(request.body, api_models.WriteAlias)
+                params.name = name
+                alias = control_plane.write_alias(function, params, is_new=False)
+                return _json_response(alias.describe(settings, function.name))
             case ("GET", "aliases", name) if name in function.aliases:
-                return _show(function.aliases[name].describe(settings, function.name))
+                return _json_response(function.aliases[name].describe(settings, function.name))
             case ("DELETE", "aliases", name):
-                management.delete_alias(function, name)
+                control_plane.delete_alias(function, name)
                 return Response(204)
         raise not_found(f"no such operation: {method} {request.path}")
 
@@ -271,16 +258,16 @@ class Api:
         self, method: str, request: EmulatorRequest, function: EmulatedFunction
     ) -> Response:
         if method == "DELETE":
-            self._management.reserve(function, None)
+            self._control_plane.reserve(function, None)
             return Response(204)
         if method == "PUT":
-            asked = read(request.body, requests.PutConcurrency)
-            self._management.reserve(function, asked.reserved_concurrent_executions)
+            params = read(request.body, api_models.PutConcurrency)
+            self._control_plane.reserve(function, params.reserved_concurrent_executions)
         elif method != "GET":
             raise not_found(f"no such operation: {method} {request.path}")
         if function.reserved is None:
-            return _show({})
-        return _show({"ReservedConcurrentExecutions": function.reserved})
+            return _json_response({})
+        return _json_response({"ReservedConcurrentExecutions": function.reserved})
 
     def _provision(
         self,
@@ -289,13 +276,13 @@ class Api:
         function: EmulatedFunction,
         qualifier: str | None,
     ) -> Response:
-        management = self._management
+        control_plane = self._control_plane
         if method == "PUT":
-            asked = read(request.body, requests.PutProvisioned)
-            management.provision(function, qualifier, asked.provisioned_concurrent_executions)
-            return _show(management.describe_provisioned(function, qualifier), 202)
+            params = read(request.body, api_models.PutProvisioned)
+            control_plane.provision(function, qualifier, params.provisioned_concurrent_executions)
+            return _json_response(control_plane.describe_provisioned(function, qualifier), 202)
         if method == "DELETE":
-            management.unprovision(function, qualifier)
+            control_plane.unprovision(function, qualifier)
             return Response(204)
         if method != "GET":
             raise not_found(f"no such operation: {method} {request.path}")
@@ -303,34 +290,37 @@ class Api:
             each = {
                 name: {
                     "FunctionArn": self._settings.arn(function.name, name),
-                    **management.describe_provisioned(function, name),
+                    **control_plane.describe_provisioned(function, name),
                 }
                 for name in function.provisioned
             }
-            return _show(_page(request, "ProvisionedConcurrencyConfigs", each))
-        return _show(management.describe_provisioned(function, qualifier))
+            return _json_response(_page(request, "ProvisionedConcurrencyConfigs", each))
+        return _json_response(control_plane.describe_provisioned(function, qualifier))
 
     def _tag(self, method: str, request: EmulatorRequest, function: EmulatedFunction) -> Response:
         if method == "POST":
-            asked = read(request.body, requests.TagResource)
-            function.tags = requests.check_tags({**function.tags, **asked.tags})
+            params = read(request.body, api_models.TagResource)
+            function.tags = api_models.check_tags({**function.tags, **params.tags})
             return Response(204)
         if method == "DELETE":
             pairs = parse_qsl(request.query_string, keep_blank_values=True)
-            gone = {value for name, value in pairs if name == "tagKeys"}
-            function.tags = {k: v for k, v in function.tags.items() if k not in gone}
+            removed = {value for name, value in pairs if name == "tagKeys"}
+            function.tags = {k: v for k, v in function.tags.items() if k not in removed}
             return Response(204)
         if method != "GET":
             raise not_found(f"no such operation: {method} {request.path}")
-        return _show({"Tags": function.tags})
+        return _json_response({"Tags": function.tags})
 
-    def _list(self, request: EmulatorRequest) -> Shown:
-        latest = {name: self._management.resolve(name)[1] for name in self._calling.names()}
-        shown = {name: each.describe(self._settings) for name, each in latest.items()}
-        return _page(request, "Functions", shown)
+    def _list(self, request: EmulatorRequest) -> JsonObject:
+        latest = {
+            name: self._control_plane.resolve(name)[1]
+            for name in self._invoke_service.function_names()
+        }
+        descriptions = {name: each.describe(self._settings) for name, each in latest.items()}
+        return _page(request, "Functions", descriptions)
 
-    async def _invoke(self, name: str, request: EmulatorRequest, id: str) -> Response:
-        function, version, qualifier = self._management.resolve(
+    async def _invoke(self, name: str, request: EmulatorRequest, request_id: str) -> Response:
+        function, version, qualifier = self._control_plane.resolve(
             name, request.query.get("Qualifier")
         )
         _check_invocation(request)
@@ -338,19 +328,19 @@ class Api:
         payload = self._payload(request, kind)
         arn = self._settings.arn(function.name, qualifier)
         context = _client_context(request.headers.get("x-amz-client-context", ""))
-        call = Invocation(version, arn, payload, context, id)
+        call = Invocation(version, arn, payload, context, request_id)
         if kind == "DryRun":
             return Response(204)
         executed = {"X-Amz-Executed-Version": version.version}
         if kind == "Event":
-            self._calling.queue(function, call)
+            self._invoke_service.enqueue(function, call)
             return Response(202, b"", executed)
         wants_log = request.headers.get("x-amz-log-type") == "Tail"
-        answer = await self._calling.run(function, call, wants_log=wants_log)
-        return Response(200, answer.body, {**executed, **answer.headers})
+        response = await self._invoke_service.run(function, call, wants_log=wants_log)
+        return Response(200, response.body, {**executed, **response.headers})
 
     def _payload(self, request: EmulatorRequest, kind: str) -> bytes:
-        """The payload, if it is JSON and not too much of it."""
+        """Return the payload. Raises `ServiceError` if it is too large or not JSON."""
         if kind not in ("RequestResponse", "Event", "DryRun"):
             raise invalid(f"Value '{kind}' at 'invocationType' failed to satisfy constraint")
         is_event = kind == "Event"
@@ -375,48 +365,75 @@ class Api:
         return payload
 
 
-def _show(shown: Shown, status: int = 200) -> Response:
-    return Response(status, msgspec.json.encode(shown))
+def _log(call: Invocation, result: InvocationResult, record: BillingRecord) -> bytes:
+    """Return the log of an invocation: the function's output between the lines that AWS adds."""
+    start = f"START RequestId: {call.id} Version: {call.function.version}\n"
+    report = [
+        f"REPORT RequestId: {call.id}",
+        f"Duration: {record.duration_ms:.2f} ms",
+        f"Billed Duration: {record.billed_ms} ms",
+        f"Memory Size: {record.memory_mb} MB",
+        f"Max Memory Used: {_memory_mb(record.instance)} MB",
+    ]
+    if result.is_cold:
+        report.append(f"Init Duration: {record.init_ms:.2f} ms")
+    end = f"END RequestId: {call.id}\n" + "\t".join((*report, "\n"))
+    log = result.log if result.log.endswith(b"\n") or not result.log else result.log + b"\n"
+    return start.encode() + log + end.encode()
 
 
-def _page(request: EmulatorRequest, key: str, items: Mapping[str, Shown]) -> Shown:
-    """A list, or a part of it that begins after the item that `Marker` names."""
-    most, marker = request.query.get("MaxItems", ""), request.query.get("Marker", "")
-    count = int(most) if re.fullmatch("[1-9]|[1-4][0-9]", most) else _PAGE
+def _memory_mb(pid: int) -> int:
+    """Return the peak resident memory of a process; 0 if the process has exited."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    lines = (line.split() for line in status.splitlines() if line.startswith("VmHWM:"))
+    return next((int(fields[1]) // 1024 for fields in lines), 0)
+
+
+def _json_response(body: JsonObject, status: int = 200) -> Response:
+    return Response(status, msgspec.json.encode(body))
+
+
+def _page(request: EmulatorRequest, key: str, items: Mapping[str, JsonObject]) -> JsonObject:
+    """Return a page of a list, starting after the item that `Marker` names."""
+    limit, marker = request.query.get("MaxItems", ""), request.query.get("Marker", "")
+    count = int(limit) if re.fullmatch("[1-9]|[1-4][0-9]", limit) else _PAGE_ITEMS_MAX
     names = list(items)
     first = names.index(marker) + 1 if marker in items else 0
-    shown: Shown = {key: [items[name] for name in names[first : first + count]]}
+    page: JsonObject = {key: [items[name] for name in names[first : first + count]]}
     if len(names) > first + count:
-        shown["NextMarker"] = names[first + count - 1]
-    return shown
+        page["NextMarker"] = names[first + count - 1]
+    return page
 
 
 def _check_query(request: EmulatorRequest) -> None:
-    """Refuse parameters that nothing here looks at."""
+    """Reject query parameters that the emulator does not know."""
     unknown = sorted(request.query.keys() - _PARAMETERS)
     if unknown:
-        raise invalid(f"{unknown[0][:_SHOWN_MAX]}: the embedded platform has no such parameter")
+        raise invalid(f"{unknown[0][:_QUOTED_MAX]}: the embedded platform has no such parameter")
 
 
 def _check_invocation(request: EmulatorRequest) -> None:
-    """Refuse ways of calling that are not here."""
-    for header, name in _ABSENT_OF_CALLS.items():
+    """Reject headers of `Invoke` that the emulator does not support."""
+    for header, name in _UNSUPPORTED_HEADERS.items():
         if header in request.headers:
             raise invalid(f"{name}: the embedded platform supports no value")
     log = request.headers.get("x-amz-log-type", "None")
     if log not in ("None", "Tail"):
-        raise invalid(f"LogType: {log[:_SHOWN_MAX]!r} is neither None nor Tail")
+        raise invalid(f"LogType: {log[:_QUOTED_MAX]!r} is neither None nor Tail")
 
 
 def _client_context(encoded: str) -> str:
-    """The client's context as JSON in one line: it goes on as a header."""
+    """Return the client context as JSON in one line: it is passed on in a header."""
     if not encoded:
         return ""
     try:
         if len(encoded) > _CLIENT_CONTEXT_BYTES_MAX:
             raise invalid(f"Client context must be no more than {_CLIENT_CONTEXT_BYTES_MAX} bytes")
         text = base64.b64decode(encoded, validate=True)
-        # Which leaves nothing but ASCII, unlike msgspec.
+        # json, not msgspec: its output is pure ASCII, as a header must be.
         return json.dumps(msgspec.json.decode(text, type=dict[str, object]))
     except _BAD_JSON:
         raise ServiceError(

@@ -1,7 +1,7 @@
-"""What clients may ask for, as they write it.
+"""Request bodies of the Lambda API, and checks of their values.
 
-A parameter that AWS knows and the platform has not is refused unless its value asks for nothing,
-and so is one that nobody knows: whoever sets one expects it to do something.
+A parameter that AWS knows but the emulator does not support is rejected, unless its value is the
+default of AWS. An unknown parameter is rejected, too: a client that sets it expects an effect.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from headgate.lambda_emulator.errors import ServiceError, invalid
-from headgate.lambda_emulator.instance import RESERVED
+from headgate.lambda_emulator.instance import RESERVED_VARIABLES
 
-RUNTIME: Final = f"python{sys.version_info.major}.{sys.version_info.minor}"  # the one there is
+RUNTIME: Final = f"python{sys.version_info.major}.{sys.version_info.minor}"  # the only one
 ARCHITECTURE: Final = "arm64" if platform.machine() in ("aarch64", "arm64") else "x86_64"
 _TAGS_MAX: Final = 50
 _TAG_KEY_MAX: Final = 128
 _TAG_VALUE_MAX: Final = 256
 
-# What the platform has not, by request, each with the value that AWS takes for "not at all". So do
-# empty values, whatever is in them.
-_ABSENT_OF_CONFIGURATION: Final[Mapping[str, object]] = {
+# Unsupported parameters with the value that AWS takes for "not used", which is accepted. Empty
+# values are accepted, too.
+_UNSUPPORTED_CONFIGURATION: Final[Mapping[str, object]] = {
     "CapacityProviderConfig": None,
     "DeadLetterConfig": None,
     "DurableConfig": None,
@@ -40,7 +40,7 @@ _ABSENT_OF_CONFIGURATION: Final[Mapping[str, object]] = {
     "TracingConfig": {"Mode": "PassThrough"},
     "VpcConfig": None,
 }
-_ABSENT_OF_CODE: Final[Mapping[str, object]] = {
+_UNSUPPORTED_CODE: Final[Mapping[str, object]] = {
     "S3Bucket": None,
     "S3Key": None,
     "S3ObjectStorageMode": None,
@@ -50,30 +50,30 @@ _ABSENT_OF_CODE: Final[Mapping[str, object]] = {
 
 
 class ApiRequest(msgspec.Struct, rename="pascal", forbid_unknown_fields=True):
-    """A request, or a part of one."""
+    """A request body, or a structure inside of one."""
 
 
-AskedT = TypeVar("AskedT", bound=ApiRequest)
+ParamsT = TypeVar("ParamsT", bound=ApiRequest)
 
 
-class Variables(ApiRequest):
-    """`Environment`."""
+class EnvironmentVariables(ApiRequest):
+    """The structure `Environment`."""
 
     variables: dict[str, str] = {}
 
 
-class CodeSent(ApiRequest):
-    """Where the code comes from: a zip, or (only here) a directory as `file:///path`."""
+class FunctionCode(ApiRequest):
+    """The source of the code: a zip, or (an extension of the emulator) `file:///directory`."""
 
     zip_file: bytes | None = None
     image_uri: str | None = None
 
 
 class CreateFunction(ApiRequest):
-    """`CreateFunction`. What it says of `Role` is said again, and no more."""
+    """`CreateFunction`. `Role` is stored and returned, and has no effect."""
 
     function_name: str
-    code: CodeSent
+    code: FunctionCode
     handler: str = ""
     runtime: str = RUNTIME
     role: str = ""
@@ -81,13 +81,13 @@ class CreateFunction(ApiRequest):
     timeout: int = 3
     memory_size: int = 128
     publish: bool = False
-    environment: Variables | None = None
+    environment: EnvironmentVariables | None = None
     package_type: str = "Zip"
     architectures: list[str] = msgspec.field(default_factory=lambda: [ARCHITECTURE])
     tags: dict[str, str] = {}
 
 
-class UpdateCode(CodeSent):
+class UpdateCode(FunctionCode):
     """`UpdateFunctionCode`."""
 
     publish: bool = False
@@ -97,7 +97,7 @@ class UpdateCode(CodeSent):
 
 
 class UpdateConfiguration(ApiRequest):
-    """`UpdateFunctionConfiguration`: what is not named stays as it is."""
+    """`UpdateFunctionConfiguration`: parameters that are not set keep their value."""
 
     handler: str | UnsetType = UNSET
     runtime: str | UnsetType = UNSET
@@ -105,7 +105,7 @@ class UpdateConfiguration(ApiRequest):
     description: str | UnsetType = UNSET
     timeout: int | UnsetType = UNSET
     memory_size: int | UnsetType = UNSET
-    environment: Variables | UnsetType = UNSET
+    environment: EnvironmentVariables | UnsetType = UNSET
     revision_id: str | None = None
 
 
@@ -118,7 +118,7 @@ class PublishVersion(ApiRequest):
 
 
 class WriteAlias(ApiRequest):
-    """`CreateAlias` and `UpdateAlias`: what is not named stays as it is."""
+    """`CreateAlias` and `UpdateAlias`: parameters that are not set keep their value."""
 
     name: str = ""
     function_version: str = ""
@@ -144,43 +144,43 @@ class TagResource(ApiRequest):
     tags: dict[str, str]
 
 
-_ABSENT: Final[Mapping[type[ApiRequest], Mapping[str, object]]] = {
+_UNSUPPORTED: Final[Mapping[type[ApiRequest], Mapping[str, object]]] = {
     CreateFunction: {
-        **_ABSENT_OF_CONFIGURATION,
+        **_UNSUPPORTED_CONFIGURATION,
         "CodeSigningConfigArn": None,
         "PublishTo": None,
         "TenancyConfig": None,
     },
-    UpdateConfiguration: _ABSENT_OF_CONFIGURATION,
-    UpdateCode: {**_ABSENT_OF_CODE, "PublishTo": None},
+    UpdateConfiguration: _UNSUPPORTED_CONFIGURATION,
+    UpdateCode: {**_UNSUPPORTED_CODE, "PublishTo": None},
     PublishVersion: {"PublishTo": None},
     WriteAlias: {"RoutingConfig": None},
 }
 
 
-def read(body: bytes, kind: type[AskedT]) -> AskedT:
-    """Read a request. Raises `ServiceError` that names the parameter that is in the way."""
+def read(body: bytes, kind: type[ParamsT]) -> ParamsT:
+    """Decode a request body. Raises `ServiceError` that names the offending parameter."""
     try:
-        # As bytes first: code in it is large, and is not looked at twice.
+        # Values stay raw bytes at first: the code is large and must not be decoded twice.
         raw = msgspec.json.decode(body or b"{}", type=dict[str, msgspec.Raw])
-        _drop_absent(raw, _ABSENT.get(kind, {}))
+        _drop_unsupported(raw, _UNSUPPORTED.get(kind, {}))
         if kind is CreateFunction and "Code" in raw:
             code = msgspec.json.decode(raw["Code"], type=dict[str, msgspec.Raw])
-            _drop_absent(code, _ABSENT_OF_CODE)
+            _drop_unsupported(code, _UNSUPPORTED_CODE)
             raw["Code"] = msgspec.Raw(msgspec.json.encode(code))
         return msgspec.json.decode(msgspec.json.encode(raw), type=kind)
-    # What reading somebody's JSON can raise: a ValueError is text or base64 that is none.
+    # What decoding untrusted JSON can raise; ValueError stands for invalid UTF-8 or base64.
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise invalid(f"1 validation error detected: {error}") from None
 
 
-def _drop_absent(raw: dict[str, msgspec.Raw], absent: Mapping[str, object]) -> None:
-    """Take out what asks for nothing; refuse what asks for something that is not there."""
-    for name in sorted(raw.keys() & absent.keys()):
+def _drop_unsupported(raw: dict[str, msgspec.Raw], unsupported: Mapping[str, object]) -> None:
+    """Remove unsupported parameters that have their default; reject any other value."""
+    for name in sorted(raw.keys() & unsupported.keys()):
         value = msgspec.json.decode(raw.pop(name))
-        nothing = absent[name]
-        if value != nothing and not _is_empty(value):
-            allowed = "" if nothing is None else f" but {msgspec.json.encode(nothing).decode()}"
+        default = unsupported[name]
+        if value != default and not _is_empty(value):
+            allowed = "" if default is None else f" but {msgspec.json.encode(default).decode()}"
             raise invalid(f"{name}: the embedded platform supports no value{allowed}")
 
 
@@ -191,7 +191,7 @@ def _is_empty(value: object) -> bool:
 
 
 def check_revision(wanted: str | None, current: str) -> None:
-    """Refuse a change to something that has changed since the client has looked at it."""
+    """Reject a change of something that has changed since the client read it."""
     if wanted not in (None, "", current):
         raise ServiceError(
             412,
@@ -201,21 +201,21 @@ def check_revision(wanted: str | None, current: str) -> None:
 
 
 def check_runtime(runtime: str) -> str:
-    """Return the runtime, if it is the one that runs here."""
+    """Return the runtime. Raises `ServiceError` if it is not the one supported."""
     if runtime != RUNTIME:
         raise invalid(f"Runtime: {runtime!r} does not run here, but {RUNTIME}")
     return runtime
 
 
 def check_architectures(architectures: list[str]) -> list[str]:
-    """Return the architectures, if they are that of this machine."""
+    """Return the architectures. Raises `ServiceError` if this machine has another one."""
     if architectures != [ARCHITECTURE]:
         raise invalid(f"Architectures: this machine has {ARCHITECTURE}")
     return architectures
 
 
 def check_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags of a function, if AWS would take them."""
+    """Return the tags of a function. Raises `ServiceError` if AWS would reject them."""
     for key, value in tags.items():
         is_key = 0 < len(key) <= _TAG_KEY_MAX and not key.lower().startswith("aws:")
         if not is_key or len(value) > _TAG_VALUE_MAX:
@@ -229,14 +229,14 @@ def check_tags(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_environment(variables: dict[str, str]) -> dict[str, str]:
-    """Return the variables, unless one cannot be, or is the platform's own."""
+    """Return the variables. Raises `ServiceError` for malformed and reserved ones."""
     for name, value in variables.items():
         if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name) or "\0" in value:
             raise invalid(
                 f"1 validation error detected: Value at 'environment.variables.{name}' failed to "
                 "satisfy constraint: names are letters, digits and _, values have no NUL"
             )
-    taken = sorted(RESERVED & variables.keys())
+    taken = sorted(RESERVED_VARIABLES & variables.keys())
     if taken:
         raise invalid(
             "Lambda was unable to configure your environment variables because the environment "
@@ -247,7 +247,7 @@ def check_environment(variables: dict[str, str]) -> dict[str, str]:
 
 
 def check_handler(handler: str) -> str:
-    """Return what a runtime can be told to import."""
+    """Return the handler. Raises `ServiceError` if it is malformed."""
     if not handler:
         raise invalid("Handler is mandatory, also for a directory")
     if not re.fullmatch(r"\S{1,128}", handler) or not handler.isprintable():
@@ -259,7 +259,7 @@ def check_handler(handler: str) -> str:
 
 
 def check_range(name: str, value: int, least: int, most: int) -> int:
-    """Return a number that lies between its bounds."""
+    """Return a number. Raises `ServiceError` if it is not between `least` and `most`."""
     if not least <= value <= most:
         side = "greater" if value < least else "less"
         bound = least if value < least else most

@@ -1,8 +1,15 @@
-"""Who may use the platform: what a request must look like before anything is done about it.
+"""Authentication: request signatures, protection against web pages, and the platform's keys.
 
-Everything but the signature is checked when the head of a request has come, so that the body of
-a request that is refused is never kept. `Origin` and `Host` are what tells a web page, which may
-be opened by the very user who runs the platform, from a program.
+Everything but the signature is checked as soon as the head of a request has arrived, so that the
+body of a rejected request is never stored. `Origin` and `Host` distinguish a web page, which the
+user who runs the platform may have opened, from a program.
+
+Signatures are AWS Signature Version 4 in the `Authorization` header. A signature in the query
+string is ignored: clients of Lambda do not send one, and a URL that is valid by itself could be
+opened by a web page.
+
+The keys are generated when a platform starts, written to a file for its user, and removed when the
+platform ends.
 """
 
 from __future__ import annotations
@@ -40,34 +47,34 @@ from headgate.lambda_emulator.cleanup_process import unfinished_keys
 from headgate.lambda_emulator.errors import ServiceError
 from headgate.lambda_emulator.http import EmulatorRequest, Response
 
-# AWS Signature Version 4 in the `Authorization` header, as the side that checks it.
-#
-# A signature in the query string is never looked at: clients of Lambda do not send one, and a URL
-# that is good by itself is what a web page could be made to open.
-
-
 ALGORITHM: Final = "AWS4-HMAC-SHA256"
-SKEW_S_MAX: Final = 300.0  # between the clocks of client and platform, either way
+REGION: Final = "us-east-1"
+SKEW_S_MAX: Final = 300.0  # between the clocks of client and platform, in either direction
 _SERVICE: Final = "lambda"
 _TERMINATOR: Final = "aws4_request"
 _UNRESERVED: Final = "-_.~"
 _MUST_BE_SIGNED: Final = frozenset(("host", "x-amz-date"))
+_LOOPBACK: Final = frozenset(("localhost", "127.0.0.1", "::1"))
+_HOST: Final = re.compile(r"(?:\[(?P<ip>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::\d{1,5})?")
+_JSON: Final = re.compile(r"application/(?:json|x-amz-json-1\.\d)(?:\s*;.*)?", re.IGNORECASE)
+_QUOTED_MAX: Final = 100  # of client input, in an error message
+_KEYS_FILE_MODE: Final = 0o600
 
 
 @dataclass(frozen=True, slots=True)
 class RequestSignature:
-    """What an `Authorization` header says, beside the time of the request."""
+    """The fields of an `Authorization` header, and the time of the request."""
 
     access_key_id: str
     date: str  # YYYYMMDD
     region: str
-    headers: tuple[str, ...]  # in small letters, sorted
+    headers: tuple[str, ...]  # lower case, sorted
     time: str  # YYYYMMDDTHHMMSSZ
-    digest: str  # in hexadecimal
+    digest: str  # hexadecimal
 
 
 def read_signature(request: EmulatorRequest, now_s: float) -> RequestSignature:
-    """Read who has signed a request, without checking the signature. Raises `ServiceError`."""
+    """Parse the signature of a request without verifying it. Raises `ServiceError`."""
     if "authorization" not in request.headers:
         raise ServiceError(
             403, "MissingAuthenticationTokenException", "Missing Authentication Token"
@@ -97,27 +104,27 @@ def read_signature(request: EmulatorRequest, now_s: float) -> RequestSignature:
 
 
 def check_signature(signature: RequestSignature, request: EmulatorRequest, secret: str) -> None:
-    """See that a request was signed with the secret, all of it. Raises `ServiceError`."""
+    """Verify that the whole request was signed with the secret. Raises `ServiceError`."""
     body_digest = hashlib.sha256(request.body).hexdigest()
-    declared = request.headers.get("x-amz-content-sha256", body_digest)
-    wanted = sign(signature, canonical_request(signature.headers, request, body_digest), secret)
-    # Compared as bytes: text that is not ASCII cannot be compared in constant time.
-    is_right = hmac.compare_digest(wanted.encode(), signature.digest.encode())
-    if not is_right or declared != body_digest:
+    body_digest_header = request.headers.get("x-amz-content-sha256", body_digest)
+    expected = sign(signature, canonical_request(signature.headers, request, body_digest), secret)
+    # Compare bytes: `compare_digest` rejects text that is not ASCII.
+    is_valid = hmac.compare_digest(expected.encode(), signature.digest.encode())
+    if not is_valid or body_digest_header != body_digest:
         raise _invalid(
             "The request signature we calculated does not match the signature you provided."
         )
 
 
 def canonical_request(names: tuple[str, ...], request: EmulatorRequest, body_digest: str) -> str:
-    """Return what is signed of a request, in the one form that both sides agree on."""
+    """Return the canonical form of a request, of which the signature is computed."""
     pairs = (pair.partition("=") for pair in request.query_string.split("&") if pair)
     query = sorted((_encoded(name), _encoded(value)) for name, _, value in pairs)
     headers = ((name, " ".join(request.headers.get(name, "").split())) for name in names)
     return "\n".join(
         (
             request.method,
-            # Encoded once more than it comes, as everywhere but with S3.
+            # The path is URL-encoded a second time, as by all AWS services but S3.
             quote(request.path.encode("latin-1"), safe="/~"),
             "&".join(f"{name}={value}" for name, value in query),
             *(f"{name}:{value}" for name, value in headers),
@@ -129,7 +136,7 @@ def canonical_request(names: tuple[str, ...], request: EmulatorRequest, body_dig
 
 
 def sign(signature: RequestSignature, canonical: str, secret: str) -> str:
-    """Return the digest that whoever has the secret would have sent."""
+    """Return the digest of a canonical request under a secret."""
     scope = (signature.date, signature.region, _SERVICE, _TERMINATOR)
     digest = hashlib.sha256(canonical.encode()).hexdigest()
     text = "\n".join((ALGORITHM, signature.time, "/".join(scope), digest))
@@ -163,32 +170,26 @@ def _invalid(problem: str) -> ServiceError:
     return ServiceError(403, "InvalidSignatureException", problem)
 
 
-_LOOPBACK: Final = frozenset(("localhost", "127.0.0.1", "::1"))
-_HOST: Final = re.compile(r"(?:\[(?P<ip>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::\d{1,5})?")
-_JSON: Final = re.compile(r"application/(?:json|x-amz-json-1\.\d)(?:\s*;.*)?", re.IGNORECASE)
-_SHOWN_MAX: Final = 100  # characters of what a client has sent
-
-
 @final
 class RequestAuth:
-    """Checks requests. Without keys, whoever reaches the platform and is no web page may use it."""
+    """Authenticates requests. Without keys, any client that is not a web page is accepted."""
 
     def __init__(
         self,
         keys: PlatformKeys | None,
         host: str,
-        named: Iterable[str] = (),
+        allowed: Iterable[str] = (),
         clock_s: Callable[[], float] = time.time,
     ) -> None:
-        """Requests may be for the host that is bound, for this machine, and for hosts `named`."""
-        self.keys_are = "with whoever started it"  # where they are found, in words
+        """Accept `Host` headers of the bound host, of this machine, and of `allowed` hosts."""
+        self.keys_location = "with whoever started it"  # for error messages
         self._keys = keys
-        self._named = frozenset(each.lower().strip("[]") for each in named)
-        self._hosts = _LOOPBACK | self._named | {host.lower()}
+        self._allowed = frozenset(each.lower().strip("[]") for each in allowed)
+        self._hosts = _LOOPBACK | self._allowed | {host.lower()}
         self._clock_s = clock_s
 
-    def screen(self, request: EmulatorRequest) -> Response | None:
-        """Refuse a request by its head; None if its body may come."""
+    def check_head(self, request: EmulatorRequest) -> Response | None:
+        """Return the rejection of a request by its head; None if its body may be read."""
         try:
             _check_host(request, self._hosts)
             self._check_origin(request)
@@ -200,7 +201,7 @@ class RequestAuth:
         return None
 
     def check(self, request: EmulatorRequest) -> None:
-        """Check the signature of a request that has come whole. Raises `ServiceError`."""
+        """Verify the signature of a complete request. Raises `ServiceError`."""
         if self._keys is not None:
             signature = self._read(request, self._keys)
             check_signature(signature, request, self._keys.secret_access_key)
@@ -212,12 +213,12 @@ class RequestAuth:
                 403,
                 "UnrecognizedClientException",
                 "The security token included in the request is invalid: the keys of this "
-                f"platform are {self.keys_are}",
+                f"platform are {self.keys_location}",
             )
         return signature
 
     def _check_origin(self, request: EmulatorRequest) -> None:
-        """Refuse web pages, unless they are on a host that was named."""
+        """Reject web pages, unless they come from an allowed host."""
         site = request.headers.get("sec-fetch-site", "none")
         origin = request.headers.get("origin")
         if request.method == "OPTIONS":
@@ -228,18 +229,19 @@ class RequestAuth:
             host = urlsplit(origin or "").hostname
         except ValueError:
             host = None
-        if host not in self._named:
+        if host not in self._allowed:
             raise _denied("no web page may call this platform, unless --allow-host names its host")
 
 
 def _check_host(request: EmulatorRequest, names: frozenset[str]) -> None:
-    """Refuse a request that is meant for another host. Raises `ServiceError`.
+    """Reject a request whose `Host` is another host. Raises `ServiceError`.
 
-    A page whose name is made to resolve to this machine (DNS rebinding) sends its own name. The
-    address that the connection came in on cannot be a name.
+    This stops DNS rebinding: a web page whose host name is made to resolve to this machine sends
+    its own host name. The local IP address of the connection is always accepted, because an
+    address cannot be rebound.
     """
-    said = request.headers.get("host", "")
-    match = _HOST.fullmatch(said)
+    host_header = request.headers.get("host", "")
+    match = _HOST.fullmatch(host_header)
     host = (match["ip"] or match["name"]).lower() if match else ""
     if host in names:
         return
@@ -247,16 +249,17 @@ def _check_host(request: EmulatorRequest, names: frozenset[str]) -> None:
         if host and ip_address(host) == ip_address(request.local[0]):
             return
     except ValueError:
-        pass  # a name
+        pass  # a host name, not an address
     raise _denied(
-        f"Host {said[:_SHOWN_MAX]!r} is none of this platform's: --allow-host NAME makes it one"
+        f"Host {host_header[:_QUOTED_MAX]!r} is none of this platform's: "
+        "--allow-host NAME makes it one"
     )
 
 
 def _check_content_type(request: EmulatorRequest) -> None:
-    """Refuse forms and plain text, which a web page can send without asking first.
+    """Reject forms and plain text, which a web page can send without a CORS preflight.
 
-    An invocation takes any bytes.
+    An invocation accepts any content type.
     """
     headers = request.headers
     has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
@@ -272,15 +275,8 @@ def _denied(problem: str) -> ServiceError:
     return ServiceError(403, "AccessDeniedException", problem)
 
 
-# The keys of a platform: made when it starts, left in a file for its user, removed at its end.
-
-
-REGION: Final = "us-east-1"
-_MODE: Final = 0o600
-
-
 def make_keys() -> PlatformKeys:
-    """Return the keys that variables fix, or else new ones. Raises `ConfigError`."""
+    """Return the keys set by environment variables, or else new ones. Raises `ConfigError`."""
     fixed = fixed_keys()
     if fixed is not None:
         return fixed
@@ -289,7 +285,7 @@ def make_keys() -> PlatformKeys:
 
 
 def client_options(endpoint_url: str, region: str = REGION) -> dict[str, str]:
-    """Return what `boto3.client` needs for the platform at an address of this machine."""
+    """Return the arguments of `boto3.client` for a platform on this machine."""
     keys = keys_for(endpoint_url)
     return {
         "endpoint_url": endpoint_url,
@@ -300,41 +296,42 @@ def client_options(endpoint_url: str, region: str = REGION) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class KeysPlace:
-    """Where a platform leaves its keys, and under which name it does so."""
+class KeysLocation:
+    """The file to which a platform writes its keys."""
 
     path: Path
-    platform: str
+    platform: str  # unique ID of the platform, to recognise its own file
 
     @classmethod
-    def choose(cls, path: Path | None, port: int) -> KeysPlace:
-        """Take the path that was asked for, or the usual one of a port."""
-        named = os.environ.get(FILE_VARIABLE)
-        chosen = path or (Path(named) if named else keys_path(port))
-        return cls(chosen.absolute(), str(uuid.uuid4()))
+    def select(cls, path: Path | None, port: int) -> KeysLocation:
+        """Return the given path, the one set by the environment, or the default of a port."""
+        variable = os.environ.get(FILE_VARIABLE)
+        selected = path or (Path(variable) if variable else keys_path(port))
+        return cls(selected.absolute(), str(uuid.uuid4()))
 
     @property
-    def words(self) -> str:
-        """Where keys are, for whoever came without: not whose home it is."""
-        shown = str(self.path)
-        home = os.path.expanduser("~") + os.sep  # noqa: PTH111  # which may not be known
-        if shown.startswith(home):
-            shown = f"~/{shown.removeprefix(home)}"
-        return f"in {shown}, for the user who started it"
+    def description(self) -> str:
+        """Description for clients without keys. It does not reveal the home directory."""
+        path = str(self.path)
+        home = os.path.expanduser("~") + os.sep  # noqa: PTH111  # must not raise without a home
+        if path.startswith(home):
+            path = f"~/{path.removeprefix(home)}"
+        return f"in {path}, for the user who started it"
 
     def write(self, keys: PlatformKeys, endpoint_url: str, region: str) -> None:
-        """Write the keys where nobody but this user can read them. Raises `ConfigError`."""
-        written = KeysFile(
+        """Write the keys to a file that only this user can read. Raises `ConfigError`."""
+        contents = KeysFile(
             self.platform, endpoint_url, region, keys.access_key_id, keys.secret_access_key
         )
-        # Under another name first: nobody finds half of it, and a link in the way is not followed.
+        # Write to a temporary name first: readers never see a partial file, and a symbolic link
+        # at the final path is not followed.
         unfinished = unfinished_keys(self.path, self.platform)
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
+            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _KEYS_FILE_MODE)
             with os.fdopen(descriptor, "wb") as file:
-                os.fchmod(descriptor, _MODE)  # whatever the umask
-                file.write(msgspec.json.format(msgspec.json.encode(written)) + b"\n")
+                os.fchmod(descriptor, _KEYS_FILE_MODE)  # whatever the umask
+                file.write(msgspec.json.format(msgspec.json.encode(contents)) + b"\n")
             unfinished.replace(self.path)
         except OSError as error:
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What ran, and what it costs to have run: one record per run, to the millisecond."""
+"""Billing: one record per run of a function, in milliseconds and gigabyte-seconds."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ import msgspec
 
 
 class BillingRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a function, whether it ended well or not. Times are in milliseconds.
+    """One run of a function, successful or failed.
 
-    `init_ms` is there for the run that an instance was started for, and 0 for all others. A run
-    that AWS would not charge for (a refusal) leaves no record.
+    `init_ms` is the start time of the instance in its first (cold) run, and 0 in all later runs.
+    Invocations that AWS would not charge for (those rejected before they run) leave no record.
     """
 
     request_id: str
     function: str
     version: str
     memory_mb: int
-    started_s: float  # seconds since 1970
+    started_s: float  # Unix time
     init_ms: float
     duration_ms: float
     billed_ms: int
     is_cold: bool
     is_provisioned: bool
-    error: str = ""  # its type, as the client sees it
-    instance: int = 0  # the process that ran it
+    error: str = ""  # error type, as the client sees it
+    instance: int = 0  # process ID of the instance
 
     @property
     def gb_s(self) -> float:
-        """Gigabytes of memory times seconds, which is what has a price."""
+        """Gigabytes of memory times billed seconds, the unit that has a price."""
         return self.memory_mb / 1024 * self.billed_ms / 1000
 
 
 def billed_ms(init_ms: float, duration_ms: float) -> int:
-    """Every millisecond that was begun, and at least one.
+    """Return the billed duration: rounded up to a whole millisecond, at least 1.
 
     >>> billed_ms(0, 1.2), billed_ms(99.5, 0.5), billed_ms(0, 0)
     (2, 100, 1)
@@ -48,9 +48,9 @@ def billed_ms(init_ms: float, duration_ms: float) -> int:
 
 @final
 class BillingLog:
-    """All records of a platform: at hand, and in a file as lines of JSON.
+    """All billing records of a platform: in a JSON Lines file, and the latest in memory.
 
-    Written by the thread of the platform alone; `records` may be asked for by any.
+    Only the thread of the platform may add records; any thread may call `records`.
     """
 
     def __init__(self, path: Path, records_max: int) -> None:
@@ -59,27 +59,26 @@ class BillingLog:
         self._file: IO[bytes] = path.open("ab")
 
     def add(self, record: BillingRecord) -> None:
-        """Enter a record. It is in the file when this returns."""
+        """Append a record. It is in the file when this returns."""
         self._records.append(record)
         self._file.write(msgspec.json.encode(record) + b"\n")
         self._file.flush()
 
     def records(self, function: str | None = None) -> list[BillingRecord]:
-        """The latest records, in the order in which the runs ended; the file has all of them."""
-        # Copied in one step first: the other thread may add to them meanwhile.
+        """Return the latest records in the order in which the runs ended; the file has all."""
+        # Copy in one atomic step first: the platform's thread may append meanwhile.
         return [each for each in list(self._records) if function in (None, each.function)]
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
-def read_bill(path: Path) -> list[BillingRecord]:
-    """The records that a platform has left in a file."""
+def read_billing_log(path: Path) -> list[BillingRecord]:
+    """Read the records from a platform's billing file."""
     decoder = msgspec.json.Decoder(BillingRecord)
     return decoder.decode_lines(path.read_bytes())
 
 
 def gb_s(records: Iterable[BillingRecord]) -> float:
-    """What they come to, in gigabyte-seconds."""
+    """Return the total gigabyte-seconds of billing records."""
     return sum(record.gb_s for record in records)

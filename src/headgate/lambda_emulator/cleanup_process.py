@@ -1,9 +1,9 @@
-"""A process that cleans up after a platform that cannot do it itself, because it was killed.
+"""A helper process that cleans up after a platform that was killed and cannot do so itself.
 
-The platform starts it and tells it through a pipe what there is: the process groups of instances,
-the control group, the file with the keys. When the platform is gone, however it went, the janitor
-ends those processes, removes what was left, and ends. It runs this very file, with the standard
-library alone, and stays out of the way of signals that are meant for the platform.
+The platform starts the process and reports its resources through a pipe: the process groups of
+instances, the control group, the file with the keys. When the platform has exited, for whatever
+reason, the cleanup process kills those process groups, removes the files, and exits. The process
+runs this file, imports the standard library only, and ignores signals meant for the platform.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Final, Literal, TypeAlias, final
 
 Kind: TypeAlias = Literal["started", "ended", "control_group", "keys", "platform", "scratch"]
 
-_PATIENCE_S: Final = 10.0  # with processes that have been killed
+_KILL_TIMEOUT_S: Final = 10.0  # to wait for processes that have been killed
 _PAUSE_S: Final = 0.02
 _STDIN: Final = 0
 
 
 @final
 class CleanupProcess:
-    """The platform's end of the pipe."""
+    """The platform's handle of its cleanup process."""
 
     def __init__(self) -> None:
         """Start the process. Raises `OSError`."""
@@ -39,32 +39,32 @@ class CleanupProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # what a terminal sends to the platform is not for it
+            start_new_session=True,  # signals of the terminal go to the platform only
             cwd="/",
         )
         assert self._process.stdin is not None
         self._pipe = self._process.stdin
-        os.set_blocking(self._pipe.fileno(), False)  # whatever it does, the platform goes on
+        os.set_blocking(self._pipe.fileno(), False)  # a stuck process must not block the platform
 
-    def tell(self, kind: Kind, value: object) -> None:
-        """Say what there is to clean up, or that there is no more of it."""
+    def notify(self, kind: Kind, value: object) -> None:
+        """Report a resource to clean up, or (`ended`) that a process group is gone."""
         line = json.dumps([kind, str(value)]) + "\n"
-        with suppress(OSError):  # it was killed: instances still end by themselves
+        with suppress(OSError):  # the process was killed: instances still exit by themselves
             os.write(self._pipe.fileno(), line.encode())
 
     def close(self) -> None:
-        """Have it look for what is left, and wait until it has ended."""
+        """Close the pipe, which starts the cleanup, and wait until the process has exited."""
         with suppress(OSError):
             self._pipe.close()
         try:
-            self._process.wait(2 * _PATIENCE_S)
+            self._process.wait(2 * _KILL_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
 
 def kill_control_group(group: Path) -> None:
-    """Kill every process in a control group and in those below it, whichever version it is."""
+    """Kill every process in a control group (version 1 or 2) and in its subgroups."""
     try:
         (group / "cgroup.kill").write_text("1")
     except OSError:  # older than Linux 5.14, or version 1
@@ -73,14 +73,14 @@ def kill_control_group(group: Path) -> None:
 
 
 def remove_control_group(group: Path) -> None:
-    """Remove a group with those inside of it, unless a process is in one."""
+    """Remove a control group and its subgroups, except those that still contain a process."""
     for each in (*group.glob("*/"), group):
         with suppress(OSError):
             each.rmdir()
 
 
 def remove_keys(path: Path, platform: str) -> None:
-    """Remove the file with a platform's keys, unless it is by now that of another."""
+    """Remove the keys file of a platform, unless another platform has overwritten it."""
     with suppress(OSError):
         unfinished_keys(path, platform).unlink()
     with suppress(OSError, ValueError):
@@ -89,27 +89,27 @@ def remove_keys(path: Path, platform: str) -> None:
 
 
 def unfinished_keys(path: Path, platform: str) -> Path:
-    """Where keys are written before they are put in their place."""
+    """Return the temporary path of a keys file while it is being written."""
     return path.with_name(f".{path.name}.{platform}")
 
 
 def _kill_members(group: Path) -> None:
     with suppress(OSError):
         for line in (group / "cgroup.procs").read_text().split():
-            if int(line) not in (0, os.getpid()):  # 0 is one that we cannot see
+            if int(line) not in (0, os.getpid()):  # 0: a process outside our PID namespace
                 with suppress(ProcessLookupError):
                     os.kill(int(line), signal.SIGKILL)
 
 
 @final
-class _Left:
-    """What there is to clean up, as far as the platform has told."""
+class _Leftovers:
+    """The resources to clean up, as reported by the platform."""
 
     def __init__(self) -> None:
         self.process_groups: set[int] = set()
         self.paths: dict[str, str] = {}
 
-    def hear(self, line: bytes) -> None:
+    def on_message(self, line: bytes) -> None:
         kind, value = json.loads(line)
         if kind == "started":
             self.process_groups.add(int(value))
@@ -119,22 +119,22 @@ class _Left:
             self.paths[kind] = value
 
     def clean_up(self) -> None:
-        """Remove everything; try again for a while where a process has to die first."""
+        """Remove everything; retry for a while, because processes need time to die."""
         if "keys" in self.paths:
             remove_keys(Path(self.paths["keys"]), self.paths["platform"])
-        end_s = time.monotonic() + _PATIENCE_S
-        while self._is_left() and time.monotonic() < end_s:
+        end_s = time.monotonic() + _KILL_TIMEOUT_S
+        while self._has_leftovers() and time.monotonic() < end_s:
             time.sleep(_PAUSE_S)
         if "scratch" in self.paths:
             scratch = Path(self.paths["scratch"])
             for unfinished in scratch.parent.glob(f"{scratch.name}*"):
                 shutil.rmtree(unfinished, ignore_errors=True)
 
-    def _is_left(self) -> bool:
+    def _has_leftovers(self) -> bool:
         for leader in list(self.process_groups):
             try:
                 os.killpg(leader, signal.SIGKILL)
-            except OSError:  # there is none of that number any more
+            except OSError:  # the process group does not exist any more
                 self.process_groups.discard(leader)
         group = Path(self.paths["control_group"]) if "control_group" in self.paths else None
         if group is not None:
@@ -143,33 +143,33 @@ class _Left:
         return bool(self.process_groups) or (group is not None and group.exists())
 
 
-def _watch(parent: int, left: _Left) -> None:
-    """Listen until the platform has gone or has closed the pipe."""
+def _watch(parent: int, leftovers: _Leftovers) -> None:
+    """Read messages until the platform has exited or has closed the pipe."""
     poll = select.poll()
     poll.register(_STDIN, select.POLLIN)
-    # The pipe stays open if the platform's process was copied (forked): its own end is certain.
+    # A forked child of the platform keeps the pipe open, so also watch the process itself.
     with suppress(OSError, AttributeError):
         poll.register(os.pidfd_open(parent), select.POLLIN)
     os.set_blocking(_STDIN, False)
-    heard = b""
-    is_over = False
-    while not is_over:
-        is_over = os.getppid() != parent or any(fd != _STDIN for fd, _ in poll.poll())
+    pending = b""
+    has_ended = False
+    while not has_ended:
+        has_ended = os.getppid() != parent or any(fd != _STDIN for fd, _ in poll.poll())
         with suppress(BlockingIOError):
-            while said := os.read(_STDIN, 65_536):
-                *lines, heard = (heard + said).split(b"\n")
+            while chunk := os.read(_STDIN, 65_536):
+                *lines, pending = (pending + chunk).split(b"\n")
                 for line in lines:
-                    left.hear(line)
-            is_over = True  # the pipe is closed
+                    leftovers.on_message(line)
+            has_ended = True  # end of file: the pipe is closed
 
 
 def main() -> None:
-    """Wait for the end of the platform, whose process is the argument, and clean up."""
+    """Wait until the platform, whose process ID is the argument, has exited; then clean up."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    left = _Left()
-    _watch(int(sys.argv[1]), left)
-    left.clean_up()
+    leftovers = _Leftovers()
+    _watch(int(sys.argv[1]), leftovers)
+    leftovers.clean_up()
 
 
 if __name__ == "__main__":

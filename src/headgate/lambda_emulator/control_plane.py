@@ -1,4 +1,4 @@
-"""Functions, versions, aliases and their concurrency: all that is not calling them."""
+"""The control plane: functions, versions, aliases, reserved and provisioned concurrency."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final, final
 
 from msgspec import UNSET
 
-from headgate.lambda_emulator import api_models as requests
+from headgate.lambda_emulator import api_models
 from headgate.lambda_emulator.api_models import check_environment, check_handler, check_range
 from headgate.lambda_emulator.errors import ServiceError, conflict, invalid, not_found
 from headgate.lambda_emulator.functions import (
@@ -24,35 +24,35 @@ from headgate.lambda_emulator.functions import (
 from headgate.lambda_emulator.invoker import Invoker
 from headgate.lambda_emulator.settings import PlatformSettings
 
-# A bare name, or the whole or the end of an ARN; with a version or an alias, or without.
+# A function name, or a full or partial ARN, optionally with a version or an alias.
 _NAME: Final = re.compile(
     r"(?:(?:arn:aws[\w-]*:lambda:[\w-]+:)?\d{12}:)?(?:function:)?"
     r"(?P<name>[A-Za-z0-9_-]{1,64})(?::(?P<qualifier>\$LATEST|[A-Za-z0-9_-]{1,128}))?"
 )
-# In what two versions may differ and still be the same.
-_ANY: Final = {"version": "", "modified": "", "revision": "", "description": ""}
+# Fields in which two versions may differ and still run the same function.
+_IGNORED: Final = {"version": "", "modified": "", "revision": "", "description": ""}
 
 
 @final
 class ControlPlane:
-    """The control plane: changes `functions` and has the invoker follow. Raises `ServiceError`."""
+    """Changes `functions` and has the invoker reconcile its instances. Raises `ServiceError`."""
 
     def __init__(
         self,
         settings: PlatformSettings,
         functions: dict[str, EmulatedFunction],
         invoker: Invoker,
-        codes: Path,
+        code_directory: Path,
     ) -> None:
         self._settings = settings
         self._functions = functions
         self._invoker = invoker
-        self._codes = codes
+        self._code_directory = code_directory
 
     def resolve(
         self, text: str, qualifier: str | None = None
     ) -> tuple[EmulatedFunction, FunctionVersion, str | None]:
-        """Find a function by a name or an ARN: with its version, and how that was named."""
+        """Find a function by name or ARN. Returns it with the version and the qualifier given."""
         match = _NAME.fullmatch(text)
         if match is None:
             raise invalid(f"1 validation error detected: Value '{text}' at 'functionName' is bad")
@@ -65,92 +65,98 @@ class ControlPlane:
             raise not_found(f"Function not found: {self._settings.arn(match['name'], qualifier)}")
         return function, version, qualifier
 
-    def resolve_whole(self, text: str, qualifier: str | None = None) -> EmulatedFunction:
-        """Find a function for something that cannot be done to one of its versions."""
+    def resolve_unqualified(self, text: str, qualifier: str | None = None) -> EmulatedFunction:
+        """Find a function for an operation that applies to no version or alias."""
         function, _, qualifier = self.resolve(text, qualifier)
         if qualifier not in (None, LATEST):
             raise invalid(f"Qualifier: {qualifier!r}: this is done to a function, not to a version")
         return function
 
-    async def create(self, asked: requests.CreateFunction) -> FunctionVersion:
-        """Create a function. The code comes last: what is refused leaves none behind."""
-        match = _NAME.fullmatch(asked.function_name)
+    async def create(self, params: api_models.CreateFunction) -> FunctionVersion:
+        """Create a function.
+
+        The code is unpacked after all other checks: a rejected request leaves no code behind.
+        """
+        match = _NAME.fullmatch(params.function_name)
         if match is None or match["qualifier"]:
-            raise invalid(f"Value '{asked.function_name}' at 'functionName' is not a name")
-        tags = requests.check_tags(asked.tags)
-        is_image = asked.code.image_uri is not None
-        if asked.package_type != ("Image" if is_image else "Zip"):
-            raise invalid(f"PackageType: {asked.package_type!r} is not what Code is")
+            raise invalid(f"Value '{params.function_name}' at 'functionName' is not a name")
+        tags = api_models.check_tags(params.tags)
+        is_image = params.code.image_uri is not None
+        if params.package_type != ("Image" if is_image else "Zip"):
+            raise invalid(f"PackageType: {params.package_type!r} is not what Code is")
         checked: dict[str, Any] = {
-            "handler": check_handler(asked.handler),
-            "memory_mb": self._memory_mb(asked.memory_size),
-            "timeout_s": self._timeout_s(asked.timeout),
+            "handler": check_handler(params.handler),
+            "memory_mb": self._memory_mb(params.memory_size),
+            "timeout_s": self._timeout_s(params.timeout),
             "environment": check_environment(
-                asked.environment.variables if asked.environment else {}
+                params.environment.variables if params.environment else {}
             ),
-            "runtime": requests.check_runtime(asked.runtime),
-            "architectures": tuple(requests.check_architectures(asked.architectures)),
+            "runtime": api_models.check_runtime(params.runtime),
+            "architectures": tuple(api_models.check_architectures(params.architectures)),
         }
         self._check_free(match["name"])
-        made = FunctionVersion(
+        created = FunctionVersion(
             name=match["name"],
-            code=await self._code(asked.code),
-            role=asked.role,
-            description=asked.description,
-            package_type=asked.package_type,
+            code=await self._code(params.code),
+            role=params.role,
+            description=params.description,
+            package_type=params.package_type,
             **checked,
         )
-        self._check_free(made.name)  # once more: others had their turn while it was unpacked
-        function = self._functions[made.name] = EmulatedFunction(made, tags=tags)
-        return self.publish(function, requests.PublishVersion()) if asked.publish else made
+        self._check_free(created.name)  # again: unpacking yields to other requests
+        function = self._functions[created.name] = EmulatedFunction(created, tags=tags)
+        return self.publish(function, api_models.PublishVersion()) if params.publish else created
 
     async def update_code(
-        self, function: EmulatedFunction, asked: requests.UpdateCode
+        self, function: EmulatedFunction, params: api_models.UpdateCode
     ) -> FunctionVersion:
-        """Replace the code; calls that run go on with the old."""
-        requests.check_architectures(asked.architectures)
-        requests.check_revision(asked.revision_id, function.latest.revision)
-        if (asked.image_uri is not None) != (function.latest.package_type == "Image"):
+        """Replace the code. Running invocations finish with the old code."""
+        api_models.check_architectures(params.architectures)
+        api_models.check_revision(params.revision_id, function.latest.revision)
+        if (params.image_uri is not None) != (function.latest.package_type == "Image"):
             raise invalid(f"PackageType: this function's is {function.latest.package_type}")
-        code = await self._code(asked)
-        # Once more: others had their turn while it was unpacked, and what they changed stays.
-        requests.check_revision(asked.revision_id, function.latest.revision)
-        changed = function.latest.changed(code=code)
-        if asked.dry_run:
+        code = await self._code(params)
+        # Check again: unpacking yields to other requests, and their changes must not be lost.
+        api_models.check_revision(params.revision_id, function.latest.revision)
+        changed = function.latest.with_changes(code=code)
+        if params.dry_run:
             return changed
         function.latest = changed
-        self._invoker.settle(function)
-        return self.publish(function, requests.PublishVersion()) if asked.publish else changed
+        self._invoker.reconcile(function)
+        return self.publish(function, api_models.PublishVersion()) if params.publish else changed
 
     def update_configuration(
-        self, function: EmulatedFunction, asked: requests.UpdateConfiguration
+        self, function: EmulatedFunction, params: api_models.UpdateConfiguration
     ) -> FunctionVersion:
-        """Change what is named."""
-        requests.check_revision(asked.revision_id, function.latest.revision)
+        """Change the parameters that the request sets."""
+        api_models.check_revision(params.revision_id, function.latest.revision)
         changes: dict[str, object] = {
-            name: getattr(asked, name)
+            name: getattr(params, name)
             for name in ("role", "description")
-            if getattr(asked, name) is not UNSET
+            if getattr(params, name) is not UNSET
         }
-        if asked.runtime is not UNSET:
-            changes["runtime"] = requests.check_runtime(asked.runtime)
-        if asked.handler is not UNSET:
-            changes["handler"] = check_handler(asked.handler)
-        if asked.timeout is not UNSET:
-            changes["timeout_s"] = self._timeout_s(asked.timeout)
-        if asked.memory_size is not UNSET:
-            changes["memory_mb"] = self._memory_mb(asked.memory_size)
-        if asked.environment is not UNSET:
-            changes["environment"] = check_environment(asked.environment.variables)
-        function.latest = function.latest.changed(**changes)
-        self._invoker.settle(function)
+        if params.runtime is not UNSET:
+            changes["runtime"] = api_models.check_runtime(params.runtime)
+        if params.handler is not UNSET:
+            changes["handler"] = check_handler(params.handler)
+        if params.timeout is not UNSET:
+            changes["timeout_s"] = self._timeout_s(params.timeout)
+        if params.memory_size is not UNSET:
+            changes["memory_mb"] = self._memory_mb(params.memory_size)
+        if params.environment is not UNSET:
+            changes["environment"] = check_environment(params.environment.variables)
+        function.latest = function.latest.with_changes(**changes)
+        self._invoker.reconcile(function)
         return function.latest
 
     def delete(self, function: EmulatedFunction, qualifier: str | None) -> None:
-        """Delete a version, or all of it; calls that run come to their end."""
+        """Delete a version, or the function if no qualifier is given.
+
+        Running invocations finish.
+        """
         if qualifier is None:
             del self._functions[function.name]
-            self._invoker.admission.forget(function.name)
+            self._invoker.admission.remove_function(function.name)
         elif qualifier == LATEST or qualifier in function.aliases:
             raise invalid(f"{qualifier} cannot be deleted: only a published version")
         elif any(alias.version == qualifier for alias in function.aliases.values()):
@@ -158,57 +164,60 @@ class ControlPlane:
         else:
             del function.versions[qualifier]
             function.provisioned.pop(qualifier, None)
-        self._invoker.settle(function)
+        self._invoker.reconcile(function)
 
     def publish(
-        self, function: EmulatedFunction, asked: requests.PublishVersion
+        self, function: EmulatedFunction, params: api_models.PublishVersion
     ) -> FunctionVersion:
-        """Publish the latest state as a version, unless it is what was published last."""
+        """Publish the latest state as a version, unless it equals the last published version."""
         latest = function.latest
-        requests.check_revision(asked.revision_id, latest.revision)
-        if asked.code_sha256 not in (None, latest.code.sha256):
-            raise invalid(f"CodeSHA256 ({asked.code_sha256}) is different from current CodeSHA256")
+        api_models.check_revision(params.revision_id, latest.revision)
+        if params.code_sha256 not in (None, latest.code.sha256):
+            raise invalid(f"CodeSHA256 ({params.code_sha256}) is different from current CodeSHA256")
         last = function.versions.get(str(function.published))
         if last is not None and _is_same(last, latest):
             return last
         function.published += 1
         number = str(function.published)
-        description = asked.description or latest.description
-        made = function.versions[number] = latest.changed(version=number, description=description)
-        return made
+        description = params.description or latest.description
+        created = function.versions[number] = latest.with_changes(
+            version=number, description=description
+        )
+        return created
 
     def write_alias(
-        self, function: EmulatedFunction, asked: requests.WriteAlias, *, is_new: bool
+        self, function: EmulatedFunction, params: api_models.WriteAlias, *, is_new: bool
     ) -> Alias:
-        """Give a version another name, or give a name to another version."""
-        old = function.aliases.get(asked.name)
+        """Create an alias of a version, or point an existing alias to another version."""
+        old = function.aliases.get(params.name)
         if is_new and old is not None:
-            raise conflict(f"Alias already exists: {self._settings.arn(function.name, asked.name)}")
+            raise conflict(
+                f"Alias already exists: {self._settings.arn(function.name, params.name)}"
+            )
         if not is_new and old is None:
-            raise not_found(f"Alias not found: {self._settings.arn(function.name, asked.name)}")
-        if not re.fullmatch(r"(?!\d+$)[A-Za-z0-9_-]{1,128}", asked.name):
-            raise invalid(f"Value '{asked.name}' at 'name' is not the name of an alias")
-        number = asked.function_version or (old.version if old else "")
+            raise not_found(f"Alias not found: {self._settings.arn(function.name, params.name)}")
+        if not re.fullmatch(r"(?!\d+$)[A-Za-z0-9_-]{1,128}", params.name):
+            raise invalid(f"Value '{params.name}' at 'name' is not the name of an alias")
+        number = params.function_version or (old.version if old else "")
         if number != LATEST and number not in function.versions:
             raise not_found(f"Function not found: {self._settings.arn(function.name, number)}")
         if old is not None:
-            requests.check_revision(asked.revision_id, old.revision)
-        description = asked.description
+            api_models.check_revision(params.revision_id, old.revision)
+        description = params.description
         if description is None:
             description = old.description if old is not None else ""
-        alias = function.aliases[asked.name] = Alias(asked.name, number, description)
-        self._invoker.settle(function)
+        alias = function.aliases[params.name] = Alias(params.name, number, description)
+        self._invoker.reconcile(function)
         return alias
 
     def delete_alias(self, function: EmulatedFunction, name: str) -> None:
-        """Forget an alias."""
         if function.aliases.pop(name, None) is None:
             raise not_found(f"Alias not found: {self._settings.arn(function.name, name)}")
         function.provisioned.pop(name, None)
-        self._invoker.settle(function)
+        self._invoker.reconcile(function)
 
     def reserve(self, function: EmulatedFunction, count: int | None) -> None:
-        """Reserve concurrency for a function, which then has no more than that; None: no more."""
+        """Reserve concurrency for a function, which is also its limit; None removes both."""
         if count is not None:
             check_range("reservedConcurrentExecutions", count, 0, self._settings.concurrency)
             self._invoker.admission.check_reservation(function, count)
@@ -217,7 +226,7 @@ class ControlPlane:
         function.reserved = count
 
     def provision(self, function: EmulatedFunction, qualifier: str | None, count: int) -> str:
-        """Keep instances of a published version ready."""
+        """Provision concurrency for a published version or an alias."""
         qualifier = self._published(function, qualifier)
         check_range("provisionedConcurrentExecutions", count, 1, self._settings.concurrency)
         others = sum(n for name, n in function.provisioned.items() if name != qualifier)
@@ -228,18 +237,18 @@ class ControlPlane:
                 f"function's reserved or the account's unreserved concurrency [{available}]."
             )
         function.provisioned[qualifier] = count
-        self._invoker.settle(function)
+        self._invoker.reconcile(function)
         return qualifier
 
     def unprovision(self, function: EmulatedFunction, qualifier: str | None) -> None:
-        """Keep none ready."""
+        """Remove the provisioned concurrency of a published version or an alias."""
         if function.provisioned.pop(self._published(function, qualifier), None) is not None:
-            self._invoker.settle(function)
+            self._invoker.reconcile(function)
 
     def describe_provisioned(
         self, function: EmulatedFunction, qualifier: str | None
     ) -> dict[str, object]:
-        """How far it has come."""
+        """Return `GetProvisionedConcurrencyConfig`: requested, available, and the status."""
         qualifier = self._published(function, qualifier)
         version, count = function.find(qualifier), function.provisioned.get(qualifier)
         if version is None or count is None:
@@ -248,18 +257,18 @@ class ControlPlane:
                 "ProvisionedConcurrencyConfigNotFoundException",
                 "No Provisioned Concurrency Config found for this function",
             )
-        fleet = self._invoker.fleet(version)
-        ready = min(count, fleet.provisioned_ready)
-        shown: dict[str, object] = {
+        pool = self._invoker.pool(version)
+        ready = min(count, pool.provisioned_ready)
+        description: dict[str, object] = {
             "RequestedProvisionedConcurrentExecutions": count,
             "AvailableProvisionedConcurrentExecutions": ready,
             "AllocatedProvisionedConcurrentExecutions": ready,
             "Status": "READY" if ready == count else "IN_PROGRESS",
             "LastModified": version.modified,
         }
-        if fleet.provisioning_failed and ready < count:
-            shown |= {"Status": "FAILED", "StatusReason": "FUNCTION_ERROR_INIT_FAILURE"}
-        return shown
+        if pool.provisioning_failed and ready < count:
+            description |= {"Status": "FAILED", "StatusReason": "FUNCTION_ERROR_INIT_FAILURE"}
+        return description
 
     def _available(self, function: EmulatedFunction) -> int:
         if function.reserved is not None:
@@ -278,12 +287,14 @@ class ControlPlane:
             )
         return qualifier
 
-    async def _code(self, sent: requests.CodeSent) -> Code:
-        # In a thread, because calls that are under way must not wait for a large package.
-        if sent.zip_file is not None:
-            return await asyncio.to_thread(unpack, sent.zip_file, self._codes, self._settings)
-        if sent.image_uri is not None and sent.image_uri.startswith("file:///"):
-            path = Path(sent.image_uri.removeprefix("file://"))
+    async def _code(self, code: api_models.FunctionCode) -> Code:
+        # In a thread: unpacking a large package must not block running invocations.
+        if code.zip_file is not None:
+            return await asyncio.to_thread(
+                unpack, code.zip_file, self._code_directory, self._settings
+            )
+        if code.image_uri is not None and code.image_uri.startswith("file:///"):
+            path = Path(code.image_uri.removeprefix("file://"))
             return await asyncio.to_thread(use_directory, path)
         raise invalid("Code: the embedded platform takes ZipFile, or ImageUri file:///path")
 
@@ -299,5 +310,4 @@ class ControlPlane:
 
 
 def _is_same(one: FunctionVersion, other: FunctionVersion) -> bool:
-    """Whether both would run alike."""
-    return one.changed(**_ANY) == other.changed(**_ANY)
+    return one.with_changes(**_IGNORED) == other.with_changes(**_IGNORED)

@@ -1,8 +1,9 @@
-"""A share of the machine for every instance, in proportion to its memory as on AWS.
+"""CPU limits of instances, in proportion to their memory as on AWS.
 
-A quota of a control group gives any share, of one CPU or of many. Where none can be set, an
-instance is confined to as many whole CPUs as its share begins, which keeps it from using more
-but gives a small function more than it would get on AWS: `words` says which of the two it is.
+A cgroup CPU quota limits an instance to any fraction of one CPU or of several. Where no quota can
+be set, CPU affinity confines an instance to its number of CPUs, rounded up. Affinity keeps an
+instance from using more, but gives a small function more than it would get on AWS. `description`
+says which of the two applies.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from headgate.core.errors import ConfigError
 from headgate.lambda_emulator.cleanup_process import kill_control_group, remove_control_group
 from headgate.lambda_emulator.settings import CpuMode
 
-# A quota is refilled this often: short, so that a small function runs evenly and not in fits.
+# Period of the CPU quota: short, so that a small function runs evenly instead of in bursts.
 PERIOD_US: Final = 20_000
-QUOTA_US_MIN: Final = 1_000  # the kernel takes no less
-_PATIENCE_S: Final = 1.0  # with processes that have been killed
+QUOTA_US_MIN: Final = 1_000  # the kernel accepts no less
+_KILL_TIMEOUT_S: Final = 1.0  # to wait for processes that have been killed
 THREAD_VARIABLES: Final = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -35,23 +36,23 @@ THREAD_VARIABLES: Final = (
 
 
 class CpuLimiter(Protocol):
-    """Confines processes to their share of the CPUs."""
+    """Limits the CPU time of processes."""
 
-    words: str
+    description: str
     group: Path | None  # the control group that holds all processes, if there is one
 
     def confine(self, pid: int, vcpus: float) -> None:
-        """Give a process that has just been started its share."""
+        """Limit a process that has just been started."""
 
     def release(self, pid: int) -> None:
-        """Forget a process that has ended."""
+        """Release what is held for a process that has exited."""
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Remove everything that was created in the system."""
 
 
 def threads(vcpus: float) -> int:
-    """How many threads a share is good for.
+    """Return the number of threads that can use a number of CPUs.
 
     >>> threads(0.07), threads(1.0), threads(1.2)
     (1, 1, 2)
@@ -60,32 +61,35 @@ def threads(vcpus: float) -> int:
 
 
 def make_cpu_limiter(mode: CpuMode, cpus: tuple[int, ...] | None) -> CpuLimiter:
-    """Return what works on this machine. Raises `ConfigError` if it is not what was asked for."""
+    """Return a limiter that works on this machine.
+
+    Raises `ConfigError` if the mode does not work here, or if `cpus` are not available.
+    """
     allowed = sorted(os.sched_getaffinity(0))
-    chosen = list(cpus) if cpus is not None else allowed
-    if not chosen or not set(chosen) <= set(allowed):
+    selected = list(cpus) if cpus is not None else allowed
+    if not selected or not set(selected) <= set(allowed):
         names = ", ".join(map(str, allowed))
         raise ConfigError(
-            "not ours to use", where="platform", key="cpus", value=cpus, allowed=names
+            "not available to this process", where="platform", key="cpus", value=cpus, allowed=names
         )
     if mode == "none":
         return _NoLimiter()
     if mode != "affinity":
         group = next(filter(None, map(_make_group, _candidates())), None)
         if group is not None:
-            return _CgroupLimiter(*group, None if cpus is None else chosen)
+            return _CgroupLimiter(*group, None if cpus is None else selected)
     if mode == "cgroup":
-        problem = "no control group with a CPU quota can be made here"
+        problem = "no control group with a CPU quota can be created here"
         raise ConfigError(
             problem, where="platform", key="cpu", value=mode, allowed="auto, affinity"
         )
-    return _AffinityLimiter(chosen)
+    return _AffinityLimiter(selected)
 
 
 @final
 class _NoLimiter:
     def __init__(self) -> None:
-        self.words = "not limited"
+        self.description = "not limited"
         self.group: Path | None = None
 
     def confine(self, pid: int, vcpus: float) -> None:
@@ -101,32 +105,32 @@ class _NoLimiter:
 @final
 class _CgroupLimiter:
     def __init__(self, group: Path, lock: int, cpus: list[int] | None) -> None:
-        self.words = "quota of a control group"
+        self.description = "quota of a control group"
         self.group: Path | None = group
         self._group = group
-        self._lock = lock  # as long as we live, or until `close`
+        self._lock = lock  # held until `close`, or until this process exits
         self._cpus = cpus
 
     def confine(self, pid: int, vcpus: float) -> None:
         group = self._group / str(pid)
-        group.mkdir(exist_ok=True)  # that of an earlier process of this number
+        group.mkdir(exist_ok=True)  # a group of an earlier process with this ID may be left
         quota_us = max(QUOTA_US_MIN, round(vcpus * PERIOD_US))
         _set_quota(group, quota_us)
-        with suppress(ProcessLookupError):  # it has ended already
+        with suppress(ProcessLookupError):  # the process has exited already
             (group / "cgroup.procs").write_text(str(pid))
             if self._cpus is not None:
                 os.sched_setaffinity(pid, self._cpus)
 
     def release(self, pid: int) -> None:
         group = self._group / str(pid)
-        kill_control_group(group)  # whom it has left behind
-        with suppress(OSError):  # not all of them are dead yet: `close` tries again
+        kill_control_group(group)  # child processes that the instance has left
+        with suppress(OSError):  # some of them are not dead yet: `close` tries again
             group.rmdir()
 
     def close(self) -> None:
         remove_control_group(self._group)
-        patience_s = time.monotonic() + _PATIENCE_S
-        while self._group.exists() and time.monotonic() < patience_s:
+        end_s = time.monotonic() + _KILL_TIMEOUT_S
+        while self._group.exists() and time.monotonic() < end_s:
             time.sleep(0.01)
             kill_control_group(self._group)
             remove_control_group(self._group)
@@ -136,7 +140,7 @@ class _CgroupLimiter:
 @final
 class _AffinityLimiter:
     def __init__(self, cpus: list[int]) -> None:
-        self.words = "whole CPUs by affinity"
+        self.description = "whole CPUs by affinity"
         self.group: Path | None = None
         self._cpus = cpus
         self._used: Counter[int] = Counter()
@@ -158,7 +162,7 @@ class _AffinityLimiter:
 
 
 def _candidates() -> list[Path]:
-    """Where a group might be made: below our own, and at the top."""
+    """Return where a group may be possible: below our own group, and at the root."""
     try:
         groups = Path("/proc/self/cgroup").read_text().splitlines()
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
@@ -168,23 +172,23 @@ def _candidates() -> list[Path]:
     for line in groups:
         _, controllers, path = line.split(":", 2)
         own.update(dict.fromkeys(controllers.split(","), path))
-    found: list[Path] = []
+    directories: list[Path] = []
     for line in mounts:
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
         top = Path(before.split(" ")[4])
         if kind == "cgroup2":
-            found += [top / own.get("", "/").lstrip("/"), top]
+            directories += [top / own.get("", "/").lstrip("/"), top]
         elif kind == "cgroup" and "cpu" in options.split(","):
-            found += [top / own.get("cpu", "/").lstrip("/"), top]
-    return list(dict.fromkeys(found))
+            directories += [top / own.get("cpu", "/").lstrip("/"), top]
+    return list(dict.fromkeys(directories))
 
 
 def _make_group(parent: Path) -> tuple[Path, int] | None:
-    """A group of ours in which quotas can be set, with the lock on it, or None."""
+    """Create a group in which quotas can be set. Returns it with its lock, or None."""
     for old in parent.glob("headgate-*"):
         lock = _lock(old) if re.fullmatch(r"headgate-\d+-\d+", old.name) else None
-        if lock is not None:  # left behind by a platform that was killed
+        if lock is not None:  # unlocked: left by a platform that was killed
             kill_control_group(old)
             remove_control_group(old)
             os.close(lock)
@@ -192,7 +196,7 @@ def _make_group(parent: Path) -> tuple[Path, int] | None:
     if claimed is None:
         return None
     group, lock = claimed
-    # What counts is whether groups inside of it get quotas, so one is made to try.
+    # Quotas are set in subgroups, so try one in a subgroup.
     trial = group / "trial"
     try:
         with suppress(OSError):
@@ -208,7 +212,7 @@ def _make_group(parent: Path) -> tuple[Path, int] | None:
 
 
 def _claim_group(parent: Path) -> tuple[Path, int] | None:
-    """Make an empty group and lock it; None where that is not allowed."""
+    """Create an empty group and lock it; None where that is not permitted."""
     for number in itertools.count():
         group = parent / f"headgate-{os.getpid()}-{number}"
         try:
@@ -218,16 +222,16 @@ def _claim_group(parent: Path) -> tuple[Path, int] | None:
         except OSError:
             return None
         lock = _lock(group)
-        # Another platform that starts now may take it for one that was left behind.
+        # A platform that starts at this moment may have removed the group before it was locked.
         if lock is not None and group.exists():
             return group, lock
         if lock is not None:
             os.close(lock)
-    return None  # never: there are numbers enough
+    return None  # unreachable: `itertools.count` is infinite
 
 
 def _lock(group: Path) -> int | None:
-    """Say that a group is in use, unless somebody else says so."""
+    """Lock a group as in use. Returns the file descriptor; None if it is locked already."""
     try:
         descriptor = os.open(group, os.O_RDONLY)
     except OSError:
@@ -244,7 +248,7 @@ def _set_quota(group: Path, quota_us: int) -> None:
     if (group / "cpu.max").exists():
         (group / "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
     else:
-        # Not a name to be made anew: in a group without the controller, it is missing.
+        # "r+": must not create the file, which is missing in a group without the controller.
         with (group / "cpu.cfs_period_us").open("r+") as file:
             file.write(str(PERIOD_US))
         with (group / "cpu.cfs_quota_us").open("r+") as file:

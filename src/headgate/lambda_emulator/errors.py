@@ -1,4 +1,4 @@
-"""Refusals, in the shapes that clients of AWS know."""
+"""Errors of the service, in the shapes that clients of AWS know."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ThrottleReason: TypeAlias = Literal[
     "CallerRateLimitExceeded",
 ]
 
-# AWS spells the key of the text in two ways; its own clients read both.
+# AWS spells the key of the message in two variants; its own clients read both.
 _CAPITAL: Final = frozenset(("ResourceNotFoundException", "ServiceException"))
 
 
 class ServiceError(Exception):
-    """A request that is refused; nothing has run because of it."""
+    """A request that is rejected. No function has run because of it."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -31,7 +31,7 @@ class ServiceError(Exception):
         self.message = message
 
     def response(self) -> Response:
-        """The refusal as it is sent."""
+        """Return the HTTP response for this error."""
         key = "Message" if self.code in _CAPITAL else "message"
         kind = "User" if self.status < 500 else "Service"
         return self._response({"Type": kind, key: self.message}, {})
@@ -43,7 +43,7 @@ class ServiceError(Exception):
 
 
 class Throttled(ServiceError):
-    """Too much at once, or too fast: it may be tried again after a while."""
+    """Concurrency or rate limit exceeded: the client may retry after `wait_s`."""
 
     def __init__(self, reason: ThrottleReason, *, wait_s: float = 1.0) -> None:
         super().__init__(429, "TooManyRequestsException", "Rate Exceeded.")
@@ -51,27 +51,27 @@ class Throttled(ServiceError):
         self.wait_s = wait_s
 
     def response(self) -> Response:
-        """The refusal as it is sent: with the reason, and with how long to wait."""
+        """Return the HTTP response, with the reason and `Retry-After`."""
         body = {"Reason": self.reason, "Type": "User", "message": self.message}
-        # Whole seconds and never none: a client that waits 0 s would come back at once.
+        # Whole seconds, at least 1: with 0 a client would retry at once.
         return self._response(body, {"Retry-After": str(max(1, math.ceil(self.wait_s)))})
 
 
-def not_found(what: str) -> ServiceError:
-    """There is no such thing."""
-    return ServiceError(404, "ResourceNotFoundException", what)
+def not_found(problem: str) -> ServiceError:
+    """Return the error for a resource that does not exist."""
+    return ServiceError(404, "ResourceNotFoundException", problem)
 
 
 def conflict(problem: str) -> ServiceError:
-    """There is such a thing already, or it is in use."""
+    """Return the error for a resource that exists already, or is in use."""
     return ServiceError(409, "ResourceConflictException", problem)
 
 
 def invalid(problem: str) -> ServiceError:
-    """A parameter that cannot be."""
+    """Return the error for an invalid parameter."""
     return ServiceError(400, "InvalidParameterValueException", problem)
 
 
 def too_large(problem: str) -> ServiceError:
-    """A payload beyond the limit."""
+    """Return the error for a payload beyond the size limit."""
     return ServiceError(413, "RequestTooLargeException", problem)

@@ -1,4 +1,7 @@
-"""A function as it was created: each version of it is one record that never changes."""
+"""Functions, their immutable versions, and their code.
+
+The code of a zip package is unpacked into a directory named after its digest.
+"""
 
 from __future__ import annotations
 
@@ -22,57 +25,59 @@ from typing import Final
 from headgate.lambda_emulator.errors import ServiceError, invalid
 from headgate.lambda_emulator.settings import PlatformSettings
 
-# The code of functions: what was sent as a zip lies in a directory named after its digest.
-
-
+LATEST: Final = "$LATEST"
 _LOG: Final = logging.getLogger(__name__)
 _NO_ZIP: Final = "Could not unzip uploaded file. Please check your file, then try to upload again"
 _FILES_MAX: Final = 100_000
-_ENCRYPTED: Final = 1  # of the flags of a file
-_SHOWN_MAX: Final = 100  # characters of a name
-_NOT_ITS_FAULT: Final = (EACCES, EDQUOT, EIO, EMFILE, ENFILE, ENOENT, ENOSPC, EPERM, EROFS)
+_ENCRYPTED: Final = 1  # flag bit of a zip member
+_QUOTED_MAX: Final = 100  # of a file name, in an error message
+# Errors of this machine; any other error while unpacking is the fault of the package.
+_LOCAL_ERRNOS: Final = (EACCES, EDQUOT, EIO, EMFILE, ENFILE, ENOENT, ENOSPC, EPERM, EROFS)
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """A directory with a function's files, and how AWS would describe them."""
+    """A directory with a function's files, with the digest and size that AWS would report."""
 
     directory: Path
-    sha256: str  # in base64, as AWS writes it
+    sha256: str  # base64, as AWS reports it
     size_bytes: int
 
 
-def unpack(zipped: bytes, below: Path, settings: PlatformSettings) -> Code:
-    """Unpack what was sent, unless the same was sent before. Raises `ServiceError`.
+def unpack(zipped: bytes, parent: Path, settings: PlatformSettings) -> Code:
+    """Unpack a zip package below `parent`, unless the same package is there already.
 
-    What is refused leaves nothing behind.
+    Raises `ServiceError`; a rejected package leaves no files behind.
     """
     if len(zipped) > settings.zip_bytes:
         raise invalid(f"Zipped size must be smaller than {settings.zip_bytes} bytes")
     digest = hashlib.sha256(zipped)
-    code = Code(below / digest.hexdigest(), base64.b64encode(digest.digest()).decode(), len(zipped))
+    code = Code(
+        parent / digest.hexdigest(), base64.b64encode(digest.digest()).decode(), len(zipped)
+    )
     if code.directory.is_dir():
         return code
-    below.mkdir(parents=True, exist_ok=True)
-    # Nobody may find half of it under its name.
-    unfinished = Path(tempfile.mkdtemp(dir=below, prefix=scratch_prefix()))
+    parent.mkdir(parents=True, exist_ok=True)
+    # Unpack under a temporary name: nobody may find a partial directory under the final name.
+    unfinished = Path(tempfile.mkdtemp(dir=parent, prefix=scratch_prefix()))
     try:
         _extract(zipped, unfinished, settings)
         unfinished.rename(code.directory)
     except OSError as error:
         if code.directory.is_dir():
-            return code  # somebody was faster, with the same
-        if error.errno in _NOT_ITS_FAULT:
+            return code  # a concurrent request has unpacked the same package
+        if error.errno in _LOCAL_ERRNOS:
             _LOG.error("a package cannot be stored: %s", error)
             raise ServiceError(500, "ServiceException", "the package cannot be stored") from error
-        raise invalid(f"{_NO_ZIP}: {error.strerror}") from error  # a file where a directory is
+        # Such as a file and a directory of the same name.
+        raise invalid(f"{_NO_ZIP}: {error.strerror}") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return code
 
 
 def scratch_prefix() -> str:
-    """How directories begin that hold what this process has not finished unpacking."""
+    """Return the name prefix of directories into which this process is still unpacking."""
     return f".unfinished-{os.getpid()}-"
 
 
@@ -85,7 +90,7 @@ def _extract(zipped: bytes, target: Path, settings: PlatformSettings) -> None:
                 raise invalid("Uploaded file must be a non-empty zip")
             if len(files) > _FILES_MAX:
                 raise invalid(f"{_NO_ZIP}: it has more than {_FILES_MAX} files")
-            # What a file claims holds: no more than that is ever read of it.
+            # The declared sizes can be trusted: zipfile never reads more than the declared size.
             if sum(file.file_size for file in files) > settings.unzipped_bytes:
                 raise invalid(f"Unzipped size must be smaller than {settings.unzipped_bytes} bytes")
             for file in files:
@@ -93,14 +98,15 @@ def _extract(zipped: bytes, target: Path, settings: PlatformSettings) -> None:
             archive.extractall(target)
     except (ServiceError, OSError):
         raise
-    except Exception as error:  # of any kind: a zip file can be wrong in all its parts
+    except Exception as error:  # any type: zipfile raises many for a malformed file
         raise invalid(f"{_NO_ZIP}.") from error
 
 
 def _check_file(file: zipfile.ZipInfo) -> None:
-    """Refuse what would be written elsewhere, or would not be what it was. Raises `ServiceError`.
+    """Reject members that would be written elsewhere or are not plain files or directories.
 
-    The kinds of compression are those whose output can be bounded while it is made.
+    Raises `ServiceError`. Only compression methods whose output zipfile bounds while it
+    decompresses are allowed.
     """
     path = PurePosixPath(file.filename)
     kind = stat.S_IFMT(file.external_attr >> 16)
@@ -114,11 +120,11 @@ def _check_file(file: zipfile.ZipInfo) -> None:
         problem = "a file is encrypted"
     else:
         return
-    raise invalid(f"{_NO_ZIP}: {problem}: {file.filename[:_SHOWN_MAX]!r}")
+    raise invalid(f"{_NO_ZIP}: {problem}: {file.filename[:_QUOTED_MAX]!r}")
 
 
 def use_directory(directory: Path) -> Code:
-    """Use files where they are; they are not looked at again when they change."""
+    """Use the files of a directory in place. Later changes are not detected."""
     if "\0" in str(directory) or not directory.is_dir():
         raise invalid(f"{directory} is not a directory")
     directory = directory.resolve()
@@ -132,18 +138,15 @@ def use_directory(directory: Path) -> Code:
     return Code(directory, base64.b64encode(digest.digest()).decode(), size_bytes)
 
 
-LATEST: Final = "$LATEST"
-
-
 def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "+0000"
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionVersion:
-    """What runs: code, handler and everything that instances depend on.
+    """One version of a function: code, handler and all settings that instances depend on.
 
-    `revision` differs whenever anything else does: instances of another revision are of no use.
+    `revision` changes whenever anything else does: instances of another revision are outdated.
     """
 
     name: str
@@ -161,17 +164,17 @@ class FunctionVersion:
     modified: str = field(default_factory=_now)
     revision: str = field(default_factory=lambda: str(uuid.uuid4()))
 
-    def changed(self, **changes: object) -> FunctionVersion:
-        """Return the function with something else about it."""
+    def with_changes(self, **changes: object) -> FunctionVersion:
+        """Return a copy with other field values, a new revision and a new modification time."""
         fresh: dict[str, object] = {"modified": _now(), "revision": str(uuid.uuid4())}
         return replace(self, **(fresh | changes))  # type: ignore[arg-type]  # fields by name
 
     def describe(
         self, settings: PlatformSettings, qualifier: str | None = None
     ) -> dict[str, object]:
-        """The configuration, as AWS shows it."""
+        """Return the `FunctionConfiguration` of AWS."""
         published = None if self.version == LATEST else self.version
-        shown: dict[str, object] = {
+        description: dict[str, object] = {
             "FunctionName": self.name,
             "FunctionArn": settings.arn(self.name, qualifier or published),
             "Runtime": self.runtime,
@@ -194,41 +197,41 @@ class FunctionVersion:
             "TracingConfig": {"Mode": "PassThrough"},
         }
         if self.environment:
-            shown["Environment"] = {"Variables": dict(self.environment)}
-        return {key: value for key, value in shown.items() if value != ""}
+            description["Environment"] = {"Variables": dict(self.environment)}
+        return {key: value for key, value in description.items() if value != ""}
 
 
 @dataclass(slots=True)
 class EmulatedFunction:
-    """A function: its latest state, what was published of it, and how much of it may run."""
+    """A function: its latest state, published versions, aliases and concurrency settings."""
 
     latest: FunctionVersion
     versions: dict[str, FunctionVersion] = field(default_factory=dict)
     aliases: dict[str, Alias] = field(default_factory=dict)
     reserved: int | None = None
     provisioned: dict[str, int] = field(default_factory=dict)  # by version or alias
-    published: int = 0  # how many versions there have ever been
+    published: int = 0  # versions ever published: the number of the last one
     tags: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """How it is called."""
+        """Name of the function."""
         return self.latest.name
 
     def find(self, qualifier: str | None) -> FunctionVersion | None:
-        """The version that a qualifier names: a number, an alias, or the latest."""
+        """Return the version that a qualifier (version number, alias or none) names."""
         name = qualifier or LATEST
         number = self.aliases[name].version if name in self.aliases else name
         return self.latest if number == LATEST else self.versions.get(number)
 
-    def every(self) -> list[FunctionVersion]:
-        """All versions, the latest first."""
+    def all_versions(self) -> list[FunctionVersion]:
+        """Return all versions, `$LATEST` first."""
         return [self.latest, *self.versions.values()]
 
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Another name of a version."""
+    """A named pointer to a version."""
 
     name: str
     version: str
@@ -236,7 +239,7 @@ class Alias:
     revision: str = field(default_factory=lambda: str(uuid.uuid4()))
 
     def describe(self, settings: PlatformSettings, function: str) -> dict[str, object]:
-        """The alias, as AWS shows it."""
+        """Return the `AliasConfiguration` of AWS."""
         return {
             "AliasArn": settings.arn(function, self.name),
             "Name": self.name,

@@ -1,4 +1,8 @@
-"""Runs calls: lets them in, finds or starts an instance for each, and writes the bill."""
+"""Runs invocations: admission, the pool of instances of each version, and the event queue.
+
+`Invoker` admits an invocation, finds an idle instance or starts one, and writes a billing record.
+`AsyncEventQueue` runs events (asynchronous invocations) through it, with retries.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +23,12 @@ from headgate.lambda_emulator.functions import EmulatedFunction, FunctionVersion
 from headgate.lambda_emulator.instance import FunctionInstance, Invocation, InvocationResult
 from headgate.lambda_emulator.settings import PlatformSettings
 
-# A bucket of tokens: so many at once, and so many per second after that.
+_LOG: Final = logging.getLogger(__name__)
 
 
 @final
 class TokenBucket:
-    """Holds at most `burst` tokens and gets `per_s` of them every second.
+    """A token bucket that holds at most `burst` tokens and is refilled at `per_s` per second.
 
     >>> bucket = TokenBucket(burst=2, per_s=10, now_s=0.0)
     >>> [bucket.take(0.0) for _ in range(3)]
@@ -40,7 +44,7 @@ class TokenBucket:
         self._at_s = now_s
 
     def take(self, now_s: float) -> float:
-        """Take a token and return 0, or return how long it will be until there is one."""
+        """Take a token and return 0, or return the seconds until the next token."""
         self._tokens = min(self._burst, self._tokens + (now_s - self._at_s) * self._per_s)
         self._at_s = now_s
         if self._tokens >= 1 - 1e-9:
@@ -49,15 +53,12 @@ class TokenBucket:
         return (1 - self._tokens) / self._per_s
 
 
-# Who may run now: concurrency of the account and of functions, and how fast both may grow.
-
-
 @final
 class Admission:
-    """Counts what runs, and refuses what is too much.
+    """Admission control: concurrency of the account and of functions, and scaling rates.
 
-    A function with reserved concurrency has that much to itself and no more; all others share
-    what reservations leave. Provisioned instances count whether they run or not.
+    A function with reserved concurrency has exactly that much for itself; all other functions
+    share the unreserved rest. Provisioned instances count whether they run or not.
     """
 
     def __init__(
@@ -70,15 +71,15 @@ class Admission:
         self._functions = functions
         self._clock_s = clock_s
         self._running: Counter[str] = Counter()
-        self._growth: dict[str, TokenBucket] = {}
-        self._rates: dict[str, tuple[int, TokenBucket]] = {}
+        self._scaling_buckets: dict[str, TokenBucket] = {}
+        self._rate_buckets: dict[str, tuple[int, TokenBucket]] = {}
 
     def running(self, name: str) -> int:
-        """How many calls of a function are under way."""
+        """Return the number of running invocations of a function."""
         return self._running[name]
 
-    def enter(self, function: EmulatedFunction) -> None:
-        """Let a call in; `leave` must follow. Raises `Throttled`."""
+    def acquire(self, function: EmulatedFunction) -> None:
+        """Admit an invocation, which `release` must follow. Raises `Throttled`."""
         name, reserved = function.name, function.reserved
         if reserved is not None:
             if self._running[name] >= reserved:
@@ -88,23 +89,25 @@ class Admission:
         self._check_rate(name, reserved)
         self._running[name] += 1
 
-    def leave(self, name: str) -> None:
-        """A call has ended."""
+    def release(self, name: str) -> None:
         self._running[name] -= 1
 
-    def grow(self, function: EmulatedFunction) -> None:
-        """Let a function have one more instance. Raises `Throttled`."""
+    def count_scale_up(self, function: EmulatedFunction) -> None:
+        """Account for one more instance of a function.
+
+        Raises `Throttled` if the function scales faster than allowed.
+        """
         now_s = self._clock_s()
-        bucket = self._growth.get(function.name)
+        bucket = self._scaling_buckets.get(function.name)
         if bucket is None:
             burst, per_s = self._settings.scaling_burst, self._settings.scaling_per_s
-            bucket = self._growth[function.name] = TokenBucket(
+            bucket = self._scaling_buckets[function.name] = TokenBucket(
                 burst=burst, per_s=per_s, now_s=now_s
             )
-        self._refuse_for(bucket.take(now_s), is_reserved=function.reserved is not None)
+        self._throttle_if(bucket.take(now_s), is_reserved=function.reserved is not None)
 
     def check_reservation(self, function: EmulatedFunction, count: int) -> None:
-        """Refuse a reservation that leaves too little to all others."""
+        """Raise `ServiceError` if a reservation leaves too little unreserved concurrency."""
         others = sum(f.reserved or 0 for f in self._functions.values() if f is not function)
         least = int(self._settings.concurrency * self._settings.unreserved_share_min)
         if others + count > self._settings.concurrency - least:
@@ -114,17 +117,17 @@ class Admission:
             )
 
     def unreserved(self) -> int:
-        """What reservations leave."""
+        """Return the concurrency of the account that no function has reserved."""
         reserved = sum(f.reserved or 0 for f in self._functions.values())
         return self._settings.concurrency - reserved
 
-    def forget(self, name: str) -> None:
-        """A function is gone; what still runs of it goes on and is counted."""
-        self._growth.pop(name, None)
-        self._rates.pop(name, None)
+    def remove_function(self, name: str) -> None:
+        """Drop the rate limits of a deleted function. Its running invocations stay counted."""
+        self._scaling_buckets.pop(name, None)
+        self._rate_buckets.pop(name, None)
 
     def _is_account_full(self, name: str) -> bool:
-        """Whether one more call of an unreserved function is too much."""
+        """Whether one more invocation of an unreserved function exceeds the account's limit."""
         used = 0
         for each, function in self._functions.items():
             if function.reserved is None:
@@ -136,72 +139,74 @@ class Admission:
         per_concurrency = self._settings.requests_per_concurrency
         if not per_concurrency:
             return
-        # Those that share their concurrency share its rate as well, under a name nobody can have.
+        # Functions without a reservation share one rate limit. Its key is the empty string, which
+        # no function can have as a name.
         key = "" if reserved is None else name
         concurrency = self._settings.concurrency if reserved is None else reserved
         now_s = self._clock_s()
-        known = self._rates.get(key)
-        if known is None or known[0] != concurrency:
+        limit = self._rate_buckets.get(key)
+        if limit is None or limit[0] != concurrency:
             per_s = max(1.0, per_concurrency * concurrency)
-            known = (concurrency, TokenBucket(burst=per_s, per_s=per_s, now_s=now_s))
-            self._rates[key] = known
-        self._refuse_for(known[1].take(now_s), is_reserved=reserved is not None)
+            limit = (concurrency, TokenBucket(burst=per_s, per_s=per_s, now_s=now_s))
+            self._rate_buckets[key] = limit
+        self._throttle_if(limit[1].take(now_s), is_reserved=reserved is not None)
 
-    def _refuse_for(self, wait_s: float, *, is_reserved: bool) -> None:
+    def _throttle_if(self, wait_s: float, *, is_reserved: bool) -> None:
         if wait_s > 0 and is_reserved:
             raise Throttled("ReservedFunctionInvocationRateLimitExceeded", wait_s=wait_s)
         if wait_s > 0:
             raise Throttled("FunctionInvocationRateLimitExceeded", wait_s=wait_s)
 
 
-# The instances of one version of a function: who is idle, who is kept, who has to go.
-
-
 @final
 class InstancePool:
-    """Instances of one version. The one that was used last is used next, so that others age."""
+    """Instances of one version of a function: idle, busy and provisioned.
+
+    Idle instances are a stack: the one used last is used next, so that surplus instances reach
+    their keep-alive limit.
+    """
 
     def __init__(
         self,
         function: FunctionVersion,
         settings: PlatformSettings,
-        shares: CpuLimiter,
-        janitor: CleanupProcess,
+        cpu_limiter: CpuLimiter,
+        cleanup: CleanupProcess,
         log: IO[bytes],
     ) -> None:
         self.function = function
-        self.provisioned_wanted = 0
+        self.provisioned_target = 0
         self.provisioning_failed = False
         self.instances: set[FunctionInstance] = set()
         self._settings = settings
-        self._shares = shares
-        self._janitor = janitor
+        self._cpu_limiter = cpu_limiter
+        self._cleanup = cleanup
         self._log = log
         self._idle: list[FunctionInstance] = []  # a stack
-        self._provisioned_s = 0.0  # of all instances together, up to the last change
+        self._provisioned_s = 0.0  # instance-seconds provisioned up to `_changed_s`
         self._changed_s = time.monotonic()
         self._is_retired = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def provisioned_ready(self) -> int:
-        """How many provisioned instances have started."""
+        """Number of provisioned instances that have started."""
         return sum(each.is_provisioned and each.is_ready for each in self.instances)
 
     @property
     def provisioned_gb_s(self) -> float:
-        """What has been provisioned so far: it has a price whether it runs or not."""
+        """Gigabyte-seconds provisioned so far. They are billed whether instances run or not."""
         since_s = time.monotonic() - self._changed_s
-        held_s = self._provisioned_s + self.provisioned_wanted * since_s
+        held_s = self._provisioned_s + self.provisioned_target * since_s
         return self.function.memory_mb / 1024 * held_s
 
     @property
-    def is_over(self) -> bool:
-        """Whether nothing is left of it, and nothing will come."""
+    def is_drained(self) -> bool:
+        """Whether the pool is retired and its last instance has exited."""
         return self._is_retired and not self.instances
 
-    def take(self) -> FunctionInstance | None:
-        """Take an idle instance, a provisioned one if there is any."""
+    def acquire(self) -> FunctionInstance | None:
+        """Return an idle instance, preferably a provisioned one; None if all are busy."""
         usable = [each for each in self._idle if each.is_usable]
         self._idle = usable
         for position in range(len(usable) - 1, -1, -1):
@@ -210,78 +215,78 @@ class InstancePool:
         return usable.pop() if usable else None
 
     async def start(self) -> FunctionInstance:
-        """Start an instance, which is the caller's until it gives it back. Raises `OSError`."""
-        instance = self._make(is_provisioned=False)
+        """Start an instance. It belongs to the caller until `release`. Raises `OSError`."""
+        instance = self._new_instance(is_provisioned=False)
         await self._launch(instance)
         return instance
 
-    def give_back(self, instance: FunctionInstance) -> None:
-        """The caller is done with it. It is kept, unless it is too old or of no use any more."""
-        if not instance.is_usable or instance.has_ended:
+    def release(self, instance: FunctionInstance) -> None:
+        """Return an instance to the pool; it is killed if it is expired or the pool retired."""
+        if not instance.is_usable or instance.has_exited:
             return
-        if self._is_retired or self._is_over(instance):
+        if self._is_retired or self._is_expired(instance):
             instance.kill()
         else:
             self._idle.append(instance)
 
     def sweep(self) -> None:
-        """End instances that have been idle for too long, or are too old."""
+        """Kill idle instances beyond the keep-alive time or the maximum age."""
         horizon_s = time.monotonic() - self._settings.keep_alive_s
         for instance in list(self._idle):
             is_stale = not instance.is_provisioned and instance.idle_since_s < horizon_s
-            if is_stale or self._is_over(instance):
+            if is_stale or self._is_expired(instance):
                 self._idle.remove(instance)
                 instance.kill()
 
     def provision(self, count: int) -> None:
-        """Keep so many instances ready, whatever else there is."""
-        self._want(count)
+        """Keep `count` provisioned instances ready, besides those started on demand."""
+        self._set_provisioned_target(count)
         self.provisioning_failed = False
         surplus = self._provisioned() - count
         for instance in [each for each in self._idle if each.is_provisioned][: max(0, surplus)]:
             self._idle.remove(instance)
-            instance.is_provisioned = False  # of those that are wanted; it ends at once
+            instance.is_provisioned = False  # no longer counted: it is killed at once
             instance.kill()
-        self._fill_up()
+        self._start_provisioned()
 
     def retire(self) -> None:
-        """Let what runs come to its end, and start nothing more."""
+        """Kill idle instances, let busy ones finish, and start no more."""
         self._is_retired = True
-        self._want(0)
+        self._set_provisioned_target(0)
         for instance in self._idle:
             instance.kill()
         self._idle.clear()
 
     async def close(self) -> None:
-        """End all instances now."""
+        """Kill all instances and wait until they have exited."""
         self.retire()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(instance.close() for instance in list(self.instances)))
 
-    def _want(self, count: int) -> None:
+    def _set_provisioned_target(self, count: int) -> None:
         now_s = time.monotonic()
-        self._provisioned_s += self.provisioned_wanted * (now_s - self._changed_s)
-        self.provisioned_wanted, self._changed_s = count, now_s
+        self._provisioned_s += self.provisioned_target * (now_s - self._changed_s)
+        self.provisioned_target, self._changed_s = count, now_s
 
     def _provisioned(self) -> int:
         return sum(each.is_provisioned for each in self.instances)
 
-    def _is_over(self, instance: FunctionInstance) -> bool:
-        """Whether it must not be used again, though it works."""
+    def _is_expired(self, instance: FunctionInstance) -> bool:
+        """Whether a working instance must not be reused: surplus provisioned, or too old."""
         if instance.is_provisioned:
-            return self._provisioned() > self.provisioned_wanted
+            return self._provisioned() > self.provisioned_target
         return time.monotonic() - instance.started_s > self._settings.age_max_s
 
-    def _make(self, *, is_provisioned: bool) -> FunctionInstance:
+    def _new_instance(self, *, is_provisioned: bool) -> FunctionInstance:
         instance = FunctionInstance(
             self.function,
             self._settings,
-            self._shares,
+            self._cpu_limiter,
             self._log,
-            self._forget,
-            self._janitor,
+            self._on_instance_exit,
+            self._cleanup,
             is_provisioned=is_provisioned,
         )
         self.instances.add(instance)
@@ -294,157 +299,157 @@ class InstancePool:
             self.instances.discard(instance)
             raise
 
-    def _fill_up(self) -> None:
-        for _ in range(self.provisioned_wanted - self._provisioned()):
-            task = asyncio.create_task(self._provide(self._make(is_provisioned=True)))
+    def _start_provisioned(self) -> None:
+        for _ in range(self.provisioned_target - self._provisioned()):
+            instance = self._new_instance(is_provisioned=True)
+            task = asyncio.create_task(self._launch_provisioned(instance))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _provide(self, instance: FunctionInstance) -> None:
-        """Get a provisioned instance ready."""
+    async def _launch_provisioned(self, instance: FunctionInstance) -> None:
         try:
             await self._launch(instance)
-            is_ready = await instance.get_ready(self._settings.provisioned_init_timeout_s)
+            is_ready = await instance.wait_ready(self._settings.provisioned_init_timeout_s)
         except OSError:
             is_ready = False
         if is_ready:
-            self.give_back(instance)
+            self.release(instance)
         else:
-            self.provisioning_failed = True  # it would fail again: only a new wish tries again
+            # No retry: it would fail again. Only a new `provision` starts instances again.
+            self.provisioning_failed = True
             instance.kill()
 
-    def _forget(self, instance: FunctionInstance) -> None:
-        """An instance has ended."""
+    def _on_instance_exit(self, instance: FunctionInstance) -> None:
         self.instances.discard(instance)
         if instance in self._idle:
             self._idle.remove(instance)
         if instance.is_provisioned and not self._is_retired and not self.provisioning_failed:
-            asyncio.get_running_loop().call_soon(self._fill_up)
-
-
-_LOG: Final = logging.getLogger(__name__)
+            asyncio.get_running_loop().call_soon(self._start_provisioned)
 
 
 @final
 class Invoker:
-    """All fleets of a platform. Fleets are told apart by the revision of their function."""
+    """Runs invocations on the instance pools of a platform, one pool per function revision."""
 
     def __init__(
         self,
         settings: PlatformSettings,
         functions: Mapping[str, EmulatedFunction],
-        shares: CpuLimiter,
-        janitor: CleanupProcess,
-        bill: BillingLog,
+        cpu_limiter: CpuLimiter,
+        cleanup: CleanupProcess,
+        billing_log: BillingLog,
         logs: Path,
     ) -> None:
         self.admission = Admission(settings, functions)
-        self.fleets: dict[str, InstancePool] = {}
+        self.pools: dict[str, InstancePool] = {}
         self._settings = settings
         self._functions = functions
-        self._shares = shares
-        self._janitor = janitor
-        self._bill = bill
+        self._cpu_limiter = cpu_limiter
+        self._cleanup = cleanup
+        self._billing_log = billing_log
         self._logs = logs
-        self._provisioned_gb_s = 0.0  # of fleets that are gone
+        self._provisioned_gb_s = 0.0  # of pools that have been removed
         self._log_files: dict[str, IO[bytes]] = {}
 
     async def run(
         self, function: EmulatedFunction, call: Invocation
     ) -> tuple[InvocationResult, BillingRecord]:
-        """Run a call, on an instance of its own. Raises `Throttled`, and then nothing has run."""
-        self.admission.enter(function)
+        """Run an invocation on an instance of its own.
+
+        Raises `Throttled` or `ServiceError`; then the function has not run and nothing is billed.
+        """
+        self.admission.acquire(function)
         try:
-            fleet = self.fleet(call.function)
-            ended = InvocationResult(has_run=False)
-            # An instance may have died unnoticed. The call goes to another: it has not run.
-            while not ended.has_run:
-                instance = fleet.take() or await self._start(function, fleet)
-                ended = await instance.run(call)
-                fleet.give_back(instance)
+            pool = self.pool(call.function)
+            result = InvocationResult(has_run=False)
+            # An instance may have died unnoticed. The call has not run then: use another instance.
+            while not result.has_run:
+                instance = pool.acquire() or await self._start(function, pool)
+                result = await instance.run(call)
+                pool.release(instance)
         finally:
-            self.admission.leave(function.name)
-        record = self._record(call, instance, ended)
-        self._bill.add(record)
-        return ended, record
+            self.admission.release(function.name)
+        record = self._record(call, instance, result)
+        self._billing_log.add(record)
+        return result, record
 
-    def fleet(self, version: FunctionVersion) -> InstancePool:
-        """The fleet of a version, made when it is first asked for."""
-        fleet = self.fleets.get(version.revision)
-        if fleet is None:
+    def pool(self, version: FunctionVersion) -> InstancePool:
+        """Return the instance pool of a version, creating it on first use."""
+        pool = self.pools.get(version.revision)
+        if pool is None:
             log = self._log_file(version.name)
-            fleet = InstancePool(version, self._settings, self._shares, self._janitor, log)
-            self.fleets[version.revision] = fleet
-        return fleet
+            pool = InstancePool(version, self._settings, self._cpu_limiter, self._cleanup, log)
+            self.pools[version.revision] = pool
+        return pool
 
-    def current(self, function: EmulatedFunction, version: str) -> FunctionVersion | None:
-        """What a version is by now; None if it is gone."""
+    def current_version(self, function: EmulatedFunction, version: str) -> FunctionVersion | None:
+        """Return the present state of a version; None if it has been deleted."""
         is_known = self._functions.get(function.name) is function
         return function.find(version) if is_known else None
 
-    def settle(self, function: EmulatedFunction) -> None:
-        """After a change: end what is out of date, and keep ready what is provisioned now."""
+    def reconcile(self, function: EmulatedFunction) -> None:
+        """Apply a change of a function: retire outdated pools, adjust provisioned instances."""
         wanted: dict[str, int] = {}
         for qualifier, count in function.provisioned.items():
             version = function.find(qualifier)
             if version is not None:
                 wanted[version.revision] = wanted.get(version.revision, 0) + count
-        known = {version.revision: version for version in function.every()}
+        known = {version.revision: version for version in function.all_versions()}
         if self._functions.get(function.name) is not function:
-            known = {}  # it has been deleted
-        for revision, fleet in self.fleets.items():
-            if fleet.function.name == function.name and revision not in known:
-                fleet.retire()
+            known = {}  # the function has been deleted
+        for revision, pool in self.pools.items():
+            if pool.function.name == function.name and revision not in known:
+                pool.retire()
         for revision, version in known.items():
             count = wanted.get(revision, 0)
-            if count or (revision in self.fleets and self.fleets[revision].provisioned_wanted):
-                self.fleet(version).provision(count)
+            if count or (revision in self.pools and self.pools[revision].provisioned_target):
+                self.pool(version).provision(count)
 
     def provisioned_gb_s(self) -> float:
-        """What has been provisioned so far, of all functions."""
-        held_gb_s = sum(fleet.provisioned_gb_s for fleet in self.fleets.values())
+        """Return the gigabyte-seconds provisioned so far, over all functions."""
+        held_gb_s = sum(pool.provisioned_gb_s for pool in self.pools.values())
         return self._provisioned_gb_s + held_gb_s
 
     def sweep(self) -> None:
-        """End what has been idle for too long."""
-        for revision, fleet in list(self.fleets.items()):
-            fleet.sweep()
-            if fleet.is_over:
-                self._provisioned_gb_s += fleet.provisioned_gb_s
-                del self.fleets[revision]
+        """Sweep all pools and remove those that are drained."""
+        for revision, pool in list(self.pools.items()):
+            pool.sweep()
+            if pool.is_drained:
+                self._provisioned_gb_s += pool.provisioned_gb_s
+                del self.pools[revision]
 
     async def close(self) -> None:
-        """End everything."""
-        for fleet in list(self.fleets.values()):
-            await fleet.close()
+        """Kill all instances and close the log files."""
+        for pool in list(self.pools.values()):
+            await pool.close()
         for file in self._log_files.values():
             file.close()
 
-    async def _start(self, function: EmulatedFunction, fleet: InstancePool) -> FunctionInstance:
-        self.admission.grow(function)
+    async def _start(self, function: EmulatedFunction, pool: InstancePool) -> FunctionInstance:
+        self.admission.count_scale_up(function)
         try:
-            return await fleet.start()
-        except (OSError, ValueError) as error:  # such as a directory that is gone
+            return await pool.start()
+        except (OSError, ValueError) as error:  # such as a code directory that was deleted
             _LOG.error("%s: no instance can be started: %s", function.name, error)
             problem = "no instance can be started: the log of the platform says why"
             raise ServiceError(500, "ServiceException", problem) from error
 
     def _record(
-        self, call: Invocation, instance: FunctionInstance, ended: InvocationResult
+        self, call: Invocation, instance: FunctionInstance, result: InvocationResult
     ) -> BillingRecord:
-        init_ms = ended.init_ms if self._settings.bills_init else 0.0
+        init_ms = result.init_ms if self._settings.is_init_billed else 0.0
         return BillingRecord(
             request_id=call.id,
             function=call.function.name,
             version=call.function.version,
             memory_mb=call.function.memory_mb,
-            started_s=ended.started_s or time.time(),
-            init_ms=round(ended.init_ms, 3),
-            duration_ms=round(ended.duration_ms, 3),
-            billed_ms=billed_ms(round(init_ms, 3), round(ended.duration_ms, 3)),
-            is_cold=ended.is_cold,
+            started_s=result.started_s or time.time(),
+            init_ms=round(result.init_ms, 3),
+            duration_ms=round(result.duration_ms, 3),
+            billed_ms=billed_ms(round(init_ms, 3), round(result.duration_ms, 3)),
+            is_cold=result.is_cold,
             is_provisioned=instance.is_provisioned,
-            error=ended.error_type,
+            error=result.error_type,
             instance=instance.pid,
         )
 
@@ -456,12 +461,12 @@ class Invoker:
         return file
 
 
-# Calls that nobody waits for: queued, tried again after an error, and dropped in the end.
-
-
 @final
 class AsyncEventQueue:
-    """Events on their way. `dropped` counts those that were given up."""
+    """Events: asynchronous invocations, queued and retried.
+
+    `dropped` counts events that failed too often, grew too old, or lost their function.
+    """
 
     def __init__(self, settings: PlatformSettings, invoker: Invoker) -> None:
         self.dropped = 0
@@ -473,36 +478,36 @@ class AsyncEventQueue:
         return len(self._tasks)
 
     def put(self, function: EmulatedFunction, call: Invocation) -> None:
-        """Take a call to be run at some time. Raises `Throttled` if too many wait already."""
+        """Queue an invocation. Raises `Throttled` if `events_max` events are queued already."""
         if len(self._tasks) >= self._settings.events_max:
             raise Throttled("CallerRateLimitExceeded")
-        task = asyncio.create_task(self._see_through(function, call))
+        task = asyncio.create_task(self._run_with_retries(function, call))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Drop what still waits."""
+        """Cancel all queued events."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _see_through(self, function: EmulatedFunction, call: Invocation) -> None:
-        """Run it until it succeeds, has failed too often, or is too old."""
+    async def _run_with_retries(self, function: EmulatedFunction, call: Invocation) -> None:
+        """Run an event until it succeeds, has failed too often, or is too old."""
         settings, errors = self._settings, 0
-        oldest_s = time.monotonic() + settings.event_age_max_s
-        throttled_s, longest_s = settings.event_throttled_s
-        while time.monotonic() < oldest_s:
-            # What it is now counts, and not what it was when the event came.
-            current = self._invoker.current(function, call.function.version)
+        expires_s = time.monotonic() + settings.event_age_max_s
+        backoff_s, backoff_s_max = settings.event_throttled_s
+        while time.monotonic() < expires_s:
+            # An event runs the version as it is now, not as it was when the event was queued.
+            current = self._invoker.current_version(function, call.function.version)
             if current is None:
                 break
             try:
-                ended, _ = await self._invoker.run(function, replace(call, function=current))
-            except ServiceError:  # it has not run: that does not count as a try
-                await asyncio.sleep(throttled_s)
-                throttled_s = min(2 * throttled_s, longest_s)
+                result, _ = await self._invoker.run(function, replace(call, function=current))
+            except ServiceError:  # the function has not run: this does not count as an attempt
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, backoff_s_max)
                 continue
-            if not ended.error_type:
+            if not result.error_type:
                 return
             if errors == len(settings.event_retry_s):
                 break

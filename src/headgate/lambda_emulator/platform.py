@@ -1,4 +1,7 @@
-"""The platform: functions, the instances that run them, and the API in front, on one event loop."""
+"""The platform: functions, their instances and the HTTP API, on one event loop.
+
+`EmbeddedPlatform` runs a `LambdaPlatform` on a thread of its own, for tests, demos and notebooks.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ from typing import Any, Final, Self, TypeVar, final
 from headgate.config.providers import NO_KEYS, PlatformKeys
 from headgate.core.errors import ConfigError
 from headgate.lambda_emulator.api import Api, InvokeService
-from headgate.lambda_emulator.api_models import CodeSent, CreateFunction, Variables
-from headgate.lambda_emulator.auth import KeysPlace, RequestAuth, make_keys
+from headgate.lambda_emulator.api_models import CreateFunction, EnvironmentVariables, FunctionCode
+from headgate.lambda_emulator.auth import KeysLocation, RequestAuth, make_keys
 from headgate.lambda_emulator.billing import BillingLog
 from headgate.lambda_emulator.cleanup_process import CleanupProcess, remove_keys
 from headgate.lambda_emulator.control_plane import ControlPlane
@@ -32,20 +35,22 @@ from headgate.lambda_emulator.http import (
     HttpLimits,
     Reply,
 )
-from headgate.lambda_emulator.instance import SOCKETS
+from headgate.lambda_emulator.instance import TCP_SOCKETS
 from headgate.lambda_emulator.invoker import AsyncEventQueue, Invoker
 from headgate.lambda_emulator.settings import PlatformSettings
 
 _LOG: Final = logging.getLogger(__name__)
 _HEAD_BYTES_MAX: Final = 2**16
-_IDLE_CONNECTIONS_MAX: Final = 256  # beside those of as many calls as may run at once
+_IDLE_CONNECTIONS_MAX: Final = 256  # in addition to one per concurrent invocation
 _SWEEPS: Final = 20  # per keep-alive time
-_REQUEST_SLACK_BYTES: Final = 2**20  # what a request to create a function says besides its code
+_REQUEST_SLACK_BYTES: Final = 2**20  # of `CreateFunction`, in addition to the code
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceSnapshot:
-    """An instance as it is seen from outside."""
+    """State of an instance at one moment."""
 
     pid: int
     function: str
@@ -56,62 +61,67 @@ class InstanceSnapshot:
 
 @final
 class LambdaPlatform:
-    """A Lambda-compatible platform in `directory`, which keeps code, logs and the bill.
+    """A Lambda-compatible platform that stores code, logs and billing records in `directory`.
 
-    It is made and used on one event loop. `EmbeddedPlatform` is the one to use from elsewhere.
+    It must be created and used on one event loop; from other threads use `EmbeddedPlatform`.
     """
 
-    def __init__(self, directory: Path, settings: PlatformSettings, access: RequestAuth) -> None:
+    def __init__(self, directory: Path, settings: PlatformSettings, auth: RequestAuth) -> None:
         _check_runtime()
         self.settings = settings
         self.functions: dict[str, EmulatedFunction] = {}
-        directory = directory.resolve()  # instances have a working directory of their own
-        codes = directory / "code"
-        self.bill = _open_bill(directory, settings.records_max)
-        self.janitor = CleanupProcess()
+        directory = directory.resolve()  # instances have another working directory
+        code_directory = directory / "code"
+        self.billing_log = _open_billing_log(directory, settings.records_max)
+        self.cleanup = CleanupProcess()
         try:
-            self.shares: CpuLimiter = make_cpu_limiter(settings.cpu, settings.cpus)
+            self.cpu_limiter: CpuLimiter = make_cpu_limiter(settings.cpu, settings.cpus)
         except ConfigError:
-            self.bill.close()
-            self.janitor.close()
+            self.billing_log.close()
+            self.cleanup.close()
             raise
-        if self.shares.group is not None:
-            self.janitor.tell("control_group", self.shares.group)
-        self.janitor.tell("scratch", codes / scratch_prefix())
+        if self.cpu_limiter.group is not None:
+            self.cleanup.notify("control_group", self.cpu_limiter.group)
+        self.cleanup.notify("scratch", code_directory / scratch_prefix())
         self.invoker = Invoker(
-            settings, self.functions, self.shares, self.janitor, self.bill, directory / "logs"
+            settings,
+            self.functions,
+            self.cpu_limiter,
+            self.cleanup,
+            self.billing_log,
+            directory / "logs",
         )
         self.events = AsyncEventQueue(settings, self.invoker)
-        self.management = ControlPlane(settings, self.functions, self.invoker, codes)
-        calling = InvokeService(settings, self.functions, self.invoker, self.events)
-        self._api = Api(settings, access, self.management, calling)
-        # A zip travels as base64, which is longer by a third.
+        self.control_plane = ControlPlane(settings, self.functions, self.invoker, code_directory)
+        invoke_service = InvokeService(settings, self.functions, self.invoker, self.events)
+        self._api = Api(settings, auth, self.control_plane, invoke_service)
+        # A zip package is sent as base64, which is longer by a third.
         largest_bytes = max(settings.zip_bytes * 4 // 3, settings.sync_payload_bytes)
         limits = HttpLimits(
             head_bytes=_HEAD_BYTES_MAX,
             body_bytes=largest_bytes + _REQUEST_SLACK_BYTES,
             connections=settings.concurrency + _IDLE_CONNECTIONS_MAX,
         )
-        self._server = EmulatorHttpServer(self._serve, access.screen, limits)
+        self._server = EmulatorHttpServer(self._serve, auth.check_head, limits)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self, host: str, port: int) -> list[Address]:
-        """Listen, and return where. Raises `OSError`."""
+        """Listen, and return the bound addresses. Raises `OSError`."""
         addresses = await self._server.open(host, port)
         self._begin(self._sweep())
         return addresses
 
     async def close(self) -> None:
-        """End all instances and give back whatever was taken."""
+        """Kill all instances and release all resources."""
         self._server.close()
         for task in list(self._tasks):
             task.cancel()
         await self.events.close()
         await self.invoker.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.shares.close()
-        self.bill.close()
-        self.janitor.close()
+        self.cpu_limiter.close()
+        self.billing_log.close()
+        self.cleanup.close()
 
     async def register(
         self,
@@ -123,23 +133,23 @@ class LambdaPlatform:
         timeout_s: int,
         environment: dict[str, str],
     ) -> None:
-        """Create a function of the files in a directory, which stay where they are."""
-        asked = CreateFunction(
+        """Create a function from the files of a directory, which are used in place."""
+        params = CreateFunction(
             function_name=name,
-            code=CodeSent(image_uri=directory.resolve().as_uri()),
+            code=FunctionCode(image_uri=directory.resolve().as_uri()),
             handler=handler,
             memory_size=memory_mb,
             timeout=timeout_s,
-            environment=Variables(environment),
+            environment=EnvironmentVariables(environment),
             package_type="Image",
         )
         try:
-            await self.management.create(asked)
+            await self.control_plane.create(params)
         except ServiceError as error:
             raise ConfigError(error.message, where="platform", key=name) from error
 
     def instances(self) -> list[InstanceSnapshot]:
-        """All instances there are."""
+        """Return all instances."""
         return [
             InstanceSnapshot(
                 each.pid,
@@ -148,8 +158,8 @@ class LambdaPlatform:
                 each.is_ready,
                 each.is_provisioned,
             )
-            for fleet in self.invoker.fleets.values()
-            for each in fleet.instances
+            for pool in self.invoker.pools.values()
+            for each in pool.instances
         ]
 
     def _serve(self, request: EmulatorRequest, reply: Reply) -> None:
@@ -162,8 +172,8 @@ class LambdaPlatform:
 
     async def _answer(self, request: EmulatorRequest, reply: Reply) -> None:
         try:
-            reply.send(await self._api.answer(request))
-        except Exception:  # a defect of ours must not leave a client without an answer
+            reply.send(await self._api.handle(request))
+        except Exception:  # a bug of the platform must not leave a client without a response
             _LOG.exception("a request failed: %s %s", request.method, request.path)
             reply.send(ServiceError(500, "ServiceException", "internal error").response())
 
@@ -173,35 +183,30 @@ class LambdaPlatform:
             self.invoker.sweep()
 
 
-def _open_bill(directory: Path, records_max: int) -> BillingLog:
+def _open_billing_log(directory: Path, records_max: int) -> BillingLog:
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        return BillingLog(directory / "bill.jsonl", records_max)
+        return BillingLog(directory / "billing.jsonl", records_max)
     except OSError as error:
         raise ConfigError(f"cannot be used: {error.strerror}", where=str(directory)) from None
 
 
 def _check_runtime() -> None:
-    """Say what is missing now, and not when the first function dies of it."""
+    """Raise `ConfigError` now, not when the first instance fails."""
     if find_spec("awslambdaric") is None:
         problem = "awslambdaric is not installed: pip install awslambdaric"
         raise ConfigError(problem, where="platform")
-    if not os.access(SOCKETS, os.R_OK):
-        problem = f"{SOCKETS} cannot be read: instances could not be told from strangers"
+    if not os.access(TCP_SOCKETS, os.R_OK):
+        problem = f"{TCP_SOCKETS} cannot be read: needed to authenticate instances"
         raise ConfigError(problem, where="platform")
-
-
-# A platform inside of this process, on a thread of its own: for tests, demos and notebooks.
-
-
-T = TypeVar("T")
 
 
 @final
 class EmbeddedPlatform:
-    """Runs while it is entered; all instances end with it.
+    """A platform on a thread of its own, which runs as long as this context manager is entered.
 
-    `boto3.client("lambda", **platform.client_options)` is a client of it.
+    `boto3.client("lambda", **platform.client_options)` returns a client. On exit all instances
+    are killed.
     """
 
     def __init__(
@@ -218,15 +223,15 @@ class EmbeddedPlatform:
     ) -> None:
         """`changes` are fields of `PlatformSettings`, such as `concurrency=4`.
 
-        Without `has_auth`, requests need no signature; the host must be a loopback address then.
-        `allow_hosts` are names by which clients may call the platform, beside those of this
-        machine. `keys_file` is where the keys are written, instead of the usual place.
+        Without `has_auth`, requests need no signature, and the host must be a loopback address.
+        `allow_hosts` are host names by which clients may call the platform, in addition to those
+        of this machine. `keys_file` is the file for the keys, instead of the default.
         """
         self.directory = Path(directory)
         self.settings = replace(settings or PlatformSettings(), **changes)
         self.port = port
         self.keys: PlatformKeys | None = make_keys() if has_auth else None
-        self.keys_file: Path | None = None  # once it is there
+        self.keys_file: Path | None = None  # set when it has been written
         self._host = host
         self._allow_hosts = tuple(allow_hosts)
         self._keys_file = Path(keys_file) if keys_file is not None else None
@@ -256,13 +261,13 @@ class EmbeddedPlatform:
 
     @property
     def url(self) -> str:
-        """What boto3 calls `endpoint_url`."""
+        """URL of the platform: `endpoint_url` of boto3."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{self.port}"
 
     @property
     def client_options(self) -> dict[str, str]:
-        """What `boto3.client` and `boto3.session.Session.client` need, the keys included."""
+        """Arguments of `boto3.client`, including the keys."""
         keys = self.keys or NO_KEYS
         return {
             "endpoint_url": self.url,
@@ -272,28 +277,28 @@ class EmbeddedPlatform:
         }
 
     @property
-    def bill(self) -> BillingLog:
-        """What has run so far."""
-        return self._platform.bill
+    def billing_log(self) -> BillingLog:
+        """Billing records of all runs so far."""
+        return self._platform.billing_log
 
     @property
     def cpu(self) -> str:
-        """How instances are kept to their share of the CPUs, in words."""
-        return self._platform.shares.words
+        """How the CPU time of instances is limited, as text."""
+        return self._platform.cpu_limiter.description
 
     @property
     def events_waiting(self) -> int:
-        """How many events are queued or under way."""
+        """Number of events that are queued or running."""
         return len(self._platform.events)
 
     @property
     def provisioned_gb_s(self) -> float:
-        """What provisioned concurrency has held so far; it is billed besides what has run."""
+        """Gigabyte-seconds of provisioned concurrency so far, billed in addition to the runs."""
 
-        async def ask() -> float:
+        async def read() -> float:
             return self._platform.invoker.provisioned_gb_s()
 
-        return self._run(ask())
+        return self._run(read())
 
     def register(
         self,
@@ -305,7 +310,7 @@ class EmbeddedPlatform:
         timeout_s: int = 30,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Create a function from a directory, without zip and boto3. Raises `ConfigError`."""
+        """Create a function from a directory, used in place. Raises `ConfigError`."""
         self._run(
             self._platform.register(
                 name,
@@ -318,12 +323,12 @@ class EmbeddedPlatform:
         )
 
     def instances(self) -> list[InstanceSnapshot]:
-        """All instances there are, with their processes."""
+        """Return all instances, with their process IDs."""
 
-        async def ask() -> list[InstanceSnapshot]:
+        async def read() -> list[InstanceSnapshot]:
             return self._platform.instances()
 
-        return self._run(ask())
+        return self._run(read())
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -338,21 +343,21 @@ class EmbeddedPlatform:
 
     async def _serve(self) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        access = RequestAuth(self.keys, self._host, self._allow_hosts)
-        self._platform = LambdaPlatform(self.directory, self.settings, access)
-        place: KeysPlace | None = None
+        auth = RequestAuth(self.keys, self._host, self._allow_hosts)
+        self._platform = LambdaPlatform(self.directory, self.settings, auth)
+        location: KeysLocation | None = None
         try:
             addresses = await self._open()
             self.port = addresses[0][1]
             if self.keys is not None:
-                place = self._leave_keys(self.keys, access)
+                location = self._write_keys(self.keys, auth)
             else:
                 _check_loopback(addresses)
             self._is_open.set()
             await self._end.wait()
         finally:
-            if place is not None:
-                remove_keys(place.path, place.platform)
+            if location is not None:
+                remove_keys(location.path, location.platform)
             await self._platform.close()
 
     async def _open(self) -> list[Address]:
@@ -362,20 +367,20 @@ class EmbeddedPlatform:
             where = f"{self._host}:{self.port}"
             raise ConfigError(f"cannot listen: {error.strerror}", where=where) from None
 
-    def _leave_keys(self, keys: PlatformKeys, access: RequestAuth) -> KeysPlace:
-        """Write the keys to a file, and have the janitor remove it if nobody else does."""
-        place = KeysPlace.choose(self._keys_file, self.port)
-        access.keys_are = place.words
-        self._platform.janitor.tell("platform", place.platform)
-        self._platform.janitor.tell("keys", place.path)
-        place.write(keys, self.url, self.settings.region)
-        self.keys_file = place.path
-        return place
+    def _write_keys(self, keys: PlatformKeys, auth: RequestAuth) -> KeysLocation:
+        """Write the keys to a file, and have the cleanup process remove it after a crash."""
+        location = KeysLocation.select(self._keys_file, self.port)
+        auth.keys_location = location.description
+        self._platform.cleanup.notify("platform", location.platform)
+        self._platform.cleanup.notify("keys", location.path)
+        location.write(keys, self.url, self.settings.region)
+        self.keys_file = location.path
+        return location
 
 
 def _check_loopback(addresses: list[Address]) -> None:
-    """Refuse to be open to others than this machine's users without asking who they are."""
+    """Raise `ConfigError` for addresses that other machines can reach: there is no auth."""
     for host, _ in addresses:
         if not ip_address(host.partition("%")[0]).is_loopback:
-            problem = "--no-auth would let everybody on the network run code here"
+            problem = "--no-auth would let anyone on the network run code here"
             raise ConfigError(problem, where=f"--host {host}", allowed="127.0.0.1, ::1")

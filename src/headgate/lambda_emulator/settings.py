@@ -1,4 +1,4 @@
-"""What the platform keeps to. The defaults are what AWS documents, or what was measured on it."""
+"""Limits and timings of the emulator. Defaults are documented by AWS, or were measured on AWS."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ CpuMode: TypeAlias = Literal["auto", "cgroup", "affinity", "none"]
 
 @dataclass(frozen=True, slots=True)
 class PlatformSettings:
-    """Limits, times and prices' quantities of a platform; any of them may be another's.
+    """Limits, timings and billing rules of a platform.
 
     Documented by AWS as of November 2026: concurrency, scaling, rates, sizes, retries of events.
-    Measured on AWS over three runs of 28 hours in 2020: an instance is gone after some ten idle
-    minutes, and after two hours even if it is busy all the time.
+    Measured on AWS over three runs of 28 hours in 2020: an instance is removed after about ten
+    idle minutes, and after two hours even if it is busy all the time.
     """
 
-    concurrency: int = 1_000  # of the whole account
-    unreserved_share_min: float = 0.1  # of it, what reservations must leave to all others
+    concurrency: int = 1_000  # limit of the account
+    unreserved_share_min: float = 0.1  # share of `concurrency` that cannot be reserved
     scaling_burst: int = 1_000  # instances that a function may start at once
-    scaling_per_s: float = 100.0  # and how fast it may start more
-    requests_per_concurrency: float = 10.0  # per second; 0: as many as there are
+    scaling_per_s: float = 100.0  # refill rate of `scaling_burst`
+    requests_per_concurrency: float = 10.0  # requests/s per unit of concurrency; 0: unlimited
     keep_alive_s: float = 600.0
     age_max_s: float = 7_200.0
-    init_timeout_s: float = 10.0  # beyond it, starting counts against the function's own timeout
+    init_timeout_s: float = 10.0  # a longer start counts against the function's own timeout
     provisioned_init_timeout_s: float = 900.0
-    bills_init: bool = True  # starting is billed like running, but not of provisioned instances
-    vcpu_mb: int = 1_769  # memory that comes with one CPU
+    is_init_billed: bool = True  # bill cold starts like run time, unless provisioned
+    vcpu_mb: int = 1_769  # memory per vCPU
     memory_mb_max: int = 10_240
     timeout_s_max: int = 900
     sync_payload_bytes: int = 6_291_456
     event_payload_bytes: int = 1_048_576
     zip_bytes: int = 52_428_800
     unzipped_bytes: int = 262_144_000
-    event_retry_s: tuple[float, ...] = (60.0, 120.0)  # after an error of the function
-    event_throttled_s: tuple[float, float] = (1.0, 300.0)  # after a refusal: first, and longest
+    event_retry_s: tuple[float, ...] = (60.0, 120.0)  # delays of retries after a function error
+    event_throttled_s: tuple[float, float] = (1.0, 300.0)  # backoff if throttled: first, maximum
     event_age_max_s: float = 21_600.0
-    events_max: int = 100_000  # that wait; beyond it they are refused
-    records_max: int = 1_000_000  # of the bill that are kept at hand
+    events_max: int = 100_000  # queued events; more are throttled
+    records_max: int = 1_000_000  # billing records kept in memory
     cpu: CpuMode = "auto"
-    cpus: tuple[int, ...] | None = None  # where instances may run; None: wherever we may
+    cpus: tuple[int, ...] | None = None  # CPUs for instances; None: all that this process may use
     region: str = "us-east-1"
     account: str = "000000000000"
-    inherits: tuple[str, ...] = ("PATH", "LD_LIBRARY_PATH", "TMPDIR")  # variables of ours
+    inherited_variables: tuple[str, ...] = ("PATH", "LD_LIBRARY_PATH", "TMPDIR")
 
     def __post_init__(self) -> None:
         positive = ("concurrency", "keep_alive_s", "age_max_s", "vcpu_mb", "scaling_burst")
@@ -55,7 +55,7 @@ class PlatformSettings:
                 raise ConfigError("must be more than zero", where="platform", key=name, value=value)
 
     def vcpus(self, memory_mb: int) -> float:
-        """How many CPUs come with so much memory.
+        """Return the number of CPUs that come with an amount of memory.
 
         >>> PlatformSettings().vcpus(1_769)
         1.0
@@ -63,6 +63,6 @@ class PlatformSettings:
         return memory_mb / self.vcpu_mb
 
     def arn(self, name: str, qualifier: str | None = None) -> str:
-        """How AWS calls a function."""
+        """Return the ARN of a function, with a qualifier if given."""
         suffix = "" if qualifier is None else f":{qualifier}"
         return f"arn:aws:lambda:{self.region}:{self.account}:function:{name}{suffix}"

@@ -1,4 +1,4 @@
-"""Profiling: measures a function on this machine, or reads what was measured on another."""
+"""Profiling: measures the latency of a function on this machine, or imports measurements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["bundled_functions", "bundled_profile", "read_profile", "read_tables"]
 
-_HOMES: Final = {
+_MODULES: Final = {
     "bundled_profile": "csv_import",
     "bundled_functions": "csv_import",
     "read_profile": "profile_file",
@@ -20,7 +20,7 @@ _HOMES: Final = {
 
 
 def __getattr__(name: str) -> object:
-    """Import on first use: a probe that measures how long imports take must not begin with any."""
-    if name not in _HOMES:
+    """Import on first use: a probe measures import times, so it must start without imports."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,9 +1,11 @@
-"""Tables of times that were measured elsewhere, as CSV (also .csv.gz).
+"""Import of measured latencies from CSV files (also .csv.gz), and the tables bundled with Headgate.
 
-Either a row is a place, with `cores` and a time (`p50_ms`, `median_ms` or `mean_ms`), and as far as
-known `function`, `device`, `concurrency`, `batch`, `p95_ms`, `p99_ms` and `samples`; or a row is
-one call of a cloud function, with `lambda_memory_mb` and `infer_ms`, and as far as known `model`,
+Either a row is a grid point, with `cores` and a time (`p50_ms`, `median_ms` or `mean_ms`), and
+optionally `function`, `device`, `concurrency`, `batch`, `p95_ms`, `p99_ms` and `samples`; or a row
+is one call of a cloud function, with `lambda_memory_mb` and `infer_ms`, and optionally `model`,
 `status` (only "ok" counts) and `suspect`.
+
+The bundled tables hold eight models, measured on the cores of a server.
 """
 
 from __future__ import annotations
@@ -27,32 +29,35 @@ from headgate.core.errors import ConfigError
 from headgate.planning.latency_model import Characterisation, Point
 from headgate.profiling.profile_file import check_bounds
 
-LAMBDA_MB_PER_CORE: Final = 1769  # of memory: the platform gives CPU in proportion to it
+LAMBDA_MB_PER_CORE: Final = 1769  # Lambda allots CPU time in proportion to memory
+_BUNDLED_TABLES: Final = ("cpu_concurrency_latency.csv", "cpu_batch_latency.csv")
 _MEDIANS: Final = ("p50_ms", "median_ms", "mean_ms")
-_NEEDED: Final = "cores and p50_ms, median_ms or mean_ms; or lambda_memory_mb and infer_ms"
+_REQUIRED_COLUMNS: Final = (
+    "cores and p50_ms, median_ms or mean_ms; or lambda_memory_mb and infer_ms"
+)
 
 
 def read_tables(paths: Sequence[Path], function: str | None = None) -> Characterisation:
-    """Return what tables say of a function, which may go unnamed where there is only one.
+    """Return the characterisation of a function, which is optional if there is only one.
 
-    Where two tables have the same place, the first one counts. Where a row has no tail (p95, p99),
-    it gets one in proportion to those of the other rows. Raises `ConfigError`.
+    If two tables have the same grid point, the first table counts. A row without a tail (p95, p99)
+    gets one from the median ratio of tail to p50 in the other rows. Raises `ConfigError`.
     """
     rows = [row for path in paths for row in _read(path)]
     where = ", ".join(map(str, paths))
-    name = _choose(function, rows, where)
-    chosen = [row for row in rows if row.function in (name, None)]
-    device = next((row.cells["device"] for row in chosen if row.cells.get("device")), "unknown")
-    places: dict[tuple[float, int, int], _Times] = {}
-    for key, times in (*_places(chosen), *_calls(chosen)):
-        places.setdefault(key, times)
-    if not places:
-        raise ConfigError(f"holds no times of {name}", where=where)
-    return check_bounds(Characterisation(name, device, tuple(_points(places))), where)
+    name = _select_function(function, rows, where)
+    selected = [row for row in rows if row.function in (name, None)]
+    device = next((row.cells["device"] for row in selected if row.cells.get("device")), "unknown")
+    times_by_point: dict[tuple[float, int, int], _Times] = {}
+    for key, times in (*_grid_rows(selected), *_call_rows(selected)):
+        times_by_point.setdefault(key, times)
+    if not times_by_point:
+        raise ConfigError(f"contains no times of {name}", where=where)
+    return check_bounds(Characterisation(name, device, tuple(_points(times_by_point))), where)
 
 
 def function_names(path: Path) -> list[str]:
-    """Return the functions that a table names, in their order."""
+    """Return the functions of a table, in order of appearance."""
     return _names(_read(path))
 
 
@@ -67,18 +72,16 @@ class _Times:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row, and where it stands."""
-
-    where: str
+    where: str  # file and line
     cells: Mapping[str, str]
 
     @property
     def function(self) -> str | None:
-        """Whose row it is; None where the table does not say."""
+        """The function of the row; None if the table does not name one."""
         return self.cells.get("function") or self.cells.get("model")
 
     def number(self, *columns: str) -> float | None:
-        """Return the first of these columns that is filled in."""
+        """Return the first of these columns that is not empty."""
         for column in columns:
             text = self.cells.get(column)
             if text:
@@ -93,7 +96,7 @@ class _Row:
         return None
 
     def count(self, column: str) -> int:
-        """Return a whole number; 1 where it is not said."""
+        """Return a whole number; 1 if the column is empty."""
         value = self.number(column) or 1.0
         if value != int(value):
             problem = "must be a whole number"
@@ -112,11 +115,13 @@ def _read(path: Path) -> list[_Row]:
         problem = f"cannot be read: {error.strerror or error}"
         raise ConfigError(problem, where=str(path)) from None
     except (UnicodeDecodeError, csv.Error, EOFError, zlib.error) as error:
-        raise ConfigError(f"is no CSV: {error}", where=str(path)) from None
-    is_of_places = "cores" in columns and not columns.isdisjoint(_MEDIANS)
-    if not is_of_places and not {"lambda_memory_mb", "infer_ms"} <= columns:
-        shown = ", ".join(map(str, reader.fieldnames or ())) or "none"
-        raise ConfigError(f"has the wrong columns: {shown}", where=str(path), allowed=_NEEDED)
+        raise ConfigError(f"is not CSV: {error}", where=str(path)) from None
+    has_grid_columns = "cores" in columns and not columns.isdisjoint(_MEDIANS)
+    if not has_grid_columns and not {"lambda_memory_mb", "infer_ms"} <= columns:
+        header = ", ".join(map(str, reader.fieldnames or ())) or "none"
+        raise ConfigError(
+            f"has the wrong columns: {header}", where=str(path), allowed=_REQUIRED_COLUMNS
+        )
     return rows
 
 
@@ -124,11 +129,11 @@ def _names(rows: Sequence[_Row]) -> list[str]:
     return list(dict.fromkeys(row.function for row in rows if row.function is not None))
 
 
-def _choose(function: str | None, rows: Sequence[_Row], where: str) -> str:
+def _select_function(function: str | None, rows: Sequence[_Row], where: str) -> str:
     names = _names(rows)
     if function is None:
         if len(names) != 1:
-            problem = "holds several functions: say which" if names else "does not say of what"
+            problem = "contains several functions: select one" if names else "names no function"
             allowed = ", ".join(names) or "--function NAME"
             raise ConfigError(problem, where=where, key="--function", allowed=allowed)
         return names[0]
@@ -137,8 +142,8 @@ def _choose(function: str | None, rows: Sequence[_Row], where: str) -> str:
     return function
 
 
-def _places(rows: Iterable[_Row]) -> list[tuple[tuple[float, int, int], _Times]]:
-    found = []
+def _grid_rows(rows: Iterable[_Row]) -> list[tuple[tuple[float, int, int], _Times]]:
+    times_by_key = []
     for row in rows:
         cores, p50_ms = row.number("cores"), row.number(*_MEDIANS)
         if cores is None or p50_ms is None:
@@ -150,11 +155,11 @@ def _places(rows: Iterable[_Row]) -> list[tuple[tuple[float, int, int], _Times]]
             p99_ms=row.number("p99_ms"),
             samples=row.count("samples") if row.cells.get("samples") else 0,
         )
-        found.append(((cores, row.count("concurrency"), row.count("batch")), times))
-    return found
+        times_by_key.append(((cores, row.count("concurrency"), row.count("batch")), times))
+    return times_by_key
 
 
-def _calls(rows: Iterable[_Row]) -> list[tuple[tuple[float, int, int], _Times]]:
+def _call_rows(rows: Iterable[_Row]) -> list[tuple[tuple[float, int, int], _Times]]:
     by_memory: dict[float, list[float]] = {}
     for row in rows:
         memory_mb, time_ms = row.number("lambda_memory_mb"), row.number("infer_ms")
@@ -164,19 +169,19 @@ def _calls(rows: Iterable[_Row]) -> list[tuple[tuple[float, int, int], _Times]]:
         )
         if memory_mb is not None and time_ms is not None and is_fine:
             by_memory.setdefault(memory_mb, []).append(time_ms)
-    found = []
+    times_by_key = []
     for memory_mb, times_ms in by_memory.items():
         p50_ms, p95_ms, p99_ms = np.quantile(times_ms, (0.5, 0.95, 0.99)).tolist()
         times = _Times(fmean(times_ms), p50_ms, p95_ms, p99_ms, len(times_ms))
-        found.append(((memory_mb / LAMBDA_MB_PER_CORE, 1, 1), times))
-    return found
+        times_by_key.append(((memory_mb / LAMBDA_MB_PER_CORE, 1, 1), times))
+    return times_by_key
 
 
-def _points(places: Mapping[tuple[float, int, int], _Times]) -> Iterable[Point]:
-    known = places.values()
+def _points(times_by_point: Mapping[tuple[float, int, int], _Times]) -> Iterable[Point]:
+    known = times_by_point.values()
     p95 = median([t.p95_ms / t.p50_ms for t in known if t.p95_ms is not None] or [1.0])
     p99 = median([t.p99_ms / t.p50_ms for t in known if t.p99_ms is not None] or [p95])
-    for (cores, concurrency, batch), times in sorted(places.items()):
+    for (cores, concurrency, batch), times in sorted(times_by_point.items()):
         p95_ms = max(times.p50_ms, times.p95_ms or times.p50_ms * p95)
         p99_ms = max(p95_ms, times.p99_ms or times.p50_ms * p99)
         yield Point(
@@ -184,30 +189,24 @@ def _points(places: Mapping[tuple[float, int, int], _Times]) -> Iterable[Point]:
         )
 
 
-# The tables that Headgate carries: eight models on a server's cores, measured for it.
-
-
-_TABLES: Final = ("cpu_concurrency_latency.csv", "cpu_batch_latency.csv")
-
-
 def bundled_profile(function: str) -> Characterisation:
-    """Return what was measured of a function. Raises `ConfigError` for one that was not.
+    """Return a bundled characterisation. Raises `ConfigError` for an unknown function.
 
     >>> bundled_profile("recommender").time_ms(cores=2, concurrency=5)
     15.748
     """
     with ExitStack() as stack:
-        return read_tables([_path(stack, name) for name in _TABLES], function)
+        return read_tables([_path(stack, name) for name in _BUNDLED_TABLES], function)
 
 
 def bundled_functions() -> list[str]:
-    """Return the functions that were measured with several requests at once.
+    """Return the bundled functions that were measured with concurrent requests.
 
     >>> bundled_functions()
     ['bert', 'classification', 'recommender']
     """
     with ExitStack() as stack:
-        return function_names(_path(stack, _TABLES[0]))
+        return function_names(_path(stack, _BUNDLED_TABLES[0]))
 
 
 def _path(stack: ExitStack, name: str) -> Path:

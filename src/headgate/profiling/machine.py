@@ -1,4 +1,4 @@
-"""The machine that is measured on."""
+"""The machine on which a profile is measured: its description, and the usable cores."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a reader of a profile wants to know of it."""
+    """Description of a machine, stored in profiles."""
 
     cpu: str
-    cores: int  # that this process may use
+    cores: int  # usable by this process
     memory_bytes: int
     system: str
     python: str
@@ -26,7 +26,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Look around."""
+    """Return the description of this machine."""
     return Machine(
         cpu=_cpu(),
         cores=len(usable_cores()),
@@ -38,10 +38,11 @@ def this_machine() -> Machine:
 
 
 def usable_cores(quota_path: Path = _QUOTA) -> list[int]:
-    """Return the cores that may be pinned, the best first.
+    """Return the cores that processes may be pinned to, the best first.
 
-    Those of this process; fewer where a container's quota would hold all of them back. From the
-    last one down, because whatever else runs on a machine tends to run on the first.
+    These are the cores of this process, limited to the CPU quota of its container: more would be
+    throttled. The highest core numbers come first, because other programs tend to run on the
+    lowest.
     """
     cores = sorted(os.sched_getaffinity(0), reverse=True)
     quota = _quota(quota_path)
@@ -49,7 +50,7 @@ def usable_cores(quota_path: Path = _QUOTA) -> list[int]:
 
 
 def _quota(path: Path) -> float | None:
-    """Return how many cores' worth of time the control group gets; None is all of it."""
+    """Return the CPU quota of the control group in cores; None if there is none."""
     try:
         quota, period = path.read_text(encoding="ascii").split()
         return None if quota == "max" else int(quota) / int(period)

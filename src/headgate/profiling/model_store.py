@@ -1,4 +1,4 @@
-"""Stores of models: a directory, or a bucket of S3."""
+"""Model stores: a directory, or an S3 bucket."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ OBJECTS_MAX: Final = 10_000
 
 
 def fetch(store: str, name: str | None, target: Path) -> None:
-    """Copy what is called `name` in the store into the directory `target`; all of it if None.
+    """Copy the file `name` from the store into the directory `target`; everything if None.
 
-    A store is a directory or "s3://bucket/prefix"; where it names the very file, that is fetched.
-    Raises `ConfigError` if it is not there.
+    A store is a directory or "s3://bucket/prefix", or the path of the file itself. Raises
+    `ConfigError` if it does not exist.
     """
     if store.startswith("s3://"):
         _fetch_objects(store, name, target)
@@ -30,12 +30,12 @@ def fetch(store: str, name: str | None, target: Path) -> None:
     if source.is_dir():
         source = source / name
     if not source.is_file():
-        raise ConfigError("is not there", where="--store", value=str(source))
-    _make_room(target / name)
+        raise ConfigError("does not exist", where="--store", value=str(source))
+    _make_parents(target / name)
     shutil.copyfile(source, target / name)
 
 
-# `Any` below: boto3 is an extra, and makes its classes as it goes.
+# `Any` below: boto3 is an optional dependency, and creates its classes at run time.
 
 
 def _fetch_objects(store: str, name: str | None, target: Path) -> None:
@@ -46,39 +46,39 @@ def _fetch_objects(store: str, name: str | None, target: Path) -> None:
         )
     client, failures = _client()
     try:
-        for key, path in _wanted(client, bucket, prefix.rstrip("/"), name).items():
-            _make_room(target / path)
+        for key, path in _object_keys(client, bucket, prefix.rstrip("/"), name).items():
+            _make_parents(target / path)
             client.download_file(bucket, key, str(target / path))
     except failures as error:
         problem = f"cannot be fetched: {error}"
         raise ConfigError(problem, where="--store", value=store) from None
 
 
-def _wanted(client: Any, bucket: str, prefix: str, name: str | None) -> dict[str, str]:
-    """Return the keys to fetch, each with its path in the copy."""
+def _object_keys(client: Any, bucket: str, prefix: str, name: str | None) -> dict[str, str]:
+    """Return the object keys to fetch, each with its path below the target."""
     if name is not None:
-        is_the_file = PurePosixPath(prefix).suffix == PurePosixPath(name).suffix != ""
-        return {prefix if is_the_file else f"{prefix}/{name}".lstrip("/"): name}
+        is_file_name = PurePosixPath(prefix).suffix == PurePosixPath(name).suffix != ""
+        return {prefix if is_file_name else f"{prefix}/{name}".lstrip("/"): name}
     under = f"{prefix}/" if prefix else ""
     listed = client.list_objects_v2(Bucket=bucket, Prefix=under, MaxKeys=1000)
-    wanted: dict[str, str] = {}
+    keys: dict[str, str] = {}
     while True:
-        for found in listed.get("Contents", ()):
-            path = found["Key"].removeprefix(under)
+        for entry in listed.get("Contents", ()):
+            path = entry["Key"].removeprefix(under)
             if path and not path.endswith("/") and ".." not in PurePosixPath(path).parts:
-                wanted[found["Key"]] = path
-        if not listed.get("IsTruncated") or len(wanted) >= OBJECTS_MAX:
+                keys[entry["Key"]] = path
+        if not listed.get("IsTruncated") or len(keys) >= OBJECTS_MAX:
             break
         listed = client.list_objects_v2(
             Bucket=bucket, Prefix=under, ContinuationToken=listed["NextContinuationToken"]
         )
-    if not wanted:
+    if not keys:
         raise ConfigError("is empty", where="--store", value=f"s3://{bucket}/{prefix}")
-    return wanted
+    return keys
 
 
 def _client() -> tuple[Any, tuple[type[Exception], ...]]:
-    """Return a client of S3, and what it raises."""
+    """Return an S3 client, and the exceptions it raises."""
     try:
         boto3 = import_module("boto3")
         exceptions = import_module("botocore.exceptions")
@@ -92,5 +92,5 @@ def _client() -> tuple[Any, tuple[type[Exception], ...]]:
         raise ConfigError(f"S3 cannot be used: {error}", where="--store") from None
 
 
-def _make_room(path: Path) -> None:
+def _make_parents(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""`python -m headgate.profiling.probe`: the process that a function is measured in.
+"""`python -m headgate.profiling.probe`: the process in which a function is measured.
 
-It reads a `ProbeTask` from its input, starts the function as an instance of a platform would, and
-then measures whatever it is asked to. Its first line looks at the clock, and what it imports
-before that is part of the start of the process: so everything else is imported later.
+The probe reads a `ProbeTask` from standard input, loads the function as a platform instance would,
+and then serves one `MeasureRequest` per line. Its first statement reads the clock. Imports before
+that would count as process start time, so everything else is imported later.
 """
 
 from time import monotonic_ns
@@ -13,47 +13,47 @@ import os  # noqa: E402
 
 
 def main() -> None:
-    """Do as told until the input ends."""
+    """Serve requests until the input ends."""
     output = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # whatever a model prints must not come between our lines
-    wishes = os.fdopen(os.dup(0), "rb")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nor may it read them
+    os.dup2(2, 1)  # output of a model must not mix with replies
+    requests = os.fdopen(os.dup(0), "rb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a model must not read requests
 
     import msgspec  # noqa: PLC0415  see above
 
     from headgate.profiling.probe_client import (  # noqa: PLC0415  see above
         MeasureRequest,
-        ProbeAnswer,
+        ProbeReply,
         ProbeTask,
     )
 
-    task = msgspec.json.decode(wishes.readline(), type=ProbeTask)
+    task = msgspec.json.decode(requests.readline(), type=ProbeTask)
     os.sched_setaffinity(0, task.cores)
-    answer = ProbeAnswer()
+    reply = ProbeReply()
     try:
         from headgate.profiling.measure import ProbedFunction  # noqa: PLC0415
 
-        subject = ProbedFunction(task, READY_NS)
-        answer.started = subject.started
-        answer.peak_bytes = peak_bytes()
-        output.write(msgspec.json.encode(answer) + b"\n")
-        for line in wishes:
-            found = subject.measure(msgspec.json.decode(line, type=MeasureRequest))
-            answer = ProbeAnswer(found=found, peak_bytes=peak_bytes())
-            output.write(msgspec.json.encode(answer) + b"\n")
-    except BaseException as error:  # whatever a model does
+        function = ProbedFunction(task, READY_NS)
+        reply.started = function.started
+        reply.peak_bytes = peak_bytes()
+        output.write(msgspec.json.encode(reply) + b"\n")
+        for line in requests:
+            measurement = function.measure(msgspec.json.decode(line, type=MeasureRequest))
+            reply = ProbeReply(measurement=measurement, peak_bytes=peak_bytes())
+            output.write(msgspec.json.encode(reply) + b"\n")
+    except BaseException as error:  # anything that a model raises
         from headgate.functions.error_text import error_text  # noqa: PLC0415
 
-        said = str(error) if type(error).__name__ == "ConfigError" else error_text(error)
-        output.write(msgspec.json.encode(ProbeAnswer(error=said)) + b"\n")
-    # Not by the usual way out: a model may have left threads behind that never end.
+        message = str(error) if type(error).__name__ == "ConfigError" else error_text(error)
+        output.write(msgspec.json.encode(ProbeReply(error=message)) + b"\n")
+    # Skip the regular interpreter exit: a model may have started threads that never end.
     os._exit(0)
 
 
 def peak_bytes() -> int:
-    """Return the most memory that this process ever held.
+    """Return the peak resident memory of this process.
 
-    `getrusage` would also count what its parent held when it was started.
+    `getrusage` would also count the memory of the parent at the time of the fork.
     """
     with open("/proc/self/status", encoding="ascii") as file:  # noqa: PTH123  no pathlib yet
         line = next(line for line in file if line.startswith("VmHWM:"))

@@ -1,4 +1,7 @@
-"""A probe, as the profiler sees it: a process of its own on pinned cores."""
+"""The profiler's side of a probe: starts a probe process on pinned cores and talks to it.
+
+Profiler and probe exchange one line of JSON per message.
+"""
 
 from __future__ import annotations
 
@@ -20,49 +23,55 @@ from msgspec import Struct
 from headgate.core.errors import ConfigError
 from headgate.planning.latency_model import ColdStart
 
-# What the profiler and its probe say to each other: a line of JSON each time.
+# Environment variables for the thread count of NumPy's libraries, which read them on import.
+_THREAD_VARIABLES: Final = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
 
 
 @final
 class ProbeTask(Struct, frozen=True):
-    """What a probe is to measure. It is also a `functions.source.Source`."""
+    """The function that a probe is to load. It is also a `functions.loader.FunctionSource`."""
 
     function: str
     model: str | None
     code: str | None
     options: dict[str, object]
     base: str  # the application's directory
-    cores: list[int] = []  # to stay on
-    store: str | None = None  # where the model is fetched from first
-    copy: str = ""  # an empty directory to fetch it into
+    cores: list[int] = []  # to pin the probe to
+    store: str | None = None  # model store to fetch the model from first
+    copy: str = ""  # an empty directory to fetch the model into
 
 
 @final
 class Started(Struct, frozen=True):
-    """The function is loaded and was called once. Times are monotonic, or lengths, in ns."""
+    """Cold start of a function that is now loaded and was called once."""
 
-    ready_ns: int  # when the process ran its first line
+    ready_ns: int  # monotonic time of the first statement of the process
     imports_ns: int
     fetch_ns: int
     load_ns: int
     first_call_ns: int
-    batches: bool  # whether several items can go together
+    batches: bool  # whether the model accepts batches of several items
 
 
 @final
 class MeasureRequest(Struct, frozen=True):
-    """One place to measure at, and when that is enough."""
+    """A grid point to measure, and the stopping rule."""
 
     concurrency: int
     batch: int
     length_s: float
-    precision: float  # of the median: half its confidence interval over itself
+    precision: float  # half-width of the median's confidence interval, relative to the median
     samples_min: int
 
 
 @final
 class Measurement(Struct, frozen=True):
-    """What was measured there, in ms."""
+    """Response times at a grid point, in ms."""
 
     mean: float
     p50: float
@@ -74,41 +83,32 @@ class Measurement(Struct, frozen=True):
 
 
 @final
-class ProbeAnswer(Struct, omit_defaults=True):
-    """From the probe: one of these."""
+class ProbeReply(Struct, omit_defaults=True):
+    """A message of the probe: `started`, `measurement` or `error` is set."""
 
     started: Started | None = None
-    found: Measurement | None = None
-    peak_bytes: int = 0  # the most memory that the process held until now
+    measurement: Measurement | None = None
+    peak_bytes: int = 0  # peak resident memory of the probe so far
     error: str = ""
-
-
-# How many threads the libraries behind NumPy and its friends start. They look when imported.
-_THREADS: Final = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-)
 
 
 @final
 class Probe:
-    """Use it as a context: inside, the function is loaded and was called once.
+    """A probe process, as a context manager: inside, the function is loaded and was called once.
 
-    Raises `ConfigError` for whatever goes wrong with the function, also later; `patience_s` is how
-    long it may take over any one answer.
+    Entering and `measure` raise `ConfigError` for any failure of the function, and if a reply takes
+    longer than `timeout_s`.
     """
 
-    def __init__(self, task: ProbeTask, patience_s: float) -> None:
+    def __init__(self, task: ProbeTask, timeout_s: float) -> None:
         self._task = task
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self.peak_bytes = 0
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             copy = stack.enter_context(tempfile.TemporaryDirectory(prefix="headgate-profile-"))
-            self._complaints = stack.enter_context(tempfile.TemporaryFile())
+            self._stderr = stack.enter_context(tempfile.TemporaryFile())
             task = msgspec.structs.replace(self._task, copy=copy)
             threads = str(len(task.cores))
             package_dir = str(Path(__file__).parents[2])
@@ -118,13 +118,13 @@ class Probe:
                 [sys.executable, "-m", "headgate.profiling.probe"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._complaints,
+                stderr=self._stderr,
                 env=os.environ
-                | dict.fromkeys(_THREADS, threads)
+                | dict.fromkeys(_THREAD_VARIABLES, threads)
                 | {"PYTHONPATH": os.pathsep.join(paths)},
             )
-            stack.callback(self._end)
-            started = self._ask(task).started
+            stack.callback(self._kill)
+            started = self._call(task).started
             assert started is not None
             self.cold_start = ColdStart(
                 process_ms=(started.ready_ns - began_ns) / 1e6,
@@ -145,16 +145,16 @@ class Probe:
     ) -> None:
         self._stack.close()
 
-    def measure(self, wish: MeasureRequest) -> Measurement:
-        """Return what it found."""
-        found = self._ask(wish).found
-        assert found is not None
-        return found
+    def measure(self, request: MeasureRequest) -> Measurement:
+        """Measure a grid point."""
+        measurement = self._call(request).measurement
+        assert measurement is not None
+        return measurement
 
-    def _ask(self, message: ProbeTask | MeasureRequest) -> ProbeAnswer:
+    def _call(self, message: ProbeTask | MeasureRequest) -> ProbeReply:
         process = self._process
         assert process.stdin is not None and process.stdout is not None
-        timer = Timer(self._patience_s, process.kill)
+        timer = Timer(self._timeout_s, process.kill)
         timer.start()
         try:
             process.stdin.write(msgspec.json.encode(message) + b"\n")
@@ -166,28 +166,28 @@ class Probe:
             timer.cancel()
         where = self._task.function
         if not line:
-            raise ConfigError(self._obituary(), where=where)
-        answer = msgspec.json.decode(line, type=ProbeAnswer)
-        if answer.error:
-            said = answer.error
-            is_placed = said.startswith((f"{where}:", "--store:"))
-            raise ConfigError(said) if is_placed else ConfigError(said, where=where)
-        self.peak_bytes = max(self.peak_bytes, answer.peak_bytes)
-        return answer
+            raise ConfigError(self._exit_reason(), where=where)
+        reply = msgspec.json.decode(line, type=ProbeReply)
+        if reply.error:
+            text = reply.error
+            has_location = text.startswith((f"{where}:", "--store:"))
+            raise ConfigError(text) if has_location else ConfigError(text, where=where)
+        self.peak_bytes = max(self.peak_bytes, reply.peak_bytes)
+        return reply
 
-    def _obituary(self) -> str:
-        """What became of a process that says nothing any more."""
+    def _exit_reason(self) -> str:
+        """Return why the probe has exited, as text."""
         status = self._process.wait()
-        self._complaints.seek(0)
-        lines = self._complaints.read()[-2000:].decode(errors="replace").strip().splitlines()
+        self._stderr.seek(0)
+        lines = self._stderr.read()[-2000:].decode(errors="replace").strip().splitlines()
         last = f": {lines[-1]}" if lines else ""
         if status == -signal.SIGKILL:
-            took = f"the {self._patience_s:.0f} s it was given may be over, or the memory"
-            return f"was killed while it was measured ({took}){last}"
+            cause = f"timeout of {self._timeout_s:.0f} s, or out of memory"
+            return f"the probe process was killed ({cause}){last}"
         name = signal.Signals(-status).name if status < 0 else f"status {status}"
-        return f"its process ended with {name}{last}"
+        return f"the probe process exited with {name}{last}"
 
-    def _end(self) -> None:
+    def _kill(self) -> None:
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):

@@ -1,4 +1,4 @@
-"""The profiler: measures a function at every place of a grid, within a budget of time."""
+"""The profiler: measures a function at every point of a grid, within a time budget."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from headgate.planning.latency_model import Characterisation, ColdStart, Point
 from headgate.profiling.machine import usable_cores
 from headgate.profiling.probe_client import MeasureRequest, Probe, ProbeTask
 
-SAMPLES_MIN: Final = 50  # fewer say little about a tail
-STARTS: Final = 3  # cold starts to take the median of
-_STARTS_SHARE: Final = 0.2  # of the budget, for those after the first
-_PATIENCE_S: Final = 60.0  # beyond the budget, for one answer
+SAMPLES_MIN: Final = 50  # fewer do not resolve the tail
+STARTS: Final = 3  # cold starts, of which the median is taken
+_STARTS_SHARE: Final = 0.2  # share of the budget for cold starts after the first
+_TIMEOUT_S: Final = 60.0  # of one reply, in addition to the budget
 
-Progress = Callable[[str, int, int], None]  # what is done now, how much is done, of how much
+Progress = Callable[[str, int, int], None]  # current step, number of steps done, total
 
 
 @dataclass(frozen=True, slots=True)
 class ProfilerSettings:
-    """Where to measure, how well, and for how long."""
+    """Grid, precision and time budget of a profile."""
 
     cores: tuple[int, ...]
     concurrency: tuple[int, ...]
@@ -37,7 +37,7 @@ class ProfilerSettings:
 
 @dataclass(frozen=True, slots=True)
 class GridPoint:
-    """One place of the grid."""
+    """One point of the grid."""
 
     cores: int
     concurrency: int
@@ -46,21 +46,21 @@ class GridPoint:
 
 @dataclass(frozen=True, slots=True)
 class ProfileResult:
-    """What came of it."""
+    """A measured characterisation, and how complete it is."""
 
     characterisation: Characterisation
-    starts: int  # cold starts behind their median
-    skipped: tuple[GridPoint, ...]  # for want of time
-    batches: bool  # False: only single items could be measured
+    starts: int  # number of cold starts measured
+    skipped: tuple[GridPoint, ...]  # for lack of time
+    batches: bool  # False: the model accepts single items only
     took_s: float
 
 
 def profile(
     task: ProbeTask, settings: ProfilerSettings, device: str, on_progress: Progress
 ) -> ProfileResult:
-    """Measure a function. Raises `ConfigError` if it cannot be started, or breaks.
+    """Measure a function. Raises `ConfigError` if it cannot be started, or fails.
 
-    What there is no time for is skipped, but for one place: a budget is no reason to say nothing.
+    Grid points beyond the time budget are skipped, but at least one is always measured.
     """
     return _Profiler(task, settings, on_progress).run(device)
 
@@ -75,23 +75,25 @@ class _Profiler:
         self._order = usable_cores()
         self._points: list[Point] = []
         self._skipped: list[GridPoint] = []
-        self._starts: list[ColdStart] = []  # on the most cores
-        self._start_s = 0.0  # how long the last one took
-        self._to_start = 0  # how many are still to come
+        self._starts: list[ColdStart] = []  # on the largest number of cores
+        self._start_s = 0.0  # duration of the last start
+        self._starts_left = 0  # probes still to be started
         self._peak_bytes = 0
         self._batches = True
         grid = len(settings.cores) * len(settings.concurrency) * len(settings.batches)
         self._left = self._total = grid
 
     def run(self, device: str) -> ProfileResult:
-        for place, cores in enumerate(sorted(self._settings.cores, reverse=True), start=1):
-            self._to_start = len(self._settings.cores) - place
+        for number, cores in enumerate(sorted(self._settings.cores, reverse=True), start=1):
+            self._starts_left = len(self._settings.cores) - number
             if not self._points or self._left_s() > self._start_s:
                 self._measure_on(cores)
             else:
-                self._skip(cores, [(c, b) for b in self._settings.batches for c in self._together])
+                self._skip(
+                    cores, [(c, b) for b in self._settings.batches for c in self._concurrencies]
+                )
         if not self._points:
-            problem = "takes one item at a time"
+            problem = "accepts single items only"
             raise ConfigError(problem, where=self._task.function, key="--batch", allowed="1")
         parts = {
             field.name: median(getattr(start, field.name) for start in self._starts)
@@ -115,77 +117,84 @@ class _Profiler:
     def _measure_on(self, cores: int) -> None:
         while True:
             began_s = monotonic()
-            with self._child(cores) as child:
+            with self._start_probe(cores) as probe:
                 self._start_s = monotonic() - began_s
                 if cores == max(self._settings.cores):
-                    self._starts.append(child.cold_start)
-                    if self._wants_start():
+                    self._starts.append(probe.cold_start)
+                    if self._needs_cold_start():
                         continue
-                self._measure_in(child, cores)
+                self._measure_grid(probe, cores)
                 return
 
-    def _wants_start(self) -> bool:
+    def _needs_cold_start(self) -> bool:
         soon_s = monotonic() - self._began_s + self._start_s
         return len(self._starts) < STARTS and soon_s < _STARTS_SHARE * self._settings.budget_s
 
-    def _measure_in(self, child: Probe, cores: int) -> None:
-        """Measure everything on so many cores; the lone requests first, as they tell the rest."""
-        lone_s: dict[int, float] = {}
+    def _measure_grid(self, probe: Probe, cores: int) -> None:
+        """Measure all points of a number of cores, by increasing concurrency.
+
+        Concurrency 1 comes first: its times predict how long the other points take.
+        """
+        single_s: dict[int, float] = {}
         for batch in self._settings.batches:
-            if batch > 1 and not child.batches:
+            if batch > 1 and not probe.batches:
                 self._batches = False
-                self._left -= len(self._together)
+                self._left -= len(self._concurrencies)
                 continue
-            for concurrency in self._together:
-                # Everybody is answered twice at least: once to warm up.
-                least_s = 2 * concurrency * lone_s.get(batch, 0.0)
+            for concurrency in self._concurrencies:
+                # Each client needs at least two responses: the first one is warm-up.
+                least_s = 2 * concurrency * single_s.get(batch, 0.0)
                 if self._points and least_s > self._left_s():
                     self._skip(cores, [(concurrency, batch)])
                     continue
-                point = self._measure(child, GridPoint(cores, concurrency, batch))
+                point = self._measure(probe, GridPoint(cores, concurrency, batch))
                 self._points.append(point)
-                lone_s.setdefault(batch, point.p50_ms / 1e3 / concurrency)
-        self._peak_bytes = max(self._peak_bytes, child.peak_bytes)
+                single_s.setdefault(batch, point.p50_ms / 1e3 / concurrency)
+        self._peak_bytes = max(self._peak_bytes, probe.peak_bytes)
 
-    def _measure(self, child: Probe, place: GridPoint) -> Point:
-        share_s = (self._left_s() - self._to_start * self._start_s) / self._left
-        wish = MeasureRequest(
-            concurrency=place.concurrency,
-            batch=place.batch,
+    def _measure(self, probe: Probe, grid_point: GridPoint) -> Point:
+        share_s = (self._left_s() - self._starts_left * self._start_s) / self._left
+        request = MeasureRequest(
+            concurrency=grid_point.concurrency,
+            batch=grid_point.batch,
             length_s=max(0.02, share_s),
             precision=self._settings.precision,
             samples_min=SAMPLES_MIN,
         )
-        title = f"{place.cores} cores, {place.concurrency} at once, batch {place.batch}"
+        title = (
+            f"{grid_point.cores} cores, {grid_point.concurrency} at once, batch {grid_point.batch}"
+        )
         self._on_progress(title, self._total - self._left, self._total)
-        found = child.measure(wish)
+        measurement = probe.measure(request)
         self._left -= 1
         return Point(
-            cores=place.cores,
-            concurrency=place.concurrency,
-            batch=place.batch,
-            mean_ms=found.mean,
-            p50_ms=found.p50,
-            p95_ms=found.p95,
-            p99_ms=found.p99,
-            samples=found.samples,
-            p50_low_ms=found.p50_low,
-            p50_high_ms=found.p50_high,
+            cores=grid_point.cores,
+            concurrency=grid_point.concurrency,
+            batch=grid_point.batch,
+            mean_ms=measurement.mean,
+            p50_ms=measurement.p50,
+            p95_ms=measurement.p95,
+            p99_ms=measurement.p99,
+            samples=measurement.samples,
+            p50_low_ms=measurement.p50_low,
+            p50_high_ms=measurement.p50_high,
         )
 
-    def _skip(self, cores: int, places: Sequence[tuple[int, int]]) -> None:
-        self._skipped += [GridPoint(cores, concurrency, batch) for concurrency, batch in places]
-        self._left -= len(places)
+    def _skip(self, cores: int, points_by_grid_point: Sequence[tuple[int, int]]) -> None:
+        self._skipped += [
+            GridPoint(cores, concurrency, batch) for concurrency, batch in points_by_grid_point
+        ]
+        self._left -= len(points_by_grid_point)
 
-    def _child(self, cores: int) -> Probe:
+    def _start_probe(self, cores: int) -> Probe:
         title = f"starting on {cores} cores"
         self._on_progress(title, self._total - self._left, self._total)
         task = msgspec.structs.replace(self._task, cores=self._order[:cores])
-        return Probe(task, patience_s=self._settings.budget_s + _PATIENCE_S)
+        return Probe(task, timeout_s=self._settings.budget_s + _TIMEOUT_S)
 
     def _left_s(self) -> float:
         return self._settings.budget_s - (monotonic() - self._began_s)
 
     @property
-    def _together(self) -> list[int]:
+    def _concurrencies(self) -> list[int]:
         return sorted(self._settings.concurrency)

@@ -1,4 +1,4 @@
-"""What a characterisation says, in sentences."""
+"""Summary of a characterisation, as sentences and as a figure."""
 
 from __future__ import annotations
 
@@ -16,69 +16,70 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What the response time must stay within, and for how many of the requests."""
+    """Latency objective: the limit, and the quantile of requests that must meet it."""
 
     latency_ms: float
     quantile: float
 
 
-def findings(found: Characterisation, objective: Objective | None = None) -> list[str]:
-    """Return one sentence per finding, the most useful first."""
+def summarise(profile: Characterisation, objective: Objective | None = None) -> list[str]:
+    """Return sentences about a profile, the most useful first."""
     return [
-        *_alone(found),
-        *(_held(found, objective) if objective is not None else ()),
-        *_start(found),
-        *_surface(found),
+        *_single_request(profile),
+        *(_capacity(profile, objective) if objective is not None else ()),
+        *_cold_start(profile),
+        *_surface(profile),
     ]
 
 
-def _alone(found: Characterisation) -> Iterator[str]:
-    few, best = found.cores[0], knee_cores(found)
-    text = f"A lone request takes {_ms(found.time_ms(few, 1))} on {_cores(few)}"
-    if best != few:
-        text += f" and {_ms(found.time_ms(best, 1))} on {_cores(best)}"
-    most = found.cores[-1]
+def _single_request(profile: Characterisation) -> Iterator[str]:
+    fewest, best = profile.cores[0], knee_cores(profile)
+    text = f"A single request takes {_ms(profile.time_ms(fewest, 1))} on {_cores(fewest)}"
+    if best != fewest:
+        text += f" and {_ms(profile.time_ms(best, 1))} on {_cores(best)}"
+    most = profile.cores[-1]
     if best < most:
-        text += f"; more make it no faster (up to {most:.3g} were tried)"
+        text += f"; more cores are no faster (measured up to {most:.3g})"
     yield f"{text}."
 
 
-def _held(found: Characterisation, objective: Objective) -> Iterator[str]:
+def _capacity(profile: Characterisation, objective: Objective) -> Iterator[str]:
     limit = f"{_ms(objective.latency_ms)} at p{100 * objective.quantile:g}"
-    for cores in found.cores:
-        held = largest_concurrency(found, cores, objective.latency_ms, objective.quantile)
-        if held == 0:
-            yield f"{_cores(cores, capital=True)} cannot answer even one request within {limit}."
-        elif held == found.concurrencies[-1]:
-            yield f"{_cores(cores, capital=True)} can hold all {held} at once within {limit}."
+    for cores in profile.cores:
+        concurrency = largest_concurrency(profile, cores, objective.latency_ms, objective.quantile)
+        if concurrency == 0:
+            yield f"{_cores(cores, capital=True)} cannot serve even one request within {limit}."
+        elif concurrency == profile.concurrencies[-1]:
+            served = f"{concurrency} or more at once"
+            yield f"{_cores(cores, capital=True)} can serve {served} within {limit}."
         else:
-            yield f"{_cores(cores, capital=True)} can hold {held} at once within {limit}."
+            yield f"{_cores(cores, capital=True)} can serve {concurrency} at once within {limit}."
 
 
-def _start(found: Characterisation) -> Iterator[str]:
-    cold = found.cold_start
+def _cold_start(profile: Characterisation) -> Iterator[str]:
+    cold = profile.cold_start
     if cold is not None:
         parts = {
-            "process": cold.process_ms,
-            "imports": cold.imports_ms,
+            "starting the process": cold.process_ms,
+            "importing modules": cold.imports_ms,
             "fetching the model": cold.fetch_ms,
-            "loading it": cold.load_ms,
+            "loading the model": cold.load_ms,
             "the first call": cold.first_call_ms,
         }
         longest = max(parts, key=lambda part: parts[part])
         yield f"A cold start takes {_ms(cold.total_ms)}, {_ms(parts[longest])} of it {longest}."
-    if found.peak_memory_bytes is not None:
-        yield f"It holds {found.peak_memory_bytes / 2**20:,.0f} MiB of memory at most."
+    if profile.peak_memory_bytes is not None:
+        yield f"The peak memory is {profile.peak_memory_bytes / 2**20:,.0f} MiB."
 
 
-def _surface(found: Characterisation) -> Iterator[str]:
-    surface = found.surface
+def _surface(profile: Characterisation) -> Iterator[str]:
+    surface = profile.surface
     if surface.mean_error is None or surface.max_error is None:
-        yield "There are too few points to say how far off the surface is between them."
+        yield "There are too few points to cross-validate the latency surface."
     else:
         mean, most = 100 * surface.mean_error, 100 * surface.max_error
         error = f"an error of {mean:.0f} % on average and {most:.0f} % at most"
-        yield f"The surface ({surface.form}) tells points that it was not shown with {error}."
+        yield f"The latency surface ({surface.form}) predicts held-out points with {error}."
 
 
 def _cores(cores: float, *, capital: bool = False) -> str:
@@ -91,22 +92,19 @@ def _ms(time_ms: float) -> str:
     return f"{time_ms:,.0f} ms" if time_ms >= 100 else f"{time_ms:.3g} ms"
 
 
-# The picture of a characterisation.
-
-
-def profile_figure(found: Characterisation, slo_ms: float | None = None) -> Figure:
-    """Plot medians of single items against requests at once. Needs matplotlib."""
+def profile_figure(profile: Characterisation, slo_ms: float | None = None) -> Figure:
+    """Plot medians at batch size 1 against concurrency. Needs matplotlib."""
     return characterisation_figure(
-        f"{found.function} on {found.device}", curves(found), slo_ms=slo_ms
+        f"{profile.function} on {profile.device}", curves(profile), slo_ms=slo_ms
     )
 
 
-def curves(found: Characterisation) -> list[Curve]:
-    """Return one line per number of cores that single items were measured on."""
+def curves(profile: Characterisation) -> list[Curve]:
+    """Return one curve per number of cores, of the points with batch size 1."""
     lines = []
-    for cores in found.cores:
+    for cores in profile.cores:
         points = sorted(
-            (point for point in found.points if point.cores == cores and point.batch == 1),
+            (point for point in profile.points if point.cores == cores and point.batch == 1),
             key=lambda point: point.concurrency,
         )
         lows = [point.p50_low_ms for point in points if point.p50_low_ms is not None]

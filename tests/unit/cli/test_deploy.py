@@ -279,7 +279,7 @@ def test_the_platform_as_a_command(tmp_path: Path) -> None:
     with process, process.stdout:
         url = process.stdout.readline().split()[1]
         lines = [process.stdout.readline() for _ in range(6)]  # until the keys are there
-        assert lines[-1].startswith("  bill: ")
+        assert lines[-1].startswith("  billing log: ")
         client = boto3.client("lambda", **client_options(url))
         assert client.get_account_settings()["AccountLimit"]["ConcurrentExecutions"] == 3
         client.close()
@@ -294,9 +294,9 @@ def test_the_platform_as_a_command(tmp_path: Path) -> None:
         (("--keep-alive", "10"), "--keep-alive: '10': needs a unit"),
         (("--keep-alive", "0s"), "--keep-alive: '0s': must be longer than zero"),
         (("--cpus", "all"), "--cpus: 'all': is no list of CPUs"),
-        (("--cpus", "9999"), "platform: cpus: (9999,): not ours to use"),
+        (("--cpus", "9999"), "platform: cpus: (9999,): not available to this process"),
         (("--host", "256.0.0.1"), "256.0.0.1:0: cannot listen"),
-        (("--host", "0.0.0.0", "--no-auth"), "--host 0.0.0.0: --no-auth would let everybody"),
+        (("--host", "0.0.0.0", "--no-auth"), "--host 0.0.0.0: --no-auth would let anyone"),
         (("--keys-file", "/dev/null/keys"), "/dev/null/keys: the keys cannot be written: F"),
     ],
 )

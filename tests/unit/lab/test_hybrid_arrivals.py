@@ -1,4 +1,4 @@
-"""Arrivals of the hybrid experiments: scaled to a peak; if generated, of the right statistics."""
+"""Arrivals of the hybrid experiments: scaled to a peak, or generated with given statistics."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from headgate.lab.experiments.hybrid.environment import (
 from headgate.lab.experiments.hybrid_traces import traces_directory
 
 NAMES = [trace.name for trace in TRACES]
-HUGE_PER_S = 1_000.0  # thinning hides dispersion; so many are enough to see it
+HUGE_PER_S = 1_000.0  # thinning hides dispersion; this rate is high enough to measure it
 
 
 @pytest.mark.parametrize("trace", TRACES, ids=NAMES)
 def test_generated_arrivals_resemble_the_trace(trace: TraceSource) -> None:
-    """The dispersion of a rate's own swings grows with the scale, and Poisson's part does not."""
+    """The dispersion due to rate changes grows with the scale; the Poisson part does not."""
     arrivals = draw_arrivals(trace, trace.peak_per_s, None, seed=1)
     counts = np.bincount(arrivals.times_ns // PEAK_STEP_NS, minlength=trace.length_s // 10)
     idc = counts.var() / counts.mean()
@@ -35,7 +35,7 @@ def test_generated_arrivals_resemble_the_trace(trace: TraceSource) -> None:
 
 
 @pytest.mark.parametrize("trace", TRACES, ids=NAMES)
-def test_the_busiest_moment_is_as_busy_as_asked_for(trace: TraceSource) -> None:
+def test_peak_rate_is_as_requested(trace: TraceSource) -> None:
     for peak_per_s in (22.0, HUGE_PER_S):
         arrivals = draw_arrivals(trace, peak_per_s, None)
         noise = 4 * (peak_per_s / 10) ** 0.5 / peak_per_s
@@ -48,14 +48,14 @@ def test_seeds_differ_and_repeat() -> None:
     assert len(first) != len(other)
 
 
-def test_a_directory_without_the_traces_is_an_error(tmp_path: Path) -> None:
+def test_directory_without_traces_is_an_error(tmp_path: Path) -> None:
     assert traces_directory({"HEADGATE_TRACES": str(tmp_path)}) == tmp_path
     with pytest.raises(ConfigError, match="no such trace"):
         draw_arrivals(TRACES[0], 22.0, tmp_path)
 
 
-def test_an_hour_is_cut_out_of_the_days(tmp_path: Path) -> None:
-    """The file has one row per second; only the window's rows count, and their bursts stay."""
+def test_window_is_cut_out_of_the_trace(tmp_path: Path) -> None:
+    """The file has one row per second; only rows of the window are used, bursts included."""
     trace = TraceSource("toy", TRACES[0].file, 100, 50, 0, 0, 0, 0)
     rows = [1000] * 100 + [10] * 40 + [100] * 10 + [1000] * 100
     path = tmp_path / f"{trace.file}.csv"

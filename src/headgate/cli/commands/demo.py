@@ -14,7 +14,7 @@ from headgate.cli.options import make_directory, writing
 from headgate.cli.output import Progress, hanging_indent, rows_table, show
 from headgate.cli.plan_text import sentences
 from headgate.core.errors import ConfigError
-from headgate.lab.demo.hybrid import PROFILE_S, DemoResult, Planned, perform, prepare
+from headgate.lab.demo.hybrid import PROFILE_S, DemoResult, Planned, prepare, run_demo
 from headgate.lab.demo.report import run_rows, write_page
 from headgate.lab.demo.setup import DemoSchedule
 from headgate.profiling.machine import usable_cores
@@ -58,10 +58,10 @@ def hybrid(step_s: float, report: Path) -> None:
     words = sentences(planned.plan, planned.scale.measured, None, planned.prices)
     _show_plan(planned, words)
     with Progress("serving") as progress:
-        shown = perform(planned, progress.say)
+        result = run_demo(planned, progress.say)
     with writing(report, "--report"):
-        page = write_page(shown, words, report)
-    _show_runs(shown)
+        page = write_page(result, words, report)
+    _show_runs(result)
     show(Text(f"report: {page}"))
 
 
@@ -81,21 +81,22 @@ def _show_plan(planned: Planned, words: list[str]) -> None:
     show(*(hanging_indent("-", 2, sentence) for sentence in words))
 
 
-def _show_runs(shown: DemoResult) -> None:
-    scale = shown.planned.scale
+def _show_runs(result: DemoResult) -> None:
+    scale = result.planned.scale
     quiet, burst = scale.rates_per_s
     load = f"{quiet:.0f} requests/s, in bursts {burst:.0f}/s"
     show(Text(f"\n{load}; to be answered within {scale.slo_ms:g} ms\n", "bold"))
-    show(rows_table(run_rows(shown)))
+    show(rows_table(run_rows(result)))
     notes = (
-        "Foretold: simulated, with the profile alone. What has no live row is not this machine.",
-        "Simulated: with the times in the live run's own log, of a request alone and of a call.",
+        "Predicted: simulated with the profile alone. Policies without a live row are for larger "
+        "machines.",
+        "Simulated: simulated with the times in the live run's log.",
         "Simulated functions have a core each; "
-        f"here they share one of {len(usable_cores())} with the gateway.",
+        f"live functions share one of {len(usable_cores())} with the gateway.",
     )
     show(*(hanging_indent("-", 2, note) for note in notes))
     checks = [
-        {"claim": c.claim, "expected": c.expected, "was": c.measured, "holds": c.holds}
-        for c in shown.checks
+        {"claim": c.claim, "expected": c.expected, "measured": c.measured, "holds": c.holds}
+        for c in result.checks
     ]
     show(rows_table(checks, "\nDo live, simulated and planned agree?"))

@@ -102,7 +102,7 @@ def command(
     ) as platform:
         _greet(platform, directory)
         end.wait()
-    records = platform.bill.records()
+    records = platform.billing_log.records()
     click.echo(f"{len(records)} calls, {gb_s(records):.3f} GB-s")
 
 
@@ -115,7 +115,7 @@ def _greet(platform: EmbeddedPlatform, directory: Path) -> None:
         click.echo("  keys: any, because of --no-auth")
     else:
         click.echo(f"  keys: {platform.keys_file}")
-    click.echo(f"  bill: {directory / platform.bill.path.name}")
+    click.echo(f"  billing log: {directory / platform.billing_log.path.name}")
 
 
 def _seconds(text: str, option: str) -> float:

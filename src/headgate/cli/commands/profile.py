@@ -26,9 +26,9 @@ from headgate.planning.latency_model import Characterisation, Point
 from headgate.profiling.csv_import import read_tables
 from headgate.profiling.machine import this_machine, usable_cores
 from headgate.profiling.probe_client import ProbeTask
-from headgate.profiling.profile_file import to_document
+from headgate.profiling.profile_file import to_profile_json
 from headgate.profiling.profiler import ProfileResult, ProfilerSettings, profile
-from headgate.profiling.report import Objective, findings, profile_figure
+from headgate.profiling.report import Objective, profile_figure, summarise
 
 CONCURRENCY: Final = "1,2,3,5,8,12,20"
 BATCH_MAX: Final = 8  # by default
@@ -179,7 +179,7 @@ def command(
         measured = _measure(task, settings)
         found = measured.characterisation
         at = datetime.now(UTC).isoformat(timespec="seconds")
-        document = to_document(measured, settings, this_machine(), at=at, by=by)
+        document = to_profile_json(measured, settings, this_machine(), at=at, by=by)
         objective = objective or _objective(loaded, task.function)
     drawn = _write(document, found, objective, out, figure)
     if as_json:
@@ -292,7 +292,7 @@ def _show(
 ) -> None:
     show(Text(f"{found.function} on {found.device}: response times in ms\n", "bold"))
     show(rows_table([_row(point) for point in found.points]))
-    for sentence in findings(found, objective):
+    for sentence in summarise(found, objective):
         show(Text(sentence))
     if measured is not None and not measured.batches:
         show(Text("It takes one item at a time: larger batches were not measured.", "yellow"))

@@ -1,7 +1,8 @@
-"""The benchmarks, one file each: a module with `NAME`, `TITLE` and `run`. There is no list to edit.
+"""Benchmarks, one module each with `NAME`, `TITLE` and `run`.
 
-They report like experiments do: rows of numbers, and checks of what was measured against a target.
-Modules whose names begin with an underscore are what benchmarks share.
+Modules are discovered: there is no list to edit. Benchmarks report like experiments: rows of
+numbers, and checks of measurements against targets. Modules whose names begin with an underscore
+are shared by benchmarks.
 """
 
 from __future__ import annotations
@@ -15,32 +16,32 @@ from headgate.lab.experiments.experiment import Progress, Result
 
 
 class Bench(Protocol):
-    """What a module under `headgate.lab.bench` provides."""
+    """The interface of a module under `headgate.lab.bench`."""
 
     NAME: str
     TITLE: str
 
     def run(self, *, progress: Progress) -> Result:
-        """Measure. What it takes and finds depends on the machine."""
+        """Measure. Duration and results depend on the machine."""
 
 
 def benches() -> dict[str, Bench]:
     """Return all benchmarks by name."""
     modules = [
-        import_module(f"{__name__}.{found.name}")
-        for found in pkgutil.iter_modules(__path__)
-        if not found.name.startswith("_")
+        import_module(f"{__name__}.{module.name}")
+        for module in pkgutil.iter_modules(__path__)
+        if not module.name.startswith("_")
     ]
     return {bench.NAME: bench for bench in cast("list[Bench]", modules)}
 
 
 def bench_names() -> list[str]:
-    """Every benchmark there is."""
+    """Return the names of all benchmarks, sorted."""
     return sorted(benches())
 
 
 def find_bench(name: str) -> Bench:
-    """Return the benchmark of that name, or raise `ConfigError` listing those there are."""
+    """Return a benchmark by name. Raises `ConfigError` that lists the known names."""
     known = benches()
     if name not in known:
         allowed = ", ".join(sorted(known)) or "none"

@@ -1,7 +1,7 @@
-"""Every server's curve under overload: the same model, the same arrivals, the same client.
+"""Goodput of every server under overload, with the same model, arrivals and client.
 
-The capacity is what ONNX Runtime alone does on one core. Servers take turns; between two loads
-each is given the time to get over what the last one left in its queues.
+The capacity is the throughput of bare ONNX Runtime on one core. Servers are measured one after the
+other; between two loads a server gets time to drain its queues.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headgate.lab.bench._server_under_test import (
     OPTIONS,
     SLO_MS,
     LoadStep,
-    beside_the_worker,
+    off_worker_core,
     take_step,
 )
 from headgate.lab.bench.live.load_driver import make_request
@@ -26,7 +26,7 @@ from headgate.lab.bench.live.models import (
     BareOnnxRuntime,
     example,
     expected,
-    measure_alone,
+    measure_bare,
     write_models,
 )
 from headgate.lab.bench.live.server_process import (
@@ -42,99 +42,102 @@ from headgate.loadgen import Body, LoadOptions, parse_address
 from headgate.loadgen.requests import fetch
 
 MODEL: Final = "slow"
-_TIMEOUT_NS: Final = 2 * SECOND_NS  # no client waits longer
+_TIMEOUT_NS: Final = 2 * SECOND_NS  # of every client
 _SETTLE_S: Final = 30.0
-_ASK_AGAIN_S: Final = 0.1
+_POLL_S: Final = 0.1
 _SOURCE: Final = "docs/benchmarks.md"
 
 
 @dataclass(frozen=True, slots=True)
 class PeerPlan:
-    """Who is asked for how much, in capacities; the last load is what is compared."""
+    """Servers and loads, as multiples of the capacity; the last load is compared."""
 
-    contestants: tuple[Peer, ...]
-    cache: Path  # where environments and models are kept
+    peers: tuple[Peer, ...]
+    cache: Path  # directory of virtual environments and models
     loads: tuple[float, ...] = (0.5, 1.0, 2.0, 3.0)
     seconds: float = 8.0
-    alone_seconds: float = 3.0
+    bare_seconds: float = 3.0
 
 
 @dataclass(slots=True)
-class PeersMeasured:
-    """Every server's steps, in order of load, and why some are missing."""
+class PeersOverloadResult:
+    """The load steps of every server, in order of load, and why servers are missing."""
 
     plan: PeerPlan
-    alone: BareOnnxRuntime
-    steps: dict[str, list[LoadStep]] = field(default_factory=dict)  # by contestant
-    missing: dict[str, str] = field(default_factory=dict)  # likewise
+    bare: BareOnnxRuntime
+    steps: dict[str, list[LoadStep]] = field(default_factory=dict)  # by peer
+    missing: dict[str, str] = field(default_factory=dict)  # by peer
 
 
-def measure_peers(plan: PeerPlan, progress: Progress) -> PeersMeasured:
-    """Ask everybody for ever more. Whoever does not start or recover is in `missing`."""
+def measure_peers(plan: PeerPlan, progress: Progress) -> PeersOverloadResult:
+    """Measure all servers under increasing load.
+
+    Servers that do not start or do not recover are in `missing`.
+    """
     models = plan.cache / "models"
-    progress("making the models")
+    progress("writing the models")
     write_models(models)
-    found = PeersMeasured(plan, measure_alone(MODEL, 1, models, plan.alone_seconds))
-    for contestant in once(plan.contestants):
-        progress(f"{contestant.name}: up to {plan.loads[-1]:g} times the capacity")
-        steps = found.steps[contestant.name] = []
+    result = PeersOverloadResult(plan, measure_bare(MODEL, 1, models, plan.bare_seconds))
+    for peer in without_repeats(plan.peers):
+        progress(f"{peer.name}: up to {plan.loads[-1]:g} times the capacity")
+        steps = result.steps[peer.name] = []
         try:
-            _measure(contestant, found, steps)
+            _measure(peer, result, steps)
         except NotInstalledError as error:
-            found.missing[contestant.name] = f"not installed: {error}"
+            result.missing[peer.name] = f"not installed: {error}"
         except ServerError as error:
-            found.missing[contestant.name] = str(error)
-    return found
+            result.missing[peer.name] = str(error)
+    return result
 
 
-def report_peers(found: PeersMeasured) -> Result:
-    """Return the curves, who is missing, and how ours compares under the highest load."""
-    alone = found.alone
+def report_peers(result: PeersOverloadResult) -> Result:
+    """Return rows per server and load, missing servers, and a check at the highest load."""
+    bare = result.bare
     rows: list[Row] = [
         {
-            "onnx_runtime_alone": alone.model,
-            "items_per_s": round(alone.items_per_s, 1),
-            "item_p50_ms": round(alone.p50_ms, 1),
+            "bare_onnx_runtime": bare.model,
+            "items_per_s": round(bare.items_per_s, 1),
+            "item_p50_ms": round(bare.p50_ms, 1),
         }
     ]
-    for name, steps in found.steps.items():
+    for name, steps in result.steps.items():
         peak_rps = max((step.summary.run.goodput_rps for step in steps), default=0.0)
         rows += [_row(name, step, peak_rps) for step in steps]
-    rows += [{"contestant": name, "missing": why} for name, why in found.missing.items()]
-    return Result("peers", rows, [_check(found)])
+    rows += [{"peer": name, "missing": reason} for name, reason in result.missing.items()]
+    return Result("peers", rows, [_check(result)])
 
 
-def once(contestants: Sequence[Peer]) -> list[Peer]:
-    """Everybody; the baseline, which `bench live` measures first and last, only once."""
-    baselines = [contestant for contestant in contestants if contestant.is_baseline]
+def without_repeats(peers: Sequence[Peer]) -> list[Peer]:
+    """Return all peers; the baseline, which `bench live` measures twice, only once."""
+    baselines = [peer for peer in peers if peer.is_baseline]
     return [
-        replace(contestant, name=contestant.peer) if contestant.is_baseline else contestant
-        for contestant in contestants
-        if contestant not in baselines[1:]
+        replace(peer, name=peer.group) if peer.is_baseline else peer
+        for peer in peers
+        if peer not in baselines[1:]
     ]
 
 
-def _measure(contestant: Peer, found: PeersMeasured, steps: list[LoadStep]) -> None:
-    """Append to `steps`, so that those before a failure are kept."""
-    plan = found.plan
+def _measure(peer: Peer, result: PeersOverloadResult, steps: list[LoadStep]) -> None:
+    """Append to `steps`, so that steps before a failure are kept."""
+    plan = result.plan
     models = plan.cache / "models"
-    if MODEL not in contestant.models:
+    if MODEL not in peer.models:
         raise ServerError(f"does not serve the model {MODEL}")
-    python = python_of(contestant.requirements, plan.cache, contestant.folder.name)
-    body = make_request(contestant.models[MODEL].body, example(MODEL))
+    python = python_of(peer.requirements, plan.cache, peer.folder.name)
+    body = make_request(peer.models[MODEL].body, example(MODEL))
     options = LoadOptions(body=body, slo_ns=OPTIONS.slo_ns, timeout_ns=_TIMEOUT_NS)
-    right = expected(MODEL, models)
+    correct = expected(MODEL, models)
     with (
-        running(contestant, MODEL, python, models, body, right) as server,
-        beside_the_worker(),
+        running(peer, MODEL, python, models, body, correct) as server,
+        off_worker_core(),
     ):
         for load in plan.loads:
             _settle(server, body)
-            steps.append(take_step(server, load, found.alone.items_per_s, plan.seconds, options))
+            steps.append(take_step(server, load, result.bare.items_per_s, plan.seconds, options))
 
 
 def _settle(server: Running, body: Body) -> None:
-    """Wait until a lone request is answered in time again."""
+    """Wait until a single request gets its response in time again."""
     address = parse_address(server.url)
     end_s = time.monotonic() + _SETTLE_S
     while time.monotonic() < end_s:
@@ -143,20 +146,22 @@ def _settle(server: Running, body: Body) -> None:
             status, _ = fetch(address, "POST", address.path, body)
             if status == 200 and time.monotonic() - began_s <= SLO_MS / 1e3:
                 return
-        time.sleep(_ASK_AGAIN_S)
-    raise ServerError(f"answers no lone request in time, {_SETTLE_S:g} s after the last load")
+        time.sleep(_POLL_S)
+    raise ServerError(
+        f"no response in time to a single request {_SETTLE_S:g} s after the last load"
+    )
 
 
 def _row(name: str, step: LoadStep, peak_rps: float) -> Row:
-    """Whoever answers 429 or 503 has refused; what is neither that nor an answer has failed."""
+    """Return a row. Responses 429 and 503 are rejections; other responses but 200 are failures."""
     summary = step.summary
     run, answers = summary.run, summary.answers
     rejected = answers.get("429", 0) + answers.get("503", 0)
     return {
-        "contestant": name,
+        "peer": name,
         "load": step.load,
         "goodput_rps": round(run.goodput_rps, 1),
-        "of_its_peak": round(run.goodput_rps / peak_rps, 3) if peak_rps else None,
+        "share_of_peak": round(run.goodput_rps / peak_rps, 3) if peak_rps else None,
         "p50_ms": round(run.p50_ms, 1),
         "p99_ms": round(run.p99_ms, 1),
         "late": run.late,
@@ -166,21 +171,21 @@ def _row(name: str, step: LoadStep, peak_rps: float) -> Row:
     }
 
 
-def _check(found: PeersMeasured) -> Check:
-    """Whoever is missing was not beaten."""
-    load = found.plan.loads[-1]
-    (ours,) = [contestant.name for contestant in found.plan.contestants if contestant.is_ours]
+def _check(result: PeersOverloadResult) -> Check:
+    """Compare goodput at the highest load. Fails if a server is missing."""
+    load = result.plan.loads[-1]
+    (ours,) = [peer.name for peer in result.plan.peers if peer.is_ours]
     goodput_rps = {
         name: step.summary.run.goodput_rps
-        for name, steps in found.steps.items()
+        for name, steps in result.steps.items()
         for step in steps
         if step.load == load
     }
     own_rps = goodput_rps.pop(ours, 0.0)
     best = max(goodput_rps, key=goodput_rps.__getitem__, default=None)
     best_rps = 0.0 if best is None else goodput_rps[best]
-    said = f"{own_rps:.1f}/s; the best other: {best_rps:.1f}/s ({best or 'nobody'})"
-    said = "; ".join([said, *(f"{name} is missing" for name in found.missing)])
-    claim = f"{load:g} times the capacity: goodput at least every other server's"
-    holds = not found.missing and own_rps >= best_rps
-    return Check(claim, _SOURCE, "all", said, holds)
+    measured = f"{own_rps:.1f}/s; best other server: {best_rps:.1f}/s ({best or 'none'})"
+    measured = "; ".join([measured, *(f"{name} is missing" for name in result.missing)])
+    claim = f"{load:g} times the capacity: goodput at least that of every other server"
+    holds = not result.missing and own_rps >= best_rps
+    return Check(claim, _SOURCE, "all", measured, holds)

@@ -1,4 +1,11 @@
-"""Headgate as users have it, for benchmarks: the command in a process of its own, and its tools."""
+"""The server under test: `headgate serve` in a process of its own, with a synthetic model.
+
+`MatrixProduct` computes a product of many matrices, for a configurable duration:
+
+    python -m headgate.lab.bench._server_under_test 20     layers that take 20 ms on one core
+
+`take_step` sends one open-loop load.
+"""
 
 from __future__ import annotations
 
@@ -39,16 +46,20 @@ MODEL_MS: Final = 20.0
 SLO_MS: Final = 150
 OPTIONS: Final = LoadOptions(model=MODEL, slo_ns=SLO_MS * MILLISECOND_NS)
 _BATCH: Final = 4
-_BUSY: Final = 3  # clients that keep one core busy, and are answered in time
+_BUSY: Final = 3  # closed-loop clients that saturate one core within the SLO
 _START_S: Final = 30.0
 _STOP_S: Final = 30.0
+_THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_ROWS: Final = 64
+_WIDTH: Final = 256
+_TRIALS: Final = 40
 
 
 def product_app() -> dict[str, object]:
     """Return an application with one model that takes about 20 ms on one core."""
-    layers = int(_command("headgate.lab.bench._server_under_test", str(MODEL_MS), threads=1))
+    layers = int(_run_module("headgate.lab.bench._server_under_test", str(MODEL_MS), threads=1))
     function = {
-        "code": "headgate.lab.bench._server_under_test:Product",
+        "code": "headgate.lab.bench._server_under_test:MatrixProduct",
         "options": {"layers": layers},
     }
     return {
@@ -60,12 +71,12 @@ def product_app() -> dict[str, object]:
 
 @contextmanager
 def serving(app: Mapping[str, object], folder: Path, log: Path) -> Iterator[Running]:
-    """Serve an application until the end of the block; its event log is complete then."""
-    path, said = folder / "app.yaml", folder / "said.txt"
+    """Serve an application inside the block; after the block its event log is complete."""
+    path, output_path = folder / "app.yaml", folder / "output.txt"
     path.write_text(yaml.safe_dump(dict(app)), encoding="utf-8")
     command = [sys.executable, "-m", "headgate", "serve", str(path), "--log", str(log)]
     began_s = time.monotonic()
-    with said.open("wb") as output:
+    with output_path.open("wb") as output:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -74,8 +85,8 @@ def serving(app: Mapping[str, object], folder: Path, log: Path) -> Iterator[Runn
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
     try:
-        url = _await_url(process, said, began_s)
-        with beside_the_worker():
+        url = _await_url(process, output_path, began_s)
+        with off_worker_core():
             yield Running(process.pid, url, time.monotonic() - began_s)
     finally:
         process.send_signal(signal.SIGINT)
@@ -87,8 +98,8 @@ def serving(app: Mapping[str, object], folder: Path, log: Path) -> Iterator[Runn
 
 
 @contextmanager
-def beside_the_worker() -> Iterator[None]:
-    """Leave the last core alone: a worker has it, and load must not slow what it measures."""
+def off_worker_core() -> Iterator[None]:
+    """Keep this process off the last core, which the worker has: load must not slow it down."""
     cores = os.sched_getaffinity(0)
     if len(cores) > 1:
         os.sched_setaffinity(0, sorted(cores)[:-1])
@@ -99,25 +110,25 @@ def beside_the_worker() -> Iterator[None]:
 
 
 def peak_rps(server: Running, seconds: float) -> float:
-    """Return how many requests per second are answered in time when it is always busy."""
+    """Return the goodput of a saturated server, in requests per second."""
     duration_ns = round(seconds * SECOND_NS)
     result = run_closed_loop(server.url, _BUSY, duration_ns, OPTIONS, warm_up_ns=duration_ns // 4)
     return int((result.outcome == 0).sum()) / seconds
 
 
-def outside_ns(result: LoadResult) -> int:
-    """Return what a request usually takes outside of the gateway's own account of it."""
+def client_overhead_ns(result: LoadResult) -> int:
+    """Return the median latency that clients see in addition to the gateway's own timing."""
     total_ns = result.timings_ns["total"]
-    is_told = (total_ns != NEVER_NS) & (result.status == 200)
-    return int(np.median((result.latency_ns - total_ns)[is_told]))
+    has_timings = (total_ns != NEVER_NS) & (result.status == 200)
+    return int(np.median((result.latency_ns - total_ns)[has_timings]))
 
 
-def tool(*arguments: object) -> Any:  # whatever JSON it prints
-    """Run a command of Headgate's with --json and return what it says."""
-    return json.loads(_command("headgate", *map(str, arguments), "--json"))
+def run_command(*arguments: object) -> Any:  # any JSON
+    """Run a Headgate command with --json and return its output."""
+    return json.loads(_run_module("headgate", *map(str, arguments), "--json"))
 
 
-def _command(module: str, *arguments: str, threads: int | None = None) -> str:
+def _run_module(module: str, *arguments: str, threads: int | None = None) -> str:
     limits = {} if threads is None else dict.fromkeys(_THREADS, str(threads))
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
@@ -126,66 +137,54 @@ def _command(module: str, *arguments: str, threads: int | None = None) -> str:
         text=True,
         check=False,
     )
-    # 1 is a check that does not hold, which is a result.
+    # Exit status 1 reports a check that does not hold, which is a result.
     if done.returncode not in (0, 1) or not done.stdout:
         raise RuntimeError(f"{module} {' '.join(arguments)}: {done.stderr.strip()}")
     return done.stdout
 
 
-def _await_url(process: subprocess.Popen[bytes], said: Path, began_s: float) -> str:
+def _await_url(process: subprocess.Popen[bytes], output_path: Path, began_s: float) -> str:
     while time.monotonic() - began_s < _START_S and process.poll() is None:
-        words = said.read_text(encoding="utf-8").split()
-        if "try" in words:  # the greeting is complete
-            return words[words.index("serving") + 1]
+        tokens = output_path.read_text(encoding="utf-8").split()
+        if "try" in tokens:  # the start message is complete
+            return tokens[tokens.index("serving") + 1]
         time.sleep(0.02)
-    raise RuntimeError(f"it does not serve: {said.read_text(encoding='utf-8')}")
-
-
-_THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-
-
-# A model that computes for real, for as long as it is told to: a product of many matrices.
-#
-# python -m headgate.lab.bench._server_under_test 20     how many layers take 20 ms on one core
-
-
-ROWS: Final = 64
-WIDTH: Final = 256
-_TRIALS: Final = 40
+    raise RuntimeError(f"the server does not start: {output_path.read_text(encoding='utf-8')}")
 
 
 class MatrixProduct(Model):
-    """Takes `layers` products for each item. A batch saves nothing: it takes as long as its items.
+    """Computes `layers` matrix products per item.
 
-    So what a server makes of it is the server's doing, and capacity is one number.
+    A batch takes as long as the sum of its items, so batching gains nothing and the capacity is
+    one number.
     """
 
     def __init__(self, layers: int = 1) -> None:
         self._layers = layers
 
     def load(self) -> None:
-        """Make the weights, always the same."""
-        self.inputs = {"x": f"FP32[-1, {ROWS}]"}
+        """Generate the weights, with a fixed seed."""
+        self.inputs = {"x": f"FP32[-1, {_ROWS}]"}
         self.outputs = {"y": "FP32[-1]"}
-        weights = np.random.default_rng(1).standard_normal((WIDTH, WIDTH), dtype=np.float32)
-        self._weights = weights * np.float32(np.sqrt(2 / WIDTH))
+        weights = np.random.default_rng(1).standard_normal((_WIDTH, _WIDTH), dtype=np.float32)
+        self._weights = weights * np.float32(np.sqrt(2 / _WIDTH))
 
     def predict(self, batch: dict[str, Array]) -> dict[str, Array]:
-        """Return one number for each item."""
-        return {"y": np.array([self._one(x) for x in batch["x"]], np.float32)}
+        """Return one number per item."""
+        return {"y": np.array([self._product(x) for x in batch["x"]], np.float32)}
 
-    def _one(self, x: Array) -> float:
-        hidden = np.repeat(x[:, None], WIDTH, axis=1)
+    def _product(self, x: Array) -> float:
+        hidden = np.repeat(x[:, None], _WIDTH, axis=1)
         for _ in range(self._layers):
             hidden = np.maximum(hidden @ self._weights, 0)
         return float(hidden.mean())
 
 
-def layers_for(milliseconds: float) -> int:
-    """Return how many layers take so long here and now."""
+def layers_for_ms(milliseconds: float) -> int:
+    """Return the number of layers that take this long on this machine."""
     model = MatrixProduct(layers=8)
     model.load()
-    x = {"x": np.ones((1, ROWS), np.float32)}
+    x = {"x": np.ones((1, _ROWS), np.float32)}
     took_s = []
     for _ in range(_TRIALS):
         begin_s = perf_counter()
@@ -194,40 +193,37 @@ def layers_for(milliseconds: float) -> int:
     return max(1, round(8 * milliseconds / 1e3 / median(took_s)))
 
 
-if __name__ == "__main__":
-    sys.stdout.write(f"{layers_for(float(sys.argv[1]))}\n")
-
-
-# One step of a curve: a load in an open loop, and what came of it.
-
-
 @dataclass(frozen=True, slots=True)
 class LoadStep:
-    """One load and what came of it, as clients saw it."""
+    """One open-loop load and its results, as clients saw them."""
 
-    load: float  # in capacities
+    load: float  # multiple of the capacity
     summary: LoadSummary
-    has_one_answer_each: bool
-    memory_mib: tuple[float, float, float]  # before, at most, after
+    has_one_response_each: bool
+    memory_mib: tuple[float, float, float]  # before, peak, after
 
 
 def take_step(
     server: Running, load: float, capacity_rps: float, seconds: float, options: LoadOptions
 ) -> LoadStep:
-    """Ask for so many times the capacity. The same load comes at the same times to everybody."""
+    """Send `load` times the capacity. Equal loads have equal arrival times for every server."""
     arrivals = poisson(load * capacity_rps, round(seconds * SECOND_NS), seed=round(10 * load))
     before_mib = server.memory_mib()
-    seen_mib = [before_mib]
+    samples_mib = [before_mib]
     result = run_open_loop(
         server.url,
         arrivals,
         options,
-        on_progress=lambda _: seen_mib.append(server.memory_mib()),
+        on_progress=lambda _: samples_mib.append(server.memory_mib()),
     )
-    memory_mib = (before_mib, max(seen_mib), server.memory_mib())
-    return LoadStep(load, summarise_load(result), _has_one_answer_each(result), memory_mib)
+    memory_mib = (before_mib, max(samples_mib), server.memory_mib())
+    return LoadStep(load, summarise_load(result), _has_one_response_each(result), memory_mib)
 
 
-def _has_one_answer_each(result: LoadResult) -> bool:
-    """Whether no answer is missing; that there are no more than that, the log must tell."""
+def _has_one_response_each(result: LoadResult) -> bool:
+    """Whether no response is missing. Duplicates show in the event log only."""
     return bool(np.all((result.failure == FailureReason.NONE) & (result.status > 0)))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{layers_for_ms(float(sys.argv[1]))}\n")

@@ -1,8 +1,8 @@
 """One simulator under test, in a process: `python -m headgate.lab.bench._simulators`.
 
-Every contestant simulates the same thing, a queue with eight servers at 80 % load (SimFaaS has no
-queue, so it simulates the same load with requests turned away), and prints one line of JSON.
-Imports and the making of arrivals are not timed, for anybody.
+Every simulator simulates the same system, a queue with eight servers at 80 % load (SimFaaS has no
+queue, so it simulates the same load as a loss system), and prints one line of JSON. Imports and the
+generation of arrivals are not timed for any simulator.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ RATE_PER_S = 0.8 * SERVERS * 1e9 / SERVICE_NS
 
 
 def ours(requests: int) -> dict[str, object]:
-    """Policy `balance`, one request to a batch."""
+    """Run policy `balance` with single requests."""
     return _timed(_setup(), requests, RATE_PER_S)
 
 
 def ours_batching(requests: int) -> dict[str, object]:
-    """Policy `balance` with batches of up to 8, at 95 % of what full batches would carry."""
+    """Run policy `balance` with batches of up to 8, at 95 % of the capacity of full batches."""
     exec_ns = tuple(SERVICE_NS * (4 + size) // 5 for size in range(1, 9))
     rate_per_s = 0.95 * SERVERS * 8 * 1e9 / exec_ns[-1]
     return _timed(_setup(exec_ns, batch_max=8), requests, rate_per_s)
 
 
 def ours_log(requests: int) -> dict[str, object]:
-    """A hash of every action of a run, to compare builds."""
+    """Return a hash of all actions of a run, to compare builds."""
     observer = _Hasher()
     arrivals = poisson(RATE_PER_S, int(requests / RATE_PER_S * 1e9), seed=1)
     simulate(_setup(), arrivals, observer=observer)
@@ -55,7 +55,7 @@ def ours_log(requests: int) -> dict[str, object]:
 
 
 def simpy(requests: int) -> dict[str, object]:
-    """SimPy: a process per request, a resource of eight."""
+    """Run SimPy, with a process per request and a resource of capacity eight."""
     import simpy  # noqa: PLC0415 - optional, and only here
 
     rng = random.Random(1)
@@ -81,7 +81,7 @@ def simpy(requests: int) -> dict[str, object]:
 
 
 def simfaas(requests: int) -> dict[str, object]:
-    """SimFaaS: eight instances at most, and no queue: what does not fit is turned away."""
+    """Run SimFaaS, with at most eight instances and no queue: excess requests are rejected."""
     from simfaas.ServerlessSimulator import ServerlessSimulator  # noqa: PLC0415 - likewise
 
     simulator = ServerlessSimulator(
@@ -143,15 +143,15 @@ def _row(requests: int, seconds: float, mean_wait_ms: float) -> dict[str, object
 
 
 def main() -> None:
-    """Run the contestant named on the command line, with so many requests."""
-    contestants: dict[str, Callable[[int], dict[str, object]]] = {
+    """Run the simulator named on the command line, with the given number of requests."""
+    simulators: dict[str, Callable[[int], dict[str, object]]] = {
         "ours": ours,
         "ours-batching": ours_batching,
         "ours-log": ours_log,
         "simpy": simpy,
         "simfaas": simfaas,
     }
-    print(json.dumps(contestants[sys.argv[1]](int(sys.argv[2]))))
+    print(json.dumps(simulators[sys.argv[1]](int(sys.argv[2]))))
 
 
 if __name__ == "__main__":

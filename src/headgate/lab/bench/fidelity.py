@@ -1,8 +1,8 @@
-"""How well the simulator foretells a live day: the same requests, served and then simulated.
+"""Fidelity of the simulator: the same requests, served live and then simulated.
 
-A model is really served, at three levels of load. Each event log is replayed, which must give
-identical actions; then it is calibrated, and its requests are simulated with what that says. All
-of it is done with the commands that users have. Machines are noisy and a 99th percentile is a few
+A model is served at three levels of load. Each event log is replayed, which must give identical
+actions; then service times are calibrated from the log, and its requests are simulated with them.
+All steps use the commands that users have. Machines are noisy and a 99th percentile depends on few
 requests, so there are several rounds, and the median error counts.
 """
 
@@ -18,18 +18,18 @@ from typing import Final
 from headgate.core.clock import SECOND_NS
 from headgate.lab.bench._server_under_test import (
     OPTIONS,
-    outside_ns,
+    client_overhead_ns,
     peak_rps,
     product_app,
+    run_command,
     serving,
-    tool,
 )
 from headgate.lab.experiments.experiment import Check, Progress, Result, Row
 from headgate.loadgen import run_open_loop, summarise_load
 from headgate.workload import Arrivals, poisson
 
 NAME = "fidelity"
-TITLE = "a live day, replayed and simulated"
+TITLE = "a live run, replayed and simulated"
 
 _SOURCE: Final = "docs/benchmarks.md"
 _ERRORS_MAX: Final[Mapping[str, tuple[str, float]]] = {
@@ -41,7 +41,7 @@ _ERRORS_MAX: Final[Mapping[str, tuple[str, float]]] = {
 
 @dataclass(frozen=True, slots=True)
 class FidelityPlan:
-    """How much load, in capacities, and for how long."""
+    """Levels of load, as multiples of the capacity, and durations."""
 
     levels: tuple[tuple[str, float], ...] = (("low", 0.3), ("medium", 0.7), ("overload", 2.0))
     rounds: int = 3
@@ -51,18 +51,18 @@ class FidelityPlan:
 
 @dataclass(frozen=True, slots=True)
 class FidelityLevel:
-    """One level in one round, as clients saw it and as it was simulated."""
+    """Live and simulated metrics of one level in one round."""
 
     level: str
     round: int
     rate_per_s: float
     replay: dict[str, object]
-    outside_ms: float
+    client_overhead_ms: float
     live: dict[str, float]
     simulated: dict[str, float]
 
     def error(self, name: str) -> float:
-        """How far off the simulation is: of a share in points, else relative."""
+        """Return the error of the simulation: absolute for a share, else relative."""
         live, simulated = self.live[name], self.simulated[name]
         return abs(simulated - live) / (1 if name == "slo_attainment" else live)
 
@@ -76,45 +76,51 @@ def measure(plan: FidelityPlan, progress: Progress) -> list[FidelityLevel]:
     """Serve, replay, calibrate and simulate, level by level."""
     with TemporaryDirectory() as directory:
         folder = Path(directory)
-        progress("finding out what the machine carries")
+        progress("measuring the capacity")
         app = product_app()
         with serving(app, folder, folder / "peak.log") as server:
             capacity_rps = peak_rps(server, plan.peak_seconds)
-        seen = []
+        measured = []
         for number in range(plan.rounds):
             for level, load in plan.levels:
                 progress(f"round {number + 1} of {plan.rounds}: {load:.0%} of {capacity_rps:.0f}/s")
                 arrivals = poisson(
                     load * capacity_rps, round(plan.seconds * SECOND_NS), seed=number
                 )
-                seen.append(_look(level, number, arrivals, app, folder))
-        return seen
+                measured.append(_measure_level(level, number, arrivals, app, folder))
+        return measured
 
 
-def report(seen: list[FidelityLevel]) -> Result:
-    """Return a table, and the checks."""
-    levels = dict.fromkeys(each.level for each in seen)
-    checks = [check for level in levels for check in _checks([s for s in seen if s.level == level])]
-    return Result(NAME, [row for each in seen for row in _rows(each)], checks)
+def report(measured: list[FidelityLevel]) -> Result:
+    """Return the rows and the checks."""
+    levels = dict.fromkeys(each.level for each in measured)
+    checks = [
+        check
+        for level in levels
+        for check in _checks([each for each in measured if each.level == level])
+    ]
+    return Result(NAME, [row for each in measured for row in _rows(each)], checks)
 
 
-def _look(
+def _measure_level(
     level: str, number: int, arrivals: Arrivals, app: dict[str, object], folder: Path
 ) -> FidelityLevel:
     log, trace = folder / "live.log", folder / "live.csv"
     calibrated = folder / "calibrated.yaml"
     with serving(app, folder, log) as server:
         result = run_open_loop(server.url, arrivals, OPTIONS)
-    outside = outside_ns(result)
-    tool("calibrate", log, "--out", calibrated, "--trace", trace, "--request", f"{outside}ns")
+    overhead_ns = client_overhead_ns(result)
+    run_command(
+        "calibrate", log, "--out", calibrated, "--trace", trace, "--request", f"{overhead_ns}ns"
+    )
     return FidelityLevel(
         level,
         number + 1,
         arrivals.mean_rate_per_s,
-        tool("replay", log),
-        outside / 1e6,
+        run_command("replay", log),
+        overhead_ns / 1e6,
         _figures(summarise_load(result).run.to_json()),
-        _figures(tool("simulate", calibrated, "--trace", trace)),
+        _figures(run_command("simulate", calibrated, "--trace", trace)),
     )
 
 
@@ -122,31 +128,31 @@ def _figures(summary: dict[str, object]) -> dict[str, float]:
     return {name: float(str(summary[name])) for name in _ERRORS_MAX}
 
 
-def _rows(seen: FidelityLevel) -> Iterator[Row]:
-    for how, figures in (("live", seen.live), ("simulated", seen.simulated)):
+def _rows(measured: FidelityLevel) -> Iterator[Row]:
+    for source, figures in (("live", measured.live), ("simulated", measured.simulated)):
         yield {
-            "load": seen.level,
-            "round": seen.round,
-            "requests_per_s": round(seen.rate_per_s, 1),
-            "how": how,
+            "load": measured.level,
+            "round": measured.round,
+            "requests_per_s": round(measured.rate_per_s, 1),
+            "source": source,
             "p50_ms": round(figures["p50_ms"], 2),
             "p99_ms": round(figures["p99_ms"], 2),
             "slo_attainment": round(figures["slo_attainment"], 4),
-            "outside_ms": round(seen.outside_ms, 3),
+            "client_overhead_ms": round(measured.client_overhead_ms, 3),
         }
 
 
 def _checks(rounds: list[FidelityLevel]) -> Iterator[Check]:
     level = rounds[0].level
-    replays = [seen.replay for seen in rounds]
+    replays = [measured.replay for measured in rounds]
     is_same = all(replay["is_identical"] and replay["complete"] for replay in replays)
     actions = sum(int(str(replay["actions"])) for replay in replays)
-    said = f"{actions:,} actions" if is_same else "they differ, or a log is not complete"
+    measured_text = f"{actions:,} actions" if is_same else "they differ, or a log is not complete"
     claim = f"{level}: the logs replay with identical actions"
-    yield Check(claim, _SOURCE, "identical", said, is_same)
-    for name, (words, most) in _ERRORS_MAX.items():
-        error = median(seen.error(name) for seen in rounds)
+    yield Check(claim, _SOURCE, "identical", measured_text, is_same)
+    for name, (title, most) in _ERRORS_MAX.items():
+        error = median(measured.error(name) for measured in rounds)
         unit = " points" if name == "slo_attainment" else " %"
-        claim = f"{level}: simulated {words} beside the live one"
+        claim = f"{level}: error of the simulated {title}"
         expected = f"within {100 * most:g}{unit}"
         yield Check(claim, _SOURCE, expected, f"{100 * error:.1f}{unit}", error <= most)

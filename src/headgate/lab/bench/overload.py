@@ -1,7 +1,7 @@
-"""What is left of a server when three times as much is asked of it as it can do.
+"""Goodput, latency and memory under overload, up to three times the capacity.
 
-Open loop: requests come at their own times, whatever becomes of those before them, as they do when
-there are many clients. The event log is on. Beside that, every server's curve with one ONNX model.
+Open loop: arrivals do not depend on earlier responses, as with many clients. The event log is on.
+In addition, every peer is measured under overload with one ONNX model.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from headgate.lab.bench._server_under_test import (
     serving,
     take_step,
 )
-from headgate.lab.bench.live import CACHE, CONTESTANTS
-from headgate.lab.bench.live.server_process import read_contestants
+from headgate.lab.bench.live import CACHE, PEERS_FILE
+from headgate.lab.bench.live.server_process import read_peers
 from headgate.lab.experiments.experiment import Check, Progress, Result, Row
 from headgate.metrics.from_log import read_columns
 
 NAME = "overload"
-TITLE = "goodput, promises kept and memory at three times the capacity"
+TITLE = "goodput, admitted requests within the SLO and memory at three times the capacity"
 
 _SOURCE: Final = "docs/benchmarks.md"
 _GOODPUT_MIN: Final = 0.9
-_KEPT_MIN: Final = 0.99
+_WITHIN_SLO_MIN: Final = 0.99
 _REJECTED_MS_MAX: Final = 5.0
 _GROWTH_MIB_MAX: Final = 32.0
 
 
 @dataclass(frozen=True, slots=True)
 class OverloadPlan:
-    """How much is asked, in capacities, and for how long; the last one is what is checked."""
+    """Loads, as multiples of the capacity, and durations; the last load is checked."""
 
     curve: tuple[float, ...] = (0.5, 0.8, 1.0, 1.5, 2.0)
     curve_seconds: float = 6.0
@@ -56,37 +56,37 @@ class OverloadPlan:
 
 @dataclass(frozen=True, slots=True)
 class OverloadResult:
-    """All steps, in order of load."""
+    """All load steps, in order of load."""
 
-    capacity_rps: float  # with as many clients as keep the worker busy
+    capacity_rps: float  # goodput in a closed loop that saturates the worker
     steps: list[LoadStep]
-    logged: int  # requests that came and were settled, as the log has it
+    settled: int  # requests with an outcome in the event log
 
     @property
     def peak_rps(self) -> float:
-        """The best goodput of all."""
+        """Highest goodput of all loads."""
         return max(self.capacity_rps, *(step.summary.run.goodput_rps for step in self.steps))
 
     @property
     def overload(self) -> LoadStep:
-        """The last one."""
+        """The step with the highest load."""
         return self.steps[-1]
 
 
 def run(*, progress: Progress) -> Result:
-    """Measure ours, then everybody. Takes a quarter of an hour, and longer the first time."""
-    plan = PeerPlan(tuple(read_contestants(CONTESTANTS)), CACHE)
+    """Measure Headgate, then all peers. Takes a quarter of an hour, longer the first time."""
+    plan = PeerPlan(tuple(read_peers(PEERS_FILE)), CACHE)
     ours = report(measure(OverloadPlan(), progress))
-    everybody = report_peers(measure_peers(plan, progress))
-    return Result(NAME, ours.rows + everybody.rows, ours.checks + everybody.checks)
+    peers_report = report_peers(measure_peers(plan, progress))
+    return Result(NAME, ours.rows + peers_report.rows, ours.checks + peers_report.checks)
 
 
 def measure(plan: OverloadPlan, progress: Progress) -> OverloadResult:
-    """Find out what the machine carries, and ask for ever more."""
+    """Measure the capacity, then increasing loads."""
     with TemporaryDirectory() as directory:
         folder = Path(directory)
         log = folder / "overload.log"
-        progress("making a model of 20 ms")
+        progress("calibrating a model of 20 ms")
         app = product_app()
         with serving(app, folder, folder / "peak.log") as server:
             capacity_rps = peak_rps(server, plan.peak_seconds)
@@ -94,14 +94,14 @@ def measure(plan: OverloadPlan, progress: Progress) -> OverloadResult:
             steps = []
             for load in (*plan.curve, plan.overload):
                 seconds = plan.seconds if load == plan.overload else plan.curve_seconds
-                progress(f"asking for {load:g} times {capacity_rps:.0f} requests/s, {seconds:g} s")
+                progress(f"load of {load:g} times {capacity_rps:.0f} requests/s, {seconds:g} s")
                 steps.append(take_step(server, load, capacity_rps, seconds, OPTIONS))
         return OverloadResult(capacity_rps, steps, _settled(log))
 
 
-def report(found: OverloadResult) -> Result:
-    """Return the curve, and the checks."""
-    return Result(NAME, [_row(step) for step in found.steps], list(_checks(found)))
+def report(result: OverloadResult) -> Result:
+    """Return rows per load, and the checks."""
+    return Result(NAME, [_row(step) for step in result.steps], list(_checks(result)))
 
 
 def _settled(log: Path) -> int:
@@ -130,28 +130,29 @@ def _row(step: LoadStep) -> Row:
     }
 
 
-def _checks(found: OverloadResult) -> Iterator[Check]:
-    step = found.overload
+def _checks(result: OverloadResult) -> Iterator[Check]:
+    step = result.overload
     run = step.summary.run
     at = f"{step.load:g} times the capacity"
-    share = run.goodput_rps / found.peak_rps
-    claim = f"{at}: goodput over its peak ({found.peak_rps:.1f}/s)"
+    share = run.goodput_rps / result.peak_rps
+    claim = f"{at}: goodput relative to the peak ({result.peak_rps:.1f}/s)"
     yield Check(claim, _SOURCE, f">= {_GOODPUT_MIN}", round(share, 3), share >= _GOODPUT_MIN)
-    kept = run.admitted_kept
-    claim = f"{at}: what was admitted is answered within {SLO_MS} ms, as clients see it"
-    yield Check(claim, _SOURCE, f">= {_KEPT_MIN}", round(kept, 4), kept >= _KEPT_MIN)
+    within_slo = run.admitted_kept
+    claim = f"{at}: share of admitted requests within {SLO_MS} ms, as clients see it"
+    holds = within_slo >= _WITHIN_SLO_MIN
+    yield Check(claim, _SOURCE, f">= {_WITHIN_SLO_MIN}", round(within_slo, 4), holds)
     rejected_ms = round(step.summary.rejected_p99_ms, 2)
-    claim = f"{at}: a rejection is answered within, p99"
+    claim = f"{at}: p99 latency of rejections"
     holds = rejected_ms <= _REJECTED_MS_MAX
     yield Check(claim, _SOURCE, f"<= {_REJECTED_MS_MAX:g} ms", f"{rejected_ms} ms", holds)
     before_mib, most_mib, after_mib = step.memory_mib
     growth_mib = max(most_mib, after_mib) - before_mib
-    claim = f"{at}: memory of all processes grows by"
-    said = f"{growth_mib:.1f} MiB of {before_mib:.0f}"
+    claim = f"{at}: growth of memory of all processes"
+    measured = f"{growth_mib:.1f} MiB of {before_mib:.0f}"
     holds = growth_mib <= _GROWTH_MIB_MAX
-    yield Check(claim, _SOURCE, f"<= {_GROWTH_MIB_MAX:g} MiB", said, holds)
-    is_one = all(step.has_one_answer_each for step in found.steps)
-    sent = sum(step.summary.run.requests for step in found.steps)
-    claim = f"every one of {sent:,} requests has exactly one answer, and one settlement in the log"
-    holds = is_one and found.logged == sent
-    yield Check(claim, _SOURCE, "all", f"{found.logged:,} settled", holds)
+    yield Check(claim, _SOURCE, f"<= {_GROWTH_MIB_MAX:g} MiB", measured, holds)
+    is_one = all(step.has_one_response_each for step in result.steps)
+    sent = sum(step.summary.run.requests for step in result.steps)
+    claim = f"each of {sent:,} requests has exactly one response, and one outcome in the event log"
+    holds = is_one and result.settled == sent
+    yield Check(claim, _SOURCE, "all", f"{result.settled:,} settled", holds)

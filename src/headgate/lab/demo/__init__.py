@@ -1,1 +1,1 @@
-"""Demonstrations: the whole of Headgate at work, live, on whatever machine they are run on."""
+"""Demonstrations: Headgate end to end, live, sized to the machine they run on."""

@@ -1,8 +1,8 @@
-"""Hybrid serving, live: one machine that bursts are too much for, without and with functions.
+"""Hybrid serving, live: one machine that bursts overload, without and with functions.
 
 The recommender is profiled on this machine, planned for, served, and sent a bursty workload, once
-for every way of serving it. The machine is one core, and the functions have another. Then the same
-is simulated, to see whether the simulator and the plan would have said so.
+per policy. The machine is one core, and the functions have another core. Then the same is
+simulated, to compare simulator and plan with the live run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from headgate.workload import Arrivals
 
 PROFILE_S: Final = 12.0
 _SEED: Final = 1
-_SIMULATED_CORES: Final = (2, 4)  # of machines that this one is not
+_SIMULATED_CORES: Final = (2, 4)  # of larger machines, which are only simulated
 _REQUEST_NS: Final = round(OVERHEAD_MS * 1e6)
 _ATTAINMENT_POINTS: Final = 3.0
 _P50_PERCENT: Final = 15.0
@@ -53,7 +53,7 @@ _SOURCE: Final = "live, simulated and planned agree"
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What was known before anything was served."""
+    """Profile, plan and workload, before anything is served."""
 
     scale: Scale
     plan: CapacityPlan
@@ -64,58 +64,58 @@ class Planned:
 
     @property
     def threshold(self) -> int:
-        """Requests at once that the machine is to have."""
+        """Planned concurrency limit of the machine."""
         return self.plan.capacities[0].threshold
 
 
 @dataclass(frozen=True, slots=True)
 class DemoEnvironment:
-    """What a simulation is told."""
+    """Inputs of a simulation."""
 
     times: Times
-    request_ns: int  # what no log can see of a request
+    request_ns: int  # client-side overhead of a request, which the event log does not contain
 
 
 @dataclass(frozen=True, slots=True)
 class DemoRun:
-    """One way of serving: as it was, and as it was simulated."""
+    """Results of one policy: predicted, live and simulated."""
 
-    way: DemoPolicy
-    foretold: DemoRunResult  # by what was known before
-    live: DemoRunResult | None = None  # None: this machine has no such size
-    simulated: DemoRunResult | None = None  # by what the live run's own log says of times
+    policy: DemoPolicy
+    predicted: DemoRunResult  # simulated with the profile, before the live run
+    live: DemoRunResult | None = None  # None: only simulated
+    simulated: DemoRunResult | None = None  # simulated with the times in the live run's log
 
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """All of it."""
+    """Results of all policies."""
 
     planned: Planned
     runs: tuple[DemoRun, ...]
-    best_threshold: int  # of all that were tried in the simulator
+    best_threshold: int  # by exhaustive search in the simulator
 
     @property
     def checks(self) -> list[Check]:
-        """Whether live, simulated and planned agree."""
-        found = [
+        """Checks that live, simulated and planned results agree."""
+        checks = [
             check
             for run in self.runs
             if run.live is not None and run.simulated is not None
-            for check in _agreement(run.way.label, run.live, run.simulated)
+            for check in _agreement(run.policy.label, run.live, run.simulated)
         ]
         planned, best = self.planned.threshold, self.best_threshold
-        claim = "threshold: planned, and the best of all that were tried"
-        said = f"{planned} and {best}"
-        return [*found, Check(claim, _SOURCE, "within 1", said, abs(planned - best) <= 1)]
+        claim = "threshold: planned, and best by exhaustive search"
+        measured = f"{planned} and {best}"
+        return [*checks, Check(claim, _SOURCE, "within 1", measured, abs(planned - best) <= 1)]
 
 
-def prepare(model: Path, course: DemoSchedule, budget_s: float, progress: Progress) -> Planned:
+def prepare(model: Path, schedule: DemoSchedule, budget_s: float, progress: Progress) -> Planned:
     """Profile the recommender and plan for it. Raises `ConfigError`."""
-    return plan_for(fit_to_machine(model, course, budget_s, progress))
+    return plan_for(fit_to_machine(model, schedule, budget_s, progress))
 
 
 def plan_for(scale: Scale) -> Planned:
-    """Plan for what was measured. Raises `ConfigError` if nothing would do."""
+    """Plan for the measured profile. Raises `ConfigError` if the SLO is infeasible."""
     prices = read_prices()
     machine, platform = one_core(prices), prices.platforms[0]
     arrivals = scale.arrivals(_SEED)
@@ -123,52 +123,57 @@ def plan_for(scale: Scale) -> Planned:
     terms = Terms(scale.slo_ms, QUANTILE, expected, instances_max=1)
     plan = make_plan(scale.measured, [machine], platform, terms)
     if isinstance(plan, Infeasible):
-        problem = f"one core takes {plan.fastest_ms:.0f} ms for a request, however few there are"
+        problem = f"one core takes {plan.fastest_ms:.0f} ms even for a single request"
         raise ConfigError(problem, where="this machine", value=f"{scale.slo_ms:g} ms")
     return Planned(scale, plan, prices, machine, platform, arrivals)
 
 
-def perform(planned: Planned, progress: Progress) -> DemoResult:
-    """Serve it in every way, and simulate the same."""
+def run_demo(planned: Planned, progress: Progress) -> DemoResult:
+    """Serve with every policy, and simulate the same."""
     make = partial(application, planned.scale, planned.machine, planned.platform)
-    lone_ms = planned.scale.measured.time_ms(1, 1)
+    single_ms = planned.scale.measured.time_ms(1, 1)
     runs: list[DemoRun] = []
     with TemporaryDirectory(prefix="headgate-demo-") as scratch:
         folder = Path(scratch)
         progress("deploying the function")
-        spec = make(Times(lone_ms, lone_ms))
+        spec = make(Times(single_ms, single_ms))
         with deployed(spec, folder, planned.platform) as functions:
-            known = DemoEnvironment(Times(lone_ms, functions.call_ms(planned.scale)), _REQUEST_NS)
-            functions.wake()
+            known = DemoEnvironment(Times(single_ms, functions.call_ms(planned.scale)), _REQUEST_NS)
+            functions.prewarm()
             spec = make(known.times, endpoint_url=functions.platform.url)
-            for way in _ways(planned.threshold):
-                progress(f"serving: {way.label}")
-                log = folder / f"{way.policy}.log"
-                chosen = {**spec, "policy": {"name": way.policy, **dict(way.settings)}}
-                live, request_ns = run_live(chosen, planned.scale, planned.arrivals, log, functions)
-                seen = DemoEnvironment(read_times(log, known.times), request_ns)
+            for policy in _policies(planned.threshold):
+                progress(f"serving: {policy.label}")
+                log = folder / f"{policy.name}.log"
+                served_spec = {**spec, "policy": {"name": policy.name, **dict(policy.settings)}}
+                live, request_ns = run_live(
+                    served_spec, planned.scale, planned.arrivals, log, functions
+                )
+                calibrated = DemoEnvironment(read_times(log, known.times), request_ns)
                 runs.append(
                     DemoRun(
-                        way, _simulate(planned, way, known), live, _simulate(planned, way, seen)
+                        policy,
+                        _simulate(planned, policy, known),
+                        live,
+                        _simulate(planned, policy, calibrated),
                     )
                 )
     progress("simulating other machines, and all thresholds")
     for cores in _SIMULATED_CORES:
-        way = DemoPolicy(f"threshold on {cores} cores", "threshold")
-        runs.append(DemoRun(way, _simulate(planned, way, known, cores)))
+        policy = DemoPolicy(f"threshold on {cores} cores", "threshold")
+        runs.append(DemoRun(policy, _simulate(planned, policy, known, cores)))
     best = best_threshold(make(known.times), planned.scale, planned.arrivals, _REQUEST_NS)
     return DemoResult(planned, tuple(runs), best)
 
 
 def _simulate(
-    planned: Planned, way: DemoPolicy, world: DemoEnvironment, cores: int = 1
+    planned: Planned, policy: DemoPolicy, environment: DemoEnvironment, cores: int = 1
 ) -> DemoRunResult:
     scale, machine, platform = planned.scale, planned.machine, planned.platform
-    spec = application(scale, machine, platform, world.times, cores=cores)
-    return run_simulated(spec, way, scale, planned.arrivals, world.request_ns)
+    spec = application(scale, machine, platform, environment.times, cores=cores)
+    return run_simulated(spec, policy, scale, planned.arrivals, environment.request_ns)
 
 
-def _ways(threshold: int) -> tuple[DemoPolicy, ...]:
+def _policies(threshold: int) -> tuple[DemoPolicy, ...]:
     return (
         DemoPolicy("without functions", "dedicated_only"),
         DemoPolicy(f"threshold of {threshold}", "threshold", (("threshold", threshold),)),
@@ -178,11 +183,11 @@ def _ways(threshold: int) -> tuple[DemoPolicy, ...]:
 
 def _agreement(label: str, live: DemoRunResult, simulated: DemoRunResult) -> Iterator[Check]:
     points = 100 * abs(live.attainment - simulated.attainment)
-    yield _check(f"{label}: in time", _ATTAINMENT_POINTS, points, "points")
+    yield _check(f"{label}: SLO attainment", _ATTAINMENT_POINTS, points, "points")
     percent = 100 * abs(simulated.percentile_ms(0.5) / live.percentile_ms(0.5) - 1)
     yield _check(f"{label}: p50", _P50_PERCENT, percent, "%")
 
 
 def _check(claim: str, most: float, measured: float, unit: str) -> Check:
-    expected, said = f"within {most:g} {unit}", f"{measured:.1f} {unit}"
-    return Check(f"{claim}, simulated beside live", _SOURCE, expected, said, measured <= most)
+    expected, text = f"within {most:g} {unit}", f"{measured:.1f} {unit}"
+    return Check(f"{claim}, simulated versus live", _SOURCE, expected, text, measured <= most)

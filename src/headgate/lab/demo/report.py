@@ -1,4 +1,4 @@
-"""What the demonstration leaves behind: one HTML page."""
+"""The HTML report of the demonstration."""
 
 from __future__ import annotations
 
@@ -20,94 +20,94 @@ if TYPE_CHECKING:
 Row = Mapping[str, str]
 
 
-def run_rows(shown: DemoResult) -> list[Row]:
-    """Each way of serving: as foretold, live, and as simulated with the live run's times."""
+def run_rows(result: DemoResult) -> list[Row]:
+    """Return rows per policy: predicted, live, and simulated with the live run's times."""
     return [
-        _row(run.way.label, how, seen)
-        for run in shown.runs
-        for how, seen in (
-            ("foretold", run.foretold),
+        _row(run.policy.label, source, run_result)
+        for run in result.runs
+        for source, run_result in (
+            ("predicted", run.predicted),
             ("live", run.live),
             ("simulated", run.simulated),
         )
-        if seen is not None
+        if run_result is not None
     ]
 
 
-def write_page(shown: DemoResult, words: Sequence[str], directory: Path) -> Path:
-    """Write `report.html`, with plots where matplotlib is there; return where it is."""
-    planned = shown.planned
+def write_page(result: DemoResult, plan_sentences: Sequence[str], directory: Path) -> Path:
+    """Write `report.html`, with figures if matplotlib is installed; return its path."""
+    planned = result.planned
     meta: dict[str, object] = {
         "machine": planned.scale.measured.device,
-        "a request": f"{planned.scale.sessions} sessions",
-        "objective": f"{planned.scale.slo_ms:g} ms",
+        "request size": f"{planned.scale.sessions} sessions",
+        "SLO": f"{planned.scale.slo_ms:g} ms",
     }
     pictures: list[Picture] = []
     if find_spec("matplotlib") is not None:
         profiled = profile_figure(planned.scale.measured, planned.scale.slo_ms)
-        pictures.append(Picture("What was measured", to_svg(profiled, "profile")))
-        drawn = response_figure(shown)
-        pictures.append(Picture("Each request, live: late ones are red", to_svg(drawn, "runs")))
+        pictures.append(Picture("Profile", to_svg(profiled, "profile")))
+        drawn = response_figure(result)
+        pictures.append(Picture("Live requests; late ones are red", to_svg(drawn, "runs")))
     else:
         meta["plots"] = "need matplotlib: pip install headgate[report]"
     tiles = [
-        Tile(format_value("share", run.live.attainment), f"in time, {run.way.label}")
-        for run in shown.runs
+        Tile(format_value("share", run.live.attainment), f"SLO attainment, {run.policy.label}")
+        for run in result.runs
         if run.live is not None
     ]
     checks = [
         {
             "claim": c.claim,
             "expected": str(c.expected),
-            "was": str(c.measured),
+            "measured": str(c.measured),
             "holds": "yes" if c.holds else "no",
         }
-        for c in shown.checks
+        for c in result.checks
     ]
-    sheets = [
-        _sheet("Runs", run_rows(shown)),
-        _sheet("Live, simulated and planned", checks),
-        _sheet("The plan", [{"": sentence} for sentence in words]),
+    tables = [
+        _table("Runs", run_rows(result)),
+        _table("Live, simulated and planned", checks),
+        _table("The plan", [{"": sentence} for sentence in plan_sentences]),
     ]
     page = directory / "report.html"
-    text = html_page("Hybrid serving on this machine", meta, tiles, pictures, sheets)
+    text = html_page("Hybrid serving on this machine", meta, tiles, pictures, tables)
     page.write_text(text, encoding="utf-8")
     return page
 
 
-def response_figure(shown: DemoResult) -> Figure:
-    """Plot the response time of every request, one live run above the other."""
-    lived = [(run.way.label, run.live) for run in shown.runs if run.live is not None]
-    figure = new_figure(2.2 * len(lived))
-    panels = figure.subplots(len(lived), 1, sharex=True, sharey=True, squeeze=False)
-    for axes, (label, live) in zip(panels[:, 0], lived, strict=True):
+def response_figure(result: DemoResult) -> Figure:
+    """Plot the response time of every request, a panel per live run."""
+    live_runs = [(run.policy.label, run.live) for run in result.runs if run.live is not None]
+    figure = new_figure(2.2 * len(live_runs))
+    panels = figure.subplots(len(live_runs), 1, sharex=True, sharey=True, squeeze=False)
+    for axes, (label, live) in zip(panels[:, 0], live_runs, strict=True):
         for rows, colour in ((live.is_met, BLUE), (~live.is_met, VERMILION)):
             axes.scatter(live.arrival_s[rows], live.latency_ms[rows], s=6, color=colour)
-        axes.axhline(shown.planned.scale.slo_ms, color=INK, linewidth=0.8, linestyle="--")
+        axes.axhline(result.planned.scale.slo_ms, color=INK, linewidth=0.8, linestyle="--")
         axes.set_yscale("log")
         style_axes(axes, title=label, x_label="s", y_label="ms")
     return figure
 
 
-def _row(label: str, how: str, seen: DemoRunResult) -> Row:
+def _row(label: str, source: str, result: DemoRunResult) -> Row:
     return {
         "": label,
-        "how": how,
-        "in time": f"{seen.attainment:.1%}",
-        "p50 ms": f"{seen.percentile_ms(0.5):.0f}",
-        "p99 ms": f"{seen.percentile_ms(0.99):.0f}",
-        "unserved": str(seen.unserved),
-        "to functions": f"{seen.spilled:.1%}",
-        "cold": str(seen.cold_starts),
-        "their $/1000": f"{seen.usd_per_1000:.5f}",
+        "source": source,
+        "in time": f"{result.attainment:.1%}",
+        "p50 ms": f"{result.percentile_ms(0.5):.0f}",
+        "p99 ms": f"{result.percentile_ms(0.99):.0f}",
+        "unserved": str(result.unserved),
+        "to functions": f"{result.spilled:.1%}",
+        "cold": str(result.cold_starts),
+        "functions $/1000": f"{result.usd_per_1000:.5f}",
     }
 
 
-def _sheet(title: str, rows: Sequence[Row]) -> ReportTable:
+def _table(title: str, rows: Sequence[Row]) -> ReportTable:
     return ReportTable(
         title,
         tuple(
-            Column(key, "", tuple(row[key] for row in rows), is_text=key in ("", "how", "claim"))
+            Column(key, "", tuple(row[key] for row in rows), is_text=key in ("", "source", "claim"))
             for key in rows[0]
         ),
     )

@@ -1,4 +1,14 @@
-"""The application of the demonstration: one machine of one core, and functions for the rest."""
+"""Setup of the demonstration: model, sizing to this machine, calibration, and application.
+
+The application has one machine of one core, and functions for the excess load. Machines differ by
+an order of magnitude, and a request of a millisecond would measure the gateway and not the
+recommender. So the number of sessions per request is chosen such that a request takes about 20 ms
+on one core, and SLO and load follow from the measured profile.
+
+A profile is measured without a gateway, on an otherwise idle machine. What the worker and the
+connection to it add, and how functions that share a core slow each other down, is in the event log
+of a live run: `read_times` calibrates the simulation with it.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +39,11 @@ from headgate.profiling.probe_client import ProbeTask
 from headgate.profiling.profiler import ProfilerSettings, profile
 from headgate.workload import Arrivals, stepped
 
-# The recommender, asked for the same number of sessions in every request.
-
 
 class SessionModel(OnnxModel):
-    """An ONNX file of which a request wants so many rows, which are one piece of work.
+    """An ONNX model with a fixed number of rows (sessions) per request.
 
-    So a request takes as long as its sender likes, and there is nothing to put together.
+    The number of rows sets the execution time of a request; requests are not batched.
     """
 
     def __init__(self, path: str, sessions: int) -> None:
@@ -43,7 +51,7 @@ class SessionModel(OnnxModel):
         self._sessions = sessions
 
     def load(self) -> None:
-        """Read the file. Raises `ConfigError` if that cannot be done."""
+        """Load the file. Raises `ConfigError` if it cannot be loaded."""
         super().load()
         self.inputs = self._fixed(self.inputs)
         self.outputs = self._fixed(self.outputs)
@@ -56,73 +64,76 @@ class SessionModel(OnnxModel):
         )
 
 
-# The demonstration, cut to this machine: how large a request is, how soon it must be answered,
-# and how many of them come.
-#
-# Machines differ by an order of magnitude, and a request that takes a millisecond would measure
-# the gateway and not the recommender. So requests have as many sessions as take about 20 ms on
-# one core, and everything else follows from what was measured.
-
-
 FUNCTION: Final = "recommend"
 CODE: Final = f"{SessionModel.__module__}:{SessionModel.__name__}"
-QUANTILE: Final = 0.95  # of a few hundred requests; a higher one would be decided by a handful
-FEW: Final = 5  # clients that one machine can serve in time, and
-MANY: Final = 20  # clients that it cannot: the paper's workload
-AT_ONCE: Final = (1, 2, 3, 4, 5, 6, 8, 12, MANY)
-OVERHEAD_MS: Final = 3.0  # of the way through the gateway, on a machine that is busy
+QUANTILE: Final = 0.95  # there are a few hundred requests: a higher one would depend on a handful
+FEW: Final = 5  # concurrent clients that one machine serves within the SLO (as in the paper)
+MANY: Final = 20  # concurrent clients in a burst (as in the paper)
+CONCURRENCIES: Final = (1, 2, 3, 4, 5, 6, 8, 12, MANY)
+OVERHEAD_MS: Final = 3.0  # of the gateway, on a busy machine
 _REQUEST_MS: Final = 20.0
-_TRIED: Final = 16  # sessions in the request that tells how many it should have
+_TRIAL_SESSIONS: Final = 16  # sessions per request in the first, coarse measurement
 _SESSIONS_MAX: Final = 256
-# A burst brings more than one machine can take, and not more than the functions' core can add.
+# Load of a burst: more than one machine can serve, and less than with the functions' core.
 _BURST_LOAD: Final = 1.35
 
+MACHINE: Final = "core"
+FUNCTIONS: Final = "functions"
+# Functions share one core here: more concurrent functions would only slow each other down.
+FUNCTIONS_MAX: Final = 4
+MEMORY_MB: Final = 1_769  # one vCPU
+_REFERENCE_INSTANCE: Final = "ml.c5.large"  # two cores: half of its price is that of one
+_CALLS_MIN: Final = 10  # fewer calls give no reliable mean
+
 Progress = Callable[[str], None]
+Spec = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class DemoSchedule:
-    """How the load goes: a burst, quiet, a burst, ... The first two steps only warm up."""
+    """Steps of the load: burst, quiet, burst, ... The first two steps are warm-up."""
 
     step_s: float = 2.0
     steps: int = 7
 
     @property
     def warm_up_ns(self) -> int:
-        """Requests before that do not count."""
+        """End of the warm-up; earlier requests are not counted."""
         return round(2 * self.step_s * SECOND_NS)
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What the demonstration asks of this machine."""
+    """Request size, profile and SLO for this machine."""
 
     model: Path
-    sessions: int  # in a request
+    sessions: int  # per request
     measured: Characterisation
     slo_ms: float
-    course: DemoSchedule
+    schedule: DemoSchedule
 
     @property
     def capacity_per_s(self) -> float:
-        """Requests that one core answers in a second, with as many at once as are in time."""
+        """Requests per second of one core, at the largest concurrency within the SLO."""
         return FEW / self.measured.time_ms(1, FEW) * 1e3
 
     @property
     def rates_per_s(self) -> tuple[float, float]:
-        """When it is quiet, and in a burst: as 5 and as 20 clients would send."""
+        """Quiet rate and burst rate, in the ratio of 5 to 20 clients."""
         burst = _BURST_LOAD * self.capacity_per_s
         return burst * FEW / MANY, burst
 
     def arrivals(self, seed: int) -> Arrivals:
-        """Return the requests. Live and simulated get the very same."""
-        rates = [self.rates_per_s[1 - step % 2] for step in range(self.course.steps)]
-        step_ns = round(self.course.step_s * SECOND_NS)
-        return stepped(rates, step_ns, self.course.steps * step_ns, seed=seed)
+        """Return the arrivals, which are the same for live and simulated runs."""
+        rates = [self.rates_per_s[1 - step % 2] for step in range(self.schedule.steps)]
+        step_ns = round(self.schedule.step_s * SECOND_NS)
+        return stepped(rates, step_ns, self.schedule.steps * step_ns, seed=seed)
 
 
-def fit_to_machine(model: Path, course: DemoSchedule, budget_s: float, progress: Progress) -> Scale:
-    """Measure the recommender on this machine, and choose accordingly."""
+def fit_to_machine(
+    model: Path, schedule: DemoSchedule, budget_s: float, progress: Progress
+) -> Scale:
+    """Measure the recommender on this machine, and derive request size, SLO and load."""
     cores = len(usable_cores())
     if cores < 2:
         problem = "needs two cores, one for the machine and one for the functions"
@@ -136,41 +147,34 @@ def fit_to_machine(model: Path, course: DemoSchedule, budget_s: float, progress:
             task, settings, device, lambda title, done, total: progress(f"profiling: {title}")
         ).characterisation
 
-    tried = measure(_TRIED, 0.1, ProfilerSettings((1,), (1,), (1,)))
-    sessions = round(_TRIED * _REQUEST_MS / tried.time_ms(1, 1))
+    trial = measure(_TRIAL_SESSIONS, 0.1, ProfilerSettings((1,), (1,), (1,)))
+    sessions = round(_TRIAL_SESSIONS * _REQUEST_MS / trial.time_ms(1, 1))
     sessions = max(1, min(_SESSIONS_MAX, sessions))
-    one = measure(sessions, 0.7, ProfilerSettings((1,), AT_ONCE, (1,)))
-    two = measure(sessions, 0.2, ProfilerSettings((2,), (1, FEW), (1,)))  # what more cores would do
+    one = measure(sessions, 0.7, ProfilerSettings((1,), CONCURRENCIES, (1,)))
+    two = measure(
+        sessions, 0.2, ProfilerSettings((2,), (1, FEW), (1,))
+    )  # to extrapolate to more cores
     measured = replace(one, points=(*one.points, *two.points))
-    # A little more than the few take: so the many are late, and so are a few more.
+    # Slightly more than `FEW` concurrent requests take, so that slightly more are late already.
     slo_ms = ceil(1.05 * measured.time_ms(1, FEW, 1, QUANTILE) + OVERHEAD_MS)
-    return Scale(model, sessions, measured, slo_ms, course)
+    return Scale(model, sessions, measured, slo_ms, schedule)
 
 
 def options(model: Path, sessions: int) -> dict[str, object]:
-    """Return what the function is made with."""
+    """Return the options of the function's model."""
     return {"path": str(model.resolve()), "sessions": sessions}
-
-
-# How long requests took in a live run, so that its simulation knows what it could not know before.
-#
-# A profile is measured without a gateway, and with nobody else on the machine. What a worker and
-# the way to it add, and what functions that share a core do to each other, stands in the log.
-
-
-_CALLS_MIN: Final = 10  # fewer say nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Of one request, that has the machine to itself, or that calls a function."""
+    """Times of a single request, on the machine and as a function call."""
 
     machine_ms: float
     call_ms: float
 
 
 def read_times(log: Path, before: Times) -> Times:
-    """Return what a log says; what it does not say stays as it was `before`."""
+    """Return the times in an event log; `before` for times that the log does not contain."""
     header, entries = read_log(log)
     with closing(entries):
         app = from_spec(header.app, str(log)).app
@@ -180,21 +184,22 @@ def read_times(log: Path, before: Times) -> Times:
     is_usual = (batches.finished == 1) & (batches.cold == 0)
     calls_ns = (batches.ended_ns - batches.sent_ns)[is_call & is_usual]
     rows = ~is_call
-    machine_ns = alone_ns(machine.profile, batches.sent_ns[rows], batches.ended_ns[rows])
+    machine_ns = single_request_ns(machine.profile, batches.sent_ns[rows], batches.ended_ns[rows])
     return Times(
         machine_ns / MILLISECOND_NS if rows.any() else before.machine_ms,
         float(calls_ns.mean()) / MILLISECOND_NS if len(calls_ns) >= _CALLS_MIN else before.call_ms,
     )
 
 
-def alone_ns(profile: Profile, began_ns: Int64, ended_ns: Int64) -> float:
-    """Return how long a request would take alone, from when requests ran that shared a machine.
+def single_request_ns(profile: Profile, began_ns: Int64, ended_ns: Int64) -> float:
+    """Return the time of a single request, from the times of requests that shared a machine.
 
-    While n run, each is slowed down by the profile's factor for n, so that n / factor of a lone
-    request is done in the time of one; all of them together are as many as there were.
+    While n requests run, each is slowed down by the profile's factor for n, so that n / factor of
+    the work of one request is done per unit of time. The total work divided by the number of
+    requests is the time of a single request.
 
     >>> profile = Profile((10,), slowdown=(1.0, 2.0))
-    >>> alone_ns(profile, np.array([0, 0]), np.array([24, 24]))
+    >>> single_request_ns(profile, np.array([0, 0]), np.array([24, 24]))
     12.0
     """
     instants_ns = np.concatenate((began_ns, ended_ns))
@@ -203,30 +208,20 @@ def alone_ns(profile: Profile, began_ns: Int64, ended_ns: Int64) -> float:
     running = np.cumsum(changes[order])[:-1]
     lengths_ns = np.diff(instants_ns[order])
     most = int(running.max(initial=0))
-    alone = profile.exec_ns[0]
-    factors = np.array([1.0, *(profile.time_ns(1, n) / alone for n in range(1, most + 1))])
+    single_ns = profile.exec_ns[0]
+    factors = np.array([1.0, *(profile.time_ns(1, n) / single_ns for n in range(1, most + 1))])
     done_ns = (lengths_ns * running / factors[running]).sum()
     return float(done_ns) / max(1, len(began_ns))
 
 
-MACHINE: Final = "core"
-FUNCTIONS: Final = "functions"
-# They share a core here: more of them at once would only be slower, each of them.
-FUNCTIONS_MAX: Final = 4
-MEMORY_MB: Final = 1_769  # comes with one CPU
-_LIKE: Final = "ml.c5.large"  # has two: half of its price is that of one
-
-Spec = dict[str, object]
-
-
 def one_core(prices: PriceList) -> InstanceType:
-    """Return the machine that the demonstration has, at the price of such a core."""
-    (like,) = prices.instances_named([_LIKE], "the demonstration")
+    """Return the machine of the demonstration: one core at the price of a cloud core."""
+    (reference,) = prices.instances_named([_REFERENCE_INSTANCE], "the demonstration")
     return InstanceType(
         name=MACHINE,
         cpus=1,
-        memory_bytes=like.memory_bytes // 2,
-        usd_per_hour=like.usd_per_hour / 2,
+        memory_bytes=reference.memory_bytes // 2,
+        usd_per_hour=reference.usd_per_hour / 2,
         network_ns=round(OVERHEAD_MS * 1e6 / 2),
     )
 
@@ -240,12 +235,12 @@ def application(
     endpoint_url: str = "http://localhost",
     cores: int = 1,
 ) -> Spec:
-    """Return the application file, as plain data.
+    """Return the application spec.
 
-    With more `cores` the machine is another one, as the profile tells what it would be like.
+    With more `cores`, the machine is a larger one, extrapolated from the profile.
     """
     profile = profile_of(scale.measured, cores)
-    faster = profile.exec_ns[0] / profile_of(scale.measured, 1).exec_ns[0]
+    speed_factor = profile.exec_ns[0] / profile_of(scale.measured, 1).exec_ns[0]
     start = format_duration(profile.cold_start_ns)
     terms = platform.sized(MEMORY_MB * MIB)
     common: Spec = {
@@ -260,7 +255,7 @@ def application(
                 "variants": {
                     MACHINE: {
                         **common,
-                        "exec": f"{faster * times.machine_ms:.4f}ms",
+                        "exec": f"{speed_factor * times.machine_ms:.4f}ms",
                         "slowdown": [round(factor, 4) for factor in profile.slowdown],
                         "concurrency": MANY,
                         "pools": [MACHINE],

@@ -1,7 +1,7 @@
-"""The experiments, one file each: what a paper says, beside what comes out here.
+"""Experiments, one module each: the claims of a paper, compared with results of this simulator.
 
-There is no list to edit. A file without a leading underscore is an experiment, and its name is the
-file's with hyphens; `experiment.py` says what an experiment is.
+Experiments are discovered: there is no list to edit. A module without a leading underscore is an
+experiment, named like the module with hyphens. `experiment.py` defines the interface.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headgate.lab.experiments.experiment import Experiment
 
 
 def experiment_names() -> list[str]:
-    """Every experiment there is.
+    """Return the names of all experiments, sorted.
 
     >>> "kaas-traces" in experiment_names()
     True
@@ -28,14 +28,14 @@ def experiment_names() -> list[str]:
 
 
 def find_experiment(name: str) -> Experiment:
-    """Return the experiment of that name, or raise `ConfigError` listing those there are."""
+    """Return an experiment by name. Raises `ConfigError` that lists the known names."""
     names = experiment_names()
     if name not in names:
         raise ConfigError(
             "unknown experiment", key="experiment", value=name, allowed=", ".join(names)
         )
     module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
-    experiment = cast(Experiment, module)  # a module can be one: it has the three attributes
+    experiment = cast(Experiment, module)  # the module has the three attributes of the protocol
     if name != experiment.NAME:
         raise TypeError(f"{module.__name__}.NAME is {experiment.NAME!r}, not {name!r}")
     return experiment

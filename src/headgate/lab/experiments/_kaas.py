@@ -1,7 +1,8 @@
-"""What the experiments on chapter 6 of the thesis share: its models, its policies, one run of them.
+"""Shared by the experiments on chapter 6 of the thesis: models, policies, one run, and figures.
 
 The thesis is "Making the Most of Serverless Accelerators" (Berkeley, 2022). Its simulator counts
-timesteps; here one timestep is a millisecond, and everything arrives on a whole one.
+timesteps; here one timestep is a millisecond, and arrivals fall on whole timesteps. The figures
+need matplotlib.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ MIXES: Final[tuple[Mix, ...]] = ("equal work", "equal rates")
 
 @dataclass(frozen=True, slots=True)
 class KaasModel:
-    """A model, how long it evaluates, and how much longer it takes the first time on a GPU."""
+    """A model with its evaluation time and the additional time of a cold start on a GPU."""
 
     name: str
     exec_ms: float
@@ -52,23 +53,23 @@ class KaasModel:
 
 Models = tuple[KaasModel, ...]
 STATED: Final[Models] = (KaasModel("RESNET", 5, 5), KaasModel("BERT", 20, 10))
-# The printed traces contradict the stated times. These reproduce all five; of BERT's two times
-# only the sum can be read off, because no trace runs it twice on one GPU.
+# The printed traces contradict the stated times. The fitted times reproduce all five traces; of
+# BERT's two times only the sum is known, because no trace runs BERT twice on one GPU.
 FITTED: Final[Models] = (KaasModel("RESNET", 2, 4), KaasModel("BERT", 8, 10))
 
 
 @dataclass(frozen=True, slots=True)
 class KaasPolicyCase:
-    """A policy with the settings that one row of a table is about."""
+    """A policy with its settings, and the label of its row."""
 
     label: str
-    policy: str
+    name: str
     config: tuple[tuple[str, float | bool], ...] = ()
     announces: bool = False
 
     def build(self) -> tuple[PolicyKind, PolicyConfig]:
         """Return the policy and its configuration."""
-        kind = find_policy(self.policy)
+        kind = find_policy(self.name)
         return kind, kind.config(**dict(self.config))
 
 
@@ -89,15 +90,15 @@ MLFQ_PRINTED: Final = KaasPolicyCase(
     "mlfq, printed", "mlfq", (("clairvoyant", True),), announces=True
 )
 
-THESIS_FORMS: Final = (ROUND_ROBIN, BALANCE, SRTF, MLFQ, EXCLUSIVE_FIXED)
-ALL_FORMS: Final = (*THESIS_FORMS, EXCLUSIVE, AFFINITY)
+THESIS_POLICIES: Final = (ROUND_ROBIN, BALANCE, SRTF, MLFQ, EXCLUSIVE_FIXED)
+ALL_POLICIES: Final = (*THESIS_POLICIES, EXCLUSIVE, AFFINITY)
 
 
 @dataclass(frozen=True, slots=True)
 class KaasCase:
-    """One run under Poisson arrivals. `load` is evaluation time asked for per GPU time."""
+    """One run under Poisson arrivals. `load` is the evaluation time offered per GPU time."""
 
-    form: KaasPolicyCase
+    policy: KaasPolicyCase
     models: Models = STATED
     gpus: int = 4
     load: float = 0.8
@@ -108,7 +109,7 @@ class KaasCase:
 
 @dataclass(frozen=True, slots=True)
 class KaasResult:
-    """What one run came to; waits are means, in timesteps."""
+    """Metrics of one run; waits are means, in timesteps."""
 
     cold_starts: int
     wait: float
@@ -116,7 +117,7 @@ class KaasResult:
 
 
 def build_app(models: Models, gpus: int, clients: Sequence[str]) -> App:
-    """Return a pool of GPU1, GPU2, ... that can each hold all models at once."""
+    """Return an application with GPUs GPU1, GPU2, ... that can each hold all models at once."""
     functions = tuple(_function(number, model) for number, model in enumerate(models))
     return App(
         functions=functions,
@@ -127,11 +128,11 @@ def build_app(models: Models, gpus: int, clients: Sequence[str]) -> App:
 
 
 def measure(case: KaasCase, seed: int) -> KaasResult:
-    """Run a case. A top-level function of plain values: worker processes can be given it."""
+    """Run a case. Top-level function with picklable arguments, for worker processes."""
     clients = [c for model in case.models for c in client_names(model, case.clients_per_model)]
     app = build_app(case.models, case.gpus, clients)
-    kind, config = case.form.build()
-    setup = Setup(app, kind, config, seed=seed, announces=case.form.announces)
+    kind, config = case.policy.build()
+    setup = Setup(app, kind, config, seed=seed, announces=case.policy.announces)
     summary = summarise(simulate(setup, draw_arrivals(case, seed)))
     return KaasResult(
         summary.cold_starts,
@@ -146,17 +147,17 @@ def waits(measured: Sequence[KaasResult], model: int | None = None) -> list[floa
 
 
 def differences(first: Sequence[float], second: Sequence[float]) -> list[float]:
-    """Return by how much `first` is above `second`, seed by seed: both had the same arrivals."""
+    """Return `first` minus `second`, paired by seed: both had the same arrivals."""
     return [one - other for one, other in zip(first, second, strict=True)]
 
 
 def is_above(first: Sequence[float], second: Sequence[float]) -> bool:
-    """Whether `first` is above `second` by more than chance explains."""
+    """Whether `first` is significantly above `second` (95 %, paired by seed)."""
     return mean_interval(differences(first, second)).low > 0
 
 
 def wait_columns(name: str, values: Sequence[float]) -> Row:
-    """Return the mean over the runs and half the width of its 95 % interval."""
+    """Return columns of the mean over runs and half the width of its 95 % interval."""
     return {name: fmean(values), f"± {name}": margin(values)}
 
 
@@ -174,8 +175,8 @@ def client_names(model: KaasModel, count: int) -> list[str]:
 def draw_arrivals(case: KaasCase, seed: int) -> Arrivals:
     """Return Poisson arrivals on whole timesteps; they do not depend on the policy.
 
-    A Poisson stream dealt out at random among clients is one Poisson stream for each, so the
-    number of clients changes who sends a request and never when.
+    A Poisson stream split at random among clients is a Poisson stream of each client, so the number
+    of clients changes who sends a request, and not when.
     """
     rates = rates_per_ms(case.models, case.load * case.gpus, case.mix)
     parts = [
@@ -183,19 +184,19 @@ def draw_arrivals(case: KaasCase, seed: int) -> Arrivals:
             poisson(
                 1000 * rate,
                 case.duration_ms * MILLISECOND_NS,
-                seed=seed * len(case.models) + place,
+                seed=seed * len(case.models) + index,
             ),
             {model.name: 1.0},
             dict.fromkeys(client_names(model, case.clients_per_model), 1.0),
             seed=seed,
         )
-        for place, (model, rate) in enumerate(zip(case.models, rates, strict=True))
+        for index, (model, rate) in enumerate(zip(case.models, rates, strict=True))
     ]
     return on_timesteps(mix(parts))
 
 
 def rates_per_ms(models: Models, gpus_busy: float, mix: Mix) -> list[float]:
-    """Return the requests per timestep and model that keep so many GPUs busy.
+    """Return the requests per timestep of each model that keep `gpus_busy` GPUs busy.
 
     >>> rates_per_ms(STATED, 3.2, "equal work"), rates_per_ms(STATED, 2.5, "equal rates")
     ([0.32, 0.08], [0.1, 0.1])
@@ -206,7 +207,7 @@ def rates_per_ms(models: Models, gpus_busy: float, mix: Mix) -> list[float]:
 
 
 def on_timesteps(arrivals: Arrivals) -> Arrivals:
-    """Move every arrival back to the start of its timestep; the order stays."""
+    """Move every arrival back to the start of its timestep; the order is kept."""
     return Arrivals(
         arrivals.times_ns // MILLISECOND_NS * MILLISECOND_NS,
         arrivals.duration_ns,
@@ -226,12 +227,9 @@ def _function(number: int, model: KaasModel) -> Function:
 
 
 def beats(theirs: Sequence[KaasResult], ours: Sequence[KaasResult]) -> bool:
-    """Whether they have no more cold starts, and waits shorter by more than chance explains."""
+    """Whether `theirs` has no more cold starts and significantly shorter waits than `ours`."""
     cold = fmean(one.cold_starts for one in theirs), fmean(one.cold_starts for one in ours)
     return cold[0] <= cold[1] and is_above(waits(ours), waits(theirs))
-
-
-# Figures of the experiments on chapter 6 of the thesis. They need matplotlib.
 
 
 def waits_figure(series: Mapping[str, Mapping[str, Interval]], *, title: str) -> Figure:
@@ -240,10 +238,10 @@ def waits_figure(series: Mapping[str, Mapping[str, Interval]], *, title: str) ->
     figure = new_figure(1.5 + 0.34 * len(policies))
     axes = figure.add_subplot()
     handles = []
-    for place, (colour, marker, intervals) in enumerate(
+    for index, (colour, marker, intervals) in enumerate(
         zip(SERIES, MARKERS, series.values(), strict=False)
     ):
-        rows = [row + 0.24 * (place - (len(series) - 1) / 2) for row in range(len(policies))]
+        rows = [row + 0.24 * (index - (len(series) - 1) / 2) for row in range(len(policies))]
         means = [intervals[policy].mean for policy in policies]
         low = [intervals[policy].low for policy in policies]
         high = [intervals[policy].high for policy in policies]
@@ -252,7 +250,7 @@ def waits_figure(series: Mapping[str, Mapping[str, Interval]], *, title: str) ->
     axes.set_xscale("log")
     axes.set_yticks(range(len(policies)), policies)
     axes.set_ylim(len(policies) - 0.4, -0.6)
-    style_axes(axes, title=title, x_label="mean time on the queue (timesteps)", grid="x")
+    style_axes(axes, title=title, x_label="mean time in the queue (timesteps)", grid="x")
     number_log_axis(axes.xaxis)
     axes.tick_params(axis="y", length=0)
     add_legend(axes, handles, list(series))
@@ -267,8 +265,8 @@ def load_figure(
         loads,
         lines,
         title=f"BERT under SRTF as load rises; dashed: {wait} (thesis)",
-        x_label="load (evaluation time asked for per GPU time)",
-        y_label="mean time on the queue (timesteps)",
+        x_label="load (evaluation time offered per GPU time)",
+        y_label="mean time in the queue (timesteps)",
     )
     figure.axes[0].axhline(wait, color=MUTED, linewidth=1.1, linestyle=(0, (4, 3)))
     return figure
@@ -281,14 +279,16 @@ def log_sweep_figure(
     title: str,
     x_label: str,
 ) -> Figure:
-    """Plot a sweep with waits on a log scale, because round robin dwarfs the others."""
+    """Plot a sweep with waits on a log scale, because those of round robin are far longer."""
     figure = sweep_figure(
-        x, lines, title=title, x_label=x_label, y_label="mean time on the queue (timesteps)"
+        x, lines, title=title, x_label=x_label, y_label="mean time in the queue (timesteps)"
     )
     axes = figure.axes[0]
     axes.set_yscale("log")
     least = min(interval.mean for line in lines.values() for interval in line)
-    axes.set_ylim(bottom=max(least, 0.005) / 2)  # a band that reaches zero has no lower end here
+    axes.set_ylim(
+        bottom=max(least, 0.005) / 2
+    )  # a band that reaches zero has no lower end on a log scale
     number_log_axis(axes.yaxis)
     return figure
 

@@ -1,7 +1,7 @@
-"""What an experiment is, and what it hands back: rows of numbers, and checks against a paper.
+"""The interface of experiments: rows of numbers, and checks against the claims of a paper.
 
-An experiment is a module with `NAME`, `TITLE` and `run`. It says for every claim of the paper what
-was expected and what was measured; a claim that does not hold is a result like any other.
+An experiment is a module with `NAME`, `TITLE` and `run`. It reports for every claim of the paper
+what was expected and what was measured; a claim that does not hold is a valid result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 Scalar = str | int | float | bool | None
 Row = dict[str, Scalar]
-Progress = Callable[[str], None]  # is given one line at a time
+Progress = Callable[[str], None]  # called with one line of text
 
 C = TypeVar("C", bound=Hashable)
 R = TypeVar("R")
@@ -23,10 +23,10 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One claim: what the source says, what was measured, and whether the two agree."""
+    """One claim: the expected value, the measured value, and whether they agree."""
 
     claim: str
-    source: str  # where the expectation comes from: a section, a figure, a calculation
+    source: str  # origin of the expectation: a section, a figure, a calculation
     expected: Scalar
     measured: Scalar
     holds: bool
@@ -34,12 +34,12 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What an experiment found. Rows with the same keys belong to one table."""
+    """The result of an experiment. Rows with the same keys belong to one table."""
 
     name: str
     rows: list[Row]
     checks: list[Check]
-    figures: tuple[Path, ...] = ()  # files written, if a directory was given
+    figures: tuple[Path, ...] = ()  # files written, if an output directory was given
 
     @property
     def failing(self) -> list[Check]:
@@ -47,22 +47,22 @@ class Result:
         return [check for check in self.checks if not check.holds]
 
     def to_json(self) -> dict[str, object]:
-        """Return plain dicts, lists and numbers; what is not a number becomes null."""
+        """Return JSON-compatible data; NaN and infinity become null."""
         return {
             "name": self.name,
-            "rows": [_plain(row) for row in self.rows],
-            "checks": [_plain(asdict(check)) for check in self.checks],
+            "rows": [_finite_row(row) for row in self.rows],
+            "checks": [_finite_row(asdict(check)) for check in self.checks],
         }
 
 
 class Experiment(Protocol):
-    """What a module under `headgate.lab.experiments` provides."""
+    """The interface of a module under `headgate.lab.experiments`."""
 
     NAME: str
     TITLE: str
 
     def run(self, *, quick: bool, out: Path | None, progress: Progress) -> Result:
-        """Run it. Deterministic. `quick` takes seconds; figures are written into `out`."""
+        """Run the experiment, deterministically. `quick` takes seconds; figures go to `out`."""
 
 
 def over_seeds(
@@ -71,7 +71,7 @@ def over_seeds(
     """Return `function(case, seed)` of every case, for seeds 0, 1, ... in order.
 
     The long form uses two processes: `function` must then be at the top level of a module and the
-    cases plain values, because a fresh process imports the one and is sent the others.
+    cases picklable.
     """
     jobs = [(case, seed) for case in cases for seed in range(seeds)]
     if quick:
@@ -79,10 +79,10 @@ def over_seeds(
     else:
         with get_context("spawn").Pool(2) as pool:
             results = pool.starmap(function, jobs, chunksize=max(1, len(jobs) // 64))
-    return {case: results[place * seeds : (place + 1) * seeds] for place, case in enumerate(cases)}
+    return {case: results[index * seeds : (index + 1) * seeds] for index, case in enumerate(cases)}
 
 
-def _plain(row: Row) -> Row:
+def _finite_row(row: Row) -> Row:
     return {
         key: None if isinstance(value, float) and not isfinite(value) else value
         for key, value in row.items()

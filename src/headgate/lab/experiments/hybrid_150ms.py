@@ -1,4 +1,4 @@
-"""Figures 7 to 9: 8 cores, 150 ms, the same load; first without functions, then with them."""
+"""Figures 7 to 9 of the HiPS'21 paper: 8 cores, SLA of 150 ms, without and with functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Figures 3 to 6: 2 cores, 200 ms, 5 to 20 requests at once; first without functions, then with."""
+"""Figures 3 to 6 of the HiPS'21 paper: 2 cores, SLA of 200 ms, without and with functions.
+
+The load is 5 to 20 concurrent requests.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Figure 2 and what is read off it: how many requests an instance holds, and which function size.
+"""Figure 2 of the HiPS'21 paper, and its decisions: concurrency limit and function size.
 
 Section 5.1 of the paper decides both from response times over cores and concurrency. Here they are
-decided from the surrogate and from measured tables, and then every threshold and every size is
-tried in the simulator.
+decided from the surrogate and from measured tables, and then compared with an exhaustive search
+over thresholds and sizes in the simulator.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from headgate.lab.experiments.hips.plan import (
     THRESHOLDS,
     PaperPlan,
     TrialCase,
-    attempt,
     best_threshold,
     plan_of,
+    run_trial,
 )
 from headgate.lab.experiments.hips.run import HipsResult
 from headgate.planning.capacity.sizing import TOLERANCE, SizeRow
 from headgate.planning.latency_model import Characterisation
 
 NAME = "hybrid-characterisation"
-TITLE = "How many requests an instance holds, and which size a function needs"
+TITLE = "Concurrency limit of an instance and size of a function, planned and by exhaustive search"
 
 PAPER_THRESHOLD: Final = 5
 PAPER_CORES: Final = 4
 PAPER_SAVING: Final = 0.35
-_SHOWN: Final = (1, 2, 3, 5, 8, 12, 20)  # requests at once: those that were measured
+_DRAWN: Final = (1, 2, 3, 5, 8, 12, 20)  # concurrencies that were measured
 
 Plans = dict[Setting, PaperPlan]
 ByThreshold = dict[int, list[HipsResult]]
@@ -56,7 +56,7 @@ BySize = dict[int, list[HipsResult]]
 
 
 def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
-    """Decide, then try everything."""
+    """Plan, then search exhaustively."""
     settings = [setting_of(source, cores) for source in SOURCES for cores in PAPER_SLA_MS]
     plans = {setting: plan_of(setting) for setting in settings}
     surfaces = {source: characterise(source) for source in SOURCES}
@@ -79,20 +79,19 @@ def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
     return Result(NAME, rows, checks, figures)
 
 
-# --- trial -------------------------------------------------------------------------------------
-
-
 def _try_thresholds(plans: Plans, quick: bool) -> dict[Setting, ByThreshold]:
     cases = {
         setting: TrialCase(
-            setting, (plan.world.memory_mb,), tuple(THRESHOLDS), 60 if quick else 200
+            setting, (plan.environment.memory_mb,), tuple(THRESHOLDS), 60 if quick else 200
         )
         for setting, plan in plans.items()
     }
-    runs = over_seeds(attempt, list(cases.values()), 1 if quick else 3, quick=quick)
+    runs = over_seeds(run_trial, list(cases.values()), 1 if quick else 3, quick=quick)
     return {
         setting: {
-            threshold: [each[plans[setting].world.memory_mb, threshold] for each in runs[case]]
+            threshold: [
+                each[plans[setting].environment.memory_mb, threshold] for each in runs[case]
+            ]
             for threshold in THRESHOLDS
         }
         for setting, case in cases.items()
@@ -100,7 +99,7 @@ def _try_thresholds(plans: Plans, quick: bool) -> dict[Setting, ByThreshold]:
 
 
 def _try_sizes(plans: Plans, quick: bool) -> dict[Setting, BySize]:
-    """Every size that there is, with the threshold as planned; the instance is the smaller one."""
+    """Run every function size with the planned threshold, on the smaller instance."""
     cases = {
         setting: TrialCase(
             setting,
@@ -111,7 +110,7 @@ def _try_sizes(plans: Plans, quick: bool) -> dict[Setting, BySize]:
         for setting, plan in plans.items()
         if setting.cores == min(PAPER_SLA_MS)
     }
-    runs = over_seeds(attempt, list(cases.values()), 1, quick=quick)
+    runs = over_seeds(run_trial, list(cases.values()), 1, quick=quick)
     return {
         setting: {
             memory_mb: [each[memory_mb, plans[setting].threshold] for each in runs[case]]
@@ -121,15 +120,15 @@ def _try_sizes(plans: Plans, quick: bool) -> dict[Setting, BySize]:
     }
 
 
-# --- rows --------------------------------------------------------------------------------------
-
-
 def _surface_rows(source: str, surface: Characterisation) -> list[Row]:
     return [
         {
             "response time (ms)": source,
             "cores": cores,
-            **{f"{at_once} at once": surface.time_ms(cores, at_once) for at_once in _SHOWN},
+            **{
+                f"{concurrency} at once": surface.time_ms(cores, concurrency)
+                for concurrency in _DRAWN
+            },
         }
         for cores in surface.cores
     ]
@@ -137,15 +136,15 @@ def _surface_rows(source: str, surface: Characterisation) -> list[Row]:
 
 def _size_row(setting: Setting, plan: PaperPlan) -> Row:
     largest = plan.sizes[-1]
-    chosen = plan.chosen
+    selected = plan.selected
     return {
         **_setting_columns(setting),
         "threshold": plan.threshold,
         "knee": plan.knee_cores,
-        "size (MB)": None if chosen is None else chosen.memory_bytes // MIB,
-        "call (ms)": None if chosen is None else chosen.run_ms,
-        "saved/s": None if chosen is None else _saving(chosen, largest),
-        "saved/call": None if chosen is None else _saving_per_call(chosen, largest),
+        "size (MB)": None if selected is None else selected.memory_bytes // MIB,
+        "call (ms)": None if selected is None else selected.run_ms,
+        "saved/s": None if selected is None else _saving(selected, largest),
+        "saved/call": None if selected is None else _saving_per_call(selected, largest),
         "cheapest (MB)": None if plan.cheapest is None else plan.cheapest.memory_bytes // MIB,
         "saves/call": None if plan.cheapest is None else _saving_per_call(plan.cheapest, largest),
     }
@@ -202,30 +201,27 @@ def _saving_per_call(size: SizeRow, largest: SizeRow) -> float:
     return 1.0 - size.usd_per_call / largest.usd_per_call
 
 
-# --- checks ------------------------------------------------------------------------------------
-
-
 def _paper_checks(plans: Plans, surface: Characterisation) -> list[Check]:
-    """Set section 5.1 beside the surrogate, which was made to fit the text but for the size."""
+    """Check section 5.1 with the surrogate, which fits the text except for the function size."""
     checks = []
     for cores, sla_ms in PAPER_SLA_MS.items():
         threshold = plans[Setting(SURROGATE, cores, sla_ms)].threshold
-        claim = f"requests at once that {cores} cores answer within {sla_ms:g} ms"
+        claim = f"concurrent requests that {cores} cores serve within {sla_ms:g} ms"
         holds = threshold == PAPER_THRESHOLD
         checks.append(Check(claim, "paper 5", PAPER_THRESHOLD, threshold, holds))
     plan = plans[Setting(SURROGATE, 2, PAPER_SLA_MS[2])]
-    lone_ms = {cores: surface.time_ms(cores, 1) for cores in surface.cores}
-    shorter = 1.0 - lone_ms[4] / lone_ms[2]
-    beyond = 1.0 - min(lone_ms.values()) / lone_ms[4]
-    claim = "a lone request is significantly shorter on 4 cores than on 2: by"
+    single_ms = {cores: surface.time_ms(cores, 1) for cores in surface.cores}
+    shorter = 1.0 - single_ms[4] / single_ms[2]
+    beyond = 1.0 - min(single_ms.values()) / single_ms[4]
+    claim = "relative reduction of the time of a single request from 2 to 4 cores"
     checks.append(Check(claim, "paper 5.1", "above 0.1", shorter, shorter > 0.1))
-    claim = "a lone request is shorter still on more cores: by"
+    claim = "relative reduction of the time of a single request on more than 4 cores"
     checks.append(Check(claim, "paper 5.1", 0.0, beyond, beyond == 0.0))
-    claim = "cores chosen for the function"
+    claim = "cores selected for the function"
     holds = plan.knee_cores == PAPER_CORES
     checks.append(Check(claim, "paper 5.1", PAPER_CORES, plan.knee_cores, holds))
-    saving = 0.0 if plan.chosen is None else _saving(plan.chosen, plan.sizes[-1])
-    claim = "price of the function's size below that of the largest, per second, by"
+    saving = 0.0 if plan.selected is None else _saving(plan.selected, plan.sizes[-1])
+    claim = "price per second of the selected function size, relative saving to the largest"
     holds = abs(saving - PAPER_SAVING) < 0.02
     return [*checks, Check(claim, "paper 5.1", PAPER_SAVING, saving, holds)]
 
@@ -233,31 +229,28 @@ def _paper_checks(plans: Plans, surface: Characterisation) -> list[Check]:
 def _threshold_check(setting: Setting, plan: PaperPlan, runs: ByThreshold) -> Check:
     best = best_threshold(runs)
     return Check(
-        f"{setting}: best threshold by trial",
+        f"{setting}: best threshold by exhaustive search",
         "a goal of this project",
-        f"{plan.threshold} as planned, or one beside it",
+        f"{plan.threshold} as planned, plus or minus 1",
         best,
         abs(best - plan.threshold) <= 1,
     )
 
 
 def _size_check(setting: Setting, plan: PaperPlan, runs: BySize) -> Check:
-    """The smallest size after which calls get shorter by no more than is ignored."""
+    """Check the smallest size whose calls are within the tolerance of the fastest."""
     lengths_ms = {size: fmean(run.call_ms for run in each) for size, each in runs.items()}
     enough_ms = (1.0 + TOLERANCE) * min(lengths_ms.values())
     best = next(size for size, length_ms in lengths_ms.items() if length_ms <= enough_ms)
-    planned = plan.world.memory_mb
+    planned = plan.environment.memory_mb
     sizes = list(lengths_ms)
     return Check(
-        f"{setting}: best size of the function by trial (MB)",
+        f"{setting}: best size of the function by exhaustive search (MB)",
         "a goal of this project",
-        f"{planned:,} as planned, or one beside it",
+        f"{planned:,} as planned, or an adjacent size",
         best,
         abs(sizes.index(best) - sizes.index(planned)) <= 1,
     )
-
-
-# --- figures -----------------------------------------------------------------------------------
 
 
 def _figures(
@@ -268,7 +261,7 @@ def _figures(
 ) -> tuple[Path, ...]:
     paper = surface_figure({"Figure 2, surrogate": surfaces[SURROGATE]}, [*PAPER_SLA_MS.values()])
     others = surface_figure({source: surfaces[source] for source in MEASURED}, [])
-    lone_ms = {
+    single_ms = {
         source: {cores: surface.time_ms(cores, 1) for cores in surface.cores}
         for source, surface in surfaces.items()
     }
@@ -286,6 +279,6 @@ def _figures(
     return (
         write_figure(paper, out, f"{NAME}-figure-2"),
         write_figure(others, out, f"{NAME}-figure-2-measured"),
-        write_figure(sizes_figure(lone_ms, knees), out, f"{NAME}-cores"),
+        write_figure(sizes_figure(single_ms, knees), out, f"{NAME}-cores"),
         write_figure(trials_figure(tried), out, f"{NAME}-thresholds"),
     )

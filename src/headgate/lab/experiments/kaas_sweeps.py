@@ -1,9 +1,9 @@
 """The parameter sweeps of section 6.3 of the thesis, over many seeds.
 
-The arrival rate on three GPUs; then, with arrivals that always ask for 0.8 of the GPUs' time, the
-number of GPUs, the cold-start time, the execution time and the number of clients. Times are the
-stated ones, both models bring equal work, a run has 1,000 timesteps. Where the thesis speaks of the
-exclusive policy it is taken in its adaptive form; the fixed split stands beside it.
+Swept are the arrival rate on three GPUs; then, at a constant load of 0.8, the number of GPUs, the
+cold-start time, the execution time and the number of clients. Times are the stated ones, both
+models bring equal work, a run has 1,000 timesteps. For the exclusive policy of the thesis the
+adaptive variant is used; the fixed split is reported as well.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from statistics import fmean, stdev
 from typing import Final
 
 from headgate.lab.experiments._kaas import (
-    ALL_FORMS,
+    ALL_POLICIES,
     BALANCE,
     EXCLUSIVE,
     EXCLUSIVE_FIXED,
@@ -48,15 +48,15 @@ TITLE = "Waits against arrival rate, GPUs, cold starts, execution time and clien
 _SOURCE: Final = "thesis 6.3"
 _ADAPTIVE: Final = (ROUND_ROBIN, BALANCE, SRTF, MLFQ, EXCLUSIVE)
 _WITH_FIXED: Final = (*_ADAPTIVE, EXCLUSIVE_FIXED)
-_ALL_BUT_ROUND_ROBIN: Final = tuple(form for form in ALL_FORMS if form != ROUND_ROBIN)
-_WITH_OURS: Final = (*ALL_FORMS, HEADGATE)
+_ALL_BUT_ROUND_ROBIN: Final = tuple(policy for policy in ALL_POLICIES if policy != ROUND_ROBIN)
+_WITH_OURS: Final = (*ALL_POLICIES, HEADGATE)
 _LONG_MS: Final = 8_000
 Runs = dict[KaasCase, list[KaasResult]]
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One parameter, the values it takes, and the case at each."""
+    """A sweep of one parameter: its values, and the case at each value."""
 
     name: str
     title: str
@@ -64,32 +64,32 @@ class Sweep:
     points: tuple[float, ...]
     case_at: Callable[[KaasPolicyCase, float], KaasCase]
 
-    def cases(self, form: KaasPolicyCase) -> list[KaasCase]:
+    def cases(self, policy: KaasPolicyCase) -> list[KaasCase]:
         """Return the cases of one policy, in order of the parameter."""
-        return [self.case_at(form, point) for point in self.points]
+        return [self.case_at(policy, point) for point in self.points]
 
 
 def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
-    """Run the five sweeps and hold them against what the thesis says of each."""
+    """Run the five sweeps and check the claims of the thesis about each."""
     seeds = 10 if quick else 100
     sweeps = _sweeps(quick)
     runs: Runs = {}
     for sweep in sweeps:
         progress(f"{sweep.title}: {len(sweep.points)} points, {seeds} seeds")
-        cases = [case for form in _WITH_OURS for case in sweep.cases(form)]
+        cases = [case for policy in _WITH_OURS for case in sweep.cases(policy)]
         runs |= over_seeds(
             measure, [case for case in cases if case not in runs], seeds, quick=quick
         )
     progress(f"Cold starts in long runs: {_LONG_MS} timesteps")
-    long_cases = [case for form in ALL_FORMS for case in _cold_pair(form, _LONG_MS)]
+    long_cases = [case for policy in ALL_POLICIES for case in _cold_pair(policy, _LONG_MS)]
     runs |= over_seeds(measure, long_cases, 3 if quick else 30, quick=quick)
     rate, gpus, _, execution, clients = sweeps
     return Result(
         NAME,
         [
-            *(_row(sweep, form, runs, fmean) for sweep in sweeps for form in _WITH_OURS),
-            *(_long_row(form, runs) for form in ALL_FORMS),
-            *(_row(sweep, form, runs, margin, "± ") for sweep in sweeps for form in _WITH_OURS),
+            *(_row(sweep, policy, runs, fmean) for sweep in sweeps for policy in _WITH_OURS),
+            *(_long_row(policy, runs) for policy in ALL_POLICIES),
+            *(_row(sweep, policy, runs, margin, "± ") for sweep in sweeps for policy in _WITH_OURS),
         ],
         [
             *_rate_checks(rate, runs),
@@ -104,42 +104,42 @@ def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
 
 
 def _sweeps(quick: bool) -> tuple[Sweep, Sweep, Sweep, Sweep, Sweep]:
-    """Return the sweeps. The quick one leaves the lightest load out: ten seeds decide nothing."""
+    """Return the sweeps. The quick form omits the lightest load: ten seeds are too few for it."""
     return (
         Sweep(
             "rate",
             "Arrival rate, 3 GPUs",
-            "load (evaluation time asked for per GPU time)",
+            "load (evaluation time offered per GPU time)",
             (0.4, 0.8, 1.2) if quick else (0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4),
-            lambda form, load: KaasCase(form, gpus=3, load=load),
+            lambda policy, load: KaasCase(policy, gpus=3, load=load),
         ),
         Sweep(
             "GPUs",
             "Number of GPUs, load 0.8",
             "GPUs",
             (2, 4, 8) if quick else (2, 3, 4, 6, 8, 12),
-            lambda form, gpus: KaasCase(form, gpus=int(gpus)),
+            lambda policy, gpus: KaasCase(policy, gpus=int(gpus)),
         ),
         Sweep(
             "cold-start time",
             "Cold-start time, 4 GPUs, load 0.8",
             "cold-start time (times the stated one)",
             (0, 1, 2) if quick else (0, 0.5, 1, 2, 4),
-            lambda form, factor: KaasCase(form, models=_scaled(1, factor)),
+            lambda policy, factor: KaasCase(policy, models=_scaled(1, factor)),
         ),
         Sweep(
             "execution time",
             "Execution time, 4 GPUs, load 0.8",
             "execution time (times the stated one)",
             (0.5, 1, 4) if quick else (0.5, 1, 2, 4),
-            lambda form, factor: KaasCase(form, models=_scaled(factor, 1)),
+            lambda policy, factor: KaasCase(policy, models=_scaled(factor, 1)),
         ),
         Sweep(
             "clients",
             "Number of clients, 4 GPUs, load 0.8",
             "clients, half of them for each model",
             (2, 16) if quick else (2, 4, 8, 16),
-            lambda form, clients: KaasCase(form, clients_per_model=int(clients) // 2),
+            lambda policy, clients: KaasCase(policy, clients_per_model=int(clients) // 2),
         ),
     )
 
@@ -151,32 +151,29 @@ def _scaled(exec_factor: float, cold_factor: float) -> Models:
     )
 
 
-def _cold_pair(form: KaasPolicyCase, duration_ms: int) -> tuple[KaasCase, KaasCase]:
-    """Return the cases without cold starts and with twice the stated ones."""
-    free = KaasCase(form, models=_scaled(1, 0), duration_ms=duration_ms)
+def _cold_pair(policy: KaasPolicyCase, duration_ms: int) -> tuple[KaasCase, KaasCase]:
+    """Return the cases without cold starts and with twice the stated cold-start times."""
+    free = KaasCase(policy, models=_scaled(1, 0), duration_ms=duration_ms)
     return free, replace(free, models=_scaled(1, 2))
-
-
-# --- what is reported ---------------------------------------------------------------------------
 
 
 def _row(
     sweep: Sweep,
-    form: KaasPolicyCase,
+    policy: KaasPolicyCase,
     runs: Runs,
     number: Callable[[list[float]], float],
     prefix: str = "",
 ) -> Row:
-    row: Row = {f"{prefix}{sweep.name}": form.label}
-    for point, case in zip(sweep.points, sweep.cases(form), strict=True):
+    row: Row = {f"{prefix}{sweep.name}": policy.label}
+    for point, case in zip(sweep.points, sweep.cases(policy), strict=True):
         row[f"{point:g}"] = number(waits(runs[case]))
     return row
 
 
-def _long_row(form: KaasPolicyCase, runs: Runs) -> Row:
-    row: Row = {"wait added by twice the stated cold starts": form.label}
+def _long_row(policy: KaasPolicyCase, runs: Runs) -> Row:
+    row: Row = {"wait added by twice the stated cold starts": policy.label}
     for duration_ms in (1_000, _LONG_MS):
-        added = _added(*_cold_pair(form, duration_ms), runs)
+        added = _added(*_cold_pair(policy, duration_ms), runs)
         row |= wait_columns(f"{duration_ms} timesteps", added)
     return row
 
@@ -187,43 +184,40 @@ def _added(before: KaasCase, after: KaasCase, runs: Runs) -> list[float]:
 
 def _write(out: Path, sweep: Sweep, runs: Runs) -> Path:
     lines = {
-        form.label: [mean_interval(waits(runs[case])) for case in sweep.cases(form)]
-        for form in _WITH_OURS
+        policy.label: [mean_interval(waits(runs[case])) for case in sweep.cases(policy)]
+        for policy in _WITH_OURS
     }
     figure = log_sweep_figure(sweep.points, lines, title=sweep.title, x_label=sweep.x_label)
     return write_figure(figure, out, f"{NAME}-{sweep.name.lower().replace(' ', '-')}")
 
 
-# --- what the thesis says -----------------------------------------------------------------------
-
-
 def _rate_checks(sweep: Sweep, runs: Runs) -> list[Check]:
     growing = [
-        form
-        for form in ALL_FORMS
+        policy
+        for policy in ALL_POLICIES
         if all(
             fmean(waits(runs[lower])) < fmean(waits(runs[higher]))
-            for lower, higher in pairwise(sweep.cases(form))
+            for lower, higher in pairwise(sweep.cases(policy))
         )
     ]
     claim = "round robin waits longest at every rate"
     return [
         _worst_check(claim, sweep, _ADAPTIVE, runs),
         _worst_check(f"{claim}, a fixed split of the GPUs included", sweep, _WITH_FIXED, runs),
-        _all_check("waits grow with the arrival rate", ALL_FORMS, growing),
+        _all_check("waits grow with the arrival rate", ALL_POLICIES, growing),
     ]
 
 
 def _gpu_checks(sweep: Sweep, runs: Runs) -> list[Check]:
     falling = []
-    for form in ALL_FORMS:
-        fewest, *_, most = (mean_interval(waits(runs[case])) for case in sweep.cases(form))
-        if most.high < fewest.low:  # not seed by seed: the arrivals differ
-            falling.append(form)
+    for policy in ALL_POLICIES:
+        fewest, *_, most = (mean_interval(waits(runs[case])) for case in sweep.cases(policy))
+        if most.high < fewest.low:  # not paired by seed: the arrivals differ
+            falling.append(policy)
     claim = "waits fall with the number of GPUs"
     worst = "round robin waits longest at every number of GPUs"
     return [
-        _all_check(claim, ALL_FORMS, falling),
+        _all_check(claim, ALL_POLICIES, falling),
         _all_check(f"{claim}, round robin aside", _ALL_BUT_ROUND_ROBIN, falling),
         _worst_check(worst, sweep, _ADAPTIVE, runs),
     ]
@@ -231,83 +225,83 @@ def _gpu_checks(sweep: Sweep, runs: Runs) -> list[Check]:
 
 def _cold_checks(runs: Runs) -> list[Check]:
     unmoved, hidden, fading = [], [], []
-    for form in ALL_FORMS:
+    for policy in ALL_POLICIES:
         free, stated = (
-            waits(runs[KaasCase(form, models=_scaled(1, 0))]),
-            waits(runs[KaasCase(form)]),
+            waits(runs[KaasCase(policy, models=_scaled(1, 0))]),
+            waits(runs[KaasCase(policy)]),
         )
         if not is_above(stated, free):
-            unmoved.append(form)
+            unmoved.append(policy)
         if fmean(stated) - fmean(free) < stdev(stated):
-            hidden.append(form)
-        short, long = (fmean(_added(*_cold_pair(form, ms), runs)) for ms in (1_000, _LONG_MS))
+            hidden.append(policy)
+        short, long = (fmean(_added(*_cold_pair(policy, ms), runs)) for ms in (1_000, _LONG_MS))
         if long < short / 2:
-            fading.append(form)
+            fading.append(policy)
     fades = f"cold starts add less than half as much to the wait in {_LONG_MS} timesteps"
     return [
-        _all_check("cold starts have no discernible effect on the wait", ALL_FORMS, unmoved),
+        _all_check("cold starts have no discernible effect on the wait", ALL_POLICIES, unmoved),
         _all_check(
             "their effect is below one standard deviation between runs: one run hides it",
-            ALL_FORMS,
+            ALL_POLICIES,
             hidden,
         ),
-        _all_check(fades, ALL_FORMS, fading),
+        _all_check(fades, ALL_POLICIES, fading),
         _all_check(f"{fades}, round robin aside", _ALL_BUT_ROUND_ROBIN, fading),
     ]
 
 
 def _execution_checks(sweep: Sweep, runs: Runs) -> list[Check]:
     unmoved = []
-    for form in ALL_FORMS:
-        shortest, *_, longest = (mean_interval(waits(runs[case])) for case in sweep.cases(form))
-        if longest.low <= shortest.high:  # not seed by seed: the arrivals differ
-            unmoved.append(form)
-    return [_all_check("execution time has no effect on the wait", ALL_FORMS, unmoved)]
+    for policy in ALL_POLICIES:
+        shortest, *_, longest = (mean_interval(waits(runs[case])) for case in sweep.cases(policy))
+        if longest.low <= shortest.high:  # not paired by seed: the arrivals differ
+            unmoved.append(policy)
+    return [_all_check("execution time has no effect on the wait", ALL_POLICIES, unmoved)]
 
 
 def _client_checks(sweep: Sweep, runs: Runs) -> list[Check]:
     unmoved = []
-    for form in ALL_FORMS:
-        fewest, *_, most = sweep.cases(form)
+    for policy in ALL_POLICIES:
+        fewest, *_, most = sweep.cases(policy)
         change = mean_interval(_added(fewest, most, runs))
         if change.low <= 0 <= change.high:
-            unmoved.append(form)
+            unmoved.append(policy)
     claim = "the number of clients has no effect on the wait"
     return [
         _all_check(claim, _WITH_FIXED, unmoved),
-        _all_check(f"{claim}, affinity included", ALL_FORMS, unmoved),
+        _all_check(f"{claim}, affinity included", ALL_POLICIES, unmoved),
     ]
 
 
 def _frontier_check(sweep: Sweep, runs: Runs) -> Check:
-    """Check that nobody has fewer cold starts and shorter waits than the default policy."""
+    """Check that no policy has both no more cold starts and shorter waits than the default."""
     better = [
-        f"{form.label} at {point:g}"
+        f"{policy.label} at {point:g}"
         for point in sweep.points
-        for form in ALL_FORMS
-        if beats(runs[sweep.case_at(form, point)], runs[sweep.case_at(HEADGATE, point)])
+        for policy in ALL_POLICIES
+        if beats(runs[sweep.case_at(policy, point)], runs[sweep.case_at(HEADGATE, point)])
     ]
     return Check(
-        f"{sweep.title}: who has no more cold starts than headgate and shorter waits",
+        f"{sweep.title}: policies with no more cold starts, shorter waits than headgate",
         "a goal of this project",
-        "nobody",
-        "; ".join(better) or "nobody",
+        "none",
+        "; ".join(better) or "none",
         not better,
     )
 
 
-def _worst_check(claim: str, sweep: Sweep, forms: Sequence[KaasPolicyCase], runs: Runs) -> Check:
-    """Check at which points round robin is above every rival by more than chance explains."""
+def _worst_check(claim: str, sweep: Sweep, policies: Sequence[KaasPolicyCase], runs: Runs) -> Check:
+    """Check that round robin waits significantly longest at every point."""
     points = [
         f"{point:g}"
         for point in sweep.points
         if all(
             is_above(
                 waits(runs[sweep.case_at(ROUND_ROBIN, point)]),
-                waits(runs[sweep.case_at(form, point)]),
+                waits(runs[sweep.case_at(policy, point)]),
             )
-            for form in forms
-            if form != ROUND_ROBIN
+            for policy in policies
+            if policy != ROUND_ROBIN
         )
     ]
     expected = ", ".join(f"{point:g}" for point in sweep.points)
@@ -315,9 +309,9 @@ def _worst_check(claim: str, sweep: Sweep, forms: Sequence[KaasPolicyCase], runs
 
 
 def _all_check(
-    claim: str, forms: Sequence[KaasPolicyCase], holding: Sequence[KaasPolicyCase]
+    claim: str, policies: Sequence[KaasPolicyCase], holding: Sequence[KaasPolicyCase]
 ) -> Check:
-    """Check that a claim is true of all these policies, and name those that it is not true of."""
-    exceptions = [form.label for form in forms if form not in holding]
+    """Check that a claim holds for all these policies, and name the exceptions."""
+    exceptions = [policy.label for policy in policies if policy not in holding]
     measured = f"not {'; '.join(exceptions)}" if exceptions else "all policies"
     return Check(claim, _SOURCE, "all policies", measured, not exceptions)

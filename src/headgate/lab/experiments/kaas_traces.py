@@ -1,10 +1,10 @@
 """The five printed traces of the thesis, request by request.
 
 Two clients, two GPUs, four requests: ResNet50 at 0, 2 and 3, BERT at 1. The thesis prints one
-trace per policy; they agree with each other, but not with the times it states. With ResNet 2 + 4
-cold and BERT 18 in all they come out to the line. Those of SRTF and MLFQ need a scheduler that
-knows the future (a GPU idles because a shorter request is about to arrive): that form is
-`clairvoyant`, and the causal one stands beside it.
+trace per policy; the traces agree with each other, but not with the stated times. With ResNet 2 + 4
+cold and BERT 18 in total they are reproduced line for line. The traces of SRTF and MLFQ need a
+scheduler that knows the future (a GPU idles because a shorter request is about to arrive): that
+variant is `clairvoyant`, and the causal variant is reported as well.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SEEDS: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class TraceResult:
-    """What became of the four requests; times are in timesteps, by request."""
+    """The schedule of the four requests; times are in timesteps, by request."""
 
     starts: tuple[int, ...]
     ends: tuple[int, ...]
@@ -59,18 +59,18 @@ class TraceResult:
 
     @property
     def served(self) -> list[int]:
-        """The requests in the order they were started."""
+        """The requests in order of their start."""
         return sorted(range(len(self.starts)), key=lambda i: (self.starts[i], i))
 
     @property
     def schedule(self) -> str:
-        """Every start, in order: model and arrival, then time and GPU."""
+        """All starts in order: model and arrival, then time and GPU."""
         return ", ".join(
             f"{'RB'[_MODELS[i]]}{_ARRIVALS[i]} {self.starts[i]}@{self.gpus[i]}" for i in self.served
         )
 
     def mean_wait(self, client: int | None = None) -> float:
-        """The average time on the queue, of all or of one client."""
+        """Return the mean time in the queue, of all requests or of one client."""
         waits = [
             start - arrival
             for start, arrival, model in zip(self.starts, _ARRIVALS, _MODELS, strict=True)
@@ -79,7 +79,7 @@ class TraceResult:
         return sum(waits) / len(waits)
 
     def lines(self) -> list[str]:
-        """The trace as the thesis's simulator prints it."""
+        """Return the trace in the output format of the thesis's simulator."""
         hits = self.cold.count(False)
         names = [model.name for model in STATED]
         lines = [
@@ -101,10 +101,10 @@ class TraceResult:
 
 
 @dataclass(frozen=True, slots=True)
-class _Printed:
-    """A trace as the thesis prints it. None is a line that the text has lost."""
+class _PrintedTrace:
+    """A trace as the thesis prints it. None is a line that is missing in the text."""
 
-    form: KaasPolicyCase
+    policy: KaasPolicyCase
     schedule: str
     total: int
     cold_starts: int
@@ -116,7 +116,7 @@ class _Printed:
 _IN_ORDER: Final = "R0 0@GPU1, B1 1@GPU2, R2 6@GPU1, R3 8@GPU1"
 _FORESEEN: Final = "R0 0@GPU1, R2 2@GPU2, R3 6@GPU1, B1 8@GPU2"
 _PRINTED: Final = (
-    _Printed(
+    _PrintedTrace(
         ROUND_ROBIN,
         "R0 0@GPU1, B1 1@GPU2, R2 6@GPU1, R3 19@GPU2",
         total=25,
@@ -125,27 +125,27 @@ _PRINTED: Final = (
         wait=5.0,
         client_waits=(None, 0.0),
     ),
-    _Printed(BALANCE, _IN_ORDER, 19, 2, 0.5, 2.25, (3.0, 0.0)),
-    _Printed(SRTF_PRINTED, _FORESEEN, 26, 3, 0.25, 2.5, (1.0, 7.0)),
-    _Printed(MLFQ_PRINTED, _FORESEEN, 26, 3, 0.25, 2.5, (1.0, 7.0)),
-    _Printed(EXCLUSIVE, _IN_ORDER, 19, 2, 0.5, 2.25, (3.0, 0.0)),
+    _PrintedTrace(BALANCE, _IN_ORDER, 19, 2, 0.5, 2.25, (3.0, 0.0)),
+    _PrintedTrace(SRTF_PRINTED, _FORESEEN, 26, 3, 0.25, 2.5, (1.0, 7.0)),
+    _PrintedTrace(MLFQ_PRINTED, _FORESEEN, 26, 3, 0.25, 2.5, (1.0, 7.0)),
+    _PrintedTrace(EXCLUSIVE, _IN_ORDER, 19, 2, 0.5, 2.25, (3.0, 0.0)),
 )
-# What the times that the thesis states would give, worked out by hand.
+# Total times that follow from the stated times, computed by hand.
 _STATED_TOTALS: Final = ((ROUND_ROBIN, 41), (BALANCE, 31), (SRTF_PRINTED, 42), (EXCLUSIVE, 31))
-_FORMS: Final = (ROUND_ROBIN, BALANCE, SRTF, SRTF_PRINTED, MLFQ, MLFQ_PRINTED, EXCLUSIVE)
+_POLICIES: Final = (ROUND_ROBIN, BALANCE, SRTF, SRTF_PRINTED, MLFQ, MLFQ_PRINTED, EXCLUSIVE)
 
 
 def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
-    """Run the five policies under both sets of times, and find a seed for MLFQ's draws."""
+    """Run the five policies under both sets of times, with a seed that gives MLFQ's draws."""
     progress("Seeds for MLFQ's draws")
     hits = [seed for seed in range(_SEEDS) if _is_foreseen(MLFQ_PRINTED, seed)]
     seed = hits[0]
     share = len(hits) / _SEEDS
     causal_share = sum(_is_foreseen(MLFQ, seed) for seed in range(_SEEDS)) / _SEEDS
     traces = {
-        (times, form.label): trace_of(form, models, seed)
+        (times, policy.label): trace_of(policy, models, seed)
         for times, models in (("fitted", FITTED), ("stated", STATED))
-        for form in _FORMS
+        for policy in _POLICIES
     }
     rows: list[Row] = []
     for (times, policy), trace in traces.items():
@@ -165,12 +165,12 @@ def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
     return Result(NAME, rows, [*_checks(traces), _share_check(share)])
 
 
-def trace_of(form: KaasPolicyCase, models: Models, seed: int) -> TraceResult:
+def trace_of(policy: KaasPolicyCase, models: Models, seed: int) -> TraceResult:
     """Run the four requests under one policy."""
-    kind, config = form.build()
+    kind, config = policy.build()
     app = build_app(models, 2, _CLIENTS)
-    dispatches = _Dispatches()
-    setup = Setup(app, kind, config, seed=seed, announces=form.announces)
+    dispatches = _NodeObserver()
+    setup = Setup(app, kind, config, seed=seed, announces=policy.announces)
     run = simulate(setup, _arrivals(), observer=dispatches)
     requests = run.requests
     return TraceResult(
@@ -182,14 +182,13 @@ def trace_of(form: KaasPolicyCase, models: Models, seed: int) -> TraceResult:
 
 
 @final
-class _Dispatches(Observer):
-    """Remembers which GPU each request was sent to."""
+class _NodeObserver(Observer):
+    """Records the GPU to which each request was sent."""
 
     def __init__(self) -> None:
         self.nodes: dict[int, int] = {}
 
     def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
-        """Note where tasks go."""
         for action in actions:
             if isinstance(action, Dispatch) and action.node_id is not None:
                 for task_id in action.task_ids:
@@ -203,8 +202,8 @@ def _arrivals() -> Arrivals:
     return Arrivals(times_ns, 4 * MILLISECOND_NS, model, model, names, _CLIENTS)
 
 
-def _is_foreseen(form: KaasPolicyCase, seed: int) -> bool:
-    return trace_of(form, FITTED, seed).schedule == _FORESEEN
+def _is_foreseen(policy: KaasPolicyCase, seed: int) -> bool:
+    return trace_of(policy, FITTED, seed).schedule == _FORESEEN
 
 
 def _trace_row(times: str, policy: str, trace: TraceResult) -> Row:
@@ -240,20 +239,20 @@ def _request_rows(times: str, policy: str, trace: TraceResult) -> list[Row]:
 def _checks(traces: dict[tuple[str, str], TraceResult]) -> list[Check]:
     checks = []
     for printed in _PRINTED:
-        checks += _trace_checks(printed, traces["fitted", printed.form.label])
-    for form, by_hand in _STATED_TOTALS:
-        total = max(traces["stated", form.label].ends)
-        claim = f"{form.label}: total with the stated times"
+        checks += _trace_checks(printed, traces["fitted", printed.policy.label])
+    for policy, by_hand in _STATED_TOTALS:
+        total = max(traces["stated", policy.label].ends)
+        claim = f"{policy.label}: total with the stated times"
         checks.append(Check(claim, "by hand", by_hand, total, total == by_hand))
-    for form in (SRTF, MLFQ):
-        schedule = traces["fitted", form.label].schedule
-        claim = f"{form.label}: without knowledge of the future it is balance's trace"
+    for policy in (SRTF, MLFQ):
+        schedule = traces["fitted", policy.label].schedule
+        claim = f"{policy.label}: without knowledge of the future the trace is that of balance"
         balance = traces["fitted", BALANCE.label].schedule
         checks.append(Check(claim, "by hand", balance, schedule, schedule == balance))
     return checks
 
 
-def _trace_checks(printed: _Printed, trace: TraceResult) -> list[Check]:
+def _trace_checks(printed: _PrintedTrace, trace: TraceResult) -> list[Check]:
     hit_share = trace.cold.count(False) / len(trace.cold)
     pairs: list[tuple[str, str | float, str | float]] = [
         ("starts", printed.schedule, trace.schedule),
@@ -269,14 +268,18 @@ def _trace_checks(printed: _Printed, trace: TraceResult) -> list[Check]:
     ]
     return [
         Check(
-            f"{printed.form.label}: {name}", "thesis 6.1", expected, measured, expected == measured
+            f"{printed.policy.label}: {name}",
+            "thesis 6.1",
+            expected,
+            measured,
+            expected == measured,
         )
         for name, expected, measured in pairs
     ]
 
 
 def _share_check(share: float) -> Check:
-    """Three fair draws between two buckets; the last one has no alternative."""
+    """Check the share of seeds: three fair draws between two buckets; the last draw is forced."""
     expected = 1 / 8
     error = sqrt(expected * (1 - expected) / _SEEDS)
     claim = "mlfq, printed: share of seeds that draw R, R, R, B (within two standard errors)"

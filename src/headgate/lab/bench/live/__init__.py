@@ -1,8 +1,9 @@
-"""How fast Headgate serves, beside others, in one run on one machine.
+"""Throughput and latency of Headgate and other servers, in one run on one machine.
 
-Every contestant has a server process and an environment of its own, is sent the same tensors and
-has to answer rightly before it is measured. They take turns, round after round, the hand-written
-baseline first and last, and ratios are taken within a round, because machines are noisy.
+Every peer has a server process and a virtual environment of its own, is sent the same tensors and
+must respond correctly before it is measured. Peers are measured in turn, round after round, the
+hand-written baseline first and last, and ratios are taken within a round, because machines are
+noisy.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from headgate.lab.bench.live.measure import (
     p99,
     rate,
 )
-from headgate.lab.bench.live.server_process import read_contestants
+from headgate.lab.bench.live.server_process import read_peers
 from headgate.lab.experiments.experiment import Progress, Result, Row
 
 __all__ = [
@@ -35,77 +36,79 @@ __all__ = [
 ]
 
 NAME = "live"
-TITLE = "requests per second and latency, beside other servers"
+TITLE = "requests per second and latency, compared with other servers"
 
-# From the project's folder, as `make bench-live` runs it.
-CONTESTANTS = Path("benchmarks/peers/contestants.yaml")
+# Relative to the repository root, where `make bench-live` runs.
+PEERS_FILE = Path("benchmarks/peers/peers.yaml")
 CACHE = Path("build/peers")
 
 
 def run(*, progress: Progress) -> Result:
-    """Measure everybody. Takes about a quarter of an hour, and longer the first time."""
+    """Measure all peers. Takes about a quarter of an hour, and longer the first time."""
     return report(measure(default_plan(), progress))
 
 
 def default_plan() -> PeerMeasurementPlan:
-    """Return what `headgate bench live` measures."""
-    return PeerMeasurementPlan(tuple(read_contestants(CONTESTANTS)), CACHE)
+    """Return the plan of `headgate bench live`."""
+    return PeerMeasurementPlan(tuple(read_peers(PEERS_FILE)), CACHE)
 
 
-def report(found: PeersResult) -> Result:
-    """Return tables and checks."""
-    rows = [*_alone_rows(found), *_lap_rows(found), *_stay_rows(found)]
-    return Result(NAME, rows, live_checks(found))
+def report(result: PeersResult) -> Result:
+    """Return rows and checks."""
+    rows = [*_bare_rows(result), *_load_rows(result), *_session_rows(result)]
+    return Result(NAME, rows, live_checks(result))
 
 
-def _alone_rows(found: PeersResult) -> list[Row]:
+def _bare_rows(result: PeersResult) -> list[Row]:
     return [
         {
-            "onnx_runtime_alone": row.model,
+            "bare_onnx_runtime": row.model,
             "batch": row.batch,
             "items_per_s": round(row.items_per_s),
             "batch_p50_ms": round(row.p50_ms, 3),
         }
-        for row in found.alone
+        for row in result.bare
     ]
 
 
-def _lap_rows(found: PeersResult) -> list[Row]:
+def _load_rows(result: PeersResult) -> list[Row]:
     rows: list[Row] = []
-    for model in found.plan.models:
-        for contestant in found.plan.contestants:
-            stays = found.of(contestant, model)
-            for concurrency in found.plan.concurrencies if stays else ():
-                requests_per_s = figure(stays, concurrency, rate) or 0.0
+    for model in result.plan.models:
+        for peer in result.plan.peers:
+            sessions = result.of(peer, model)
+            for concurrency in result.plan.concurrencies if sessions else ():
+                requests_per_s = figure(sessions, concurrency, rate) or 0.0
                 rows.append(
                     {
-                        "contestant": contestant.name,
+                        "peer": peer.name,
                         "model": model,
-                        "at_a_time": concurrency,
+                        "concurrency": concurrency,
                         "requests_per_s": round(requests_per_s),
-                        "p50_ms": _rounded(figure(stays, concurrency, p50)),
-                        "p99_ms": _rounded(figure(stays, concurrency, p99)),
-                        "errors": sum(stay.laps[concurrency].errors for stay in stays),
-                        "sent_by": driver_name(),
+                        "p50_ms": _rounded(figure(sessions, concurrency, p50)),
+                        "p99_ms": _rounded(figure(sessions, concurrency, p99)),
+                        "errors": sum(
+                            session.measurements[concurrency].errors for session in sessions
+                        ),
+                        "load_generator": driver_name(),
                     }
                 )
     return rows
 
 
-def _stay_rows(found: PeersResult) -> list[Row]:
+def _session_rows(result: PeersResult) -> list[Row]:
     rows: list[Row] = []
-    for model in found.plan.models:
-        for contestant in found.plan.contestants:
-            stays = found.of(contestant, model)
-            first_s = [stay.first_answer_s for stay in stays]
-            memory = [stay.memory_mib for stay in stays]
+    for model in result.plan.models:
+        for peer in result.plan.peers:
+            sessions = result.of(peer, model)
+            first_s = [session.first_response_s for session in sessions]
+            memory = [session.memory_mib for session in sessions]
             rows.append(
                 {
-                    "server": contestant.name,
+                    "server": peer.name,
                     "model": model,
-                    "first_answer_s": round(min(first_s), 2) if first_s else None,
+                    "first_response_s": round(min(first_s), 2) if first_s else None,
                     "memory_mib": round(max(memory)) if memory else None,
-                    "missing": found.missing.get((contestant.name, model)),
+                    "missing": result.missing.get((peer.name, model)),
                 }
             )
     return rows

@@ -1,4 +1,7 @@
-"""The load: wrk where it is installed, else our own closed loop; the same for everybody."""
+"""The load generator, the same for all peers: wrk if installed, else Headgate's closed loop.
+
+Also the request bodies of each peer, and the check of responses.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,12 @@ from headgate.loadgen.requests import JSON_HEADERS
 from headgate.metrics.summary import nearest_rank
 
 _WARM_UP_S: Final = 0.5
+_TOLERANCE: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class LoadMeasurement:
-    """One measurement. `errors` are answers other than 200, and answers that never came."""
+    """One measurement. `errors` counts responses other than 200, and missing responses."""
 
     requests_per_s: float
     p50_ms: float
@@ -36,19 +40,19 @@ class LoadMeasurement:
 
 
 def driver_name() -> str:
-    """Who sends the requests."""
+    """Return the name of the load generator."""
     return "headgate load" if shutil.which("wrk") is None else "wrk"
 
 
 def drive(url: str, body: Body, concurrency: int, seconds: float) -> LoadMeasurement:
-    """Keep so many requests under way for so long."""
+    """Run a closed loop at a concurrency for some seconds, after a warm-up."""
     if shutil.which("wrk") is None:
-        return _own(url, body, concurrency, seconds)
+        return _measure_closed_loop(url, body, concurrency, seconds)
     _wrk(url, body, concurrency, _WARM_UP_S)
     return _wrk(url, body, concurrency, seconds)
 
 
-def _own(url: str, body: Body, concurrency: int, seconds: float) -> LoadMeasurement:
+def _measure_closed_loop(url: str, body: Body, concurrency: int, seconds: float) -> LoadMeasurement:
     result = run_closed_loop(
         url,
         concurrency,
@@ -56,20 +60,20 @@ def _own(url: str, body: Body, concurrency: int, seconds: float) -> LoadMeasurem
         LoadOptions(body=body),
         warm_up_ns=round(_WARM_UP_S * SECOND_NS),
     )
-    is_right = result.status == 200
-    if not is_right.any():
+    is_ok = result.status == 200
+    if not is_ok.any():
         return LoadMeasurement(0.0, nan, nan, len(result))
-    p50_ns, p99_ns = nearest_rank(result.latency_ns[is_right], (500, 990))
+    p50_ns, p99_ns = nearest_rank(result.latency_ns[is_ok], (500, 990))
     return LoadMeasurement(
-        int(is_right.sum()) / seconds,
+        int(is_ok.sum()) / seconds,
         p50_ns / MILLISECOND_NS,
         p99_ns / MILLISECOND_NS,
-        int((~is_right).sum()),
+        int((~is_ok).sum()),
     )
 
 
 def _wrk(url: str, body: Body, concurrency: int, seconds: float) -> LoadMeasurement:
-    """Run wrk. It counts whole seconds, so a fraction is rounded up."""
+    """Run wrk, whose duration is in whole seconds, at least one."""
     with TemporaryDirectory() as directory:
         content, script = Path(directory, "body"), Path(directory, "post.lua")
         content.write_bytes(body.content)
@@ -77,14 +81,14 @@ def _wrk(url: str, body: Body, concurrency: int, seconds: float) -> LoadMeasurem
         duration = f"{max(1, round(seconds))}s"
         flags = ["-t1", f"-c{concurrency}", f"-d{duration}", "--timeout", "30s", "-s", str(script)]
         done = subprocess.run(["wrk", *flags, url], capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout.splitlines()[-1])
-    errors = int(found["errors"])
-    rate = (found["requests"] - found["bad"]) / found["took_us"] * 1e6
-    return LoadMeasurement(rate, found["p50_us"] / 1e3, found["p99_us"] / 1e3, errors)
+    result = json.loads(done.stdout.splitlines()[-1])
+    errors = int(result["errors"])
+    rate = (result["requests"] - result["bad"]) / result["took_us"] * 1e6
+    return LoadMeasurement(rate, result["p50_us"] / 1e3, result["p99_us"] / 1e3, errors)
 
 
 def _script(content: Path, body: Body) -> str:
-    """What wrk sends, and the line of JSON that it prints in the end."""
+    """Return the Lua script of wrk: the request, and the results as a line of JSON."""
     headers = "".join(f'wrk.headers["{k}"] = "{v}"\n' for k, v in body.headers.items())
     return (
         f'local file = io.open("{content}", "rb")\n'
@@ -103,43 +107,37 @@ def _script(content: Path, body: Body) -> str:
     )
 
 
-# How each contestant is sent the same tensor, and whether its answer is the right one.
-
-
-_TOLERANCE: Final = 1e-3
-
-
 def make_request(kind: str, x: Floats) -> Body:
-    """Return the request that carries `x`, which holds one item."""
-    return _KINDS[kind](x)
+    """Return the request body for `x`, a tensor of one item."""
+    return _ENCODERS[kind](x)
 
 
-def is_right(content: bytes, expected: list[float]) -> bool:
-    """Tell whether the answer holds these numbers: as its last bytes, or as a list in its JSON."""
+def is_correct(content: bytes, expected: list[float]) -> bool:
+    """Whether a response contains these numbers: as its last bytes, or as a list in its JSON."""
     size = 4 * len(expected)
     if len(content) >= size:
         raw = np.frombuffer(content[-size:], "<f4")
         if np.isfinite(raw).all() and np.allclose(raw, expected, atol=_TOLERANCE):
             return True
     try:
-        document = json.loads(content)
+        value = json.loads(content)
     except ValueError:
         return False
     return any(
-        len(found) == len(expected) and np.allclose(found, expected, atol=_TOLERANCE)
-        for found in _lists(document)
+        len(numbers) == len(expected) and np.allclose(numbers, expected, atol=_TOLERANCE)
+        for numbers in _lists(value)
     )
 
 
-def _lists(document: object) -> Iterator[list[float]]:
-    """Every list of numbers in it, flattened."""
-    if isinstance(document, Mapping):
-        for value in document.values():
-            yield from _lists(value)
-    elif isinstance(document, list):
-        if document and all(isinstance(item, int | float) for item in document):
-            yield document
-        for item in document:
+def _lists(value: object) -> Iterator[list[float]]:
+    """Yield every list of numbers in a JSON value."""
+    if isinstance(value, Mapping):
+        for member in value.values():
+            yield from _lists(member)
+    elif isinstance(value, list):
+        if value and all(isinstance(item, int | float) for item in value):
+            yield value
+        for item in value:
             yield from _lists(item)
 
 
@@ -176,8 +174,8 @@ def _oip_base64(x: Floats) -> Body:
 def _oip_binary(x: Floats) -> Body:
     size = {"binary_data_size": x.nbytes}
     tensor = {"name": "x", "datatype": "FP32", "shape": list(x.shape), "parameters": size}
-    document = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
-    head = json.dumps(document).encode()
+    header = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
+    head = json.dumps(header).encode()
     headers = {
         "Content-Type": "application/octet-stream",
         "Inference-Header-Content-Length": str(len(head)),
@@ -185,15 +183,15 @@ def _oip_binary(x: Floats) -> Body:
     return Body(head + x.tobytes(), headers)
 
 
-def _json(document: object) -> Body:
-    return Body(json.dumps(document).encode(), JSON_HEADERS)
+def _json(value: object) -> Body:
+    return Body(json.dumps(value).encode(), JSON_HEADERS)
 
 
 def _text(x: Floats) -> str:
     return b64encode(x.tobytes()).decode()
 
 
-_KINDS: Final[Mapping[str, Callable[[Floats], Body]]] = MappingProxyType(
+_ENCODERS: Final[Mapping[str, Callable[[Floats], Body]]] = MappingProxyType(
     {
         "values": _values,
         "raw": _raw,

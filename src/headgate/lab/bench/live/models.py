@@ -1,8 +1,8 @@
-"""The models that are measured, and what ONNX Runtime does with them when nothing is in the way.
+"""The models of the benchmark, and their throughput with bare ONNX Runtime.
 
-The convolutional ones cost as much per item in a batch as alone; `slow` takes some 20 ms. The wide
-one reads some 50 MB of weights for every batch, however large, so a batch of eight costs little
-more than one item.
+The convolutional models cost the same per item at any batch size; `slow` takes about 20 ms. The
+wide model reads about 50 MB of weights per batch, whatever its size, so a batch of eight costs
+little more than one item.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 SHAPES: Final = {"echo": (8,), "cnn": (3, 64, 64), "wide": (256,), "slow": (3, 64, 64)}
-_FILTERS: Final = ((32, 2), (64, 1), (64, 2), (128, 2))  # how many, and their stride
+_FILTERS: Final = ((32, 2), (64, 1), (64, 2), (128, 2))  # (filters, stride) per layer
 _SLOW_FILTERS: Final = ((64, 1),) * 11
 _WIDTHS: Final = (256, 2048, 2048, 2048, 2048, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class BareOnnxRuntime:
-    """ONNX Runtime on one core, with nothing around it."""
+    """Measurement of ONNX Runtime on one core, without a server."""
 
     model: str
     batch: int
@@ -35,13 +35,13 @@ class BareOnnxRuntime:
 
 
 def example(model: str) -> Floats:
-    """Return the one item that everybody is sent."""
+    """Return the item that all peers are sent."""
     return np.random.default_rng(3).random((1, *SHAPES[model]), dtype=np.float32)
 
 
 def write_models(directory: Path) -> None:
-    """Write the ONNX files, always the same."""
-    import onnx  # noqa: PLC0415  # only to measure
+    """Write the ONNX files, with fixed seeds."""
+    import onnx  # noqa: PLC0415  # optional dependency
 
     directory.mkdir(parents=True, exist_ok=True)
     onnx.save(_convolutional("cnn", _FILTERS), directory / "cnn.onnx")
@@ -50,20 +50,20 @@ def write_models(directory: Path) -> None:
 
 
 def model_bytes(model: str, directory: Path) -> int:
-    """Return the size of its file; the echo has none."""
+    """Return the file size of a model; the echo has no file."""
     path = directory / f"{model}.onnx"
     return path.stat().st_size if path.exists() else 0
 
 
 def expected(model: str, directory: Path) -> list[float]:
-    """Return the right answer to the example."""
+    """Return the correct output for the example."""
     x = example(model)
     y = x if model == "echo" else _session(model, directory).run(None, {"x": x})[0]
     return [float(value) for value in np.ravel(y)]
 
 
-def measure_alone(model: str, batch: int, directory: Path, seconds: float) -> BareOnnxRuntime:
-    """Run batch after batch for so long."""
+def measure_bare(model: str, batch: int, directory: Path, seconds: float) -> BareOnnxRuntime:
+    """Run batches with bare ONNX Runtime for some seconds."""
     session = _session(model, directory)
     x = np.repeat(example(model), batch, axis=0)
     session.run(None, {"x": x})
@@ -76,8 +76,8 @@ def measure_alone(model: str, batch: int, directory: Path, seconds: float) -> Ba
     return BareOnnxRuntime(model, batch, batch * len(took_s) / sum(took_s), median(took_s) * 1e3)
 
 
-def _session(model: str, directory: Path) -> Any:  # it comes without types
-    import onnxruntime  # noqa: PLC0415  # likewise
+def _session(model: str, directory: Path) -> Any:  # onnxruntime has no types
+    import onnxruntime  # noqa: PLC0415  # optional dependency
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -122,7 +122,7 @@ def _wide() -> Any:
 
 
 def _scaled(rng: np.random.Generator, size: tuple[int, ...], inputs: int) -> Floats:
-    """Weights that neither blow a signal up nor let it vanish."""
+    """Return random weights with He initialisation, which preserves the variance of a signal."""
     return rng.standard_normal(size, dtype=np.float32) * np.float32(np.sqrt(2 / inputs))
 
 

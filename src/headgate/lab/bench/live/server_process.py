@@ -1,4 +1,7 @@
-"""One contestant's server: started, asked until it answers rightly, weighed, and ended for sure."""
+"""Peers as data, their virtual environments, and their server processes.
+
+A server is started, polled until it responds correctly, and stopped with all its child processes.
+"""
 
 from __future__ import annotations
 
@@ -21,37 +24,42 @@ import msgspec
 import headgate
 from headgate.config.source import read_yaml
 from headgate.core.errors import ConfigError
-from headgate.lab.bench.live.load_driver import is_right
+from headgate.lab.bench.live.load_driver import is_correct
 from headgate.loadgen import Body, parse_address
 from headgate.loadgen.requests import fetch
 
-# Who takes part, as data: how it is started, where it listens, what it is sent.
+_START_S: Final = 90.0
+_STOP_S: Final = 15.0
+_POLL_S: Final = 0.01
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_INSTALL_S: Final = 1_800
+_MARK: Final = "installed"  # file with the requirements that were installed
 
 
 class PeerRoute(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How one model is asked."""
+    """Path and body encoding of requests for one model."""
 
     path: str
     body: str
     command: tuple[str, ...] = ()
 
 
-class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _PeerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     folder: str
     models: dict[str, PeerRoute]
     command: tuple[str, ...] = ()
     environment: dict[str, str] = {}
-    peer: str | None = None
+    group: str | None = None
     is_ours: bool = False
     is_baseline: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One way to serve the models. Ways of the same `peer` are its own to choose from."""
+    """A server and its configuration. Peers of one `group` are variants of the same server."""
 
     name: str
-    peer: str
+    group: str
     folder: Path
     command: tuple[str, ...]
     models: dict[str, PeerRoute]
@@ -61,21 +69,21 @@ class Peer:
 
     @property
     def requirements(self) -> Path | None:
-        """What its own environment needs; None: it runs in ours."""
+        """Requirements of its virtual environment; None: it runs in the current environment."""
         path = self.folder / "requirements.txt"
         return path if path.exists() else None
 
 
-def read_contestants(path: Path) -> list[Peer]:
-    """Read the list of who takes part."""
+def read_peers(path: Path) -> list[Peer]:
+    """Read the list of peers. Raises `ConfigError`."""
     try:
-        entries = msgspec.convert(read_yaml(str(path)), dict[str, _Entry])
+        entries = msgspec.convert(read_yaml(str(path)), dict[str, _PeerEntry])
     except msgspec.ValidationError as error:
         raise ConfigError(str(error), where=str(path)) from None
     return [
         Peer(
             name=name,
-            peer=entry.peer or name,
+            group=entry.group or name,
             folder=path.parent / entry.folder,
             command=entry.command,
             models=entry.models,
@@ -87,26 +95,20 @@ def read_contestants(path: Path) -> list[Peer]:
     ]
 
 
-_START_S: Final = 90.0
-_STOP_S: Final = 15.0
-_POLL_S: Final = 0.01
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-
-
 class ServerError(Exception):
-    """Why a contestant cannot be measured, in one line."""
+    """A peer cannot be measured; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A server that answers rightly."""
+    """A server process that responds correctly."""
 
     pid: int
     url: str  # with the path
-    first_answer_s: float  # since the command was given
+    first_response_s: float  # since the start of the process
 
     def memory_mib(self) -> float:
-        """What all its processes hold, pages that they share counted for each."""
+        """Return the resident memory of all its processes; shared pages count for each."""
         pages = 0
         for pid in [self.pid, *descendants(self.pid)]:
             with suppress(OSError, IndexError):
@@ -116,50 +118,50 @@ class Running:
 
 @contextmanager
 def running(
-    contestant: Peer,
+    peer: Peer,
     model: str,
     python: Path,
     models: Path,
     body: Body,
     expected: list[float],
 ) -> Iterator[Running]:
-    """Serve a model until the end of the block. Raises ServerError."""
-    route = contestant.models[model]
+    """Serve a model inside the block. Raises `ServerError`."""
+    route = peer.models[model]
     port = _free_ports(3)
-    filled = {
+    placeholders = {
         "python": str(python),
         "bin": str(python.parent),
-        "folder": str(contestant.folder.absolute()),
+        "folder": str(peer.folder.absolute()),
         "models": str(models.absolute()),
         "model": model,
         "port": str(port),
         "port_2": str(port + 1),
         "port_3": str(port + 2),
     }
-    command = [part.format(**filled) for part in route.command or contestant.command]
-    environment = {k: v.format(**filled) for k, v in contestant.environment.items()}
+    command = [part.format(**placeholders) for part in route.command or peer.command]
+    environment = {k: v.format(**placeholders) for k, v in peer.environment.items()}
     url = f"http://127.0.0.1:{port}{route.path}"
     with TemporaryFile() as output:
         began_s = time.monotonic()
         process = subprocess.Popen(
             command,
-            cwd=contestant.folder,
-            env={**_surroundings(contestant), **environment},
+            cwd=peer.folder,
+            env={**_base_environment(peer), **environment},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         try:
-            _await_answer(process, url, body, expected, began_s, output)
+            _await_response(process, url, body, expected, began_s, output)
             yield Running(process.pid, url, time.monotonic() - began_s)
         finally:
-            _end(process)
+            _stop(process)
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the children of a process, their children, and so on."""
-    found: list[int] = []
+    """Return all descendants of a process."""
+    result: list[int] = []
     waiting = [pid]
     while waiting:
         parent = waiting.pop()
@@ -167,12 +169,12 @@ def descendants(pid: int) -> list[int]:
             for task in Path(f"/proc/{parent}/task").iterdir():
                 with suppress(OSError):
                     children = [int(child) for child in (task / "children").read_text().split()]
-                    found += children
+                    result += children
                     waiting += children
-    return found
+    return result
 
 
-def _await_answer(
+def _await_response(
     process: subprocess.Popen[bytes],
     url: str,
     body: Body,
@@ -184,35 +186,37 @@ def _await_answer(
     last = "nothing listens"
     while time.monotonic() - began_s < _START_S:
         if process.poll() is not None:
-            raise ServerError(f"ended with {process.returncode}: {_last_line(output)}")
+            raise ServerError(f"exited with {process.returncode}: {_last_line(output)}")
         try:
             status, content = fetch(address, "POST", address.path, body, timeout_s=5.0)
         except OSError:
             time.sleep(_POLL_S)
             continue
-        if status == 200 and is_right(content, expected):
+        if status == 200 and is_correct(content, expected):
             return
-        last = f"answers {status}: {content[:150]!r}"
+        last = f"status {status}: {content[:150]!r}"
         if status == 200:
             break
         time.sleep(_POLL_S)
-    raise ServerError(f"no right answer: {last}; it says: {_last_line(output)}")
+    raise ServerError(f"no correct response: {last}; output: {_last_line(output)}")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End it and whatever it started: politely, then not."""
-    others = _births([process.pid, *descendants(process.pid)])
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Stop a process and its descendants: first by SIGTERM, then by SIGKILL."""
+    others = _start_times([process.pid, *descendants(process.pid)])
     with suppress(ProcessLookupError):
         process.send_signal(signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
         process.wait(_STOP_S)
     process.kill()
     process.wait()
-    # Those that outlived it, as long as they are still the same: numbers are used again. Waiting
-    # for their end keeps them out of the next one's measurement.
+    # Kill descendants that are still the same process (PIDs are reused), and wait for their exit,
+    # which keeps them out of the next measurement.
     end_s = time.monotonic() + _STOP_S
     while time.monotonic() < end_s:
-        left = [pid for pid, birth in _births(others).items() if others[pid] == birth]
+        left = [
+            pid for pid, start_time in _start_times(others).items() if others[pid] == start_time
+        ]
         if not left:
             return
         for pid in left:
@@ -221,15 +225,15 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         time.sleep(_POLL_S)
 
 
-def _births(pids: Iterable[int]) -> dict[int, str]:
-    """When each process that still runs began: that tells it from a later one of its number."""
-    births = {}
+def _start_times(pids: Iterable[int]) -> dict[int, str]:
+    """Return the start time of each running process, which distinguishes it after PID reuse."""
+    start_times = {}
     for pid in pids:
         with suppress(OSError, IndexError):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            if fields[0] != "Z":  # ended, only not yet looked after
-                births[pid] = fields[19]
-    return births
+            if fields[0] != "Z":  # not a zombie
+                start_times[pid] = fields[19]
+    return start_times
 
 
 def _last_line(output: IO[bytes]) -> str:
@@ -238,16 +242,16 @@ def _last_line(output: IO[bytes]) -> str:
     return lines[-1][:200] if lines else "nothing"
 
 
-def _surroundings(contestant: Peer) -> dict[str, str]:
-    """Our environment, without what would lead another Python to our packages."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-    if contestant.requirements is None:
-        kept["PYTHONPATH"] = str(Path(headgate.__file__).parents[1])
-    return kept
+def _base_environment(peer: Peer) -> dict[str, str]:
+    """Return this process's environment without variables that affect another Python."""
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    if peer.requirements is None:
+        variables["PYTHONPATH"] = str(Path(headgate.__file__).parents[1])
+    return variables
 
 
 def _free_ports(count: int) -> int:
-    """Return the first of so many neighbouring ports that are free now."""
+    """Return the first of `count` consecutive free ports."""
     while True:
         with socket.socket() as first:
             first.bind(("127.0.0.1", 0))
@@ -259,28 +263,21 @@ def _free_ports(count: int) -> int:
                 return port
 
 
-# An environment of its own for each peer, made once and kept.
-
-
-_TIMEOUT_S: Final = 1_800
-_MARK: Final = "installed"  # holds the requirements that were installed
-
-
 class NotInstalledError(Exception):
-    """Why a peer cannot take part, in one line."""
+    """A peer cannot be installed; the message is one line."""
 
 
 def python_of(requirements: Path | None, cache: Path, name: str) -> Path:
-    """Return the Python that runs a contestant, with what it needs installed.
+    """Return the Python of a peer's virtual environment, created on first use and cached.
 
-    Raises NotInstalledError.
+    Raises `NotInstalledError`.
     """
     if requirements is None:
         return Path(sys.executable)
     home = (cache / name).absolute()
     python, mark = home / "bin" / "python", home / _MARK
-    wanted = requirements.read_text(encoding="utf-8")
-    if mark.exists() and mark.read_text(encoding="utf-8") == wanted:
+    requirements_text = requirements.read_text(encoding="utf-8")
+    if mark.exists() and mark.read_text(encoding="utf-8") == requirements_text:
         return python
     venv.create(home, with_pip=True, clear=True)
     pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check"]
@@ -290,12 +287,12 @@ def python_of(requirements: Path | None, cache: Path, name: str) -> Path:
             capture_output=True,
             text=True,
             check=True,
-            timeout=_TIMEOUT_S,
+            timeout=_INSTALL_S,
         )
     except subprocess.CalledProcessError as error:
         lines = [line for line in error.stderr.splitlines() if line.startswith("ERROR")]
         raise NotInstalledError((lines or ["pip failed"])[-1][:200]) from None
     except subprocess.TimeoutExpired:
-        raise NotInstalledError(f"pip took longer than {_TIMEOUT_S} s") from None
-    mark.write_text(wanted, encoding="utf-8")
+        raise NotInstalledError(f"pip took longer than {_INSTALL_S} s") from None
+    mark.write_text(requirements_text, encoding="utf-8")
     return python

@@ -1,1 +1,1 @@
-"""What the experiments of HiPS'21 share."""
+"""Shared by the experiments on the HiPS'21 paper (`hybrid_characterisation`, `hybrid_*ms`)."""

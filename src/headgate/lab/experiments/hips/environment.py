@@ -1,8 +1,14 @@
-"""The bursty load of the paper's figure 3: between 5 and 20 requests at the same time.
+"""Environment and load of the HiPS'21 experiments: a model, an instance, functions, and bursts.
 
-Only these two bounds are in its text. Here requests come in waves, so many at once, and every few
-waves that number is drawn anew. A wave does not wait for the one before: whoever serves, and
-however slowly, is asked the same.
+The paper is "SLA-aware Workload Scheduling Using Hybrid Cloud Services" (Chahal and others, 2021).
+Its figure 2, response time over concurrency and cores, was not available. Instead, a surrogate
+surface is used that agrees with all statements in the text, and tables measured on another machine
+for three other models; these get an SLA of five times their single-request response time.
+
+The bursty load of the paper's figure 3 has between 5 and 20 concurrent requests; its text has no
+other details. Here requests arrive in waves of simultaneous requests, and every few waves their
+number is drawn anew. The load is open-loop: waves do not depend on earlier responses, so every
+policy gets the same load.
 """
 
 from __future__ import annotations
@@ -28,21 +34,21 @@ from headgate.workload.arrivals import arrivals_at
 
 LEAST: Final = 5
 MOST: Final = 20
-_WAVES_ALIKE: Final = 5  # a burst of some seconds is over long before a machine could have booted
+_WAVES_ALIKE: Final = 5  # a burst of some seconds is far shorter than the boot time of a machine
 
 
 @dataclass(frozen=True, slots=True)
 class BurstPhase:
-    """A while of bursts, or of calm, when there are as few requests at once as there ever are."""
+    """A phase of bursts, or a calm phase with the minimum number of concurrent requests."""
 
     length_ns: int
     is_bursty: bool
 
 
-def phases(bursts_ns: int) -> tuple[BurstPhase, ...]:
-    """Return the course of a run: bursts come out of a calm, twice.
+def make_phases(bursts_ns: int) -> tuple[BurstPhase, ...]:
+    """Return the phases of a run: calm and bursts, twice.
 
-    The second calm is longer than a platform keeps functions that nobody calls.
+    The second calm is longer than the keep-alive time of functions.
     """
     burst = BurstPhase(bursts_ns, is_bursty=True)
     return (
@@ -53,28 +59,28 @@ def phases(bursts_ns: int) -> tuple[BurstPhase, ...]:
     )
 
 
-def lead_in_s(course: Sequence[BurstPhase], period_ns: int) -> float:
-    """Return when the first wave of bursts comes; nothing is counted before.
+def lead_in_s(phases: Sequence[BurstPhase], period_ns: int) -> float:
+    """Return the time of the first wave of bursts; requests before it are not counted.
 
-    A run begins with nothing warm, not even where functions are kept so at all times.
+    A run starts without warm functions, even for policies that keep functions warm.
 
-    >>> lead_in_s(phases(MINUTE_NS), 7 * SECOND_NS)
+    >>> lead_in_s(make_phases(MINUTE_NS), 7 * SECOND_NS)
     56.0
     """
-    first = course[0]
+    first = phases[0]
     return 0.0 if first.is_bursty else first.length_ns // period_ns * period_ns / SECOND_NS
 
 
-def wave_sizes(course: Sequence[BurstPhase], period_ns: int, seed: int) -> list[int]:
-    """Return how many requests each wave has.
+def wave_sizes(phases: Sequence[BurstPhase], period_ns: int, seed: int) -> list[int]:
+    """Return the number of requests of each wave.
 
     >>> phases = [BurstPhase(2 * SECOND_NS, False), BurstPhase(9 * SECOND_NS, True)]
     >>> wave_sizes(phases, SECOND_NS, seed=0)
     [5, 5, 20, 20, 20, 20, 20, 15, 15, 15, 15]
     """
-    rng = np.random.default_rng([seed, 0x6275727374])  # its own stream: "burst"
+    rng = np.random.default_rng([seed, 0x6275727374])  # "burst": a stream of its own
     sizes: list[int] = []
-    for phase in course:
+    for phase in phases:
         waves = phase.length_ns // period_ns
         if not phase.is_bursty:
             sizes += [LEAST] * waves
@@ -85,13 +91,13 @@ def wave_sizes(course: Sequence[BurstPhase], period_ns: int, seed: int) -> list[
 
 
 def waves(sizes: Sequence[int], period_ns: int) -> Arrivals:
-    """Return the requests of all waves."""
+    """Return the arrivals of all waves."""
     starts_ns = np.arange(len(sizes), dtype=np.int64) * period_ns
     return arrivals_at(np.repeat(starts_ns, sizes), len(sizes) * period_ns)
 
 
 def period_of(sla_ms: float) -> int:
-    """Return the time from wave to wave: five times the objective, at least half a second.
+    """Return the time between waves: five times the SLA, at least half a second.
 
     >>> period_of(200.0) / SECOND_NS
     1.0
@@ -99,30 +105,22 @@ def period_of(sla_ms: float) -> int:
     return max(SECOND_NS // 2, round(5e6 * sla_ms))
 
 
-# The world of the HiPS'21 experiments: a model, an instance that serves it, and functions.
-#
-# The paper is "SLA-aware Workload Scheduling Using Hybrid Cloud Services" (Chahal and others,
-# 2021). Its figure 2, response time over concurrency and cores, was not available. In its place
-# stands a surface that meets everything the text says about it, and tables measured on another
-# machine for three other models; these get an objective of five times their lone response time.
-
-
 SURROGATE: Final = "surrogate"
 MEASURED: Final = ("bert", "classification", "recommender")
 SOURCES: Final = (SURROGATE, *MEASURED)
 PAPER_SLA_MS: Final = {2: 200.0, 8: 150.0}  # by cores
-QUANTILE: Final = 0.99  # of the requests that an objective holds for
+QUANTILE: Final = 0.99  # share of requests that must meet the SLA
 INSTANCE_POOL: Final = 0
 FUNCTION_POOL: Final = 1
 
-_LONE_TIMES: Final = 5.0
+_SLA_FACTOR: Final = 5.0
 _INSTANCES: Final = "ml.c5.*"
 _PLATFORM: Final = "aws-lambda"
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A model on an instance of so many cores, and how soon it must answer."""
+    """A model, the number of cores of its instance, and its SLA."""
 
     source: str
     cores: int
@@ -134,32 +132,32 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class HipsEnvironment:
-    """What there is beside the model. The paper says nothing about the times here."""
+    """Instances and functions. The times are assumptions: the paper does not state them."""
 
     memory_mb: int
-    # From nothing to the first answer, for a runtime of 200 MB and a model from a store.
+    # Cold start with a runtime of 200 MB and a model from a store.
     cold_start_ms: float = 2_500.0
-    network_ms: float = 5.0  # to a function and back, beyond the way to the instance
+    network_ms: float = 5.0  # round trip to a function, in addition to that to the instance
     instances_max: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What a run needs but its policy and its load."""
+    """Inputs of a run other than its policy and its load."""
 
     app: App
     truth: GroundTruthConfig
 
 
 def setting_of(source: str, cores: int) -> Setting:
-    """Return the paper's setting, or five times the lone time of a measured model.
+    """Return the paper's setting, or an SLA of five single-request times for a measured model.
 
     >>> setting_of(SURROGATE, 8).sla_ms
     150.0
     """
     if source == SURROGATE:
         return Setting(source, cores, PAPER_SLA_MS[cores])
-    return Setting(source, cores, _LONE_TIMES * characterise(source).time_ms(cores, 1))
+    return Setting(source, cores, _SLA_FACTOR * characterise(source).time_ms(cores, 1))
 
 
 def characterise(source: str) -> Characterisation:
@@ -167,17 +165,17 @@ def characterise(source: str) -> Characterisation:
     return Characterisation.surrogate() if source == SURROGATE else bundled_profile(source)
 
 
-def platform_of(prices: PriceList, world: HipsEnvironment) -> FaasOffering:
-    """Return the function platform, as the price list has it, behind this network."""
+def platform_of(prices: PriceList, environment: HipsEnvironment) -> FaasOffering:
+    """Return the function platform of the price list, with this network delay."""
     platform = next(each for each in prices.platforms if each.name == _PLATFORM)
-    return replace(platform, network_ns=round(world.network_ms / 2 * MILLISECOND_NS))
+    return replace(platform, network_ns=round(environment.network_ms / 2 * MILLISECOND_NS))
 
 
 def scatter(times: Characterisation, setting: Setting) -> GroundTruthConfig:
-    """Return how times scatter around the median: log-normally, as p99 / p50 was measured.
+    """Return the service-time distribution: log-normal, with the measured ratio of p99 to p50.
 
-    It is taken where the objective is at stake: from the number of requests at once that was
-    measured next to the largest whose median is within it. The surrogate does not scatter.
+    The ratio is that of the measured concurrency next to the largest one whose median meets the
+    SLA, because it decides about violations there. The surrogate is deterministic.
     """
     at_stake = largest_concurrency(times, setting.cores, setting.sla_ms, 0.5)
     points = [point for point in times.points if point.cores == setting.cores and point.batch == 1]
@@ -190,16 +188,16 @@ def scatter(times: Characterisation, setting: Setting) -> GroundTruthConfig:
     )
 
 
-def build_scene(setting: Setting, world: HipsEnvironment) -> Scene:
-    """Return the application, an instance that shares its cores and functions, and the truth."""
+def build_scene(setting: Setting, environment: HipsEnvironment) -> Scene:
+    """Return the application (an instance that shares its cores, and functions) and its times."""
     times = characterise(setting.source)
     prices = read_prices()
-    platform = platform_of(prices, world)
-    start_ns = round(world.cold_start_ms * MILLISECOND_NS)
+    platform = platform_of(prices, environment)
+    start_ns = round(environment.cold_start_ms * MILLISECOND_NS)
     shared = profile_of(times, setting.cores)
     on_instance = Profile(shared.exec_ns[:1], shared.slowdown[:MOST], cold_start_ns=start_ns)
-    alone_ms = times.time_ms(platform.cpus(world.memory_mb * MIB), 1)
-    on_function = Profile((round(alone_ms * MILLISECOND_NS),), cold_start_ns=start_ns)
+    function_ms = times.time_ms(platform.cpus(environment.memory_mb * MIB), 1)
+    on_function = Profile((round(function_ms * MILLISECOND_NS),), cold_start_ns=start_ns)
     variants = (
         Variant(0, "instance", 0, (INSTANCE_POOL,), on_instance, concurrency=MOST),
         Variant(1, "function", 0, (FUNCTION_POOL,), on_function),
@@ -207,31 +205,33 @@ def build_scene(setting: Setting, world: HipsEnvironment) -> Scene:
     function = Function(0, setting.source, variants, prewarm_nodes=1)
     slo = Slo(round(setting.sla_ms * MILLISECOND_NS), quantile=QUANTILE)
     pipeline = Pipeline(0, setting.source, (Stage(function),), slo)
-    pools = (_instances(prices, setting, world), _functions(platform, world))
+    pools = (_instances(prices, setting, environment), _functions(platform, environment))
     return Scene(App((function,), (pipeline,), pools), scatter(times, setting))
 
 
-def _instances(prices: PriceList, setting: Setting, world: HipsEnvironment) -> Pool:
-    offers = prices.instances_named([_INSTANCES], "the experiment")
-    offer = next(offer for offer in offers if offer.cpus == setting.cores)
+def _instances(prices: PriceList, setting: Setting, environment: HipsEnvironment) -> Pool:
+    instance_types = prices.instances_named([_INSTANCES], "the experiment")
+    instance_type = next(
+        instance_type for instance_type in instance_types if instance_type.cpus == setting.cores
+    )
     return Pool(
         INSTANCE_POOL,
-        offer.name,
+        instance_type.name,
         Tier.DEDICATED,
-        nodes=world.instances_max,
+        nodes=environment.instances_max,
         slots=MOST,
         is_elastic=True,
-        boot_ns=offer.boot_ns,
-        usd_per_hour=offer.usd_per_hour,
+        boot_ns=instance_type.boot_ns,
+        usd_per_hour=instance_type.usd_per_hour,
     )
 
 
-def _functions(platform: FaasOffering, world: HipsEnvironment) -> Pool:
+def _functions(platform: FaasOffering, environment: HipsEnvironment) -> Pool:
     return Pool(
         FUNCTION_POOL,
         platform.name,
         Tier.SERVERLESS,
         nodes=0,
         network_ns=platform.network_ns,
-        faas=platform.sized(world.memory_mb * MIB),
+        faas=platform.sized(environment.memory_mb * MIB),
     )

@@ -1,4 +1,4 @@
-"""Figures 2 to 9 of the HiPS'21 paper, drawn from what comes out here. They need matplotlib."""
+"""Figures 2 to 9 of the HiPS'21 paper, from the results here. They need matplotlib."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _DASHES: Final = (0, (4, 3))
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What every threshold gave in one setting: by threshold, the shares in time."""
+    """Attainment of every threshold in one setting, by threshold."""
 
     title: str
     planned: int
@@ -46,10 +46,10 @@ class Trial:
 
 
 def surface_figure(surfaces: Mapping[str, Characterisation], sla_ms: Sequence[float]) -> Figure:
-    """Figure 2: response time over concurrency, a line for every number of cores."""
+    """Plot figure 2: response time over concurrency, a line for every number of cores."""
     figure = new_figure(3.4 if len(surfaces) == 1 else 3.0)
-    for place, (name, surface) in enumerate(surfaces.items(), start=1):
-        axes = figure.add_subplot(1, len(surfaces), place)
+    for index, (name, surface) in enumerate(surfaces.items(), start=1):
+        axes = figure.add_subplot(1, len(surfaces), index)
         handles = []
         for number, cores in enumerate(surface.cores):
             points = sorted(
@@ -57,7 +57,7 @@ def surface_figure(surfaces: Mapping[str, Characterisation], sla_ms: Sequence[fl
                 for p in surface.points
                 if p.cores == cores and p.batch == 1
             )
-            # Lines that lie on one another are told apart by the sizes of their marks.
+            # Different marker sizes distinguish lines that coincide.
             handles += axes.plot(
                 *zip(*points, strict=True),
                 color=SERIES[number],
@@ -74,19 +74,19 @@ def surface_figure(surfaces: Mapping[str, Characterisation], sla_ms: Sequence[fl
         style_axes(
             axes,
             title=name,
-            x_label="requests at once",
-            y_label="response time (ms)" if place == 1 else "",
+            x_label="concurrent requests",
+            y_label="response time (ms)" if index == 1 else "",
             grid="both",
         )
-        if place == len(surfaces):
+        if index == len(surfaces):
             add_legend(axes, handles, [f"{n:g} core{'s' if n > 1 else ''}" for n in surface.cores])
     return figure
 
 
 def sizes_figure(
-    times_ms: Mapping[str, Mapping[float, float]], chosen: Mapping[str, float]
+    times_ms: Mapping[str, Mapping[float, float]], selected: Mapping[str, float]
 ) -> Figure:
-    """A lone request over cores, as a part of the longest; a ring marks the size that is chosen."""
+    """Plot the time of a single request over cores, relative; a ring marks the selected size."""
     figure = new_figure()
     axes = figure.add_subplot()
     handles = []
@@ -96,7 +96,7 @@ def sizes_figure(
         parts = [value / longest for value in by_cores.values()]
         colour = SERIES[number]
         handles += axes.plot(cores, parts, color=colour, marker=MARKERS[number], linewidth=1.6)
-        at = chosen[name]
+        at = selected[name]
         axes.plot([at], [by_cores[at] / longest], "o", markersize=14, mfc="none", mec=colour, mew=2)
     axes.set_ylim(0, 1.05)
     axes.set_xscale("log", base=2)
@@ -104,7 +104,7 @@ def sizes_figure(
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     style_axes(
         axes,
-        title="A lone request; rings: the fewest cores about as fast as any",
+        title="A single request; rings: the fewest cores about as fast as any",
         x_label="cores",
         y_label="response time over that on the fewest cores",
         grid="both",
@@ -114,12 +114,12 @@ def sizes_figure(
 
 
 def trials_figure(trials: Sequence[Trial]) -> Figure:
-    """Attainment at the instance over the threshold: what was planned, and what trial says."""
+    """Plot attainment over the threshold, with the planned and the best threshold."""
     columns = 2
     rows = -(-len(trials) // columns)
     figure = new_figure(0.6 + 2.0 * rows)
-    for place, trial in enumerate(trials, start=1):
-        axes = figure.add_subplot(rows, columns, place)
+    for index, trial in enumerate(trials, start=1):
+        axes = figure.add_subplot(rows, columns, index)
         tried = list(trial.instance_attainment)
         handles = axes.plot(
             tried, list(trial.instance_attainment.values()), color=BLUE, marker="o", markersize=3.5
@@ -130,32 +130,34 @@ def trials_figure(trials: Sequence[Trial]) -> Figure:
         handles.append(axes.axvline(trial.planned, color=ORANGE, linewidth=5, alpha=0.45))
         handles.append(axes.axvline(trial.best, color=INK, linewidth=1.2, linestyle=_DASHES))
         axes.set_ylim(-0.04, 1.06)
-        is_last_row = place > len(trials) - columns
+        is_last_row = index > len(trials) - columns
         style_axes(axes, title=trial.title, x_label="threshold" if is_last_row else "", grid="both")
-        if place == columns:
-            labels = ["on the instance", "of all", "planned", "best by trial"]
+        if index == columns:
+            labels = ["on the instance", "of all", "planned", "best by search"]
             add_legend(axes, handles, labels)
-    figure.supylabel("answered in time", fontsize=9, color=MUTED)
+    figure.supylabel("SLA attainment", fontsize=9, color=MUTED)
     return figure
 
 
 def load_figure(sizes: Sequence[int], period_s: float) -> Figure:
-    """Figure 3: requests at once, wave by wave."""
+    """Plot figure 3: concurrent requests, wave by wave."""
     figure = new_figure(2.6)
     axes = figure.add_subplot()
-    times_s = [place * period_s for place in range(len(sizes))]
+    times_s = [index * period_s for index in range(len(sizes))]
     axes.plot(times_s, sizes, color=BLUE, linewidth=1.2, drawstyle="steps-post")
     axes.set_xlim(0, len(sizes) * period_s)
     axes.set_ylim(0, 21.5)
     axes.set_yticks([0, 5, 10, 15, 20])
-    style_axes(axes, title="Figure 3: bursty load", x_label="time (s)", y_label="requests at once")
+    style_axes(
+        axes, title="Figure 3: bursty load", x_label="time (s)", y_label="concurrent requests"
+    )
     return figure
 
 
 def responses_figure(
     requests: RequestTimes, *, title: str, sla_ms: float, until_s: float
 ) -> Figure:
-    """Figures 4 to 9: the response time of every request, by when it arrived."""
+    """Plot figures 4 to 9: the response time of every request over its arrival time."""
     figure = new_figure(3.0)
     axes = figure.add_subplot()
     kinds = {
@@ -186,11 +188,11 @@ def responses_figure(
 
 
 def violations_figure(late: Mapping[str, Mapping[str, tuple[float, float]]]) -> Figure:
-    """The share of late requests by policy, in all and by cold starts; a panel for each source."""
+    """Plot the share of late requests by policy, all and by cold starts; a panel per source."""
     figure = new_figure(3.0)
     first: Axes | None = None
-    for place, (source, by_policy) in enumerate(late.items(), start=1):
-        axes = figure.add_subplot(1, len(late), place, sharex=first, sharey=first)
+    for index, (source, by_policy) in enumerate(late.items(), start=1):
+        axes = figure.add_subplot(1, len(late), index, sharex=first, sharey=first)
         rows = range(len(by_policy))
         handles = [
             axes.plot([part[1] for part in by_policy.values()], rows, "x", color=INK)[0],
@@ -208,7 +210,7 @@ def violations_figure(late: Mapping[str, Mapping[str, tuple[float, float]]]) -> 
             axes.set_ylim(len(by_policy) - 0.4, -0.6)
         else:
             axes.tick_params(axis="y", labelleft=False)
-        if place == len(late):
+        if index == len(late):
             add_legend(axes, handles, ["by cold starts", "all"])
     return figure
 

@@ -1,4 +1,4 @@
-"""What characterisation alone says of a setting, and what trying everything says of that."""
+"""The paper's plan from the characterisation, an exhaustive search, and the policies compared."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ THRESHOLDS: Final = range(1, MOST + 1)
 
 @dataclass(frozen=True, slots=True)
 class PaperPlan:
-    """The paper's two decisions, from response times measured beforehand."""
+    """The paper's two decisions, from response times measured in advance."""
 
     threshold: int
     knee_cores: float
     sizes: tuple[SizeRow, ...]  # of functions, smallest first
-    chosen: SizeRow | None  # the smallest that is about as fast as any; None: none is in time
-    cheapest: SizeRow | None  # of those in time
+    selected: SizeRow | None  # the smallest about as fast as any; None: none meets the SLA
+    cheapest: SizeRow | None  # of those that meet the SLA
 
     @property
-    def world(self) -> HipsEnvironment:
-        """With the size chosen, or the largest where none will do."""
-        return HipsEnvironment((self.chosen or self.sizes[-1]).memory_bytes // MIB)
+    def environment(self) -> HipsEnvironment:
+        """Environment with the selected function size, or the largest if none meets the SLA."""
+        return HipsEnvironment((self.selected or self.sizes[-1]).memory_bytes // MIB)
 
 
 @dataclass(frozen=True, slots=True)
 class TrialCase:
-    """Every threshold, or every size, in so many waves of bursts: plain values, for workers."""
+    """Thresholds and sizes to run under `wave_count` waves of bursts. Picklable."""
 
     setting: Setting
     memory_mb: tuple[int, ...]
@@ -70,7 +70,7 @@ class TrialCase:
 
 
 def plan_of(setting: Setting) -> PaperPlan:
-    """Decide, from the characterisation alone."""
+    """Plan from the characterisation alone."""
     times = characterise(setting.source)
     platform = platform_of(read_prices(), HipsEnvironment(0))
     sizes = faas_sizes(times, platform, setting.sla_ms, QUANTILE)
@@ -78,30 +78,30 @@ def plan_of(setting: Setting) -> PaperPlan:
         threshold=largest_concurrency(times, setting.cores, setting.sla_ms, QUANTILE),
         knee_cores=knee_cores(times),
         sizes=tuple(sizes),
-        chosen=knee_size(sizes),
+        selected=knee_size(sizes),
         cheapest=cheapest_size(sizes),
     )
 
 
-def attempt(case: TrialCase, seed: int) -> dict[tuple[int, int], HipsResult]:
-    """Simulate each of them, by size and threshold, under the same bursts.
+def run_trial(case: TrialCase, seed: int) -> dict[tuple[int, int], HipsResult]:
+    """Simulate each size and threshold under the same bursts.
 
-    Nothing starts cold: how often that happens depends on the bursts before all else.
+    Cold starts take no time: their number depends mostly on the bursts.
     """
     period_ns = period_of(case.setting.sla_ms)
     bursts = (BurstPhase(case.wave_count * period_ns, is_bursty=True),)
     arrivals = waves(wave_sizes(bursts, period_ns, seed), period_ns)
-    found = {}
+    results = {}
     for memory_mb in case.memory_mb:
         scene = build_scene(case.setting, HipsEnvironment(memory_mb, cold_start_ms=0.0))
         for threshold in case.thresholds:
-            way = HipsPolicyCase("threshold", "threshold", (("threshold", threshold),))
-            found[memory_mb, threshold] = summarise(*observe(scene, way, arrivals, seed))
-    return found
+            policy = HipsPolicyCase("threshold", "threshold", (("threshold", threshold),))
+            results[memory_mb, threshold] = summarise(*observe(scene, policy, arrivals, seed))
+    return results
 
 
 def best_threshold(runs: Mapping[int, Sequence[HipsResult]]) -> int:
-    """Return the cheapest threshold with enough in time, else the one with most in time."""
+    """Return the cheapest threshold that reaches the quantile, else that of best attainment."""
     attainment = {key: fmean(run.attainment for run in each) for key, each in runs.items()}
     cost = {key: fmean(run.usd_per_1000 for run in each) for key, each in runs.items()}
     enough = [key for key in runs if attainment[key] >= QUANTILE]
@@ -110,32 +110,30 @@ def best_threshold(runs: Mapping[int, Sequence[HipsResult]]) -> int:
     return max(runs, key=attainment.__getitem__)
 
 
-# The policies that are compared: labels, settings, and the machines that each may use.
-
-
+# Labels of the policies compared.
 DEDICATED: Final = "dedicated_only"
 AUTOSCALE: Final = "autoscale"
-NIMBLE: Final = "autoscale, nimble"
+FAST_AUTOSCALE: Final = "autoscale, fast"
 SERVERLESS: Final = "serverless_only"
 THRESHOLD: Final = "threshold"
 WARM: Final = "threshold, kept warm"
 HEADGATE: Final = "headgate"
-_INSTANCES_MAX: Final = 4  # as many as hold 20 requests at once within the paper's objectives
+_INSTANCES_MAX: Final = 4  # enough for 20 concurrent requests within the paper's SLAs
 
 
-def cases_of(setting: Setting, plan: PaperPlan, course: tuple[BurstPhase, ...]) -> list[HipsCase]:
-    """Every policy, with the plan's threshold where it has one."""
+def cases_of(setting: Setting, plan: PaperPlan, phases: tuple[BurstPhase, ...]) -> list[HipsCase]:
+    """Return a case per policy, with the planned threshold for policies that have one."""
     threshold = ("threshold", plan.threshold)
     target = ("target", _target(setting, plan))
     quickly = (("plan_every_ns", 10 * SECOND_NS), ("out_after", 1), ("out_cooldown_ns", 0))
-    one = plan.world
+    one = plan.environment
     several = replace(one, instances_max=_INSTANCES_MAX)
     return [
-        HipsCase(setting, way, world, course)
-        for way, world in (
+        HipsCase(setting, policy, environment, phases)
+        for policy, environment in (
             (HipsPolicyCase(DEDICATED, "dedicated_only"), one),
             (HipsPolicyCase(AUTOSCALE, "autoscale", (target,)), several),
-            (HipsPolicyCase(NIMBLE, "autoscale", (target, *quickly)), several),
+            (HipsPolicyCase(FAST_AUTOSCALE, "autoscale", (target, *quickly)), several),
             (HipsPolicyCase(SERVERLESS, "serverless_only"), one),
             (HipsPolicyCase(THRESHOLD, "threshold", (threshold,)), one),
             (
@@ -150,10 +148,10 @@ def cases_of(setting: Setting, plan: PaperPlan, course: tuple[BurstPhase, ...]) 
 
 
 def _target(setting: Setting, plan: PaperPlan) -> float:
-    """Return what share of its time an instance is to be busy, so that peaks are in time.
+    """Return the target utilisation of the autoscaler at which the largest waves meet the SLA.
 
-    It may get as many requests per wave as the threshold says when there are most of them, and
-    the mean, by which the autoscaler goes, is below that in proportion.
+    In the largest wave an instance may get as many requests as the threshold. The autoscaler sees
+    the mean, which is lower by the ratio of mean to largest wave.
     """
     busy_ms = characterise(setting.source).time_ms(setting.cores, max(1, plan.threshold))
     mean_over_most = (LEAST + MOST) / 2 / MOST

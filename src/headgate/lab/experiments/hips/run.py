@@ -1,4 +1,4 @@
-"""One run of the HiPS'21 experiments: a policy under the bursty load, and what its requests saw."""
+"""One run of the HiPS'21 experiments: a policy under the bursty load, and its metrics."""
 
 from __future__ import annotations
 
@@ -34,54 +34,54 @@ from headgate.sim.interfaces import Observer
 from headgate.sim.run import Setup, simulate
 from headgate.workload import Arrivals
 
-_NOWHERE: Final = -1
+_NO_POOL: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
 class HipsPolicyCase:
-    """A policy with the settings that one row of a table is about."""
+    """A policy with its settings, and the label of its row."""
 
     label: str
-    policy: str
+    name: str
     config: tuple[tuple[str, float | bool], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class HipsCase:
-    """One run, in plain values: worker processes can be given it."""
+    """One run. Picklable, for worker processes."""
 
     setting: Setting
-    way: HipsPolicyCase
-    world: HipsEnvironment
-    course: tuple[BurstPhase, ...]
+    policy: HipsPolicyCase
+    environment: HipsEnvironment
+    phases: tuple[BurstPhase, ...]
 
     @property
     def period_ns(self) -> int:
-        """From wave to wave."""
+        """Time between waves."""
         return period_of(self.setting.sla_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """What every request of a run saw, in order of arrival."""
+    """Columns of the requests of a run, in order of arrival."""
 
     arrival_s: NDArray[np.float64]
-    response_ms: NDArray[np.float64]  # until it was settled, whatever the outcome
-    pool: NDArray[np.int64]  # where it was sent; the last place, if to several
+    response_ms: NDArray[np.float64]  # until the outcome, whatever it is
+    pool: NDArray[np.int64]  # the pool it was sent to last
     is_met: NDArray[np.bool_]
-    is_cold: NDArray[np.bool_]  # it waited for a start
+    is_cold: NDArray[np.bool_]  # it waited for a cold start
 
     def on(self, pool: int) -> RequestTimes:
-        """Those that went there."""
+        """Return the requests sent to a pool."""
         return self._only(self.pool == pool)
 
     def since(self, from_s: float) -> RequestTimes:
-        """Those that arrived then or later."""
+        """Return the requests that arrived at a time or later."""
         return self._only(self.arrival_s >= from_s)
 
     @property
     def attainment(self) -> float:
-        """The share that was answered in time; not a number if there is none."""
+        """Share of requests that met the SLA; NaN without requests."""
         return float(self.is_met.mean()) if len(self.is_met) else nan
 
     def _only(self, rows: NDArray[np.bool_]) -> RequestTimes:
@@ -96,36 +96,36 @@ class RequestTimes:
 
 @dataclass(frozen=True, slots=True)
 class HipsResult:
-    """What one run came to. Shares are of the requests of the run, 0 to 1."""
+    """Metrics of one run. Shares are of the requests of the run, 0 to 1."""
 
     requests: int
     attainment: float
-    on_instance: float  # share that went to the instance
-    instance_attainment: float  # of those; not a number if there are none
+    on_instance: float  # share sent to the instance
+    instance_attainment: float  # NaN if none was sent to the instance
     function_attainment: float
     violations: int
-    cold_violations: int  # those of requests that waited for a start
+    cold_violations: int  # violations by requests that waited for a cold start
     cold_starts: int  # of functions
     p99_ms: float
-    call_ms: float  # mean length of a call of a function, cold start included, network not
+    call_ms: float  # mean duration of a function call, with cold starts, without network
     usd_per_hour: float
-    usd_per_1000: float  # answers in time
+    usd_per_1000: float  # per 1000 requests that met the SLA
 
 
 def measure(case: HipsCase, seed: int) -> HipsResult:
-    """Run a case and count. A top-level function: worker processes can be given it."""
-    sizes = wave_sizes(case.course, case.period_ns, seed)
-    scene = build_scene(case.setting, case.world)
-    run, requests = observe(scene, case.way, waves(sizes, case.period_ns), seed)
-    return summarise(run, requests.since(lead_in_s(case.course, case.period_ns)))
+    """Run a case. Top-level function with picklable arguments, for worker processes."""
+    sizes = wave_sizes(case.phases, case.period_ns, seed)
+    scene = build_scene(case.setting, case.environment)
+    run, requests = observe(scene, case.policy, waves(sizes, case.period_ns), seed)
+    return summarise(run, requests.since(lead_in_s(case.phases, case.period_ns)))
 
 
 def observe(
-    scene: Scene, way: HipsPolicyCase, arrivals: Arrivals, seed: int
+    scene: Scene, policy: HipsPolicyCase, arrivals: Arrivals, seed: int
 ) -> tuple[RunColumns, RequestTimes]:
-    """Run a policy and keep what every request saw."""
-    kind = find_policy(way.policy)
-    config = kind.config(**dict(way.config))
+    """Run a policy and return the columns of the run and of its requests."""
+    kind = find_policy(policy.name)
+    config = kind.config(**dict(policy.config))
     routes = _PoolObserver()
     setup = Setup(scene.app, kind, config, seed=seed, truth=scene.truth)
     run = simulate(setup, arrivals, observer=routes)
@@ -133,14 +133,14 @@ def observe(
     return run, RequestTimes(
         columns.arrival_ns / SECOND_NS,
         (columns.finished_ns - columns.arrival_ns) / MILLISECOND_NS,
-        np.array([routes.pools.get(row, _NOWHERE) for row in range(len(columns))], dtype=np.int64),
+        np.array([routes.pools.get(row, _NO_POOL) for row in range(len(columns))], dtype=np.int64),
         columns.outcome == Outcome.MET,
         columns.cold == 1,
     )
 
 
 def summarise(run: RunColumns, requests: RequestTimes) -> HipsResult:
-    """Return what a run came to; `requests` may be those of a part of it, the bill is for all."""
+    """Return the metrics of a run. `requests` may be a part of them; the cost is that of all."""
     late = ~requests.is_met
     cost_usd = sum(use.allocation_usd for use in run.resources)
     return HipsResult(
@@ -167,7 +167,7 @@ def _mean_call_ms(run: RunColumns, requests: RequestTimes) -> float:
 
 @final
 class _PoolObserver(Observer):
-    """Writes down which pool each request was sent to: the columns of a run do not say."""
+    """Records the pool of each request, which the columns of a run do not contain."""
 
     def __init__(self) -> None:
         self.pools: dict[int, int] = {}  # by request id
@@ -180,6 +180,6 @@ class _PoolObserver(Observer):
 
 
 def cold_share(runs: Sequence[HipsResult]) -> float:
-    """The part of all violations that cold starts are to blame for; 0 if there are none."""
+    """Return the share of violations that is due to cold starts; 0 without violations."""
     violations = sum(run.violations for run in runs)
     return sum(run.cold_violations for run in runs) / max(1, violations)

@@ -1,1 +1,1 @@
-"""What the comparison of hybrid policies on traces shares."""
+"""Shared by the comparison of hybrid policies on traces (`hybrid_traces`)."""

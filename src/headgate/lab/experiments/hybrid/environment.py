@@ -1,9 +1,14 @@
-"""The world of the hybrid experiments: a recommender, instances that can be rented, and functions.
+"""Environment and arrivals of the hybrid trace experiments.
 
-Response times are those of the surrogate for the hybrid paper's figure 2: `c` requests at once on
-`n` cores each take c x (16 + 40 / min(n, 4)) ms. Everything that computes is then made ten times as
-heavy, the objective with it: the same number of instances is needed for a tenth of the requests, so
-that an hour is simulated in a second. Boot, cold start, keep-alive and network are not stretched.
+A recommender runs on instances that can be rented and on functions. Response times are those of the
+surrogate for the hybrid paper's figure 2: `c` concurrent requests on `n` cores each take
+c x (16 + 40 / min(n, 4)) ms. Execution times and the SLO are then multiplied by `TIME_SCALE`: the
+same number of instances is needed for a tenth of the requests, so that an hour is simulated in a
+second. Boot, cold start, keep-alive and network times are not scaled.
+
+Arrivals are five one-hour windows of the Twitter trace and the Azure code trace, each thinned so
+that its busiest ten seconds would keep eight instances busy, or generated arrivals with the same
+statistics.
 """
 
 from __future__ import annotations
@@ -48,43 +53,43 @@ _FUNCTION_CORES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class HybridEnvironment:
-    """An instance type with the objective that the paper sets on it."""
+    """An instance type with the SLO that the paper sets for it."""
 
     name: str
     cores: int
     usd_per_hour: float
     slo_ms: float
-    at_once: int  # the most requests that an instance holds within the objective
+    concurrency: int  # requests that an instance serves at once within the SLO
     boot_ns: int = 180 * SECOND_NS
     start_ns: int = 2_500 * MILLISECOND_NS  # of an instance after its boot, and of a function
 
     @property
     def exec_ns(self) -> int:
-        """Time of a lone request on an instance."""
-        return lone_ns(self.cores)
+        """Time of a single request on an instance."""
+        return single_request_ns(self.cores)
 
     @property
     def slo_ns(self) -> int:
-        """The objective."""
+        """SLO, scaled by `TIME_SCALE`."""
         return round(self.slo_ms * TIME_SCALE * MILLISECOND_NS)
 
     @property
     def capacity_per_s(self) -> float:
-        """Requests per second of one instance that is never idle: sharing it costs nothing."""
+        """Requests per second of a saturated instance, at any concurrency."""
         return SECOND_NS / self.exec_ns
 
     @property
     def usd_per_request(self) -> float:
-        """What a request costs on an instance that is never idle."""
+        """Cost of a request on a saturated instance."""
         return self.usd_per_hour / HOUR_NS * self.exec_ns
 
     @property
     def usd_per_call(self) -> float:
-        """What a request costs on a function that is warm."""
-        return LAMBDA.usd(lone_ns(_FUNCTION_CORES))
+        """Cost of a request on a warm function."""
+        return LAMBDA.usd(single_request_ns(_FUNCTION_CORES))
 
     def instances_for(self, rate_per_s: float) -> int:
-        """How many instances a rate keeps busy, rounded up; at least one."""
+        """Return the number of instances that a rate saturates, rounded up; at least one."""
         return max(1, ceil(rate_per_s / self.capacity_per_s))
 
 
@@ -105,57 +110,57 @@ LAMBDA: Final = FaasPlatform(
 )
 
 
-def lone_ns(cores: int) -> int:
-    """Time of a lone request.
+def single_request_ns(cores: int) -> int:
+    """Return the time of a single request.
 
-    >>> lone_ns(2) // MILLISECOND_NS, lone_ns(4) // MILLISECOND_NS, lone_ns(8) // MILLISECOND_NS
-    (360, 260, 260)
+    >>> [single_request_ns(cores) // MILLISECOND_NS for cores in (2, 4, 8)]
+    [360, 260, 260]
     """
     return round((16 + 40 / min(cores, 4)) * TIME_SCALE * MILLISECOND_NS)
 
 
-SMALL: Final = HybridEnvironment("ml.c5.large", cores=2, usd_per_hour=0.10, slo_ms=200, at_once=5)
-# With the larger instance there is nothing to decide: a warm function costs what a request costs
-# on an instance that is never idle.
-LARGE: Final = HybridEnvironment("ml.c5.2xlarge", cores=8, usd_per_hour=0.41, slo_ms=150, at_once=5)
+SMALL: Final = HybridEnvironment(
+    "ml.c5.large", cores=2, usd_per_hour=0.10, slo_ms=200, concurrency=5
+)
+# The larger instance leaves nothing to decide: a request costs the same on a warm function as on a
+# saturated instance.
+LARGE: Final = HybridEnvironment(
+    "ml.c5.2xlarge", cores=8, usd_per_hour=0.41, slo_ms=150, concurrency=5
+)
 
 
-def build_app(world: HybridEnvironment, warm: int) -> App:
-    """Return the application; `warm` instances are there when it begins."""
+def build_app(environment: HybridEnvironment, warm: int) -> App:
+    """Return the application, with `warm` instances ready at time 0."""
     dedicated = Pool(
         0,
         "instance",
         Tier.DEDICATED,
         nodes=INSTANCES_MAX,
-        slots=world.at_once,
+        slots=environment.concurrency,
         is_elastic=True,
-        boot_ns=world.boot_ns,
-        usd_per_hour=world.usd_per_hour,
+        boot_ns=environment.boot_ns,
+        usd_per_hour=environment.usd_per_hour,
     )
     functions = Pool(
         1, "lambda", Tier.SERVERLESS, nodes=0, network_ns=5 * MILLISECOND_NS, faas=LAMBDA
     )
-    shared = tuple(float(c) for c in range(1, world.at_once + 1))
-    on_instance = Profile((world.exec_ns,), slowdown=shared, cold_start_ns=world.start_ns)
-    as_function = Profile((lone_ns(_FUNCTION_CORES),), cold_start_ns=world.start_ns)
+    shared = tuple(float(c) for c in range(1, environment.concurrency + 1))
+    on_instance = Profile(
+        (environment.exec_ns,), slowdown=shared, cold_start_ns=environment.start_ns
+    )
+    as_function = Profile((single_request_ns(_FUNCTION_CORES),), cold_start_ns=environment.start_ns)
     recommend = Function(
         0,
         "recommend",
         (
-            Variant(0, "instance", 0, (0,), on_instance, concurrency=world.at_once),
+            Variant(0, "instance", 0, (0,), on_instance, concurrency=environment.concurrency),
             Variant(1, "lambda", 0, (1,), as_function),
         ),
         prewarm_nodes=warm,
     )
-    slo = Slo(world.slo_ns, quantile=0.99)
+    slo = Slo(environment.slo_ns, quantile=0.99)
     pipeline = Pipeline(0, "recommend", (Stage(recommend),), slo)
     return App((recommend,), (pipeline,), (dedicated, functions), (Client(0, "client"),))
-
-
-# The arrivals of the hybrid experiments: six real ones, or generated ones that resemble them.
-#
-# Five one-hour windows of the Twitter trace and the Azure code trace, each thinned so that its
-# busiest ten seconds would keep eight instances busy.
 
 
 PEAK_INSTANCES: Final = 8
@@ -166,7 +171,7 @@ _AZURE: Final = "azure_llm_2023_code"
 
 @dataclass(frozen=True, slots=True)
 class TraceSource:
-    """Where arrivals come from, and the statistics by which they are imitated."""
+    """A window of a trace, and the statistics for generated arrivals."""
 
     name: str
     file: str
@@ -175,8 +180,8 @@ class TraceSource:
     mean_per_s: float
     peak_per_s: float  # in the busiest ten seconds
     idc_10s: float  # index of dispersion of the counts in ten seconds
-    burst_s: int  # how long a burst lasts
-    is_idle_between: bool = False  # bursts differ in height, and nothing comes between them
+    burst_s: int  # duration of a burst
+    is_idle_between: bool = False  # bursts of different rates with no arrivals between them
 
 
 TRACES: Final = (
@@ -193,7 +198,7 @@ TRACES: Final = (
 def draw_arrivals(
     trace: TraceSource, peak_per_s: float, directory: Path | None, seed: int = 0
 ) -> Arrivals:
-    """Return the arrivals of a trace, thinned to a peak; generated if there is no directory."""
+    """Return the arrivals of a trace, thinned to a peak; generated without a directory."""
     arrivals = _generate(trace, seed) if directory is None else _read(trace, directory)
     factor = peak_per_s / busiest_per_s(arrivals)
     return rescale_rate(arrivals, factor, seed=seed)
@@ -207,7 +212,7 @@ def busiest_per_s(arrivals: Arrivals) -> float:
 
 def _read(trace: TraceSource, directory: Path) -> Arrivals:
     path = find_trace(trace.file, directory)
-    if trace.file == _TWITTER:  # 13 days, one row per second: only the hour is expanded
+    if trace.file == _TWITTER:  # 13 days, one row per second: expand only the window
         rows = np.loadtxt(path, skiprows=1 + trace.start_s, max_rows=trace.length_s)
         return expand_counts(rows.astype(np.int64))
     arrivals = read_trace(path)
@@ -216,10 +221,10 @@ def _read(trace: TraceSource, directory: Path) -> Arrivals:
 
 
 def _generate(trace: TraceSource, seed: int) -> Arrivals:
-    """Return Poisson arrivals whose rate has the same mean, and counts the same dispersion.
+    """Return Poisson arrivals with the mean rate and the index of dispersion of a trace.
 
-    Counts in ten seconds have a dispersion of 1 + 10 v / m where the rate has the mean m and the
-    variance v and changes more slowly than that.
+    Counts in ten seconds have an index of dispersion of 1 + 10 v / m if the rate has the mean m and
+    the variance v, and changes on a longer time scale.
     """
     variance = (trace.idc_10s - 1) * trace.mean_per_s / 10
     shape = _spells if trace.is_idle_between else _steps
@@ -228,12 +233,14 @@ def _generate(trace: TraceSource, seed: int) -> Arrivals:
 
 
 def _steps(trace: TraceSource, variance: float, rng: np.random.Generator) -> Float64:
-    """Return a rate per second that is low, and high in bursts, one at random in each equal part.
+    """Return a two-level rate per second: one burst at a random time in each of equal parts.
 
-    Two rates have that mean and variance when (high - mean) x (mean - low) is the variance.
+    Two levels have the mean and the variance if (high - mean) x (mean - low) is the variance.
     """
     mean = trace.mean_per_s
-    high = mean + min(trace.peak_per_s - mean, 7 * sqrt(variance))  # for 2 % of the time at least
+    high = mean + min(
+        trace.peak_per_s - mean, 7 * sqrt(variance)
+    )  # high for at least 2 % of the time
     low = mean - variance / (high - mean)
     high_s = (mean - low) / (high - low) * trace.length_s
     bursts = max(1, round(high_s / trace.burst_s))
@@ -246,9 +253,9 @@ def _steps(trace: TraceSource, variance: float, rng: np.random.Generator) -> Flo
 
 
 def _spells(trace: TraceSource, variance: float, rng: np.random.Generator) -> Float64:
-    """Return a rate per second that is zero or, spell by spell, drawn from an exponential.
+    """Return a rate per second that is, per spell, zero or drawn from an exponential.
 
-    If it is not zero for a share s of the spells, its variance is (2 / s - 1) x the mean squared.
+    If a share s of the spells is not zero, the variance is (2 / s - 1) x the mean squared.
     """
     mean = trace.mean_per_s
     share = 2 / (variance / mean**2 + 1)

@@ -1,4 +1,7 @@
-"""One run of the hybrid experiments as it went: demand, instances, functions in flight."""
+"""Figures of the hybrid experiments: cost per policy, and the timeline of one run.
+
+The figures need matplotlib.
+"""
 
 from __future__ import annotations
 
@@ -40,25 +43,26 @@ if TYPE_CHECKING:
 
 
 STEP_NS: Final = 10 * SECOND_NS
+_COLUMNS: Final = 2
 Float64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What was there in each step: means of demand and instances, the most calls at once."""
+    """A run in time steps: means of demand and instances, maximum of concurrent calls."""
 
-    demand: Float64  # in instances that it would keep busy
+    demand: Float64  # number of instances that the arrivals would keep busy
     ready: Float64
-    paid: Float64  # those that boot included
+    paid: Float64  # booting instances included
     in_flight: Float64
 
 
 @final
-class Watcher(Observer):
-    """Notes every change of what is there."""
+class TimelineObserver(Observer):
+    """Records every change of the number of instances and of calls in flight."""
 
     def __init__(self) -> None:
-        self.paid: list[tuple[int, int]] = [(0, 0)]  # (from when, how many)
+        self.paid: list[tuple[int, int]] = [(0, 0)]  # (time of change, number since then)
         self.ready: list[tuple[int, int]] = [(0, 0)]
         self.in_flight: list[tuple[int, int]] = [(0, 0)]
         self._calls: set[int] = set()
@@ -67,40 +71,40 @@ class Watcher(Observer):
     def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
         if isinstance(event, InstanceStarted):
             self._ready.add(event.instance_id)
-            _note(self.ready, now_ns, 1)
+            _record_change(self.ready, now_ns, 1)
         elif isinstance(event, InstanceStopped):
-            _note(self.paid, now_ns, -1)
+            _record_change(self.paid, now_ns, -1)
             if event.instance_id in self._ready:
-                _note(self.ready, now_ns, -1)
+                _record_change(self.ready, now_ns, -1)
         elif isinstance(event, BatchFinished | BatchRefused) and event.batch_id in self._calls:
             self._calls.remove(event.batch_id)
-            _note(self.in_flight, now_ns, -1)
+            _record_change(self.in_flight, now_ns, -1)
         for action in actions:
             if isinstance(action, StartInstance):
-                _note(self.paid, now_ns, 1)
+                _record_change(self.paid, now_ns, 1)
             elif isinstance(action, Dispatch) and action.node_id is None:
                 self._calls.add(action.batch_id)
-                _note(self.in_flight, now_ns, 1)
+                _record_change(self.in_flight, now_ns, 1)
 
 
-def watch(case: HybridCase, seed: int) -> Timeline:
-    """Run a case and return how it went."""
-    watcher = Watcher()
+def record_timeline(case: HybridCase, seed: int) -> Timeline:
+    """Run a case and return its timeline."""
+    watcher = TimelineObserver()
     run = run_case(case, seed, observer=watcher)
     steps = -(-run.window_ns // STEP_NS)
     counts = np.bincount(arrivals_of(case, seed).times_ns // STEP_NS, minlength=steps)
     return Timeline(
-        counts / (case.world.capacity_per_s * STEP_NS / SECOND_NS),
-        means_of(watcher.ready, steps),
-        means_of(watcher.paid, steps),
-        most_of(watcher.in_flight, steps),
+        counts / (case.environment.capacity_per_s * STEP_NS / SECOND_NS),
+        mean_per_step(watcher.ready, steps),
+        mean_per_step(watcher.paid, steps),
+        max_per_step(watcher.in_flight, steps),
     )
 
 
-def means_of(changes: list[tuple[int, int]], steps: int) -> Float64:
-    """Return the mean in each step of a number that changes now and then.
+def mean_per_step(changes: list[tuple[int, int]], steps: int) -> Float64:
+    """Return the mean per step of a piecewise constant number, given by its changes.
 
-    >>> means_of([(0, 2), (STEP_NS // 2, 4)], 2).tolist()
+    >>> mean_per_step([(0, 2), (STEP_NS // 2, 4)], 2).tolist()
     [3.0, 4.0]
     """
     edges_ns = np.arange(steps + 1) * STEP_NS
@@ -112,10 +116,10 @@ def means_of(changes: list[tuple[int, int]], steps: int) -> Float64:
     return means
 
 
-def most_of(changes: list[tuple[int, int]], steps: int) -> Float64:
-    """Return the largest value in each step of a number that changes now and then.
+def max_per_step(changes: list[tuple[int, int]], steps: int) -> Float64:
+    """Return the maximum per step of a piecewise constant number, given by its changes.
 
-    >>> most_of([(0, 2), (1, 7), (2, 1)], 2).tolist()
+    >>> max_per_step([(0, 2), (1, 7), (2, 1)], 2).tolist()
     [7.0, 1.0]
     """
     times_ns, numbers = np.array(changes).T
@@ -124,26 +128,20 @@ def most_of(changes: list[tuple[int, int]], steps: int) -> Float64:
         np.float64
     )
     within = times_ns // STEP_NS
-    is_seen = within < steps
-    np.maximum.at(most, within[is_seen], numbers[is_seen])
+    is_within = within < steps
+    np.maximum.at(most, within[is_within], numbers[is_within])
     return most
 
 
-def _note(changes: list[tuple[int, int]], now_ns: int, change: int) -> None:
+def _record_change(changes: list[tuple[int, int]], now_ns: int, change: int) -> None:
     changes.append((now_ns, changes[-1][1] + change))
-
-
-# Figures of the hybrid experiments. They need matplotlib.
-
-
-_COLUMNS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What one policy came to on one trace."""
+    """Cost and attainment of one policy on one trace."""
 
-    policy: str
+    name: str
     dedicated_usd: float
     functions_usd: float
     attainment: float
@@ -152,17 +150,15 @@ class Bar:
 def cost_figure(
     bars: Mapping[str, Sequence[Bar]], limits_usd: Mapping[str, float], attained: float
 ) -> Figure:
-    """Plot, trace by trace, the cost of each policy, its attainment, and the clairvoyant's cost."""
+    """Plot, per trace, cost and attainment of each policy, and the clairvoyant's cost."""
     rows = -(-len(bars) // _COLUMNS)
     policies = len(next(iter(bars.values())))
     figure = new_figure(0.6 + rows * (0.75 + 0.2 * policies))
     axes = figure.subplots(rows, _COLUMNS, squeeze=False, sharey=True).ravel()
     percent = f"{100 * attained:g} %"
-    figure.suptitle(
-        f"Cost, and beside it the share in time (pale: below {percent})", fontsize=10, color=MUTED
-    )
-    for place, (trace, of_trace) in enumerate(bars.items()):
-        _draw_costs(axes[place], trace, of_trace, limits_usd[trace], attained)
+    figure.suptitle(f"Cost, and SLO attainment (pale: below {percent})", fontsize=10, color=MUTED)
+    for index, (trace, of_trace) in enumerate(bars.items()):
+        _draw_costs(axes[index], trace, of_trace, limits_usd[trace], attained)
     for unused in axes[len(bars) :]:
         unused.set_visible(False)
     figure.legend(
@@ -188,7 +184,7 @@ def timeline_figure(timeline: Timeline, known: Clairvoyant, title: str) -> Figur
     upper.step(known_minutes, known.instances, where="post", color=GREEN, linewidth=1.2)
     style_axes(upper, title=title, y_label="instances")
     upper.legend(
-        ["demand", "paid for, booting included", "ready", "ready if all were known"],
+        ["demand", "paid for, booting included", "ready", "ready, clairvoyant"],
         loc="upper right",
         ncols=2,
         frameon=False,
@@ -206,19 +202,19 @@ def timeline_figure(timeline: Timeline, known: Clairvoyant, title: str) -> Figur
 def _draw_costs(
     axes: Axes, trace: str, bars: Sequence[Bar], limit_usd: float, attained: float
 ) -> None:
-    places = range(len(bars))
+    positions = range(len(bars))
     dedicated = [bar.dedicated_usd for bar in bars]
     totals = [bar.dedicated_usd + bar.functions_usd for bar in bars]
     functions = [bar.functions_usd for bar in bars]
-    axes.barh(places, dedicated, 0.68, color=BLUE, label="instances")
-    axes.barh(places, functions, 0.68, left=dedicated, color=ORANGE, label="functions")
-    for place, (bar, total_usd) in enumerate(zip(bars, totals, strict=True)):
+    axes.barh(positions, dedicated, 0.68, color=BLUE, label="instances")
+    axes.barh(positions, functions, 0.68, left=dedicated, color=ORANGE, label="functions")
+    for index, (bar, total_usd) in enumerate(zip(bars, totals, strict=True)):
         is_good = bar.attainment >= attained
-        if not is_good:  # cheap, but not what was asked for
-            axes.barh(place, total_usd, 0.72, color="white", alpha=0.7)
+        if not is_good:  # misses the attainment goal
+            axes.barh(index, total_usd, 0.72, color="white", alpha=0.7)
         axes.annotate(
             f"{100 * bar.attainment:.1f} %",
-            (total_usd, place),
+            (total_usd, index),
             xytext=(4, 0),
             textcoords="offset points",
             va="center",
@@ -226,7 +222,7 @@ def _draw_costs(
             color=INK if is_good else MUTED,
         )
     axes.axvline(limit_usd, color=GREEN, linewidth=1.4, label="clairvoyant")
-    axes.set_yticks(places, [escape_label(bar.policy, 24) for bar in bars])
+    axes.set_yticks(positions, [escape_label(bar.name, 24) for bar in bars])
     axes.set_ylim(len(bars) - 0.4, -0.6)
     axes.set_xlim(0, 1.22 * max(totals))
     style_axes(axes, title=trace, x_label="cost (USD)", grid="x")

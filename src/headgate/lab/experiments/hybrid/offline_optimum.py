@@ -1,13 +1,13 @@
-"""What serving everything in time costs at least, for somebody who knows all arrivals.
+"""Lower bound on the cost of serving all requests in time: the clairvoyant offline optimum.
 
-A dynamic programme over the number of instances, with time in steps as long as the objective. A
-request that is in time is done in the step in which it comes or in the next. So what is left over
-of the arrivals of a step may be carried into the next one, where it goes first, and what is left of
-it then goes to a function that is warm. Whatever a policy does that keeps objectives is a way
-through this programme, so none is cheaper.
+The bound is a dynamic programme over the number of instances, with time in steps as long as the
+SLO. A request that is in time completes in the step of its arrival or in the next step. So the
+backlog of a step may be carried into the next step, where it is served first; what remains of it
+then goes to a warm function. Every policy that meets the SLO is a path through this programme, so
+no policy is cheaper.
 
-What is left out makes the bound lower, never higher: work is a fluid that any instances there are
-can share, at mean service times; cold starts are free, and so is keeping functions warm.
+All simplifications lower the bound, never raise it: work is a fluid that all instances share, at
+mean service times; cold starts are free, and so is keeping functions warm.
 """
 
 from __future__ import annotations
@@ -24,76 +24,76 @@ from headgate.lab.experiments.hybrid.environment import INSTANCES_MAX, HybridEnv
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 
-_GRAINS: Final = 4  # what is carried is counted in quarters of a request, rounded down
+_GRAINS: Final = 4  # backlog is counted in quarters of a request, rounded down
 
 
 @dataclass(frozen=True, slots=True)
 class Clairvoyant:
-    """The cheapest way, and what it costs."""
+    """The offline optimum: its cost and its number of instances over time."""
 
     dedicated_usd: float
     functions_usd: float
-    instances: tuple[int, ...]  # that serve, step by step; those that boot are not among them
+    instances: tuple[int, ...]  # ready instances by step, without booting ones
     step_ns: int
 
     @property
     def cost_usd(self) -> float:
-        """All of it."""
+        """Total cost."""
         return self.dedicated_usd + self.functions_usd
 
 
-def clairvoyant(world: HybridEnvironment, times_ns: Int64, duration_ns: int) -> Clairvoyant:
+def clairvoyant(environment: HybridEnvironment, times_ns: Int64, duration_ns: int) -> Clairvoyant:
     """Return the least cost of serving these arrivals, in expectation over service times."""
-    step_ns = world.slo_ns
+    step_ns = environment.slo_ns
     counts = np.bincount(times_ns // step_ns, minlength=-(-duration_ns // step_ns))
     levels = np.arange(INSTANCES_MAX + 1)
-    carried = np.arange(counts.max(initial=0) * _GRAINS + 1) / _GRAINS
-    # What the instances can take beyond what was carried; if negative, what they cannot take of it.
-    room = levels[:, None] * (world.capacity_per_s * step_ns / SECOND_NS) - carried[None, :]
-    overflow_usd = np.maximum(-room, 0.0) * world.usd_per_call
-    here_usd = overflow_usd + levels[:, None] * (world.usd_per_hour * step_ns / HOUR_NS)
-    ahead_usd = np.tile(carried * world.usd_per_call, (len(levels), 1))
+    backlog = np.arange(counts.max(initial=0) * _GRAINS + 1) / _GRAINS
+    # Capacity left after the backlog; if negative, the backlog that exceeds the capacity.
+    room = levels[:, None] * (environment.capacity_per_s * step_ns / SECOND_NS) - backlog[None, :]
+    overflow_usd = np.maximum(-room, 0.0) * environment.usd_per_call
+    here_usd = overflow_usd + levels[:, None] * (environment.usd_per_hour * step_ns / HOUR_NS)
+    ahead_usd = np.tile(backlog * environment.usd_per_call, (len(levels), 1))
     choices = np.empty((len(counts), *room.shape), dtype=np.int8)
     for step in range(len(counts) - 1, -1, -1):
         left = _left_over(room, int(counts[step]))
         option_usd = here_usd + np.take_along_axis(ahead_usd, left, axis=1)
-        # By what was there before, what is there now, and what was carried.
-        total_usd = _boot_usd(world, levels, step * step_ns)[:, :, None] + option_usd
+        # Axes: instances before, instances now, backlog.
+        total_usd = _boot_usd(environment, levels, step * step_ns)[:, :, None] + option_usd
         choices[step] = total_usd.argmin(axis=1)
         ahead_usd = total_usd.min(axis=1)
     instances, overflow = _follow(choices, room, counts)
-    functions_usd = overflow * world.usd_per_call
+    functions_usd = overflow * environment.usd_per_call
     return Clairvoyant(float(ahead_usd[0, 0]) - functions_usd, functions_usd, instances, step_ns)
 
 
 def _left_over(room: Float64, arrived: int) -> Int64:
-    """Return, in grains, what of the arrivals of a step its instances cannot take."""
+    """Return, in grains, the arrivals of a step that exceed the capacity of its instances."""
     left = np.maximum(arrived - np.maximum(room, 0.0), 0.0)
     grains: Int64 = np.floor(left * _GRAINS).astype(np.int64)
     return grains
 
 
-def _boot_usd(world: HybridEnvironment, levels: Int64, now_ns: int) -> Float64:
-    """Return what it costs to have more than before: what is ready now was paid for as it booted.
+def _boot_usd(environment: HybridEnvironment, levels: Int64, now_ns: int) -> Float64:
+    """Return the cost of booting additional instances, which are paid for while they boot.
 
-    At the very beginning instances are there at once, and soon after it they would have had to be
-    there from the beginning.
+    At time 0 instances are ready at once; an instance that is ready before one boot time has
+    passed must have been rented since time 0.
     """
-    booted_ns = min(now_ns, world.boot_ns + world.start_ns)
+    booted_ns = min(now_ns, environment.boot_ns + environment.start_ns)
     more = np.maximum(levels[None, :] - levels[:, None], 0)
-    usd: Float64 = more * (world.usd_per_hour * booted_ns / HOUR_NS)
+    usd: Float64 = more * (environment.usd_per_hour * booted_ns / HOUR_NS)
     return usd
 
 
 def _follow(
     choices: NDArray[np.int8], room: Float64, counts: Int64
 ) -> tuple[tuple[int, ...], float]:
-    """Return the instances of the cheapest way, and how many requests go to functions on it."""
+    """Return the instances of the optimal path, and the number of requests sent to functions."""
     instances: list[int] = []
-    level, carried, overflow = 0, 0, 0.0
+    level, backlog, overflow = 0, 0, 0.0
     for step, count in enumerate(counts):
-        level = int(choices[step, level, carried])
+        level = int(choices[step, level, backlog])
         instances.append(level)
-        overflow += max(0.0, -float(room[level, carried]))
-        carried = int(_left_over(room[level, carried], int(count)))
-    return tuple(instances), overflow + carried / _GRAINS
+        overflow += max(0.0, -float(room[level, backlog]))
+        backlog = int(_left_over(room[level, backlog], int(count)))
+    return tuple(instances), overflow + backlog / _GRAINS

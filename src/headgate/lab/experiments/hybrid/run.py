@@ -33,17 +33,17 @@ Setting = float | int | bool | str
 class HybridPolicyCase:
     """A policy with its settings."""
 
-    policy: str
+    name: str
     config: tuple[tuple[str, Setting], ...] = ()
 
     def build(self) -> tuple[PolicyKind, PolicyConfig]:
         """Return the policy and its configuration."""
-        kind = find_policy(self.policy)
+        kind = find_policy(self.name)
         return kind, kind.config(**dict(self.config))
 
     @property
     def settings(self) -> str:
-        """The settings in words; times are in seconds.
+        """The settings as text; times are in seconds.
 
         >>> HybridPolicyCase("spock", (("target", 0.8), ("hold_ns", 60_000_000_000))).settings
         'target=0.8 hold=60s'
@@ -58,43 +58,43 @@ class HybridPolicyCase:
 
 @dataclass(frozen=True, slots=True)
 class HybridCase:
-    """What is run: a policy, on a trace, in a world; without a directory arrivals are generated."""
+    """One run: a policy on a trace. Without a directory of traces, arrivals are generated."""
 
-    form: HybridPolicyCase
+    policy: HybridPolicyCase
     trace: TraceSource
     directory: Path | None = None
-    world: HybridEnvironment = SMALL
+    environment: HybridEnvironment = SMALL
 
 
 @dataclass(frozen=True, slots=True)
 class HybridResult:
-    """What a run came to."""
+    """Metrics of one run."""
 
     requests: int
     attainment: float
     dedicated_usd: float
     functions_usd: float
     cold_starts: int  # of functions
-    cold_misses: int  # requests that waited for a cold start and were not in time
-    function_share: float  # of the requests' work that functions did
+    cold_misses: int  # requests that waited for a cold start and missed the SLO
+    function_share: float  # share of the busy time that functions had
 
     @property
     def cost_usd(self) -> float:
-        """The whole bill."""
+        """Total cost."""
         return self.dedicated_usd + self.functions_usd
 
 
 def measure(case: HybridCase, seed: int) -> HybridResult:
-    """Run a case. A top-level function of plain values: worker processes can be given it."""
+    """Run a case. Top-level function with picklable arguments, for worker processes."""
     return summarise(run_case(case, seed))
 
 
 def run_case(case: HybridCase, seed: int, *, observer: Observer | None = None) -> RunColumns:
-    """Run a case and return all that happened."""
+    """Run a case and return its columns."""
     arrivals = arrivals_of(case, seed)
-    kind, config = case.form.build()
+    kind, config = case.policy.build()
     setup = Setup(
-        app_of(case.world, arrivals),
+        app_of(case.environment, arrivals),
         kind,
         config,
         seed=seed,
@@ -105,18 +105,18 @@ def run_case(case: HybridCase, seed: int, *, observer: Observer | None = None) -
 
 def arrivals_of(case: HybridCase, seed: int) -> Arrivals:
     """Return the arrivals of a case; they do not depend on the policy."""
-    peak_per_s = PEAK_INSTANCES * case.world.capacity_per_s
+    peak_per_s = PEAK_INSTANCES * case.environment.capacity_per_s
     return draw_arrivals(case.trace, peak_per_s, case.directory, seed)
 
 
-def app_of(world: HybridEnvironment, arrivals: Arrivals) -> App:
+def app_of(environment: HybridEnvironment, arrivals: Arrivals) -> App:
     """Return the application, with the instances that the first minute needs on average."""
     in_first_minute = int(np.searchsorted(arrivals.times_ns, MINUTE_NS))
-    return build_app(world, warm=world.instances_for(in_first_minute / 60))
+    return build_app(environment, warm=environment.instances_for(in_first_minute / 60))
 
 
 def summarise(run: RunColumns) -> HybridResult:
-    """Return what a run came to."""
+    """Return the metrics of a run."""
     requests = run.requests
     is_met = requests.outcome == Outcome.MET
     usd = {True: 0.0, False: 0.0}

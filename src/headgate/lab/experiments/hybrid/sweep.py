@@ -1,4 +1,4 @@
-"""The settings that each rival is tried with, and which of them is its best."""
+"""The parameter grid of each baseline policy, and the selection of its best settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Axis = tuple[Settings, ...]
 
 
 def _axis(key: str, *values: Setting) -> Axis:
-    """Return one setting with the values that are tried."""
+    """Return one setting with the values of the grid."""
     return tuple(((key, value),) for value in values)
 
 
@@ -27,8 +27,8 @@ def _seconds(key: str, *values_s: int) -> Axis:
     return _axis(key, *(value_s * SECOND_NS for value_s in values_s))
 
 
-# The service's own pace is the default; this one is more nimble than can be bought.
-_NIMBLE: Final[Settings] = (
+# The defaults are the intervals of the cloud service; these are shorter than any service offers.
+_FAST: Final[Settings] = (
     ("window_ns", 30 * SECOND_NS),
     ("plan_every_ns", 10 * SECOND_NS),
     ("out_after", 1),
@@ -36,14 +36,15 @@ _NIMBLE: Final[Settings] = (
     ("out_cooldown_ns", 0),
     ("in_cooldown_ns", 0),
 )
-# Five at once are just in time at mean times, so some are late. This margin makes it four.
+# Five concurrent requests meet the SLO only at mean times, so some are late. With this margin the
+# limit is four.
 _MARGIN: Final = _axis("margin", 1.2)
 
 _GRIDS: Final[Mapping[str, tuple[Axis, ...]]] = {
     "dedicated_only": (_axis("nodes", 0, 8, 9, 10, 12, 16), _axis("concurrency_max", 1)),
     "autoscale": (
         _axis("target", 0.5, 0.7),
-        ((), _NIMBLE),
+        ((), _FAST),
         _axis("nodes_min", 1, 8, 12),
         _axis("concurrency_max", 1),
     ),
@@ -72,11 +73,11 @@ _GRIDS: Final[Mapping[str, tuple[Axis, ...]]] = {
     ),
 }
 
-# What the sweep chooses, so that the quick form need not repeat it.
+# The settings that the sweep selects, so that the quick form need not repeat the sweep.
 BEST: Final[tuple[HybridPolicyCase, ...]] = (
     HybridPolicyCase("dedicated_only", (("nodes", 10), ("concurrency_max", 1))),
     HybridPolicyCase(
-        "autoscale", (("target", 0.7), *_NIMBLE, ("nodes_min", 12), ("concurrency_max", 1))
+        "autoscale", (("target", 0.7), *_FAST, ("nodes_min", 12), ("concurrency_max", 1))
     ),
     HybridPolicyCase("serverless_only"),
     HybridPolicyCase("threshold", (("nodes", 0), ("threshold", 4))),
@@ -113,46 +114,46 @@ BEST: Final[tuple[HybridPolicyCase, ...]] = (
 )
 
 
-def forms_of(policy: str) -> list[HybridPolicyCase]:
-    """Return the forms in which a rival is tried.
+def variants_of(name: str) -> list[HybridPolicyCase]:
+    """Return a baseline policy with all settings of its grid.
 
-    >>> len(forms_of("serverless_only")), forms_of("dedicated_only")[1].settings
+    >>> len(variants_of("serverless_only")), variants_of("dedicated_only")[1].settings
     (1, 'nodes=8 concurrency_max=1')
     """
-    return [HybridPolicyCase(policy, tuple(chain(*parts))) for parts in product(*_GRIDS[policy])]
+    return [HybridPolicyCase(name, tuple(chain(*parts))) for parts in product(*_GRIDS[name])]
 
 
 def sweep_cases(directory: Path | None) -> list[HybridCase]:
-    """Return all that is to be tried: every form of every rival, on every trace."""
+    """Return the cases of the sweep: every variant of every baseline, on every trace."""
     return [
-        HybridCase(form, trace, directory)
-        for policy in _GRIDS
-        for form in forms_of(policy)
+        HybridCase(policy, trace, directory)
+        for name in _GRIDS
+        for policy in variants_of(name)
         for trace in TRACES
     ]
 
 
-def best_forms(
+def best_variants(
     runs: Mapping[HybridCase, Sequence[HybridResult]], limits_usd: Mapping[str, float]
 ) -> tuple[HybridPolicyCase, ...]:
-    """Return the best form of each rival: one for all traces.
+    """Return the best variant of each baseline, one for all traces.
 
-    It attains what is asked for on as many traces as any, and of those that do, costs least over
-    the clairvoyant's cost (`limits_usd`, by trace) on average.
+    The best variant reaches the attainment goal on the most traces; ties go to the lowest mean cost
+    relative to the clairvoyant's cost (`limits_usd`, by trace).
     """
-    by_form: dict[HybridPolicyCase, list[tuple[float, float]]] = {}
+    by_policy: dict[HybridPolicyCase, list[tuple[float, float]]] = {}
     for case, results in runs.items():
         attainment = fmean(one.attainment for one in results)
         cost = fmean(one.cost_usd for one in results) / limits_usd[case.trace.name]
-        by_form.setdefault(case.form, []).append((attainment, cost))
+        by_policy.setdefault(case.policy, []).append((attainment, cost))
 
-    def badness(form: HybridPolicyCase) -> tuple[int, float]:
+    def sort_key(policy: HybridPolicyCase) -> tuple[int, float]:
         return (
-            sum(attainment < ATTAINED for attainment, _ in by_form[form]),
-            fmean(cost for _, cost in by_form[form]),
+            sum(attainment < ATTAINED for attainment, _ in by_policy[policy]),
+            fmean(cost for _, cost in by_policy[policy]),
         )
 
-    policies = dict.fromkeys(form.policy for form in by_form)
+    names = dict.fromkeys(policy.name for policy in by_policy)
     return tuple(
-        min((form for form in by_form if form.policy == policy), key=badness) for policy in policies
+        min((policy for policy in by_policy if policy.name == name), key=sort_key) for name in names
     )

@@ -1,4 +1,4 @@
-"""The environment of instances: what AWS promises, what the function sets, and nothing of ours."""
+"""The environment of instances: documented by AWS or set by the function, nothing else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from platform_rig import platform_in
 
 from headgate.lambda_emulator.cpu_limits import THREAD_VARIABLES
-from headgate.lambda_emulator.instance import RESERVED
+from headgate.lambda_emulator.instance import RESERVED_VARIABLES
 
 SEES = """
 import os
@@ -34,12 +34,12 @@ SET = {"LANG", "LC_CTYPE", "TZ", "PYTHONPATH", "AWS_DEFAULT_REGION", *THREAD_VAR
 
 
 def test_instances_get_a_clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of ours it has the paths that programs need; whatever else we have stays with us."""
+    """Only search paths are inherited from the platform's environment."""
     for name, value in OURS.items():
         monkeypatch.setenv(name, value)
     with platform_in(tmp_path) as (_, caller):
         caller.create("sees", SEES, Environment={"Variables": {"COLOUR": "red"}})
-        found: dict[str, str] = caller.invoke("sees").body
-    assert found["COLOUR"] == "red"
-    assert not set(found.values()) & set(OURS.values())
-    assert set(found) <= INHERITED | SET | RESERVED | {"COLOUR"}
+        result: dict[str, str] = caller.invoke("sees").body
+    assert result["COLOUR"] == "red"
+    assert not set(result.values()) & set(OURS.values())
+    assert set(result) <= INHERITED | SET | RESERVED_VARIABLES | {"COLOUR"}

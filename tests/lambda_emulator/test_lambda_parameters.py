@@ -1,4 +1,4 @@
-"""Every parameter that boto3 can send does what it says, or is refused by name."""
+"""Every parameter that boto3 can send is supported, or is rejected by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headgate.lambda_emulator.api_models import ARCHITECTURE, RUNTIME
 
 MODULE = "def handle(event, context):\n    return 1\n"
 OTHER_ARCHITECTURE = "x86_64" if ARCHITECTURE == "arm64" else "arm64"
-# What is there, or is said again and has no effect by itself (Role).
+# Supported parameters; `Role` is stored and returned only.
 SUPPORTED = {
     "create_function": (
         "FunctionName", "Runtime", "Role", "Handler", "Code", "Description", "Timeout",
@@ -63,7 +63,7 @@ NEEDED: dict[str, dict[str, object]] = {
 
 
 def _cases() -> list[tuple[str, str, object]]:
-    """Every parameter of these operations that is not supported, with a value that means much."""
+    """Return every unsupported parameter of these operations, with a non-default value."""
     model = boto3.client(
         "lambda", region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b"
     ).meta
@@ -84,15 +84,15 @@ def _cases() -> list[tuple[str, str, object]]:
 
 
 def _something(shape: Any) -> object:
-    """A value of a shape of botocore's."""
+    """Return a value of a botocore shape."""
     if shape.type_name == "structure":
         return {name: _something(member) for name, member in shape.members.items()}
     if shape.type_name == "list":
         return [_something(shape.member)]
     if shape.type_name == "map":
         return {"1": _something(shape.value)}
-    plain = {"integer": 1_024, "boolean": True, "double": 2.5, "float": 2.5, "blob": b"x"}
-    return plain.get(shape.type_name, (getattr(shape, "enum", None) or ["something"])[0])
+    values = {"integer": 1_024, "boolean": True, "double": 2.5, "float": 2.5, "blob": b"x"}
+    return values.get(shape.type_name, (getattr(shape, "enum", None) or ["something"])[0])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -103,19 +103,19 @@ def _function(served: tuple[EmbeddedPlatform, Caller]) -> None:
 
 
 @pytest.mark.parametrize(("operation", "parameter", "value"), _cases())
-def test_what_is_not_there_is_refused_by_name(
+def test_unsupported_parameters_are_rejected_by_name(
     caller: Caller, operation: str, parameter: str, value: object
 ) -> None:
-    asked = dict(NEEDED[operation])
+    request = dict(NEEDED[operation])
     outer, _, inner = parameter.rpartition(".")
     if outer:
-        asked[outer] = {**asked[outer], inner: value}  # type: ignore[dict-item]  # a dict, too
+        request[outer] = {**request[outer], inner: value}  # type: ignore[dict-item]  # a dict, too
     else:
-        asked[parameter] = value
-    status, code, said = caller.refused(operation, **asked)
+        request[parameter] = value
+    status, code, message = caller.rejected(operation, **request)
     assert (status, code) == (400, "InvalidParameterValueException")
-    assert inner in said, said
-    assert caller.refused("get_function", FunctionName="new")[0] == 404
+    assert inner in message, message
+    assert caller.rejected("get_function", FunctionName="new")[0] == 404
 
 
 @pytest.mark.parametrize(
@@ -129,15 +129,15 @@ def test_what_is_not_there_is_refused_by_name(
         ("Tags", {str(n): "x" for n in range(51)}),
     ],
 )
-def test_values_that_are_not_there(caller: Caller, parameter: str, value: object) -> None:
-    asked = {**NEEDED["create_function"], parameter: value}
-    status, code, said = caller.refused("create_function", **asked)
+def test_unsupported_values(caller: Caller, parameter: str, value: object) -> None:
+    request = {**NEEDED["create_function"], parameter: value}
+    status, code, message = caller.rejected("create_function", **request)
     assert (status, code) == (400, "InvalidParameterValueException")
-    assert said.startswith(f"{parameter}: "), said
+    assert message.startswith(f"{parameter}: "), message
 
 
-def test_values_that_ask_for_nothing_are_taken(caller: Caller) -> None:
-    """As tools write them out, which know the defaults."""
+def test_default_values_of_unsupported_parameters_are_accepted(caller: Caller) -> None:
+    """Tools send such defaults explicitly."""
     nothing: dict[str, object] = {
         "VpcConfig": {"SubnetIds": [], "SecurityGroupIds": []},
         "DeadLetterConfig": {"TargetArn": ""},
@@ -151,10 +151,10 @@ def test_values_that_ask_for_nothing_are_taken(caller: Caller) -> None:
         "LoggingConfig": {"LogFormat": "Text"},
     }
     architectures = {"Architectures": [ARCHITECTURE]}
-    made = caller.boto.create_function(
+    created = caller.boto.create_function(
         **{**NEEDED["create_function"], "FunctionName": "plain", **nothing, **architectures}
     )
-    assert made["Architectures"] == [ARCHITECTURE] and made["Runtime"] == RUNTIME
+    assert created["Architectures"] == [ARCHITECTURE] and created["Runtime"] == RUNTIME
     caller.boto.update_function_configuration(FunctionName="plain", **nothing)
     caller.boto.publish_version(FunctionName="plain")
     routing: dict[str, dict[str, float]] = {"AdditionalVersionWeights": {}}
@@ -166,10 +166,10 @@ def test_values_that_ask_for_nothing_are_taken(caller: Caller) -> None:
 
 
 def test_tags(caller: Caller) -> None:
-    """They are kept, changed and shown, and belong to a function and not to its versions."""
+    """Tags are stored, changed and returned; they belong to a function, not to a version."""
     boto = caller.boto
-    made = caller.create("tagged", MODULE, Tags={"team": "shop", "a b": "c/d"}, Publish=True)
-    whole = made["FunctionArn"].rpartition(":")[0]
+    created = caller.create("tagged", MODULE, Tags={"team": "shop", "a b": "c/d"}, Publish=True)
+    whole = created["FunctionArn"].rpartition(":")[0]
     assert boto.get_function(FunctionName="tagged")["Tags"] == {"team": "shop", "a b": "c/d"}
     boto.tag_resource(Resource=whole, Tags={"team": "search", "stage": "test"})
     expected = {"team": "search", "a b": "c/d", "stage": "test"}
@@ -178,12 +178,12 @@ def test_tags(caller: Caller) -> None:
     assert boto.list_tags(Resource=whole)["Tags"] == {"team": "search"}
     boto.update_function_configuration(FunctionName="tagged", Timeout=9)
     assert boto.get_function(FunctionName="tagged")["Tags"] == {"team": "search"}
-    refused = caller.refused("tag_resource", Resource=made["FunctionArn"], Tags={"a": "b"})
-    assert refused[:2] == (400, "InvalidParameterValueException") and "Qualifier" in refused[2]
+    rejected = caller.rejected("tag_resource", Resource=created["FunctionArn"], Tags={"a": "b"})
+    assert rejected[:2] == (400, "InvalidParameterValueException") and "Qualifier" in rejected[2]
     many = {str(n): "x" for n in range(50)}
-    assert caller.refused("tag_resource", Resource=whole, Tags=many)[0] == 400
+    assert caller.rejected("tag_resource", Resource=whole, Tags=many)[0] == 400
     assert boto.list_tags(Resource=whole)["Tags"] == {"team": "search"}
-    assert caller.refused("list_tags", Resource=f"{whole}-none")[0] == 404
+    assert caller.rejected("list_tags", Resource=f"{whole}-none")[0] == 404
     assert "Tags" not in boto.get_function(FunctionName="g")
 
 
@@ -195,34 +195,34 @@ def test_what_is_done_to_a_function_is_not_done_to_its_version(caller: Caller) -
         ("publish_version", {}),
         ("put_function_concurrency", {"ReservedConcurrentExecutions": 1}),
     ):
-        refused = caller.refused(operation, FunctionName="two:1", **more)
-        assert refused[:2] == (400, "InvalidParameterValueException"), operation
-        assert "Qualifier" in refused[2]
+        rejected = caller.rejected(operation, FunctionName="two:1", **more)
+        assert rejected[:2] == (400, "InvalidParameterValueException"), operation
+        assert "Qualifier" in rejected[2]
 
 
 def test_a_change_to_what_has_changed_since(caller: Caller) -> None:
-    """`RevisionId` is what the client has seen last."""
+    """`RevisionId` is optimistic locking: an outdated one is rejected."""
     boto = caller.boto
-    seen = caller.create("seen", MODULE)["RevisionId"]
-    now = boto.update_function_configuration(FunctionName="seen", Timeout=9, RevisionId=seen)
-    assert now["RevisionId"] != seen
+    revision = caller.create("revised", MODULE)["RevisionId"]
+    now = boto.update_function_configuration(FunctionName="revised", Timeout=9, RevisionId=revision)
+    assert now["RevisionId"] != revision
     code = {"ZipFile": zipped({"module.py": MODULE})}
     for operation, more in (
         ("update_function_configuration", {"Timeout": 8}),
         ("update_function_code", code),
         ("publish_version", {}),
     ):
-        refused = caller.refused(operation, FunctionName="seen", RevisionId=seen, **more)
-        assert refused[:2] == (412, "PreconditionFailedException"), operation
-    boto.publish_version(FunctionName="seen", RevisionId=now["RevisionId"])
+        rejected = caller.rejected(operation, FunctionName="revised", RevisionId=revision, **more)
+        assert rejected[:2] == (412, "PreconditionFailedException"), operation
+    boto.publish_version(FunctionName="revised", RevisionId=now["RevisionId"])
     alias = boto.create_alias(
-        FunctionName="seen", Name="live", FunctionVersion="1", Description="the best"
+        FunctionName="revised", Name="live", FunctionVersion="1", Description="the best"
     )
-    of = {"FunctionName": "seen", "Name": "live"}
+    of = {"FunctionName": "revised", "Name": "live"}
     changed = boto.update_alias(FunctionVersion="$LATEST", RevisionId=alias["RevisionId"], **of)
-    assert changed["Description"] == "the best", "what is not named stays"
-    refused = caller.refused("update_alias", RevisionId=alias["RevisionId"], **of)
-    assert refused[:2] == (412, "PreconditionFailedException")
+    assert changed["Description"] == "the best", "unset parameters keep their value"
+    rejected = caller.rejected("update_alias", RevisionId=alias["RevisionId"], **of)
+    assert rejected[:2] == (412, "PreconditionFailedException")
 
 
 def test_versions_and_aliases_come_in_pages(caller: Caller) -> None:
@@ -240,6 +240,6 @@ def test_versions_and_aliases_come_in_pages(caller: Caller) -> None:
         pages = boto.get_paginator(operation).paginate(
             FunctionName="paged", PaginationConfig={"PageSize": 2}
         )
-        found = [[each[name] for each in page[key]] for page in pages]
-        assert [len(page) for page in found] == [2, len(expected) - 2]
-        assert [each for page in found for each in page] == expected
+        result = [[each[name] for each in page[key]] for page in pages]
+        assert [len(page) for page in result] == [2, len(expected) - 2]
+        assert [each for page in result for each in page] == expected

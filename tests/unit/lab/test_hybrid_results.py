@@ -1,4 +1,4 @@
-"""What is claimed of the hybrid policies, on made-up results; and which settings are the best."""
+"""Checks of the hybrid policies on synthetic results, and selection of the best settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headgate.lab.experiments.hybrid.environment import TRACES
 from headgate.lab.experiments.hybrid.offline_optimum import Clairvoyant
 from headgate.lab.experiments.hybrid.results import OURS, ResultTable
 from headgate.lab.experiments.hybrid.run import HybridCase, HybridPolicyCase, HybridResult
-from headgate.lab.experiments.hybrid.sweep import BEST, best_forms, forms_of, sweep_cases
+from headgate.lab.experiments.hybrid.sweep import BEST, best_variants, sweep_cases, variants_of
 
 CHEAP, GOOD, DEAR = HybridPolicyCase("cheap"), HybridPolicyCase("good"), HybridPolicyCase("dear")
 LIMITS = {
@@ -19,20 +19,20 @@ LIMITS = {
 }
 
 
-def bill(cost_usd: float, attainment: float = 1.0) -> list[HybridResult]:
-    """One result: a tenth of the bill is for functions."""
+def result_of(cost_usd: float, attainment: float = 1.0) -> list[HybridResult]:
+    """Return one result: a tenth of the cost is for functions."""
     return [HybridResult(100, attainment, 0.9 * cost_usd, 0.1 * cost_usd, 3, 2, 0.1)]
 
 
 def runs_of(*ours_usd: float, attainment: float = 1.0) -> dict[HybridCase, list[HybridResult]]:
-    """Two traces; on each, one rival is cheap and misses the mark."""
+    """Return results of two traces; on each, one baseline is cheap and misses the goal."""
     runs: dict[HybridCase, list[HybridResult]] = {}
     for trace, cost_usd in zip(TRACES, ours_usd, strict=False):
         limit_usd = LIMITS[trace.name][0].cost_usd
-        runs[HybridCase(CHEAP, trace)] = bill(1.1 * limit_usd, 0.98)
-        runs[HybridCase(GOOD, trace)] = bill(2 * limit_usd, 0.99)
-        runs[HybridCase(DEAR, trace)] = bill(3 * limit_usd)
-        runs[HybridCase(OURS, trace)] = bill(cost_usd, attainment)
+        runs[HybridCase(CHEAP, trace)] = result_of(1.1 * limit_usd, 0.98)
+        runs[HybridCase(GOOD, trace)] = result_of(2 * limit_usd, 0.99)
+        runs[HybridCase(DEAR, trace)] = result_of(3 * limit_usd)
+        runs[HybridCase(OURS, trace)] = result_of(cost_usd, attainment)
     return runs
 
 
@@ -56,13 +56,13 @@ def test_all_goals_are_met() -> None:
     ],
     ids=["late", "dear", "no better", "too good"],
 )
-def test_each_goal_can_be_missed(table: ResultTable, failing: int, measured: str) -> None:
+def test_each_goal_can_fail(table: ResultTable, failing: int, measured: str) -> None:
     checks = table.checks()
     assert [check.holds for check in checks] == [number != failing for number in range(4)]
     assert checks[failing].measured == measured
 
 
-def test_a_row_per_trace_and_policy_and_one_for_the_clairvoyant() -> None:
+def test_rows_per_trace_and_policy() -> None:
     rows = table_of(1.5, 4.0).rows()
     assert [row["policy"] for row in rows[:5]] == [
         "cheap",
@@ -77,22 +77,22 @@ def test_a_row_per_trace_and_policy_and_one_for_the_clairvoyant() -> None:
     assert rows[4]["functions $"] == 0.25
 
 
-def test_the_best_settings_attain_the_most_and_cost_the_least() -> None:
-    limits_usd = {name: ways[0].cost_usd for name, ways in LIMITS.items()}
+def test_best_variant_has_best_attainment_then_lowest_cost() -> None:
+    limits_usd = {name: optima[0].cost_usd for name, optima in LIMITS.items()}
     runs = {
         HybridCase(
-            replace(case.form, policy="rival", config=((case.form.policy, 1),)), case.trace
-        ): found
-        for case, found in runs_of(1.9, 4.0).items()
+            replace(case.policy, name="baseline", config=((case.policy.name, 1),)), case.trace
+        ): results
+        for case, results in runs_of(1.9, 4.0).items()
     }
-    assert [form.settings for form in best_forms(runs, limits_usd)] == ["headgate=1"]
+    assert [policy.settings for policy in best_variants(runs, limits_usd)] == ["headgate=1"]
 
 
-def test_the_quick_form_uses_settings_that_are_tried_and_there() -> None:
-    """One per rival, each from its grid, each of a policy that takes it."""
-    tried = {case.form.policy for case in sweep_cases(None)}
-    assert [form.policy for form in BEST] == list(dict.fromkeys(f.policy for f in BEST))
-    assert {form.policy for form in BEST} == tried
-    for form in BEST:
-        assert form in forms_of(form.policy)
-        form.build()
+def test_quick_settings_are_part_of_the_sweep() -> None:
+    """One variant per baseline, part of its grid, and valid for its policy."""
+    tried = {case.policy.name for case in sweep_cases(None)}
+    assert [policy.name for policy in BEST] == list(dict.fromkeys(f.name for f in BEST))
+    assert {policy.name for policy in BEST} == tried
+    for policy in BEST:
+        assert policy in variants_of(policy.name)
+        policy.build()

@@ -1,4 +1,4 @@
-"""Packages that are broken, or mean no good: each is refused, and leaves nothing behind."""
+"""Corrupt and hostile packages: each is rejected, and leaves no files behind."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def deflated(name: str = "module.py", text: str = MODULE) -> bytes:
 
 
 def flipped(package: bytes, position: int) -> bytes:
-    """With all bits of one byte turned."""
+    """Return a package with all bits of one byte flipped."""
     return package[:position] + bytes([package[position] ^ 0xFF]) + package[position + 1 :]
 
 
 def with_mode(mode: int, name: str = "link", text: str = "/etc/passwd") -> bytes:
-    """With a file of a kind of its own."""
+    """Return a package with a member of another file type."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         entry = zipfile.ZipInfo(name)
@@ -53,7 +53,7 @@ def packed(how: int) -> bytes:
 
 
 def lying(size: int) -> bytes:
-    """A file that says it is smaller than it is, in both places that say so."""
+    """Return a package that declares a wrong size in the local and the central header."""
     package = deflated(text="x" * 1_000_000)
     return package.replace(struct.pack("<L", 1_000_000), struct.pack("<L", size))
 
@@ -81,20 +81,20 @@ BROKEN = {
 
 @pytest.fixture(scope="module")
 def victim(served: tuple[EmbeddedPlatform, Caller]) -> str:
-    """A function whose code nobody may change by a package that is none."""
+    """A function whose code must not change by an invalid package."""
     served[1].create("victim", MODULE)
     return "victim"
 
 
 @pytest.mark.parametrize("package", BROKEN.values(), ids=BROKEN.keys())
-def test_what_is_no_package(
+def test_invalid_packages_are_rejected(
     platform: EmbeddedPlatform, caller: Caller, victim: str, package: bytes
 ) -> None:
-    """Neither creates a function nor changes one, by the same words that AWS uses."""
-    before = _below(platform)
-    shown = caller.boto.get_function(FunctionName=victim)["Configuration"]
-    for status, code, said in (
-        caller.refused(
+    """Neither creates nor changes a function; the error message is that of AWS."""
+    before = _stored_code(platform)
+    description = caller.boto.get_function(FunctionName=victim)["Configuration"]
+    for status, code, message in (
+        caller.rejected(
             "create_function",
             FunctionName="broken",
             Role=ROLE,
@@ -102,28 +102,28 @@ def test_what_is_no_package(
             Handler="module.handle",
             Code={"ZipFile": package},
         ),
-        caller.refused("update_function_code", FunctionName=victim, ZipFile=package),
+        caller.rejected("update_function_code", FunctionName=victim, ZipFile=package),
     ):
-        assert (status, code) == (400, "InvalidParameterValueException"), said
-        assert "Could not unzip uploaded file" in said
-        assert str(platform.directory) not in said
-    assert caller.refused("get_function", FunctionName="broken")[0] == 404
-    assert caller.boto.get_function(FunctionName=victim)["Configuration"] == shown
-    assert _below(platform) == before, "something was left behind"
+        assert (status, code) == (400, "InvalidParameterValueException"), message
+        assert "Could not unzip uploaded file" in message
+        assert str(platform.directory) not in message
+    assert caller.rejected("get_function", FunctionName="broken")[0] == 404
+    assert caller.boto.get_function(FunctionName=victim)["Configuration"] == description
+    assert _stored_code(platform) == before, "files were left behind"
     assert not list(platform.directory.parent.rglob("evil.py"))
 
 
-def test_a_package_with_nothing_in_it(tmp_path: Path) -> None:
+def test_empty_package(tmp_path: Path) -> None:
     with pytest.raises(ServiceError, match="must be a non-empty zip"):
         unpack(zipped({}), tmp_path, PlatformSettings())
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("size", [262_144_001, 2**32 - 2])
-def test_a_bomb(platform: EmbeddedPlatform, caller: Caller, size: int) -> None:
-    """It says itself how large it would be, and nothing of it is unpacked."""
-    before = _below(platform)
-    refused = caller.refused(
+def test_zip_bomb(platform: EmbeddedPlatform, caller: Caller, size: int) -> None:
+    """Rejected by its declared size, without unpacking."""
+    before = _stored_code(platform)
+    rejected = caller.rejected(
         "create_function",
         FunctionName="bomb",
         Role=ROLE,
@@ -131,8 +131,8 @@ def test_a_bomb(platform: EmbeddedPlatform, caller: Caller, size: int) -> None:
         Handler="module.handle",
         Code={"ZipFile": lying(size)},
     )
-    assert refused[0] == 400 and "Unzipped size must be smaller than 262144000" in refused[2]
-    assert _below(platform) == before
+    assert rejected[0] == 400 and "Unzipped size must be smaller than 262144000" in rejected[2]
+    assert _stored_code(platform) == before
 
 
 def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,22 +146,22 @@ def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_any_damage_is_the_senders(
+def test_any_corruption_is_a_client_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Whatever is wrong with a package, it is unpacked or refused with 400, and never a defect."""
+    """A corrupted package is unpacked or rejected with 400; there is never a server error."""
     package = data.draw(st.sampled_from((GOOD, deflated())))
     for _ in range(data.draw(st.integers(1, 4))):
         package = flipped(package, data.draw(st.integers(0, len(package) - 1)))
-    below = tmp_path_factory.mktemp("damaged")
+    parent = tmp_path_factory.mktemp("damaged")
     try:
-        unpack(package, below, PlatformSettings())
+        unpack(package, parent, PlatformSettings())
     except ServiceError as error:
         assert error.status == 400
-        assert list(below.iterdir()) == []
+        assert list(parent.iterdir()) == []
 
 
-def test_a_disk_that_is_full_is_not_the_senders_fault(
+def test_full_disk_is_a_server_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: object) -> None:
@@ -175,23 +175,23 @@ def test_a_disk_that_is_full_is_not_the_senders_fault(
     assert "No space left on device" in caplog.text
 
 
-def test_what_is_refused_for_another_reason_is_not_unpacked(tmp_path: Path) -> None:
+def test_code_of_otherwise_invalid_request_is_not_unpacked(tmp_path: Path) -> None:
     with platform_in(tmp_path) as (platform, caller):
-        before = _below(platform)
+        before = _stored_code(platform)
         for wrong in ({"MemorySize": 20_000}, {"Handler": " "}, {"Tags": {"aws:a": "b"}}):
-            asked = {
+            request = {
                 "FunctionName": "new",
                 "Role": ROLE,
                 "Runtime": RUNTIME,
                 "Handler": "module.handle",
                 "Code": {"ZipFile": GOOD},
             }
-            assert caller.refused("create_function", **(asked | wrong))[0] == 400
-        assert _below(platform) == before
+            assert caller.rejected("create_function", **(request | wrong))[0] == 400
+        assert _stored_code(platform) == before
         caller.create("new", MODULE)
         assert eventually(lambda: caller.invoke("new", {}).body == 1)
 
 
-def _below(platform: EmbeddedPlatform) -> list[Path]:
-    codes = platform.directory / "code"
-    return sorted(codes.iterdir()) if codes.is_dir() else []
+def _stored_code(platform: EmbeddedPlatform) -> list[Path]:
+    code_directory = platform.directory / "code"
+    return sorted(code_directory.iterdir()) if code_directory.is_dir() else []

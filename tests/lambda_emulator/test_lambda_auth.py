@@ -1,4 +1,4 @@
-"""Who may use a platform: keys and their file, hosts, origins, types of content."""
+"""Authentication: keys and their file, hosts, origins, content types."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ FUNCTIONS = b"/2015-03-31/functions"
 INVOKE = FUNCTIONS + b"/f/invocations"
 
 
-def status(answer: bytes) -> int:
-    return int(answer.split(b" ", 2)[1])
+def status(response: bytes) -> int:
+    return int(response.split(b" ", 2)[1])
 
 
-def test_keys_are_in_a_file_for_our_user_alone(tmp_path: Path) -> None:
-    """They are random, found by the port, and gone with the platform."""
+def test_keys_file_is_readable_by_its_user_only(tmp_path: Path) -> None:
+    """Keys are random, the file is found by the port and is removed with the platform."""
     with platform_in(tmp_path) as (platform, _):
         path = keys_path(platform.port)
         assert platform.keys_file == path and platform.keys is not None
@@ -60,19 +60,19 @@ def test_keys_are_in_a_file_for_our_user_alone(tmp_path: Path) -> None:
     assert EmbeddedPlatform(tmp_path).keys != platform.keys
 
 
-def test_a_file_that_others_can_read_is_not_read(tmp_path: Path) -> None:
+def test_keys_file_readable_by_others_is_ignored(tmp_path: Path) -> None:
     with platform_in(tmp_path) as (platform, _):
         assert platform.keys_file is not None
         platform.keys_file.chmod(0o640)
         assert read_keys(platform.keys_file) is None
         assert keys_for(platform.url, {"XDG_STATE_HOME": os.environ["XDG_STATE_HOME"]}) == NO_KEYS
-        refused = Caller({**platform.client_options, **_options(NO_KEYS)})
-        code, said = refused.refused("list_functions")[1:]
-        assert code == "UnrecognizedClientException" and platform.keys_file.name in said
-        refused.boto.close()
+        rejected = Caller({**platform.client_options, **_options(NO_KEYS)})
+        code, message = rejected.rejected("list_functions")[1:]
+        assert code == "UnrecognizedClientException" and platform.keys_file.name in message
+        rejected.boto.close()
 
 
-def test_keys_that_are_fixed_and_files_that_are_chosen(
+def test_keys_from_environment_and_custom_keys_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fixed = PlatformKeys("FIXEDKEY", "a-secret-that-is-long-enough")
@@ -96,10 +96,10 @@ def test_keys_that_are_fixed_and_files_that_are_chosen(
     ("id", "secret"),
     [("AKIAIOSFODNN7EXAMPLE", "x" * 40), ("short", "x" * 40), ("LONGENOUGH", "short")],
 )
-def test_keys_that_cannot_be_fixed(
+def test_invalid_keys_from_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, id: str, secret: str
 ) -> None:
-    """Least of all with a key of AWS, which does not belong here."""
+    """Real AWS keys are rejected above all: they must never be used here."""
     monkeypatch.setenv(ID_VARIABLE, id)
     monkeypatch.setenv(SECRET_VARIABLE, secret)
     with pytest.raises(ConfigError) as caught:
@@ -107,7 +107,7 @@ def test_keys_that_cannot_be_fixed(
     assert secret not in str(caught.value)
 
 
-def test_keys_that_cannot_be_written(tmp_path: Path) -> None:
+def test_keys_file_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
         pytest.raises(ConfigError, match="the keys cannot be written"),
@@ -116,16 +116,16 @@ def test_keys_that_cannot_be_written(tmp_path: Path) -> None:
         pass
 
 
-def test_the_file_of_the_next_platform_is_not_removed(tmp_path: Path) -> None:
-    """One that ends late leaves the file of the one that has taken its place."""
+def test_keys_file_of_another_platform_is_not_removed(tmp_path: Path) -> None:
+    """A platform leaves a keys file that another platform has overwritten."""
     path = tmp_path / "keys.json"
     with ExitStack() as late:
         with ExitStack() as early:
             early.enter_context(EmbeddedPlatform(tmp_path / "one", keys_file=path))
             two = late.enter_context(EmbeddedPlatform(tmp_path / "two", keys_file=path))
-        found = read_keys(path)
-        assert found is not None and two.keys is not None
-        assert found.access_key_id == two.keys.access_key_id
+        result = read_keys(path)
+        assert result is not None and two.keys is not None
+        assert result.access_key_id == two.keys.access_key_id
     assert not path.exists()
 
 
@@ -147,37 +147,37 @@ def test_the_file_of_the_next_platform_is_not_removed(tmp_path: Path) -> None:
         {"Host": "127.0.0.2"},
     ],
 )
-def test_web_pages_and_other_hosts_are_refused(
+def test_web_pages_and_other_hosts_are_rejected(
     platform: EmbeddedPlatform, headers: dict[str, str]
 ) -> None:
-    """Although they are signed: nobody knows how a page has come to that."""
-    answer = sent(platform, signed(platform, b"GET", FUNCTIONS, headers=headers))
-    assert status(answer) == 403 and b"AccessDeniedException" in answer
-    assert b"Access-Control" not in answer
+    """Even if the request is signed."""
+    response = sent(platform, signed(platform, b"GET", FUNCTIONS, headers=headers))
+    assert status(response) == 403 and b"AccessDeniedException" in response
+    assert b"Access-Control" not in response
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST", "127.0.0.1", "[::1]:9001"])
-def test_names_of_this_machine(platform: EmbeddedPlatform, host: str) -> None:
-    answer = sent(platform, signed(platform, b"GET", FUNCTIONS, headers={"Host": host}))
-    assert status(answer) == 200
+def test_host_names_of_this_machine(platform: EmbeddedPlatform, host: str) -> None:
+    response = sent(platform, signed(platform, b"GET", FUNCTIONS, headers={"Host": host}))
+    assert status(response) == 200
 
 
-def test_two_hosts_are_none(platform: EmbeddedPlatform) -> None:
+def test_repeated_host_header_is_rejected(platform: EmbeddedPlatform) -> None:
     data = signed(platform, b"GET", FUNCTIONS)
     assert status(sent(platform, data.replace(b"\r\n", b"\r\nHost: 127.0.0.1\r\n", 1))) == 403
 
 
-def test_preflights_are_refused(platform: EmbeddedPlatform) -> None:
+def test_cors_preflights_are_rejected(platform: EmbeddedPlatform) -> None:
     head = b"OPTIONS %s HTTP/1.1\r\nHost: 127.0.0.1\r\nOrigin: http://a\r\n" % INVOKE
-    asked = b"Access-Control-Request-Method: POST\r\nAccess-Control-Request-Private-Network: true"
-    answer = sent(platform, head + asked + b"\r\n\r\n")
-    assert status(answer) == 403 and b"Access-Control" not in answer
+    request = b"Access-Control-Request-Method: POST\r\nAccess-Control-Request-Private-Network: true"
+    response = sent(platform, head + request + b"\r\n\r\n")
+    assert status(response) == 403 and b"Access-Control" not in response
 
 
 @pytest.mark.parametrize(
     "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; a=b", ""]
 )
-def test_forms_and_texts_are_no_requests_to_manage(platform: EmbeddedPlatform, kind: str) -> None:
+def test_control_plane_accepts_json_only(platform: EmbeddedPlatform, kind: str) -> None:
     headers = {"Content-Type": kind}
     reserve = b"/2017-10-31/functions/f/concurrency"
     body = b'{"ReservedConcurrentExecutions":1}'
@@ -186,7 +186,7 @@ def test_forms_and_texts_are_no_requests_to_manage(platform: EmbeddedPlatform, k
     assert status(sent(platform, signed(platform, b"POST", INVOKE, b"{}", headers))) == 200
 
 
-def test_without_keys_pages_and_hosts_are_still_looked_at(tmp_path: Path) -> None:
+def test_no_auth_still_checks_origin_and_host(tmp_path: Path) -> None:
     with platform_in(tmp_path, has_auth=False) as (platform, caller):
         assert platform.keys_file is None and not keys_path(platform.port).exists()
         assert keys_for(platform.url) == NO_KEYS
@@ -199,17 +199,17 @@ def test_without_keys_pages_and_hosts_are_still_looked_at(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_without_keys_only_on_loopback_addresses(tmp_path: Path, host: str) -> None:
+def test_no_auth_requires_loopback_address(tmp_path: Path, host: str) -> None:
     with (
-        pytest.raises(ConfigError, match="--no-auth would let everybody") as caught,
+        pytest.raises(ConfigError, match="--no-auth would let anyone") as caught,
         EmbeddedPlatform(tmp_path, host=host, has_auth=False),
     ):
         pass
     assert str(caught.value).startswith(f"--host {host}: ")
 
 
-def test_hosts_that_are_allowed(tmp_path: Path) -> None:
-    """By name, and by any address that a connection can come in on."""
+def test_allowed_hosts(tmp_path: Path) -> None:
+    """By name, and by the local address of a connection."""
     with platform_in(tmp_path, host="0.0.0.0", allow_hosts=["Box.example"]) as (platform, _):
         for host, expected in (
             ("box.example:9001", 200),
@@ -218,46 +218,46 @@ def test_hosts_that_are_allowed(tmp_path: Path) -> None:
             ("0.0.0.0", 200),
             ("1.2.3.4", 403),
         ):
-            answer = sent(platform, signed(platform, b"GET", FUNCTIONS, headers={"Host": host}))
-            assert status(answer) == expected, host
+            response = sent(platform, signed(platform, b"GET", FUNCTIONS, headers={"Host": host}))
+            assert status(response) == expected, host
         page = {"Origin": "http://box.example"}
         assert status(sent(platform, signed(platform, b"GET", FUNCTIONS, headers=page))) == 200
 
 
-def test_an_address_that_a_connection_came_in_on() -> None:
-    """Of a platform on all of them: an address cannot be made to lead elsewhere, unlike a name."""
-    access = RequestAuth(None, "0.0.0.0")
-    for local, host, is_let_in in (
+def test_local_address_of_connection_is_an_allowed_host() -> None:
+    """For a platform on all addresses: unlike a name, an address cannot be rebound."""
+    auth = RequestAuth(None, "0.0.0.0")
+    for local, host, is_accepted in (
         ("192.168.1.5", "192.168.1.5:9001", True),
         ("192.168.1.5", "192.168.1.6:9001", False),
         ("fe80::1", "[fe80:0::1]", True),
         ("192.168.1.5", "box", False),
     ):
         request = EmulatorRequest("GET", "/", "", {"host": host}, local=(local, 9001))
-        assert (access.screen(request) is None) == is_let_in, host
+        assert (auth.check_head(request) is None) == is_accepted, host
 
 
-def test_a_body_without_keys_is_not_kept(platform: EmbeddedPlatform) -> None:
-    """However large it says it is: the refusal needs nothing of it."""
+def test_body_of_unsigned_request_is_discarded(platform: EmbeddedPlatform) -> None:
+    """Whatever its declared length: the rejection does not need the body."""
     head = b"POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n" % FUNCTIONS
     request = b"%sContent-Length: 200000\r\n\r\n%s" % (head, b"x" * 200_000)
-    answer = sent(platform, request)
-    assert status(answer) == 403 and b"MissingAuthenticationToken" in answer
-    assert b"Connection: close" in answer
+    response = sent(platform, request)
+    assert status(response) == 403 and b"MissingAuthenticationToken" in response
+    assert b"Connection: close" in response
 
 
-def test_what_follows_a_refusal_on_its_connection_is_not_looked_at(tmp_path: Path) -> None:
+def test_requests_after_a_rejected_one_are_ignored(tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     with platform_in(tmp_path) as (platform, _):
         body = json.dumps({"mark": str(mark)}).encode()
-        refused = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-        answer = sent(platform, refused + signed(platform, b"POST", INVOKE, body))
-        assert answer.count(b"HTTP/1.1 ") == 1 and status(answer) == 403
+        rejected = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        response = sent(platform, rejected + signed(platform, b"POST", INVOKE, body))
+        assert response.count(b"HTTP/1.1 ") == 1 and status(response) == 403
         assert platform.instances() == [] and not mark.exists()
 
 
-def test_only_so_many_connections(tmp_path: Path) -> None:
-    """Beyond as many as may run at once and some hundred that are idle, none is served."""
+def test_connection_limit(tmp_path: Path) -> None:
+    """Connections beyond the concurrency plus 256 idle ones are not served."""
     with platform_in(tmp_path, concurrency=1) as (platform, caller):
         address = ("127.0.0.1", platform.port)
         idle = [socket.create_connection(address) for _ in range(300)]
@@ -278,19 +278,19 @@ def _is_served(caller: Caller) -> bool:
         return False
 
 
-def test_the_lines_that_a_shell_can_use(tmp_path: Path) -> None:
-    """What the command prints makes boto3 work, and nothing of it lies around afterwards."""
+def test_export_lines_work_in_a_shell(tmp_path: Path) -> None:
+    """The printed environment configures boto3; the keys file is removed at exit."""
     command = (sys.executable, "-m", "headgate", "platform", "--port", "0", "--directory")
     server = subprocess.Popen((*command, tmp_path / "data"), stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     with server, server.stdout:
         lines = [server.stdout.readline() for _ in range(7)]
-        found = dict(re.findall(r"^export (\w+)=(\S+)$", "".join(lines), re.MULTILINE))
+        result = dict(re.findall(r"^export (\w+)=(\S+)$", "".join(lines), re.MULTILINE))
         program = "import boto3; print(boto3.client('lambda').list_functions()['Functions'])"
         environment = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
         ran = subprocess.run(
             (sys.executable, "-c", program),
-            env={**environment, **found},
+            env={**environment, **result},
             capture_output=True,
             text=True,
             check=False,
@@ -300,7 +300,7 @@ def test_the_lines_that_a_shell_can_use(tmp_path: Path) -> None:
         server.terminate()
         assert server.wait(60) == 0
     assert (ran.stdout, ran.returncode) == ("[]\n", 0), ran.stderr
-    assert set(found) == {
+    assert set(result) == {
         "AWS_ACCESS_KEY_ID",
         "AWS_SECRET_ACCESS_KEY",
         "AWS_ENDPOINT_URL_LAMBDA",
@@ -316,7 +316,7 @@ def _options(keys: PlatformKeys) -> dict[str, str]:
     }
 
 
-def test_a_wrong_secret(platform: EmbeddedPlatform) -> None:
+def test_wrong_secret(platform: EmbeddedPlatform) -> None:
     caller = Caller({**platform.client_options, "aws_secret_access_key": "guessed"})
     with pytest.raises(ClientError, match="InvalidSignatureException"):
         caller.boto.list_functions()

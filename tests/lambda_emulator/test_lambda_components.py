@@ -1,4 +1,4 @@
-"""The parts of the platform alone: HTTP, buckets, packages."""
+"""Components of the platform: HTTP server, token bucket, packages, billing log, events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from platform_rig import Caller, eventually, platform_in, signed, zipped
 
 from headgate.lambda_emulator import EmbeddedPlatform, PlatformSettings
-from headgate.lambda_emulator.billing import BillingLog, BillingRecord, gb_s, read_bill
+from headgate.lambda_emulator.billing import BillingLog, BillingRecord, gb_s, read_billing_log
 from headgate.lambda_emulator.errors import ServiceError
 from headgate.lambda_emulator.functions import unpack
 from headgate.lambda_emulator.invoker import TokenBucket
@@ -22,8 +22,8 @@ from headgate.lambda_emulator.invoker import TokenBucket
     per_s=st.floats(0.1, 100),
     gaps_s=st.lists(st.floats(0, 2), max_size=200),
 )
-def test_a_bucket_gives_no_more_than_it_gets(burst: int, per_s: float, gaps_s: list[float]) -> None:
-    """At most the burst and what has come since; and whoever waits as told gets a token."""
+def test_token_bucket_never_exceeds_rate(burst: int, per_s: float, gaps_s: list[float]) -> None:
+    """At most the burst plus the refill; after the returned wait there is a token."""
     bucket, now_s = TokenBucket(burst=burst, per_s=per_s, now_s=0.0), 0.0
     for taken, gap_s in enumerate(gaps_s, 1):
         now_s += gap_s
@@ -34,17 +34,17 @@ def test_a_bucket_gives_no_more_than_it_gets(burst: int, per_s: float, gaps_s: l
         assert taken <= burst + per_s * now_s + 1e-6
 
 
-def test_requests_that_come_in_pieces_and_together(platform: EmbeddedPlatform) -> None:
-    """Two in one packet are answered in their order; one in crumbs and in chunks is whole."""
+def test_pipelined_and_chunked_requests(platform: EmbeddedPlatform) -> None:
+    """Pipelined requests are answered in order; a chunked body in small packets is joined."""
     get = signed(platform, b"GET", b"/2015-03-31/functions/f")
     nowhere = signed(platform, b"GET", b"/nowhere")
     with socket.create_connection(("127.0.0.1", platform.port)) as client:
         client.settimeout(60)
         client.sendall(get + nowhere)
-        said = b""
-        while said.count(b"HTTP/1.1 ") < 2 or b"no such operation" not in said:
-            said += client.recv(65_536)
-        assert said.index(b"HTTP/1.1 200 OK") < said.index(b"HTTP/1.1 404 Not Found")
+        message = b""
+        while message.count(b"HTTP/1.1 ") < 2 or b"no such operation" not in message:
+            message += client.recv(65_536)
+        assert message.index(b"HTTP/1.1 200 OK") < message.index(b"HTTP/1.1 404 Not Found")
 
         whole = signed(platform, b"POST", b"/2015-03-31/functions/f/invocations", b'{"note":1}')
         how = b"Transfer-Encoding: chunked\r\nConnection: close"
@@ -52,14 +52,14 @@ def test_requests_that_come_in_pieces_and_together(platform: EmbeddedPlatform) -
         crumbs = (chunked[:30], chunked[30:], b'6\r\n{"note\r\n', b'4\r\n":1}\r\n', b"0\r\n\r\n")
         for crumb in crumbs:
             client.sendall(crumb)
-        said = b""
+        message = b""
         while more := client.recv(65_536):
-            said += more
-        assert said.startswith(b"HTTP/1.1 200 OK") and b'"note": 1' in said
+            message += more
+        assert message.startswith(b"HTTP/1.1 200 OK") and b'"note": 1' in message
 
 
 @pytest.mark.parametrize("nonsense", [b"nonsense\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x00" * 99])
-def test_what_is_not_http(platform: EmbeddedPlatform, nonsense: bytes) -> None:
+def test_non_http_input(platform: EmbeddedPlatform, nonsense: bytes) -> None:
     with socket.create_connection(("127.0.0.1", platform.port)) as client:
         client.settimeout(60)
         client.sendall(nonsense)
@@ -67,28 +67,28 @@ def test_what_is_not_http(platform: EmbeddedPlatform, nonsense: bytes) -> None:
         assert client.recv(65_536) == b""
 
 
-def test_a_request_beyond_all_limits(tmp_path: Path) -> None:
-    """It is read to its end and refused; nothing of it is kept."""
+def test_request_body_too_large(tmp_path: Path) -> None:
+    """The body is read to its end and discarded, and the request is rejected."""
     with platform_in(tmp_path, zip_bytes=1_000, sync_payload_bytes=1_000) as (_, caller):
-        refused = caller.refused("invoke", FunctionName="f", Payload=b" " * 3_000_000)
-        assert refused[:2] == (413, "RequestEntityTooLargeException")
+        rejected = caller.rejected("invoke", FunctionName="f", Payload=b" " * 3_000_000)
+        assert rejected[:2] == (413, "RequestEntityTooLargeException")
         assert caller.invoke("f", {"note": 1}).body["note"] == 1
 
 
-def test_packages_that_are_refused(tmp_path: Path) -> None:
-    """Too large as they come, too large when unpacked."""
+def test_package_size_limits(tmp_path: Path) -> None:
+    """Limits of the zipped and of the unpacked size."""
     package = zipped({"module.py": "x" * 1_000})
     with pytest.raises(ServiceError, match="Zipped size must be smaller than 10 bytes"):
         unpack(package, tmp_path, PlatformSettings(zip_bytes=10))
     with pytest.raises(ServiceError, match="Unzipped size must be smaller than 10 bytes"):
         unpack(package, tmp_path, PlatformSettings(unzipped_bytes=10))
-    assert list(tmp_path.iterdir()) == [], "something was left behind"
+    assert list(tmp_path.iterdir()) == [], "files were left behind"
 
 
-def test_a_bill_keeps_the_latest_at_hand(tmp_path: Path) -> None:
-    bill = BillingLog(tmp_path / "bill.jsonl", records_max=2)
+def test_billing_log_keeps_latest_records_in_memory(tmp_path: Path) -> None:
+    billing_log = BillingLog(tmp_path / "billing.jsonl", records_max=2)
     for number in range(3):
-        bill.add(
+        billing_log.add(
             BillingRecord(
                 request_id=str(number),
                 function="f",
@@ -102,10 +102,10 @@ def test_a_bill_keeps_the_latest_at_hand(tmp_path: Path) -> None:
                 is_provisioned=False,
             )
         )
-    bill.close()
-    assert [record.request_id for record in bill.records("f")] == ["1", "2"]
-    assert len(read_bill(bill.path)) == 3
-    assert gb_s(bill.records()) == 1.0 and not bill.records("g")
+    billing_log.close()
+    assert [record.request_id for record in billing_log.records("f")] == ["1", "2"]
+    assert len(read_billing_log(billing_log.path)) == 3
+    assert gb_s(billing_log.records()) == 1.0 and not billing_log.records("g")
 
 
 def test_events_of_a_deleted_function_are_dropped(tmp_path: Path) -> None:
@@ -113,10 +113,10 @@ def test_events_of_a_deleted_function_are_dropped(tmp_path: Path) -> None:
         _fail_once(platform, caller)
         caller.boto.delete_function(FunctionName="f")
         assert eventually(lambda: platform.events_waiting == 0)
-        assert len(platform.bill.records()) == 1
+        assert len(platform.billing_log.records()) == 1
         assert eventually(lambda: not platform.instances())
 
 
 def _fail_once(platform: EmbeddedPlatform, caller: Caller) -> None:
     caller.invoke("f", {"fail": "always"}, InvocationType="Event")
-    assert eventually(lambda: len(platform.bill.records()) == 1)
+    assert eventually(lambda: len(platform.billing_log.records()) == 1)

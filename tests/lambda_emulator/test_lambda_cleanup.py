@@ -1,4 +1,4 @@
-"""A platform that is killed leaves nothing: no instance, no control group, no keys."""
+"""A killed platform leaves no instance, no control group and no keys file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from platform_rig import Caller, eventually
 from headgate.lambda_emulator import client_options
 from headgate.lambda_emulator.cleanup_process import CleanupProcess, remove_control_group
 
-# Works, has a child that would outlive it, and never answers.
+# Starts a child process that would outlive the instance, and never responds.
 BUSY = """
 import os, subprocess, time
 def handle(event, context):
@@ -33,7 +33,7 @@ def handle(event, context):
 
 @dataclass
 class Started:
-    """The command in a process of its own."""
+    """The platform command in a process of its own."""
 
     process: subprocess.Popen[str]
     url: str
@@ -41,23 +41,23 @@ class Started:
     cpu: str
 
     def groups(self) -> list[Path]:
-        """The control groups that it has made, wherever groups are."""
+        """Return the control groups of the platform, in any hierarchy."""
         name = f"headgate-{self.process.pid}-*"
         return [each for top in Path("/sys/fs/cgroup").glob("*") for each in top.glob(name)] + list(
             Path("/sys/fs/cgroup").glob(name)
         )
 
-    def janitors(self) -> list[int]:
-        """Processes that were started to clean up after it."""
-        wanted = str(self.process.pid).encode()
-        found = []
+    def cleanup_processes(self) -> list[int]:
+        """Return the cleanup processes of the platform."""
+        platform = str(self.process.pid).encode()
+        result = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):
                 command = path.read_bytes().split(b"\0")
                 is_cleanup = any(each.endswith(b"cleanup_process.py") for each in command)
-                if is_cleanup and wanted in command:
-                    found.append(int(path.parent.name))
-        return found
+                if is_cleanup and platform in command:
+                    result.append(int(path.parent.name))
+        return result
 
 
 @contextmanager
@@ -80,8 +80,8 @@ def started(tmp_path: Path, *options: str) -> Iterator[Started]:
 
 
 @pytest.mark.parametrize("cpu", ["auto", "affinity"])
-def test_a_platform_that_is_killed(tmp_path: Path, cpu: str) -> None:
-    """With a busy instance and an idle one. A quota is not there on every machine."""
+def test_cleanup_after_platform_is_killed(tmp_path: Path, cpu: str) -> None:
+    """With a busy instance and an idle one, with and without cgroup quotas."""
     began = tmp_path / "began"
     with started(tmp_path, "--cpu", cpu) as platform:
         caller = Caller(client_options(platform.url))
@@ -90,7 +90,7 @@ def test_a_platform_that_is_killed(tmp_path: Path, cpu: str) -> None:
         pids = [caller.invoke("idle", {}).body["pid"]]
 
         def call() -> None:
-            with suppress(BotoCoreError):  # the connection ends with the platform
+            with suppress(BotoCoreError):  # the connection breaks when the platform is killed
                 caller.invoke("busy", {"began": str(began)})
 
         thread = threading.Thread(target=call)
@@ -99,7 +99,7 @@ def test_a_platform_that_is_killed(tmp_path: Path, cpu: str) -> None:
         pids += [int(word) for word in began.read_text().split()]
         assert all(_runs(pid) for pid in pids) and len(pids) == 3
         assert bool(platform.groups()) == ("control group" in platform.cpu)
-        assert platform.keys.is_file() and len(platform.janitors()) == 1
+        assert platform.keys.is_file() and len(platform.cleanup_processes()) == 1
         platform.process.kill()
         platform.process.wait()
         thread.join()
@@ -107,11 +107,11 @@ def test_a_platform_that_is_killed(tmp_path: Path, cpu: str) -> None:
         assert eventually(lambda: not any(_runs(pid) for pid in pids))
         assert eventually(lambda: not platform.groups())
         assert eventually(lambda: not platform.keys.exists())
-        assert eventually(lambda: not platform.janitors())
+        assert eventually(lambda: not platform.cleanup_processes())
 
 
-def test_an_instance_that_starts_while_the_platform_is_killed(tmp_path: Path) -> None:
-    """Nobody has been told of it yet: it notices by itself."""
+def test_starting_instance_exits_when_platform_is_killed(tmp_path: Path) -> None:
+    """The instance exits by itself, without the cleanup process."""
     with started(tmp_path) as platform:
         caller = Caller(client_options(platform.url))
         caller.create("f", "import time\ntime.sleep(600)\n")
@@ -122,49 +122,51 @@ def test_an_instance_that_starts_while_the_platform_is_killed(tmp_path: Path) ->
 
         thread = threading.Thread(target=call)
         thread.start()
-        assert eventually(lambda: bool(_children(platform.process.pid) - set(platform.janitors())))
+        assert eventually(
+            lambda: bool(_children(platform.process.pid) - set(platform.cleanup_processes()))
+        )
         children = _children(platform.process.pid)
-        os.kill(platform.janitors()[0], signal.SIGKILL)  # so it is left to the instance
+        os.kill(platform.cleanup_processes()[0], signal.SIGKILL)  # leave it to the instance
         platform.process.kill()
         thread.join()
         caller.boto.close()
     assert eventually(lambda: not any(_runs(pid) for pid in children))
-    # Nobody was left to remove it but the next platform.
+    # Without the cleanup process, only the next platform would remove the groups.
     assert eventually(lambda: all(_is_removed(group) for group in platform.groups()))
     platform.keys.unlink(missing_ok=True)
 
 
-def test_signals_that_end_a_platform_do_not_end_its_janitor_first(tmp_path: Path) -> None:
-    """A service manager sends them to all processes at once; everything is gone afterwards."""
+def test_cleanup_process_survives_signals_to_the_process_group(tmp_path: Path) -> None:
+    """A service manager signals all processes at once; the cleanup must still be complete."""
     with started(tmp_path) as platform:
         caller = Caller(client_options(platform.url))
         caller.create("f")
         pid = caller.invoke("f", {}).body["pid"]
         caller.boto.close()
-        (janitor,) = platform.janitors()
-        for each in (janitor, platform.process.pid):
+        (cleanup,) = platform.cleanup_processes()
+        for each in (cleanup, platform.process.pid):
             os.kill(each, signal.SIGTERM)
         assert platform.process.wait(60) == 0
         assert not _runs(pid) and not platform.groups() and not platform.keys.exists()
-        assert not platform.janitors()
+        assert not platform.cleanup_processes()
 
 
-def test_what_was_not_unpacked_to_its_end(tmp_path: Path) -> None:
-    """The janitor also hears of the end through the pipe alone."""
-    janitor = CleanupProcess()
+def test_unfinished_packages_are_removed(tmp_path: Path) -> None:
+    """Closing the pipe alone starts the cleanup."""
+    cleanup = CleanupProcess()
     (tmp_path / ".unfinished-1-a").mkdir()
     (tmp_path / "finished").mkdir()
-    janitor.tell("scratch", tmp_path / ".unfinished-1-")
-    janitor.close()
+    cleanup.notify("scratch", tmp_path / ".unfinished-1-")
+    cleanup.close()
     assert [each.name for each in tmp_path.iterdir()] == ["finished"]
 
 
-def test_a_janitor_that_was_killed_is_in_nobodys_way(tmp_path: Path) -> None:
-    janitor = CleanupProcess()
-    janitor._process.kill()
-    janitor._process.wait()
-    janitor.tell("started", 1)
-    janitor.close()
+def test_platform_survives_a_killed_cleanup_process(tmp_path: Path) -> None:
+    cleanup = CleanupProcess()
+    cleanup._process.kill()
+    cleanup._process.wait()
+    cleanup.notify("started", 1)
+    cleanup.close()
 
 
 def _is_removed(group: Path) -> bool:
@@ -174,15 +176,15 @@ def _is_removed(group: Path) -> bool:
 
 def _runs(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""  # that of a zombie is empty
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""  # empty for a zombie
     except OSError:
         return False
 
 
 def _children(pid: int) -> set[int]:
-    found = set()
+    result = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             if path.read_text().rpartition(")")[2].split()[1] == str(pid):
-                found.add(int(path.parent.name))
-    return found
+                result.add(int(path.parent.name))
+    return result

@@ -1,4 +1,4 @@
-"""Clients that mean no good, or that do not know better: each gets an answer, and others too."""
+"""Malformed and hostile requests: each gets a response, and other clients are still served."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ INVOKE = FUNCTIONS + b"/f/invocations"
 
 @pytest.fixture(autouse=True)
 def _still_serves(platform: EmbeddedPlatform, capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
-    """Whatever a test does, the next client is served, and nothing was a defect of ours."""
+    """After each test: the next client is served, and no exception was logged."""
     yield
-    answer = sent(platform, signed(platform, b"GET", FUNCTIONS))
-    assert answer.startswith(b"HTTP/1.1 200 ")
+    response = sent(platform, signed(platform, b"GET", FUNCTIONS))
+    assert response.startswith(b"HTTP/1.1 200 ")
     assert "Traceback" not in capfd.readouterr().err
 
 
 def request(method: bytes, path: bytes, body: bytes = b"", head: bytes = b"") -> bytes:
-    """The bytes of a request that nobody has signed."""
+    """Return the bytes of an unsigned request."""
     length = str(len(body)).encode()
     first = method + b" " + path + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n"
     return first + head + b"Content-Length: " + length + b"\r\n\r\n" + body
@@ -46,9 +46,9 @@ def request(method: bytes, path: bytes, body: bytes = b"", head: bytes = b"") ->
     ],
     ids=range(8),
 )
-def test_what_is_no_http(platform: EmbeddedPlatform, data: bytes) -> None:
-    answer = sent(platform, data)
-    assert answer.startswith(b"HTTP/1.1 400 ") and answer.endswith(b'can be read."}')
+def test_malformed_http(platform: EmbeddedPlatform, data: bytes) -> None:
+    response = sent(platform, data)
+    assert response.startswith(b"HTTP/1.1 400 ") and response.endswith(b'can be read."}')
 
 
 @pytest.mark.parametrize(
@@ -68,24 +68,24 @@ def test_what_is_no_http(platform: EmbeddedPlatform, data: bytes) -> None:
     ],
     ids=range(11),
 )
-def test_what_makes_no_sense(
+def test_malformed_api_requests(
     platform: EmbeddedPlatform, method: bytes, path: bytes, body: bytes, status: int
 ) -> None:
-    answer = sent(platform, signed(platform, method, path, body))
-    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    response = sent(platform, signed(platform, method, path, body))
+    assert response.startswith(b"HTTP/1.1 %d " % status)
 
 
 @pytest.mark.parametrize("context", [b"[" * 2_600, b"[" * 990 + b"]" * 990, b"[1]", b"\xff"])
-def test_contexts_that_are_no_objects(platform: EmbeddedPlatform, context: bytes) -> None:
+def test_invalid_client_context(platform: EmbeddedPlatform, context: bytes) -> None:
     headers = {"X-Amz-Client-Context": base64.b64encode(context).decode()}
-    answer = sent(platform, signed(platform, b"POST", INVOKE, b"{}", headers))
-    assert answer.startswith(b"HTTP/1.1 400 ")
+    response = sent(platform, signed(platform, b"POST", INVOKE, b"{}", headers))
+    assert response.startswith(b"HTTP/1.1 400 ")
 
 
-def test_requests_that_never_end(
+def test_incomplete_requests_time_out(
     platform: EmbeddedPlatform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of one is nobody's answer; who is silent for too long is hung up on."""
+    """A partial request gets no response; a silent connection is closed."""
     assert sent(platform, b"GET / HT", ends=True) == b""
     assert sent(platform, signed(platform, b"POST", INVOKE, b"x" * 100)[:-50], ends=True) == b""
     monkeypatch.setattr(http, "_REQUEST_S_MAX", 0.2)
@@ -93,8 +93,8 @@ def test_requests_that_never_end(
         assert sent(platform, begun) == b""
 
 
-def test_a_head_without_end(platform: EmbeddedPlatform) -> None:
-    """Too long, and too many headers, of one name or of many."""
+def test_request_head_too_large(platform: EmbeddedPlatform) -> None:
+    """Too many bytes of headers, and too many headers."""
     for lines in (
         b"".join(b"X%d: %s\r\n" % (number, b"a" * 1_500) for number in range(64)),
         b"X: a\r\n" * 300,
@@ -102,19 +102,23 @@ def test_a_head_without_end(platform: EmbeddedPlatform) -> None:
         assert b"HTTP/1.1 400 " in sent(platform, request(b"GET", FUNCTIONS, head=lines))
 
 
-def test_code_that_goes_away(tmp_path: Path) -> None:
-    """An instance that cannot start is the reason that is given, and leaves nothing open."""
+def test_deleted_code_directory(tmp_path: Path) -> None:
+    """A failed start is reported as such, and leaks no file descriptors."""
     with platform_in(tmp_path) as (platform, caller):
         source = tmp_path / "gone"
         source.mkdir()
         (source / "module.py").write_text("", encoding="utf-8")
         platform.register("gone", source, "module.handle")
         shutil.rmtree(source)
-        refused = _refusals(caller, 3)
+        rejected = _rejected_invokes(caller, 3)
         before = _open_files()
-        refused += _refusals(caller, 20)
-        assert all(status == 500 and "no instance can" in said for status, _, said in refused)
-        assert not any(str(tmp_path) in said for _, _, said in refused), "whose files they are"
+        rejected += _rejected_invokes(caller, 20)
+        assert all(
+            status == 500 and "no instance can" in message for status, _, message in rejected
+        )
+        assert not any(str(tmp_path) in message for _, _, message in rejected), (
+            "paths must not leak"
+        )
         assert _open_files() <= before + 2
         assert platform.instances() == []
 
@@ -123,5 +127,5 @@ def _open_files() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-def _refusals(caller: Caller, count: int) -> list[tuple[int, str, str]]:
-    return [caller.refused("invoke", FunctionName="gone") for _ in range(count)]
+def _rejected_invokes(caller: Caller, count: int) -> list[tuple[int, str, str]]:
+    return [caller.rejected("invoke", FunctionName="gone") for _ in range(count)]

@@ -1,4 +1,4 @@
-"""Tables from elsewhere: ours, those of a cloud, and those that are none."""
+"""CSV import: bundled tables, measurements of Lambda, and invalid files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headgate.core.errors import ConfigError
 from headgate.profiling import bundled_functions, bundled_profile, read_tables
 from headgate.profiling.csv_import import LAMBDA_MB_PER_CORE
 
-TOGETHER = """function,device,cores,concurrency,mean_ms,p50_ms,p95_ms,p99_ms,requests_per_s
+CONCURRENT = """function,device,cores,concurrency,mean_ms,p50_ms,p95_ms,p99_ms,requests_per_s
 a,box,1,1,11,10,20,30,90
 a,box,1,2,22,20,40,60,90
 b,box,1,1,5,5,5,5,200
@@ -37,25 +37,25 @@ def written(directory: Path, text: str, name: str = "table.csv") -> Path:
 
 
 def test_two_tables_make_one_characterisation(tmp_path: Path) -> None:
-    """The first one counts where both have a place; missing tails are in proportion to the rest."""
-    paths = [written(tmp_path, TOGETHER), written(tmp_path, BATCHES, "batches.csv")]
-    found = read_tables(paths, "a")
-    assert (found.function, found.device) == ("a", "box")
-    assert [(p.concurrency, p.batch, p.p50_ms, p.samples) for p in found.points] == [
+    """The first table wins at equal grid points; missing tails are scaled from other rows."""
+    paths = [written(tmp_path, CONCURRENT), written(tmp_path, BATCHES, "batches.csv")]
+    result = read_tables(paths, "a")
+    assert (result.function, result.device) == ("a", "box")
+    assert [(p.concurrency, p.batch, p.p50_ms, p.samples) for p in result.points] == [
         (1, 1, 10.0, 0),
         (1, 4, 35.0, 7),
         (2, 1, 20.0, 0),
     ]
-    assert (found.points[1].p95_ms, found.points[1].p99_ms) == (70.0, 105.0)
+    assert (result.points[1].p95_ms, result.points[1].p99_ms) == (70.0, 105.0)
 
 
-def test_calls_of_a_cloud_function_become_points_by_memory(tmp_path: Path) -> None:
-    found = read_tables([written(tmp_path, CALLS, "calls.csv.gz")])
+def test_lambda_calls_become_points_by_memory(tmp_path: Path) -> None:
+    result = read_tables([written(tmp_path, CALLS, "calls.csv.gz")])
     assert LAMBDA_MB_PER_CORE == 1769
-    assert [(p.cores, p.p50_ms, p.samples) for p in found.points] == [(1, 110, 2), (2, 60, 1)]
+    assert [(p.cores, p.p50_ms, p.samples) for p in result.points] == [(1, 110, 2), (2, 60, 1)]
 
 
-def test_a_table_without_names_takes_the_given_one(tmp_path: Path) -> None:
+def test_table_without_function_column(tmp_path: Path) -> None:
     path = written(tmp_path, "cores,median_ms\n1,10\n2,6\n")
     assert read_tables([path], "mine").time_ms(2, 1) == 6.0
     with pytest.raises(ConfigError, match="--function"):
@@ -67,17 +67,21 @@ def test_a_table_without_names_takes_the_given_one(tmp_path: Path) -> None:
     [
         ("gpu_sevenths,median_ms\n1,2\n", None, "wrong columns: gpu_sevenths, median_ms"),
         ("", None, "wrong columns: none"),
-        (TOGETHER, None, "--function: holds several functions: say which (allowed: a, b)"),
-        (TOGETHER, "aa", "did you mean a?"),
+        (CONCURRENT, None, "--function: contains several functions: select one (allowed: a, b)"),
+        (CONCURRENT, "aa", "did you mean a?"),
         ("cores,p50_ms\n1,fast\n", "f", "table.csv:2: p50_ms: 'fast': must be a number"),
         ("cores,p50_ms\n0,1\n", "f", "cores: '0'"),
         ("cores,p50_ms,concurrency\n1,1,1.5\n", "f", "concurrency: '1.5': must be a whole"),
-        ("cores,p50_ms\n", "f", "holds no times of f"),
-        ("cores,p50_ms,concurrency\n1,1,1e9\n", "f", "points[0].concurrency: 1000000000: cannot"),
-        ("cores,p50_ms\n1,1e300\n", "f", "mean_ms: 1e+300: cannot be (allowed: 1e-06 to 100,0"),
+        ("cores,p50_ms\n", "f", "contains no times of f"),
+        ("cores,p50_ms,concurrency\n1,1,1e9\n", "f", "points[0].concurrency: 1000000000: is out"),
+        (
+            "cores,p50_ms\n1,1e300\n",
+            "f",
+            "mean_ms: 1e+300: is out of range (allowed: 1e-06 to 100,0",
+        ),
     ],
 )
-def test_what_cannot_be_used_is_refused(
+def test_invalid_tables_are_rejected(
     tmp_path: Path, text: str, function: str | None, problem: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -85,7 +89,7 @@ def test_what_cannot_be_used_is_refused(
     assert problem in str(caught.value)
 
 
-def test_files_that_are_no_tables_are_refused(tmp_path: Path) -> None:
+def test_unreadable_files_are_rejected(tmp_path: Path) -> None:
     missing, broken = tmp_path / "missing.csv", tmp_path / "broken.csv.gz"
     broken.write_bytes(b"cores,p50_ms\n1,2\n")
     for path in (missing, broken):
@@ -93,11 +97,11 @@ def test_files_that_are_no_tables_are_refused(tmp_path: Path) -> None:
             read_tables([path])
 
 
-def test_the_carried_tables_can_be_used() -> None:
+def test_bundled_tables() -> None:
     for name in bundled_functions():
-        found = bundled_profile(name)
-        assert list(found.cores) == [1, 2, 4, 8, 16]
-        assert found.concurrencies[-1] == 20 and found.batches[-1] > 1
-        assert found.surface.mean_error is not None and found.surface.mean_error < 0.2
+        result = bundled_profile(name)
+        assert list(result.cores) == [1, 2, 4, 8, 16]
+        assert result.concurrencies[-1] == 20 and result.batches[-1] > 1
+        assert result.surface.mean_error is not None and result.surface.mean_error < 0.2
     with pytest.raises(ConfigError, match="recommender"):
         bundled_profile("recomender")

@@ -1,4 +1,4 @@
-"""`headgate profile` where nothing needs to be measured: tables, and what it refuses."""
+"""`headgate profile` without measuring: CSV import and invalid input."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TABLE = "function,cores,concurrency,p50_ms\na,1,1,10\na,1,2,20\na,2,1,6\na,2,2,1
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "simulated.yaml").write_text(SIMULATED)
     (tmp_path / "served.yaml").write_text(SERVED)
@@ -41,21 +41,21 @@ def run(*arguments: str) -> Result:
     return result
 
 
-def test_a_table_becomes_a_profile_and_a_picture(place: Path) -> None:
+def test_import_writes_profile_and_figure(directory: Path) -> None:
     pytest.importorskip("matplotlib")
     result = run("--import", "table.csv", "--slo", "15ms", "--out", "a.json")
     assert result.exit_code == 0
-    assert "One core can hold 1 at once within 15 ms at p99." in result.stdout
-    assert read_profile(place / "a.json").time_ms(2, 2) == 11.0
-    assert (place / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert "One core can serve 1 at once within 15 ms at p99." in result.stdout
+    assert read_profile(directory / "a.json").time_ms(2, 2) == 11.0
+    assert (directory / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_json_is_what_the_file_holds(place: Path) -> None:
+def test_json_output_equals_profile_file(directory: Path) -> None:
     result = run("--import", "table.csv", "--by", "us", "--json")
-    document = json.loads(result.stdout)
-    assert document == json.loads((place / "profile.json").read_text())
-    assert document["schema"] == "headgate-profile/1"
-    assert (document["imported"], document["by"]) == (["table.csv"], "us")
+    content = json.loads(result.stdout)
+    assert content == json.loads((directory / "profile.json").read_text())
+    assert content["schema"] == "headgate-profile/1"
+    assert (content["imported"], content["by"]) == (["table.csv"], "us")
 
 
 @pytest.mark.parametrize(
@@ -82,14 +82,14 @@ def test_json_is_what_the_file_holds(place: Path) -> None:
         (("served.yaml", "--function", "one", "--store", ""), "--store: '': is empty"),
     ],
 )
-def test_bad_input_is_one_line(place: Path, arguments: tuple[str, ...], problem: str) -> None:
+def test_bad_input_is_one_line(directory: Path, arguments: tuple[str, ...], problem: str) -> None:
     result = run(*arguments)
     assert result.exit_code == 2
     assert result.stderr.startswith("headgate: error: ") and result.stderr.count("\n") == 1
     assert problem in result.stderr
 
 
-def test_cores_that_are_not_there_are_refused(place: Path) -> None:
+def test_unavailable_cores_are_rejected(directory: Path) -> None:
     there = len(os.sched_getaffinity(0))
     result = run("served.yaml", "--function", "one", "--cores", f"1,{there + 1}")
     assert result.exit_code == 2
@@ -97,7 +97,7 @@ def test_cores_that_are_not_there_are_refused(place: Path) -> None:
     assert "(allowed: 1 to " in result.stderr
 
 
-def test_a_profile_that_is_none_is_refused(place: Path) -> None:
-    for name, problem in (("none.json", "cannot be read"), ("table.csv", "is no JSON")):
+def test_invalid_profile_file_is_rejected(directory: Path) -> None:
+    for name, problem in (("none.json", "cannot be read"), ("table.csv", "is not JSON")):
         with pytest.raises(ConfigError, match=problem):
-            read_profile(place / name)
+            read_profile(directory / name)

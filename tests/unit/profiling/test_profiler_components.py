@@ -1,4 +1,4 @@
-"""The parts of the profiler that need no process: clients, stores, cores, sentences, pictures."""
+"""Profiler components without a probe process: clients, stores, cores, summary, figure."""
 
 from __future__ import annotations
 
@@ -13,86 +13,86 @@ import pytest
 
 from headgate.core.errors import ConfigError
 from headgate.planning.latency_model import Characterisation, ColdStart, Point
-from headgate.profiling import measure as clients
+from headgate.profiling import measure as measure_module
 from headgate.profiling.machine import this_machine, usable_cores
 from headgate.profiling.measure import SAMPLES_MAX, measure, median_interval
 from headgate.profiling.model_store import fetch
 from headgate.profiling.probe_client import MeasureRequest
-from headgate.profiling.report import Objective, curves, findings, profile_figure
+from headgate.profiling.report import Objective, curves, profile_figure, summarise
 
 
-def wish(concurrency: int, length_s: float = 0.2, precision: float = 1e-9) -> MeasureRequest:
+def request(concurrency: int, length_s: float = 0.2, precision: float = 1e-9) -> MeasureRequest:
     return MeasureRequest(concurrency, 1, length_s, precision, samples_min=10)
 
 
 class Clock:
-    """The time of the profiler's clients, if only calls take any."""
+    """Fake clock of the measuring clients, on which only calls take time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ns = 0
-        monkeypatch.setattr(clients, "monotonic_ns", lambda: self.now_ns)
+        monkeypatch.setattr(measure_module, "monotonic_ns", lambda: self.now_ns)
 
     def pass_ms(self, time_ms: int) -> None:
         self.now_ns += time_ms * 1_000_000
-        time.sleep(0.0002)  # for whoever looks whether it is over
+        time.sleep(0.0002)  # let the main thread check the stopping rule
 
 
-def test_clients_that_share_one_core_wait_for_one_another() -> None:
-    """One at a time, in their order: with four clients each answer takes four times 10 ms."""
+def test_concurrent_clients_of_one_core_queue() -> None:
+    """One call at a time in FIFO order: with four clients each response takes 4 * 10 ms."""
     with ThreadPoolExecutor(1) as core:
 
         def call() -> None:
             core.submit(time.sleep, 0.01).result()
 
-        alone, together = measure(call, wish(1)), measure(call, wish(4, 0.8))
-    assert alone.mean >= 10
-    assert together.mean > 30
-    assert alone.p50 < together.p50
-    assert alone.p50_low is not None and alone.p50_high is not None
-    assert alone.p50_low <= alone.p50 <= alone.p50_high <= alone.p99
+        single, concurrent = measure(call, request(1)), measure(call, request(4, 0.8))
+    assert single.mean >= 10
+    assert concurrent.mean > 30
+    assert single.p50 < concurrent.p50
+    assert single.p50_low is not None and single.p50_high is not None
+    assert single.p50_low <= single.p50 <= single.p50_high <= single.p99
 
 
-def test_the_first_call_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_call_is_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, calls = Clock(monkeypatch), iter([1_000] + [1] * 10_000)
-    assert measure(lambda: clock.pass_ms(next(calls)), wish(1, length_s=2.0)).p99 == 1.0
+    assert measure(lambda: clock.pass_ms(next(calls)), request(1, length_s=2.0)).p99 == 1.0
 
 
-def test_it_ends_when_the_median_is_known_well_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurement_ends_at_target_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    monkeypatch.setattr(clients, "_WARM_UP", 0.0)
-    found = measure(lambda: clock.pass_ms(1), wish(1, length_s=1e6, precision=0.5))
-    assert 10 <= found.samples < SAMPLES_MAX
+    monkeypatch.setattr(measure_module, "_WARM_UP", 0.0)
+    result = measure(lambda: clock.pass_ms(1), request(1, length_s=1e6, precision=0.5))
+    assert 10 <= result.samples < SAMPLES_MAX
 
 
-def test_nothing_is_too_fast_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "_WARM_UP", 0.0)
-    monkeypatch.setattr("os.sched_yield", lambda: None)  # others may be long about it
-    found = measure(lambda: None, wish(2, length_s=1e6))
-    assert SAMPLES_MAX <= found.samples <= SAMPLES_MAX + 2
+def test_measurement_ends_at_maximum_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure_module, "_WARM_UP", 0.0)
+    monkeypatch.setattr("os.sched_yield", lambda: None)  # other processes may take long
+    result = measure(lambda: None, request(2, length_s=1e6))
+    assert SAMPLES_MAX <= result.samples <= SAMPLES_MAX + 2
 
 
-def test_a_call_longer_than_its_time_is_measured_once_by_each() -> None:
-    found = measure(lambda: time.sleep(0.06), wish(3, length_s=0.02))
-    assert found.samples >= 3
-    assert found.p50 > 55
+def test_call_longer_than_time_limit_is_measured_once_per_client() -> None:
+    result = measure(lambda: time.sleep(0.06), request(3, length_s=0.02))
+    assert result.samples >= 3
+    assert result.p50 > 55
 
 
-def test_what_a_model_raises_comes_through() -> None:
+def test_model_exceptions_propagate() -> None:
     def call() -> None:
         raise KeyError("weights")
 
     with pytest.raises(KeyError):
-        measure(call, wish(2))
+        measure(call, request(2))
 
 
-def test_a_disturbance_widens_the_interval() -> None:
-    """The same values: once well mixed, once with all the slow ones in a row."""
+def test_correlated_times_widen_the_interval() -> None:
+    """The same values, once mixed and once with all slow ones in a row."""
     mixed, in_a_row = [1.0, 2.0] * 50, [1.0] * 50 + [2.0] * 50
     assert median_interval(mixed).high - median_interval(mixed).low < 1e-9
     assert median_interval(in_a_row).high - median_interval(in_a_row).low > 0.5
 
 
-def test_a_quota_leaves_fewer_cores(tmp_path: Path) -> None:
+def test_usable_cores_respect_cpu_quota(tmp_path: Path) -> None:
     path = tmp_path / "cpu.max"
     path.write_text("100000 100000\n")
     assert len(usable_cores(path)) == 1
@@ -102,7 +102,7 @@ def test_a_quota_leaves_fewer_cores(tmp_path: Path) -> None:
     assert this_machine().cores >= 1
 
 
-def test_a_directory_is_a_store(tmp_path: Path) -> None:
+def test_fetch_from_directory(tmp_path: Path) -> None:
     store, target = tmp_path / "store", tmp_path / "target"
     (store / "models").mkdir(parents=True)
     (store / "models" / "a.onnx").write_text("weights")
@@ -124,15 +124,15 @@ LISTED = b"""<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.c
 
 
 class Bucket(BaseHTTPRequestHandler):
-    """As much of S3 as a download needs: one bucket with v1/a.onnx in it."""
+    """A minimal S3 server: one bucket with the object v1/a.onnx."""
 
     def do_HEAD(self) -> None:
-        self.answer(b"weights")
+        self.respond(b"weights")
 
     def do_GET(self) -> None:
-        self.answer(LISTED if "list-type=2" in self.path else b"weights")
+        self.respond(LISTED if "list-type=2" in self.path else b"weights")
 
-    def answer(self, content: bytes) -> None:
+    def respond(self, content: bytes) -> None:
         is_there = self.path.partition("?")[0] in ("/models", "/models/v1/a.onnx")
         self.send_response(200 if is_there else 404)
         self.send_header("Content-Length", str(len(content) if is_there else 0))
@@ -160,8 +160,8 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         thread.join()
 
 
-def test_a_bucket_is_a_store(bucket: None, tmp_path: Path) -> None:
-    """By name below a prefix, as the object itself, or everything there is (and no further)."""
+def test_fetch_from_s3(bucket: None, tmp_path: Path) -> None:
+    """By name below a prefix, by its full key, or everything below a prefix (no `..`)."""
     for number, (store, name) in enumerate(
         [
             ("s3://models/v1", "a.onnx"),
@@ -176,33 +176,35 @@ def test_a_bucket_is_a_store(bucket: None, tmp_path: Path) -> None:
         assert (target / "a.onnx").read_text() == "weights"
 
 
-def test_a_bucket_without_the_model_is_refused(bucket: None, tmp_path: Path) -> None:
+def test_fetch_missing_s3_object(bucket: None, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--store: 's3://models/v2': cannot be fetched"):
         fetch("s3://models/v2", "a.onnx", tmp_path)
     with pytest.raises(ConfigError, match="names no bucket"):
         fetch("s3://", "a.onnx", tmp_path)
 
 
-def test_the_findings_of_the_paper() -> None:
-    """Five on two cores within 200 ms, and no use of more than four."""
+def test_summary_of_the_paper_surrogate() -> None:
+    """Two cores serve five within 200 ms; more than four cores are no faster."""
     paper = Characterisation.surrogate(cores=(1, 2, 4, 6, 8))
-    said = findings(paper, Objective(200.0, 0.99))
-    assert "no faster (up to 8 were tried)" in said[0] and "4 cores" in said[0]
-    assert "2 cores can hold 5 at once within 200 ms at p99." in said
-    impossible = findings(paper, Objective(20.0, 0.99))
-    assert "2 cores cannot answer even one request within 20 ms at p99." in impossible
+    sentences = summarise(paper, Objective(200.0, 0.99))
+    assert (
+        "more cores are no faster (measured up to 8)" in sentences[0] and "4 cores" in sentences[0]
+    )
+    assert "2 cores can serve 5 at once within 200 ms at p99." in sentences
+    impossible = summarise(paper, Objective(20.0, 0.99))
+    assert "2 cores cannot serve even one request within 20 ms at p99." in impossible
 
 
-def test_the_finding_about_a_cold_start_names_its_longest_part() -> None:
+def test_summary_names_longest_part_of_cold_start() -> None:
     point = Point(1, 1, 1, 10.0, 10.0, 10.0, 10.0, 9)
     cold = ColdStart(30.0, 200.0, 700.0, 100.0, 20.0)
-    said = findings(Characterisation("f", "box", (point,), cold, 3 << 20))
-    assert "A cold start takes 1,050 ms, 700 ms of it fetching the model." in said
-    assert "It holds 3 MiB of memory at most." in said
-    assert any("too few points" in sentence for sentence in said)
+    sentences = summarise(Characterisation("f", "box", (point,), cold, 3 << 20))
+    assert "A cold start takes 1,050 ms, 700 ms of it fetching the model." in sentences
+    assert "The peak memory is 3 MiB." in sentences
+    assert any("too few points" in sentence for sentence in sentences)
 
 
-def test_the_figure_has_a_line_per_core_count_and_the_objective() -> None:
+def test_figure_has_a_line_per_core_count_and_the_slo() -> None:
     pytest.importorskip("matplotlib")
     paper = Characterisation.surrogate(cores=(1, 2), concurrency=(1, 2, 4))
     assert [curve.times_ms for curve in curves(paper)] == [(56, 112, 224), (36, 72, 144)]

@@ -1,4 +1,4 @@
-"""What comes back of a call, when it goes well and in all the ways in which it does not."""
+"""`Invoke`: responses of successful and failed invocations, and their billing records."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from platform_rig import Caller, eventually
 
-from headgate.lambda_emulator import EmbeddedPlatform, read_bill
+from headgate.lambda_emulator import EmbeddedPlatform, read_billing_log
 
 
-def test_a_call_that_goes_well(platform: EmbeddedPlatform, caller: Caller) -> None:
-    """The first is cold and the second is not; context and log come along; both are billed."""
+def test_successful_invocation(platform: EmbeddedPlatform, caller: Caller) -> None:
+    """First cold, then warm; client context and log are passed on; both runs are billed."""
     caller.create("well")
     context = base64.b64encode(json.dumps({"custom": {"who": "mé 😀"}}).encode()).decode()
     first = caller.invoke("well", {"note": 1}, ClientContext=context, LogType="Tail")
@@ -30,12 +30,12 @@ def test_a_call_that_goes_well(platform: EmbeddedPlatform, caller: Caller) -> No
     assert first.body["arn"].endswith(":function:well")
     assert (second.body["pid"], second.body["calls"]) == (first.body["pid"], 2)
     log = base64.b64decode(first.response["LogResult"]).decode()
-    assert "module imported\nasked for 1\n" in log and "Init Duration: " in log
+    assert "module imported\nnote 1\n" in log and "Init Duration: " in log
     log = base64.b64decode(second.response["LogResult"]).decode()
-    assert log.startswith(f"START RequestId: {second.body['id']} Version: $LATEST\nasked for 2\n")
+    assert log.startswith(f"START RequestId: {second.body['id']} Version: $LATEST\nnote 2\n")
     assert "module imported" not in log and "Init Duration: " not in log
 
-    records = platform.bill.records("well")
+    records = platform.billing_log.records("well")
     assert [(each.request_id, each.is_cold) for each in records] == [
         (first.body["id"], True),
         (second.body["id"], False),
@@ -43,13 +43,15 @@ def test_a_call_that_goes_well(platform: EmbeddedPlatform, caller: Caller) -> No
     assert records[0].init_ms > 0 and records[1].init_ms == 0
     for each in records:
         assert each.billed_ms - 1 < each.init_ms + each.duration_ms <= each.billed_ms
-    assert [each for each in read_bill(platform.bill.path) if each.function == "well"] == records
+    assert [
+        each for each in read_billing_log(platform.billing_log.path) if each.function == "well"
+    ] == records
 
 
-def test_a_call_that_is_only_tried(platform: EmbeddedPlatform, caller: Caller) -> None:
-    before = len(platform.bill.records())
+def test_dry_run(platform: EmbeddedPlatform, caller: Caller) -> None:
+    before = len(platform.billing_log.records())
     assert caller.invoke("f", {}, InvocationType="DryRun").status == 204
-    assert len(platform.bill.records()) == before
+    assert len(platform.billing_log.records()) == before
 
 
 @pytest.mark.parametrize(
@@ -61,15 +63,15 @@ def test_a_call_that_is_only_tried(platform: EmbeddedPlatform, caller: Caller) -
         ({"bytes": 6_400_000}, "Function.ResponseSizeTooLarge", "6291556 bytes"),
     ],
 )
-def test_functions_that_fail(
+def test_function_errors(
     platform: EmbeddedPlatform, caller: Caller, event: dict[str, object], kind: str, message: str
 ) -> None:
-    """The status is 200 all the same; the next call goes well, and the failure is billed."""
+    """The status is 200 nevertheless; the next invocation succeeds, and the error is billed."""
     called = caller.invoke("f", event)
     assert (called.status, called.error) == (200, "Unhandled")
     assert called.body["errorType"] == kind and message in called.body["errorMessage"]
     assert caller.invoke("f", {"note": 1}).error is None
-    failed, well = platform.bill.records("f")[-2:]
+    failed, well = platform.billing_log.records("f")[-2:]
     assert (failed.error, well.error) == (kind, "") and failed.billed_ms >= 1
 
 
@@ -84,20 +86,20 @@ def test_functions_that_fail(
         ("import os\nos._exit(3)\n", "module.handle", "Runtime.ExitError"),
     ],
 )
-def test_functions_that_do_not_start(
+def test_init_errors(
     platform: EmbeddedPlatform, caller: Caller, code: str, handler: str, kind: str
 ) -> None:
     name = f"no-start-{kind.replace('.', '-')}"
     caller.create(name, code, Handler=handler)
     called = caller.invoke(name, {})
     assert (called.status, called.error, called.body["errorType"]) == (200, "Unhandled", kind)
-    (record,) = platform.bill.records(name)
+    (record,) = platform.billing_log.records(name)
     assert (record.error, record.is_cold, record.duration_ms) == (kind, True, 0.0)
     assert record.billed_ms >= record.init_ms > 0
 
 
-def test_a_call_that_takes_too_long(platform: EmbeddedPlatform, caller: Caller) -> None:
-    """It is cut off, its instance is ended, and it costs what it took."""
+def test_timeout(platform: EmbeddedPlatform, caller: Caller) -> None:
+    """The invocation is aborted, its instance is killed, and the time is billed."""
     caller.create("slow", Timeout=1)
     pid = caller.invoke("slow", {}).body["pid"]
     began_s = time.monotonic()
@@ -107,10 +109,10 @@ def test_a_call_that_takes_too_long(platform: EmbeddedPlatform, caller: Caller) 
     assert called.body["errorMessage"].endswith("Task timed out after 1.00 seconds")
     assert eventually(lambda: not _is_alive(pid))
     assert caller.invoke("slow", {}).body["pid"] != pid
-    assert platform.bill.records("slow")[1].billed_ms >= 1_000
+    assert platform.billing_log.records("slow")[1].billed_ms >= 1_000
 
 
-def test_an_instance_that_is_killed_in_the_middle(
+def test_instance_killed_during_invocation(
     platform: EmbeddedPlatform, caller: Caller, tmp_path: Path
 ) -> None:
     caller.create("victim")
@@ -126,11 +128,15 @@ def test_an_instance_that_is_killed_in_the_middle(
     assert (called.error, called.body["errorType"]) == ("Unhandled", "Runtime.ExitError")
     assert called.body["errorMessage"].endswith("Runtime exited with error: signal: killed")
     assert caller.invoke("victim", {}).body["pid"] != pid
-    assert [each.error for each in platform.bill.records("victim")] == ["", "Runtime.ExitError", ""]
+    assert [each.error for each in platform.billing_log.records("victim")] == [
+        "",
+        "Runtime.ExitError",
+        "",
+    ]
 
 
-def test_an_idle_instance_that_is_killed(platform: EmbeddedPlatform, caller: Caller) -> None:
-    """No caller notices: once the platform knows of it, the next call gets another."""
+def test_idle_instance_killed(platform: EmbeddedPlatform, caller: Caller) -> None:
+    """Once the platform has noticed, the next invocation gets another instance."""
     pid = caller.invoke("f", {}).body["pid"]
     os.kill(pid, signal.SIGKILL)
     assert eventually(lambda: pid not in [instance.pid for instance in platform.instances()])
@@ -155,20 +161,20 @@ def test_an_idle_instance_that_is_killed(platform: EmbeddedPlatform, caller: Cal
         ),
     ],
 )
-def test_calls_that_are_refused(
+def test_rejected_invocations(
     platform: EmbeddedPlatform, caller: Caller, options: dict[str, Any], status: int, code: str
 ) -> None:
-    """Nothing runs and nothing is billed."""
-    before = len(platform.bill.records())
-    refused = caller.refused("invoke", **{"FunctionName": "f", **options})
-    assert refused[:2] == (status, code)
-    assert len(platform.bill.records()) == before
+    """The function does not run and nothing is billed."""
+    before = len(platform.billing_log.records())
+    rejected = caller.rejected("invoke", **{"FunctionName": "f", **options})
+    assert rejected[:2] == (status, code)
+    assert len(platform.billing_log.records()) == before
 
 
-def test_the_largest_payloads_that_pass(caller: Caller) -> None:
+def test_largest_payloads(caller: Caller) -> None:
     frame = json.dumps({"note": ""})
     note = "x" * (6_291_456 - len(frame))
-    called = caller.invoke("f", {"note": note[:-200]})  # the answer says more than the question
+    called = caller.invoke("f", {"note": note[:-200]})  # the response is longer than the request
     assert called.body["note"] == note[:-200]
     assert caller.invoke("f", {"note": note}, InvocationType="DryRun").status == 204
     assert len(caller.invoke("f", {"bytes": 6_291_456}).body) == 6_291_454

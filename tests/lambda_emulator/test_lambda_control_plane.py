@@ -15,42 +15,46 @@ from headgate.lambda_emulator.api_models import RUNTIME
 ANOTHER = "def handle(event, context):\n    return 'another'\n"
 
 
-def test_from_creation_to_deletion(caller: Caller) -> None:
-    """Create, ask, call, change the code, call, change the configuration, call, delete."""
+def test_function_lifecycle(caller: Caller) -> None:
+    """Create, get, invoke, update code, invoke, update configuration, invoke, delete."""
     boto = caller.boto
-    made = caller.create(
+    created = caller.create(
         "life", Timeout=60, MemorySize=1_024, Environment={"Variables": {"COLOUR": "red"}}
     )
-    assert made["FunctionArn"] == "arn:aws:lambda:us-east-1:000000000000:function:life"
-    assert (made["Version"], made["State"]) == ("$LATEST", "Active")
-    assert (made["Timeout"], made["MemorySize"], made["Handler"]) == (60, 1_024, "module.handle")
+    assert created["FunctionArn"] == "arn:aws:lambda:us-east-1:000000000000:function:life"
+    assert (created["Version"], created["State"]) == ("$LATEST", "Active")
+    assert (created["Timeout"], created["MemorySize"], created["Handler"]) == (
+        60,
+        1_024,
+        "module.handle",
+    )
     boto.get_waiter("function_active_v2").wait(FunctionName="life")
 
-    shown = boto.get_function(FunctionName="life")
-    assert shown["Configuration"]["CodeSha256"] == made["CodeSha256"]
-    assert shown["Configuration"]["Environment"] == {"Variables": {"COLOUR": "red"}}
-    asked = {"env": ["COLOUR", "AWS_LAMBDA_FUNCTION_MEMORY_SIZE", "OMP_NUM_THREADS"]}
-    first = caller.invoke("life", asked).body
+    description = boto.get_function(FunctionName="life")
+    assert description["Configuration"]["CodeSha256"] == created["CodeSha256"]
+    assert description["Configuration"]["Environment"] == {"Variables": {"COLOUR": "red"}}
+    request = {"env": ["COLOUR", "AWS_LAMBDA_FUNCTION_MEMORY_SIZE", "OMP_NUM_THREADS"]}
+    first = caller.invoke("life", request).body
     assert list(first["env"].values()) == ["red", "1024", "1"]
     assert 30_000 < first["left_ms"] <= 60_000
 
     changed = boto.update_function_code(
         FunctionName="life", ZipFile=zipped({"module.py": HANDLER + "\n"})
     )
-    assert changed["CodeSha256"] != made["CodeSha256"]
+    assert changed["CodeSha256"] != created["CodeSha256"]
     second = caller.invoke("life", {"note": 2}).body
-    assert second["pid"] != first["pid"], "an instance has survived its code"
+    assert second["pid"] != first["pid"], "the instance still runs the old code"
     boto.update_function_configuration(FunctionName="life", Timeout=30, MemorySize=512)
     third = caller.invoke("life", {"env": ["COLOUR"]}).body
     assert third["left_ms"] <= 30_000 and third["env"] == {"COLOUR": "red"}
 
     boto.delete_function(FunctionName="life")
-    status, code, message = caller.refused("invoke", FunctionName="life")
+    status, code, message = caller.rejected("invoke", FunctionName="life")
     assert (status, code) == (404, "ResourceNotFoundException")
     assert message.startswith("Function not found: arn:aws:lambda:")
 
 
-def test_lists_come_in_pages(caller: Caller) -> None:
+def test_list_functions_pagination(caller: Caller) -> None:
     names = [f"page-{number}" for number in range(5)]
     for name in names:
         caller.create(name)
@@ -63,7 +67,7 @@ def test_lists_come_in_pages(caller: Caller) -> None:
 
 
 def test_versions_and_aliases(caller: Caller) -> None:
-    """A version stays what it was; an alias goes where it is sent."""
+    """Versions are immutable; aliases can be moved."""
     boto = caller.boto
     caller.create("versioned", ANOTHER.replace("another", "one"))
     one = boto.publish_version(FunctionName="versioned")
@@ -83,32 +87,32 @@ def test_versions_and_aliases(caller: Caller) -> None:
 
     versions = boto.list_versions_by_function(FunctionName="versioned")["Versions"]
     assert [version["Version"] for version in versions] == ["$LATEST", "1", "2"]
-    refused = caller.refused("delete_function", FunctionName="versioned", Qualifier="2")
-    assert refused[:2] == (409, "ResourceConflictException")
+    rejected = caller.rejected("delete_function", FunctionName="versioned", Qualifier="2")
+    assert rejected[:2] == (409, "ResourceConflictException")
     boto.delete_alias(FunctionName="versioned", Name="live")
     boto.delete_function(FunctionName="versioned", Qualifier="2")
-    assert caller.refused("invoke", FunctionName="versioned", Qualifier="2")[0] == 404
+    assert caller.rejected("invoke", FunctionName="versioned", Qualifier="2")[0] == 404
 
 
-def test_provisioned_instances_are_ready_before_they_are_asked(
-    platform: EmbeddedPlatform, caller: Caller
-) -> None:
-    """They need a version; no call of theirs is cold; one that dies is replaced."""
+def test_provisioned_concurrency(platform: EmbeddedPlatform, caller: Caller) -> None:
+    """Needs a version; no invocation is cold; instances that die are replaced."""
     boto = caller.boto
     caller.create("ready")
     put = {"FunctionName": "ready", "ProvisionedConcurrentExecutions": 2}
-    assert caller.refused("put_provisioned_concurrency_config", Qualifier="$LATEST", **put)[:2] == (
+    assert caller.rejected("put_provisioned_concurrency_config", Qualifier="$LATEST", **put)[
+        :2
+    ] == (
         400,
         "InvalidParameterValueException",
     )
     boto.publish_version(FunctionName="ready")
-    missing = caller.refused(
+    missing = caller.rejected(
         "get_provisioned_concurrency_config", FunctionName="ready", Qualifier="1"
     )
     assert missing[:2] == (404, "ProvisionedConcurrencyConfigNotFoundException")
     began_s = time.monotonic()
-    asked = boto.put_provisioned_concurrency_config(Qualifier="1", **put)
-    assert asked["RequestedProvisionedConcurrentExecutions"] == 2
+    request = boto.put_provisioned_concurrency_config(Qualifier="1", **put)
+    assert request["RequestedProvisionedConcurrentExecutions"] == 2
 
     def status() -> str:
         of = {"FunctionName": "ready", "Qualifier": "1"}
@@ -119,8 +123,8 @@ def test_provisioned_instances_are_ready_before_they_are_asked(
     called = caller.invoke("ready", event, Qualifier="1").body
     assert list(called["env"].values()) == ["provisioned-concurrency"]
     caller.invoke("ready", {"exit": 1}, Qualifier="1")
-    assert eventually(lambda: status() == "READY"), "it was not replaced"
-    records = platform.bill.records("ready")
+    assert eventually(lambda: status() == "READY"), "the instance was not replaced"
+    records = platform.billing_log.records("ready")
     assert [(each.is_provisioned, each.is_cold, each.init_ms) for each in records] == [
         (True, False, 0.0)
     ] * 2
@@ -129,11 +133,11 @@ def test_provisioned_instances_are_ready_before_they_are_asked(
     took_s = time.monotonic() - began_s
     assert eventually(lambda: not [i for i in platform.instances() if i.function == "ready"])
     held_s = platform.provisioned_gb_s / (1_769 / 1024)
-    assert took_s < held_s <= 2 * took_s, "two instances, for nearly all of the time"
-    assert platform.provisioned_gb_s / (1_769 / 1024) == held_s, "it goes on"
+    assert took_s < held_s <= 2 * took_s, "two instances for nearly all of the time"
+    assert platform.provisioned_gb_s / (1_769 / 1024) == held_s, "still accruing"
 
 
-def test_provisioning_what_does_not_start(caller: Caller) -> None:
+def test_provisioning_fails_if_instances_do_not_start(caller: Caller) -> None:
     caller.create("broken", "import nothing_of_this_name\n")
     caller.boto.publish_version(FunctionName="broken")
     of = {"FunctionName": "broken", "Qualifier": "1"}
@@ -176,22 +180,22 @@ def test_provisioning_what_does_not_start(caller: Caller) -> None:
         ),
     ],
 )
-def test_what_cannot_be_created(
+def test_invalid_create_function(
     caller: Caller, options: dict[str, object], status: int, code: str
 ) -> None:
-    asked: dict[str, object] = {
+    request: dict[str, object] = {
         "FunctionName": "new",
         "Role": ROLE,
         "Runtime": RUNTIME,
         "Handler": "module.handle",
         "Code": {"ZipFile": zipped({"module.py": ANOTHER})},
     }
-    assert caller.refused("create_function", **(asked | options))[:2] == (status, code)
-    assert caller.refused("get_function", FunctionName="new")[0] == 404
+    assert caller.rejected("create_function", **(request | options))[:2] == (status, code)
+    assert caller.rejected("get_function", FunctionName="new")[0] == 404
 
 
-def test_registering_without_a_zip(platform: EmbeddedPlatform, caller: Caller) -> None:
-    """A name twice, and a directory that is not there."""
+def test_register_directory(platform: EmbeddedPlatform, caller: Caller) -> None:
+    """Errors: a duplicate name, and a missing directory."""
     assert caller.invoke("f", {"note": "hello"}).body["note"] == "hello"
     with pytest.raises(ConfigError, match="already exist"):
         platform.register("f", platform.directory, "module.handle")
@@ -199,10 +203,8 @@ def test_registering_without_a_zip(platform: EmbeddedPlatform, caller: Caller) -
         platform.register("g", platform.directory / "nowhere", "module.handle")
 
 
-def test_a_platform_beside_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A relative directory must not be taken for one below that of the function."""
+def test_relative_platform_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instances have another working directory: the path must be resolved before."""
     monkeypatch.chdir(tmp_path)
     with EmbeddedPlatform("data") as platform:
         caller = Caller(platform.client_options)

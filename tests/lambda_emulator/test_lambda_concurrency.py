@@ -1,4 +1,4 @@
-"""How many run at once: instances, limits, refusals, and how long instances are kept."""
+"""Concurrency: instances, limits, throttling, keep-alive and events."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from botocore.exceptions import ClientError
 from platform_rig import Called, Caller, eventually, platform_in
 
 from headgate.core.errors import ConfigError
-from headgate.lambda_emulator import EmbeddedPlatform, PlatformSettings, instance
-from headgate.lambda_emulator import invoker as fleet
+from headgate.lambda_emulator import EmbeddedPlatform, PlatformSettings, instance, invoker
 from headgate.lambda_emulator import platform as platforms
 from headgate.lambda_emulator.errors import Throttled
 from headgate.lambda_emulator.functions import Code, EmulatedFunction, FunctionVersion
@@ -23,7 +22,7 @@ from headgate.lambda_emulator.invoker import Admission
 def at_once(
     caller: Caller, count: int, event: dict[str, object], name: str = "f"
 ) -> list[Called | dict[str, Any]]:
-    """Call a function so many times at once; a refusal is what boto3 says of it."""
+    """Invoke a function `count` times at once. A rejection is returned as boto3's response."""
 
     def call(number: int) -> Called | dict[str, Any]:
         try:
@@ -36,58 +35,58 @@ def at_once(
 
 
 def test_one_instance_per_concurrent_call(platform: EmbeddedPlatform, caller: Caller) -> None:
-    """Four at once are four cold starts; later, one after the other, the last used is used."""
+    """Four at once are four cold starts; sequential calls reuse the instance used last."""
     caller.create("four")
-    answers = at_once(caller, 4, {"sleep": 1.5}, "four")
-    bodies = [answer.body for answer in answers if isinstance(answer, Called)]
+    responses = at_once(caller, 4, {"sleep": 1.5}, "four")
+    bodies = [response.body for response in responses if isinstance(response, Called)]
     assert len({body["pid"] for body in bodies}) == 4
     assert [body["note"] for body in bodies] == [0, 1, 2, 3]
-    assert all(each.is_cold and each.init_ms > 0 for each in platform.bill.records("four"))
+    assert all(each.is_cold and each.init_ms > 0 for each in platform.billing_log.records("four"))
 
     one_by_one = [caller.invoke("four", {}).body["pid"] for _ in range(5)]
     assert len(set(one_by_one)) == 1, "not last in, first out"
-    assert one_by_one[0] == platform.bill.records("four")[3].instance
+    assert one_by_one[0] == platform.billing_log.records("four")[3].instance
 
 
-def test_the_limit_of_the_account(tmp_path: Path) -> None:
-    """Two may run; the others are refused at once, with a reason and a time to wait."""
+def test_account_concurrency_limit(tmp_path: Path) -> None:
+    """Two run; the others are throttled at once, with a reason and `Retry-After`."""
     with platform_in(tmp_path, concurrency=2) as (platform, caller):
-        answers = at_once(caller, 6, {"sleep": 2.0})
-        refused = [answer for answer in answers if isinstance(answer, dict)]
-        assert len(refused) == 4 and len(platform.bill.records()) == 2
-        for answer in refused:
-            assert answer["ResponseMetadata"]["HTTPStatusCode"] == 429
-            assert answer["Error"]["Code"] == "TooManyRequestsException"
-            assert answer["Reason"] == "ConcurrentInvocationLimitExceeded"
-            assert answer["Type"] == "User"
-            assert answer["ResponseMetadata"]["HTTPHeaders"]["retry-after"] == "1"
+        responses = at_once(caller, 6, {"sleep": 2.0})
+        rejected = [response for response in responses if isinstance(response, dict)]
+        assert len(rejected) == 4 and len(platform.billing_log.records()) == 2
+        for response in rejected:
+            assert response["ResponseMetadata"]["HTTPStatusCode"] == 429
+            assert response["Error"]["Code"] == "TooManyRequestsException"
+            assert response["Reason"] == "ConcurrentInvocationLimitExceeded"
+            assert response["Type"] == "User"
+            assert response["ResponseMetadata"]["HTTPHeaders"]["retry-after"] == "1"
         account = caller.boto.get_account_settings()["AccountLimit"]
         assert account["ConcurrentExecutions"] == 2
-        assert caller.invoke("f", {}).error is None, "it is let in when there is room"
+        assert caller.invoke("f", {}).error is None, "admitted when capacity is free"
 
 
 def test_reserved_concurrency(caller: Caller) -> None:
-    """It is a limit for the function, and none at all stops it."""
+    """A reservation is also the function's limit; a reservation of 0 stops it."""
     boto = caller.boto
     of = {"FunctionName": "f"}
     assert boto.put_function_concurrency(ReservedConcurrentExecutions=1, **of)
     assert boto.get_function_concurrency(**of)["ReservedConcurrentExecutions"] == 1
     assert boto.get_function(**of)["Concurrency"] == {"ReservedConcurrentExecutions": 1}
-    refused = [each for each in at_once(caller, 3, {"sleep": 2.0}) if isinstance(each, dict)]
-    assert [each["Reason"] for each in refused] == [
+    rejected = [each for each in at_once(caller, 3, {"sleep": 2.0}) if isinstance(each, dict)]
+    assert [each["Reason"] for each in rejected] == [
         "ReservedFunctionConcurrentInvocationLimitExceeded"
     ] * 2
     boto.put_function_concurrency(ReservedConcurrentExecutions=0, **of)
-    assert caller.refused("invoke", **of)[:2] == (429, "TooManyRequestsException")
-    too_much = caller.refused("put_function_concurrency", ReservedConcurrentExecutions=901, **of)
+    assert caller.rejected("invoke", **of)[:2] == (429, "TooManyRequestsException")
+    too_much = caller.rejected("put_function_concurrency", ReservedConcurrentExecutions=901, **of)
     assert too_much[:2] == (400, "InvalidParameterValueException") and "[100]" in too_much[2]
     boto.delete_function_concurrency(**of)
     assert "ReservedConcurrentExecutions" not in boto.get_function_concurrency(**of)
     assert caller.invoke("f", {}).error is None
 
 
-def test_boto3_tries_again_by_itself(tmp_path: Path) -> None:
-    """With its default of retries, a refused call gets through when there is room again."""
+def test_boto3_retries_throttled_invocation(tmp_path: Path) -> None:
+    """With standard retries, a throttled invocation succeeds when capacity is free again."""
     with platform_in(tmp_path, concurrency=1) as (platform, caller):
         patient = Caller(platform.client_options, retries={"max_attempts": 8, "mode": "standard"})
         with ThreadPoolExecutor(1) as threads:
@@ -100,39 +99,39 @@ def test_boto3_tries_again_by_itself(tmp_path: Path) -> None:
         assert second.response["ResponseMetadata"]["RetryAttempts"] >= 1
 
 
-def test_the_rate_at_which_a_function_grows(tmp_path: Path) -> None:
-    """Two instances at once and one more a minute: the third call has to wait."""
+def test_scaling_rate(tmp_path: Path) -> None:
+    """Two instances at once and one more per minute: the third invocation is throttled."""
     limits = {"scaling_burst": 2, "scaling_per_s": 1 / 60}
     with platform_in(tmp_path, **limits) as (platform, caller):
-        answers = at_once(caller, 4, {"sleep": 1.2})
-        refused = [answer for answer in answers if isinstance(answer, dict)]
-        assert [each["Reason"] for each in refused] == ["FunctionInvocationRateLimitExceeded"] * 2
+        responses = at_once(caller, 4, {"sleep": 1.2})
+        rejected = [response for response in responses if isinstance(response, dict)]
+        assert [each["Reason"] for each in rejected] == ["FunctionInvocationRateLimitExceeded"] * 2
         assert eventually(lambda: caller.invoke("f", {}).error is None)
         assert len(platform.instances()) == 2
 
 
-def test_the_rate_of_calls(caller: Caller) -> None:
-    """Ten calls per second for each reserved execution, as AWS has it; counted with our clock."""
+def test_request_rate_limit(caller: Caller) -> None:
+    """Ten invocations per second for each reserved execution, as on AWS; with a fake clock."""
     now_s = 0.0
     function = EmulatedFunction(
         FunctionVersion("g", Code(Path(), "", 0), "module.handle"), reserved=1
     )
     admission = Admission(PlatformSettings(), {"g": function}, lambda: now_s)
     for _ in range(10):
-        admission.enter(function)
-        admission.leave("g")
+        admission.acquire(function)
+        admission.release("g")
     with pytest.raises(Throttled) as caught:
-        admission.enter(function)
+        admission.acquire(function)
     assert caught.value.reason == "ReservedFunctionInvocationRateLimitExceeded"
     assert caught.value.wait_s == pytest.approx(0.1)
     now_s = 0.1
-    admission.enter(function)
+    admission.acquire(function)
 
 
-def test_how_long_instances_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is idle is ended after a while; one that is used is kept, until it is too old.
+def test_keep_alive_and_maximum_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle instance is killed after the keep-alive time, a busy one at its maximum age.
 
-    By a clock that is put forward: 25 minutes a call, an hour of keeping, three hours at most.
+    With a fake clock: 25 minutes per call, keep-alive of one hour, maximum age of three hours.
     """
     ahead_s = 0.0
 
@@ -143,14 +142,14 @@ def test_how_long_instances_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
         def monotonic() -> float:
             return time.monotonic() + ahead_s
 
-    monkeypatch.setattr(fleet, "time", Clock)
+    monkeypatch.setattr(invoker, "time", Clock)
     monkeypatch.setattr(instance, "time", Clock)
     monkeypatch.setattr(platforms, "_SWEEPS", 100_000)
     with platform_in(tmp_path, keep_alive_s=3_600.0, age_max_s=10_800.0) as (platform, caller):
         pid = caller.invoke("f", {}).body["pid"]
         for _ in range(7):
             ahead_s += 1_500.0
-            assert caller.invoke("f", {}).body["pid"] == pid, "it was ended although it was used"
+            assert caller.invoke("f", {}).body["pid"] == pid, "killed although in use"
         ahead_s += 1_500.0
         assert eventually(lambda: caller.invoke("f", {}).body["pid"] != pid)
         ahead_s += 3_700.0
@@ -159,13 +158,13 @@ def test_how_long_instances_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_instances_end_with_the_platform(tmp_path: Path) -> None:
     with platform_in(tmp_path) as (platform, caller):
-        pids = [answer.body["pid"] for answer in at_once(caller, 2, {"sleep": 0.5})]  # type: ignore[union-attr]
+        pids = [response.body["pid"] for response in at_once(caller, 2, {"sleep": 0.5})]  # type: ignore[union-attr]
     assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
-    assert not platform.bill.records()[0].error
+    assert not platform.billing_log.records()[0].error
 
 
-def test_events_are_run_later(tmp_path: Path) -> None:
-    """Accepted at once; tried three times if they fail, and not again when they succeed."""
+def test_events_are_retried(tmp_path: Path) -> None:
+    """Accepted at once; attempted three times if they fail, and not again after a success."""
     limits = {"event_retry_s": (0.1, 0.1), "event_throttled_s": (0.05, 0.1)}
     with platform_in(tmp_path, **limits) as (platform, caller):
         mark, flag = tmp_path / "ran", tmp_path / "flag"
@@ -176,40 +175,40 @@ def test_events_are_run_later(tmp_path: Path) -> None:
 
         caller.invoke("f", {"fail": "always"}, InvocationType="Event")
         assert eventually(lambda: platform.events_waiting == 0)
-        failed = [each for each in platform.bill.records() if each.error]
+        failed = [each for each in platform.billing_log.records() if each.error]
         assert len(failed) == 3 and len({each.request_id for each in failed}) == 1
 
         caller.invoke("f", {"until": str(flag)}, InvocationType="Event")
-        assert eventually(lambda: platform.bill.records()[-1].error == "FileNotFoundError")
+        assert eventually(lambda: platform.billing_log.records()[-1].error == "FileNotFoundError")
         flag.touch()
         assert eventually(lambda: platform.events_waiting == 0)
-        assert platform.bill.records()[-1].error == ""
+        assert platform.billing_log.records()[-1].error == ""
 
 
-def test_events_wait_for_room(tmp_path: Path) -> None:
-    """Five events, room for one: all of them run, one after the other."""
+def test_throttled_events_wait(tmp_path: Path) -> None:
+    """Five events at a concurrency of one: all of them run, one after the other."""
     limits = {"concurrency": 1, "event_throttled_s": (0.02, 0.1)}
     with platform_in(tmp_path, **limits) as (platform, caller):
         for _ in range(5):
             caller.invoke("f", {"sleep": 0.05}, InvocationType="Event")
         assert eventually(lambda: platform.events_waiting == 0)
-        assert [each.error for each in platform.bill.records()] == [""] * 5
+        assert [each.error for each in platform.billing_log.records()] == [""] * 5
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"concurrency": 0}, "platform: concurrency: 0: must be more than zero"),
-        ({"cpus": (10_000,)}, "platform: cpus: (10000,): not ours to use"),
+        ({"cpus": (10_000,)}, "platform: cpus: (10000,): not available to this process"),
     ],
 )
-def test_settings_that_cannot_be(tmp_path: Path, settings: dict[str, Any], said: str) -> None:
+def test_invalid_settings(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught, EmbeddedPlatform(tmp_path, **settings):
         pass
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
 
 
-def test_a_port_that_is_taken(platform: EmbeddedPlatform, tmp_path: Path) -> None:
+def test_port_in_use(platform: EmbeddedPlatform, tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigError, match="cannot listen"),
         EmbeddedPlatform(tmp_path, port=platform.port),

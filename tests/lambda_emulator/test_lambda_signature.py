@@ -22,8 +22,8 @@ from headgate.lambda_emulator.http import EmulatorRequest
 
 KEYS = PlatformKeys("HEADGATEEXAMPLE", "a-secret-of-forty-characters/+0123456789")
 URL = "http://127.0.0.1:9001"
-# What may stand in a header, and arrives as it was sent.
-WORDS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=20)
+# Header values that arrive unchanged.
+HEADER_VALUES = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=20)
 SEGMENTS = st.text(min_size=1, max_size=12).filter(lambda text: text not in (".", ".."))
 NAMES = st.from_regex(r"[Xx]-[a-zA-Z]{1,12}", fullmatch=True)
 
@@ -37,24 +37,24 @@ def signed(
     keys: PlatformKeys = KEYS,
     service: str = "lambda",
 ) -> EmulatorRequest:
-    """A request as it arrives, which botocore has signed."""
+    """Return a request as it arrives, signed by botocore."""
     named = {"Host": "127.0.0.1:9001", **(headers or {})}
-    asked = AWSRequest(method, f"{URL}{path}{'?' + query if query else ''}", named, body)
+    request = AWSRequest(method, f"{URL}{path}{'?' + query if query else ''}", named, body)
     credentials = Credentials(keys.access_key_id, keys.secret_access_key)
-    SigV4Auth(credentials, service, "eu-central-1").add_auth(asked)
-    return received(asked, body)
+    SigV4Auth(credentials, service, "eu-central-1").add_auth(request)
+    return received(request, body)
 
 
-def received(asked: AWSRequest, body: bytes) -> EmulatorRequest:
-    parts = urlsplit(asked.url)
-    headers = {name.lower(): value for name, value in asked.headers.items()}
+def received(request: AWSRequest, body: bytes) -> EmulatorRequest:
+    parts = urlsplit(request.url)
+    headers = {name.lower(): value for name, value in request.headers.items()}
     return EmulatorRequest(
-        asked.method, parts.path, parts.query, headers, local=("127.0.0.1", 9001), body=body
+        request.method, parts.path, parts.query, headers, local=("127.0.0.1", 9001), body=body
     )
 
 
 def problem(request: EmulatorRequest, now_s: float | None = None) -> str:
-    """The code of the refusal; empty if there is none."""
+    """Return the error code; empty if the signature is valid."""
     now_s = datetime.now(UTC).timestamp() if now_s is None else now_s
     try:
         check_signature(read_signature(request, now_s), request, KEYS.secret_access_key)
@@ -68,26 +68,27 @@ def problem(request: EmulatorRequest, now_s: float | None = None) -> str:
     method=st.sampled_from(["GET", "POST", "PUT", "DELETE"]),
     segments=st.lists(SEGMENTS, max_size=4),
     query=st.lists(st.tuples(st.text(max_size=8), st.text(max_size=8)), max_size=4),
-    headers=st.dictionaries(NAMES, WORDS, max_size=4),
+    headers=st.dictionaries(NAMES, HEADER_VALUES, max_size=4),
     body=st.binary(max_size=300),
 )
-def test_what_botocore_signs_is_taken(
+def test_botocore_signatures_are_accepted(
     method: str,
     segments: list[str],
     query: list[tuple[str, str]],
     headers: dict[str, str],
     body: bytes,
 ) -> None:
-    """Any method, path, query, header and body; and one bit more in the body is another request."""
+    """For any method, path, query, headers and body; one more byte of body is rejected."""
     path = "/" + "/".join(quote(each, safe="") for each in segments)
     written = "&".join(f"{quote(k, safe='')}={quote(v, safe='')}" for k, v in query)
-    unlike = {name.lower(): name for name in headers}  # botocore would join what we would not send
+    # Names that differ in case only are one header: botocore would join them.
+    unlike = {name.lower(): name for name in headers}
     request = signed(method, path, written, body, {n: headers[n] for n in unlike.values()})
     assert problem(request) == ""
     assert problem(replace(request, body=body + b"\0")) == "InvalidSignatureException"
 
 
-def test_a_header_with_spaces_inside() -> None:
+def test_header_with_inner_spaces() -> None:
     assert problem(signed(headers={"X-Note": "  a   b  "})) == ""
 
 
@@ -96,7 +97,7 @@ def changed(request: EmulatorRequest, **headers: str) -> EmulatorRequest:
     return replace(request, headers={**request.headers, **named})
 
 
-def test_what_was_changed_is_refused() -> None:
+def test_tampered_requests_are_rejected() -> None:
     request = signed(query="Qualifier=1", headers={"X-Amz-Invocation-Type": "DryRun"})
     assert problem(request) == ""
     wrong = "InvalidSignatureException"
@@ -112,18 +113,18 @@ def test_what_was_changed_is_refused() -> None:
     assert problem(signed(keys=other)) == wrong
 
 
-def test_what_is_not_signed_but_should_be() -> None:
-    """A header of AWS's that somebody has added on the way; the date; the host."""
+def test_unsigned_required_headers() -> None:
+    """An `X-Amz-` header added in transit; the date; the host."""
     assert problem(changed(signed(), x_amz_tenant_id="x")) == "IncompleteSignatureException"
     for name in ("host", "x-amz-date"):
         request = signed()
-        said = request.headers["authorization"]
+        message = request.headers["authorization"]
         for listed in (f"{name};", f";{name}"):
-            said = said.replace(listed, "")
-        assert problem(changed(request, authorization=said)) == "IncompleteSignatureException"
+            message = message.replace(listed, "")
+        assert problem(changed(request, authorization=message)) == "IncompleteSignatureException"
 
 
-def test_the_digest_of_the_body_that_a_client_declares_must_be_right() -> None:
+def test_declared_body_digest_must_match() -> None:
     for declared in ("UNSIGNED-PAYLOAD", hashlib.sha256(b"other").hexdigest()):
         request = signed(headers={"X-Amz-Content-SHA256": declared})
         assert problem(request) == "InvalidSignatureException"
@@ -131,7 +132,7 @@ def test_the_digest_of_the_body_that_a_client_declares_must_be_right() -> None:
     assert problem(signed(headers={"X-Amz-Content-SHA256": right})) == ""
 
 
-def test_clocks_may_differ_by_five_minutes() -> None:
+def test_clock_skew_limit() -> None:
     request = signed()
     then = datetime.strptime(request.headers["x-amz-date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
     for skew_s in (SKEW_S_MAX, -SKEW_S_MAX):
@@ -143,12 +144,12 @@ def test_clocks_may_differ_by_five_minutes() -> None:
     assert problem(changed(request, x_amz_date=yesterday)) == "InvalidSignatureException"
 
 
-def test_a_signature_for_another_service() -> None:
+def test_signature_for_another_service() -> None:
     assert problem(signed(service="s3")) == "IncompleteSignatureException"
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "",
         "any",
@@ -158,29 +159,29 @@ def test_a_signature_for_another_service() -> None:
         "AWS4-HMAC-SHA256 " + "Credential=a/b/c/lambda/aws4_request, " * 3,
     ],
 )
-def test_headers_that_are_no_signature(said: str) -> None:
-    assert problem(changed(signed(), authorization=said)) == "IncompleteSignatureException"
+def test_malformed_authorization_header(message: str) -> None:
+    assert problem(changed(signed(), authorization=message)) == "IncompleteSignatureException"
 
 
-def test_a_signature_in_the_address_is_no_signature() -> None:
-    """Neither a made-up one nor the one that botocore makes with the right keys."""
+def test_signature_in_query_string_is_ignored() -> None:
+    """Whether forged, or made by botocore with the right keys."""
     plain = EmulatorRequest("GET", "/2015-03-31/functions", "X-Amz-Signature=x", {})
     assert problem(plain) == "MissingAuthenticationTokenException"
-    asked = AWSRequest("GET", f"{URL}/2015-03-31/functions", headers={"Host": "127.0.0.1:9001"})
+    request = AWSRequest("GET", f"{URL}/2015-03-31/functions", headers={"Host": "127.0.0.1:9001"})
     credentials = Credentials(KEYS.access_key_id, KEYS.secret_access_key)
-    SigV4QueryAuth(credentials, "lambda", "eu-central-1").add_auth(asked)
-    assert "X-Amz-Signature=" in asked.url
-    assert problem(received(asked, b"")) == "MissingAuthenticationTokenException"
+    SigV4QueryAuth(credentials, "lambda", "eu-central-1").add_auth(request)
+    assert "X-Amz-Signature=" in request.url
+    assert problem(received(request, b"")) == "MissingAuthenticationTokenException"
 
 
-def test_who_has_other_keys_is_told_where_these_are() -> None:
-    access = RequestAuth(KEYS, "127.0.0.1")
-    access.keys_are = "in ~/keys.json"
-    stranger = signed(keys=PlatformKeys("headgate", "headgate"))
-    refusal = access.screen(stranger)
-    assert refusal is not None and refusal.status == 403
-    assert refusal.headers["x-amzn-ErrorType"] == "UnrecognizedClientException"
-    assert b"~/keys.json" in refusal.body
-    assert KEYS.secret_access_key.encode() not in refusal.body
+def test_unknown_key_error_names_the_keys_file() -> None:
+    auth = RequestAuth(KEYS, "127.0.0.1")
+    auth.keys_location = "in ~/keys.json"
+    unknown_client = signed(keys=PlatformKeys("headgate", "headgate"))
+    rejection = auth.check_head(unknown_client)
+    assert rejection is not None and rejection.status == 403
+    assert rejection.headers["x-amzn-ErrorType"] == "UnrecognizedClientException"
+    assert b"~/keys.json" in rejection.body
+    assert KEYS.secret_access_key.encode() not in rejection.body
     with pytest.raises(ServiceError, match="UnrecognizedClient"):
-        access.check(stranger)
+        auth.check(unknown_client)

@@ -1,4 +1,4 @@
-"""The Runtime API of an instance answers that instance alone."""
+"""The Runtime API of an instance serves processes of that instance only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headgate.lambda_emulator import EmbeddedPlatform
 from headgate.lambda_emulator.instance import is_from_session
 
 NEXT = "GET /2018-06-01/runtime/invocation/next"
-# Says where its Runtime API is, and calls that of another, in its own process or in a child's.
+# Returns the address of its Runtime API, or calls one: another's, or its own from a child process.
 CURIOUS = """
 import http.client, os, subprocess, sys
 
@@ -41,7 +41,7 @@ def handle(event, context):
 
 
 def ask(api: str, line: str, *headers: str, body: str = "") -> str:
-    """What a stranger is answered: a process of the tests is one."""
+    """Return the response to a foreign process: the process of the tests."""
     host, _, port = api.partition(":")
     lines = [f"{line} HTTP/1.1", *headers, f"Content-Length: {len(body)}", "", body]
     with socket.create_connection((host, int(port)), timeout=60) as client:
@@ -51,18 +51,16 @@ def ask(api: str, line: str, *headers: str, body: str = "") -> str:
 
 @pytest.fixture(scope="module")
 def api(served: tuple[EmbeddedPlatform, Caller]) -> str:
-    """Where the Runtime API of an idle instance is."""
+    """The address of the Runtime API of an idle instance."""
     caller = served[1]
     caller.create("curious", CURIOUS)
-    found = caller.invoke("curious", {}).body
-    assert isinstance(found, str)
-    return found
+    result = caller.invoke("curious", {}).body
+    assert isinstance(result, str)
+    return result
 
 
-def test_a_stranger_gets_nothing_and_nothing_happens(
-    platform: EmbeddedPlatform, caller: Caller, api: str
-) -> None:
-    """Neither calls, nor answers for somebody else, nor the report that it cannot start."""
+def test_foreign_process_is_rejected(platform: EmbeddedPlatform, caller: Caller, api: str) -> None:
+    """A foreign process cannot poll, respond for the instance, or report a failed start."""
     (before,) = [each for each in platform.instances() if each.function == "curious"]
     host = f"Host: {api}"
     for line, body in (
@@ -72,15 +70,15 @@ def test_a_stranger_gets_nothing_and_nothing_happens(
         ("POST /2018-06-01/runtime/invocation/x/error", '{"errorType":"Forged"}'),
         ("GET /", ""),
     ):
-        answer = ask(api, line, host, body=body)
-        assert answer.startswith("HTTP/1.1 403 Forbidden"), line
-        assert "Connection: close" in answer
-    assert caller.invoke("curious", {}).body == api, "not the same instance, or not its answer"
+        response = ask(api, line, host, body=body)
+        assert response.startswith("HTTP/1.1 403 Forbidden"), line
+        assert "Connection: close" in response
+    assert caller.invoke("curious", {}).body == api, "another instance, or a forged response"
     assert before in platform.instances()
 
 
-def test_a_stranger_cannot_take_a_call_away(tmp_path: Path) -> None:
-    """While the instance runs one call, a stranger's answers for it are not taken."""
+def test_foreign_process_cannot_answer_an_invocation(tmp_path: Path) -> None:
+    """A response sent by a foreign process to a running invocation is ignored."""
     with platform_in(tmp_path) as (_, caller):
         caller.create("curious", CURIOUS)
         api = caller.invoke("curious", {}).body
@@ -93,9 +91,9 @@ def test_a_stranger_cannot_take_a_call_away(tmp_path: Path) -> None:
         )
         caller.create("slow", code, Timeout=60)
         began, end = tmp_path / "began", tmp_path / "end"
-        answers: list[object] = []
+        responses: list[object] = []
         event = {"began": str(began), "end": str(end)}
-        call = threading.Thread(target=lambda: answers.append(caller.invoke("slow", event).body))
+        call = threading.Thread(target=lambda: responses.append(caller.invoke("slow", event).body))
         call.start()
         assert eventually(lambda: began.exists() and bool(began.read_text()))
         path = f"/2018-06-01/runtime/invocation/{began.read_text()}/response"
@@ -103,48 +101,46 @@ def test_a_stranger_cannot_take_a_call_away(tmp_path: Path) -> None:
             ask(f"127.0.0.1:{port}", f"POST {path}", f"Host: 127.0.0.1:{port}", body='"forged"')
         end.touch()
         call.join()
-        assert isinstance(answers[0], str) and answers[0].startswith("127.0.0.1:")
+        assert isinstance(responses[0], str) and responses[0].startswith("127.0.0.1:")
 
 
-def test_one_instance_cannot_speak_for_another(caller: Caller, api: str) -> None:
+def test_instances_cannot_use_each_others_runtime_api(caller: Caller, api: str) -> None:
     caller.create("neighbour", CURIOUS)
     assert caller.invoke("neighbour", {"other": api}).body == 403
     assert caller.invoke("curious", {}).body == api
 
 
-def test_a_process_that_the_instance_has_started_is_of_the_instance(
-    caller: Caller, api: str
-) -> None:
-    """It is answered: that there is no such call."""
+def test_child_process_of_an_instance_is_accepted(caller: Caller, api: str) -> None:
+    """A child process gets a regular error: the invocation does not exist."""
     assert caller.invoke("curious", {"child": True}).body == "400"
 
 
 @pytest.mark.parametrize(
     "headers", [["Host: evil.example"], ["Host: 127.0.0.1"], [], ["Host: {api}", "Origin: null"]]
 )
-def test_pages_are_refused_whoever_opens_them(api: str, headers: list[str]) -> None:
-    answer = ask(api, NEXT, *(header.format(api=api) for header in headers))
-    assert answer.startswith("HTTP/1.1 403 ")
+def test_web_pages_are_rejected_at_the_runtime_api(api: str, headers: list[str]) -> None:
+    response = ask(api, NEXT, *(header.format(api=api) for header in headers))
+    assert response.startswith("HTTP/1.1 403 ")
 
 
-def test_a_second_request_after_a_refusal_is_not_looked_at(
+def test_second_request_after_rejection_is_ignored(
     platform: EmbeddedPlatform, caller: Caller, api: str
 ) -> None:
-    """Only the first of a connection is asked where it comes from: there is none behind it."""
+    """Only the first request of a connection is authenticated, so a rejection must close it."""
     one = f"{NEXT} HTTP/1.1\r\nHost: {api}\r\n\r\n"
     host, _, port = api.partition(":")
     with socket.create_connection((host, int(port)), timeout=60) as client:
         client.sendall((one + one).encode())
-        answer = client.makefile("rb").read()
-    assert answer.count(b"HTTP/1.1 ") == 1 and answer.startswith(b"HTTP/1.1 403 ")
+        response = client.makefile("rb").read()
+    assert response.count(b"HTTP/1.1 ") == 1 and response.startswith(b"HTTP/1.1 403 ")
     assert caller.invoke("curious", {}).body == api
 
 
-def test_whose_connection_it_is() -> None:
-    """A child in a session of its own has its connections alone: ours are not of its session.
+def test_is_from_session() -> None:
+    """A child in a session of its own owns its connections, and not those of this process.
 
-    The session of this process is not asked about: its leader may be outside the container, and
-    the kernel then calls the session 0.
+    The session of this process is not tested: its leader may be outside of the container, and the
+    kernel then reports session 0.
     """
     program = (
         "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1])));"
@@ -169,11 +165,11 @@ def test_whose_connection_it_is() -> None:
             assert not is_from_session((peer[0], peer[1] ^ 1), address, child.pid)
             assert not is_from_session(ours.getpeername(), address, child.pid)
             child.communicate()
-            assert not is_from_session(peer, address, child.pid), "closed: nobody's"
+            assert not is_from_session(peer, address, child.pid), "the connection is closed"
 
 
 def _listening(api: str) -> list[int]:
-    """Ports above a known one that somebody listens on: instances have random ones."""
+    """Return the ports of all Runtime APIs of this process: they are random."""
     ports = []
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
@@ -185,7 +181,7 @@ def _listening(api: str) -> list[int]:
 
 
 def _is_runtime_api(port: int) -> bool:
-    """Whether it is one of ours: instances of other tests' platforms have other parents."""
+    """Whether a port is a Runtime API of this process, which must be the instance's parent."""
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             variables = path.read_bytes().split(b"\0")
