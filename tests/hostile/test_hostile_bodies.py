@@ -26,11 +26,11 @@ from served import Served, until
 MIB = 1 << 20
 APP = """
 functions:
-  halves: {code: "misdeeds:Halves", batch: 1, exec: 5ms}
-  plain: {code: "misdeeds:Numbers", batch: 8, exec: 1ms}
+  halves: {code: "misdeeds:Halves", batch_max: 1, exec_time: 5ms}
+  plain: {code: "misdeeds:Numbers", batch_max: 8, exec_time: 1ms}
 pools:
   local: {tier: dedicated, nodes: 2, cpus: 1, memory: 4GB}
-serve: {hang: 5s, lame_duck: 0s}
+serve: {execution_timeout: 5s, lame_duck: 0s}
 """
 FIRST = "numbers of one digit"
 KEYS = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("good", "evil")}

@@ -68,10 +68,10 @@ def test_innocents_beside_what_cannot_be_loaded_are_in_time(tmp_path: Path, name
 
 SEGFAULTS = """
 functions:
-  plain: {code: "misdeeds:Numbers", exec: 1ms, idempotent: true}
-  segfaults: {code: "misdeeds:Segfaults", exec: 1ms, idempotent: true}
+  plain: {code: "misdeeds:Numbers", exec_time: 1ms, idempotent: true}
+  segfaults: {code: "misdeeds:Segfaults", exec_time: 1ms, idempotent: true}
 pools: {cpu: {tier: dedicated, nodes: 2, cpus: 1}}
-serve: {lame_duck: 0s, drain: 5s, hang: 2s}
+serve: {lame_duck: 0s, drain: 5s, execution_timeout: 2s}
 """
 
 

@@ -280,7 +280,7 @@ def _is_served(caller: Caller) -> bool:
 
 def test_the_lines_that_a_shell_can_use(tmp_path: Path) -> None:
     """What the command prints makes boto3 work, and nothing of it lies around afterwards."""
-    command = (sys.executable, "-m", "headgate", "platform", "--port", "0", "--directory")
+    command = (sys.executable, "-m", "headgate", "lambda-local", "--port", "0", "--directory")
     server = subprocess.Popen((*command, tmp_path / "data"), stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     with server, server.stdout:

@@ -209,7 +209,7 @@ def test_a_changed_configuration_is_served_without_dropping_a_request(misbehavin
 
 def test_a_wrong_configuration_changes_nothing(misbehaving: Path) -> None:
     with Served(misbehaving) as served:
-        (misbehaving / "app.yaml").write_text("functions: {plain: {exec: soon}}\n")
+        (misbehaving / "app.yaml").write_text("functions: {plain: {exec_time: soon}}\n")
         served.process.send_signal(signal.SIGHUP)
         assert until(lambda: "what is served stays as it was" in served.errors())
         assert served.ask("plain", [1.0])[0] == 200

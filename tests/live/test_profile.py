@@ -137,7 +137,7 @@ def test_what_there_is_no_time_for_is_said(place: Path) -> None:
     """A thousand clients that are answered twice, each time after 10 ms or more, in 15 s."""
     result = run("Sleeps", *GRID, "--concurrency", "1,1000")
     assert {each["concurrency"] for each in profile(result)["skipped"]} == {1_000}
-    assert "For want of time 2 places were not measured" in result.stdout
+    assert "Out of time: 2 grid points were not measured" in result.stdout
 
 
 def test_a_model_of_single_items_is_measured_with_those(place: Path) -> None:

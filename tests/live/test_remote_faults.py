@@ -91,7 +91,7 @@ def test_an_open_breaker_sends_nobody_to_a_platform_that_fails(
 ) -> None:
     cloud.mode = "fail"
     text = (write_app(tmp_path, cloud.url) / "app.yaml").read_text()
-    (tmp_path / "app.yaml").write_text(text.replace("rest: 300ms", "rest: 60s"))
+    (tmp_path / "app.yaml").write_text(text.replace("cooldown: 300ms", "cooldown: 60s"))
     with Served(tmp_path) as served:
         served.ask_together("double", BURST)
         assert until(lambda: breaker(served) == 1)
@@ -120,7 +120,7 @@ def test_who_gives_up_is_told_at_the_deadline(cloud: FakeLambda, tmp_path: Path)
 
 def test_a_call_that_hangs_is_given_up_and_repeated(cloud: FakeLambda, tmp_path: Path) -> None:
     cloud.mode = "hang"
-    with served_with(cloud, tmp_path, hang="2s") as served:
+    with served_with(cloud, tmp_path, execution_timeout="2s") as served:
         answers = served.ask_together("double", 4)
         # After its deadline nothing is repeated: nobody knows whether it ran.
         assert {status for status, _ in answers} <= {200, 503}

@@ -141,7 +141,7 @@ def test_functions_take_turns_in_memory_that_holds_only_some(tmp_path: Path) -> 
 def test_what_a_function_keeps_of_its_inputs_stays_as_it_was(tmp_path: Path) -> None:
     """Large inputs lie in shared memory, of which the gateway has little, and which it reuses."""
     app = (
-        'functions: {keeps: {code: "stages:Keeps", exec: 1ms}}\n'
+        'functions: {keeps: {code: "stages:Keeps", exec_time: 1ms}}\n'
         "pools: {local: {tier: dedicated, nodes: 1, cpus: 1}}\n"
         "serve: {shared_memory: 256KiB}\n"
     )
@@ -211,7 +211,7 @@ def test_gpus_are_not_served_from_cpus(tmp_path: Path) -> None:
 def test_an_objective_that_nothing_can_meet_is_served_with_a_warning(misbehaving: Path) -> None:
     with Served(misbehaving, "--slo", "100ms") as served:
         assert served.ask("plain", [1.0])[0] == 200
-    assert "slo.latency: '100ms': is below the fastest path of pipeline slow" in served.errors()
+    assert "slo.latency: '100ms': is below the critical path of pipeline slow" in served.errors()
 
 
 def test_what_is_edited_is_served(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_a_gateway_that_does_not_read_is_not_listened_to(tmp_path: Path) -> None
     """80 MiB of answers lie about before it begins to read; none of them is lost."""
     functions = {"echo": code("echo", concurrency=999)}
     serve = {"shared_memory": "64KiB"}
-    with worker(tmp_path, functions, pool={"queue": 999}, serve=serve) as process:
+    with worker(tmp_path, functions, pool={"queue_max": 999}, serve=serve) as process:
         deaf, other = process.gateway(), process.gateway()
         deaf.start()
         other.start()
@@ -189,7 +189,7 @@ def test_a_gateway_that_does_not_read_is_not_listened_to(tmp_path: Path) -> None
 
 
 def test_two_gateways_may_use_the_same_numbers(tmp_path: Path) -> None:
-    with worker(tmp_path, {"echo": code("echo")}, pool={"queue": 8}) as process:
+    with worker(tmp_path, {"echo": code("echo")}, pool={"queue_max": 8}) as process:
         gateways = [process.gateway(), process.gateway()]
         for gateway in gateways:
             gateway.start(3)
@@ -209,7 +209,7 @@ def test_a_gateway_that_goes_leaves_warm_models(tmp_path: Path) -> None:
     A model that was ordered to stop is let go, and loaded anew.
     """
     functions = {"once": code("Once"), "nap": code("nap")}
-    with worker(tmp_path, functions, pool={"queue": 1}) as process:
+    with worker(tmp_path, functions, pool={"queue_max": 1}) as process:
         gateway = process.gateway()
         gateway.start(0, 0)
         gateway.start(1, 1)
@@ -249,7 +249,7 @@ def test_a_batch_that_hangs_ends_the_worker(tmp_path: Path) -> None:
 
 
 def test_told_to_end_it_finishes_what_runs(tmp_path: Path) -> None:
-    with worker(tmp_path, {"nap": code("nap")}, pool={"queue": 1}) as process:
+    with worker(tmp_path, {"nap": code("nap")}, pool={"queue_max": 1}) as process:
         gateway = process.gateway()
         gateway.start()
         gateway.run(row(2), batch_id=1)
@@ -288,7 +288,7 @@ def test_it_leaves_no_processes_behind(tmp_path: Path, how: str) -> None:
         f"        with open({str(tmp_path / 'child')!r}, 'w') as file: file.write(str(child.pid))\n"
         "    def predict(self, batch): time.sleep(9)"
     )
-    functions = {"f": {"code": "starts:F", "exec": "1ms"}}
+    functions = {"f": {"code": "starts:F", "exec_time": "1ms"}}
     with worker(tmp_path, functions, arguments=("--hang-s", "1.5")) as process:
         gateway = process.gateway()
         child = int((tmp_path / "child").read_text())
@@ -306,7 +306,7 @@ def test_what_does_not_fit_together_is_not_kept_together(tmp_path: Path) -> None
     """Nobody said how much they take; a worker that holds more than its pool has is killed."""
     code = f"import numpy as np\n{MODEL}    def load(self): self.w = np.ones(15_000_000)"
     (tmp_path / "large.py").write_text(code)
-    functions = {name: {"code": "large:F", "exec": "1ms"} for name in "abcd"}
+    functions = {name: {"code": "large:F", "exec_time": "1ms"} for name in "abcd"}
     with worker(tmp_path, functions, pool={"memory": "300MB"}) as process:
         gateway = process.gateway()
         for facts in gateway.hello.facts:

@@ -49,7 +49,7 @@ def test_requests_of_one_batch_that_are_kept_stay_as_well(tmp_path: Path) -> Non
 
 def test_what_is_not_kept_is_given_back_with_the_answer(tmp_path: Path) -> None:
     functions = {"double": code("double"), "picky": code("picky")}
-    with worker(tmp_path, functions, pool={"queue": 0}) as process:
+    with worker(tmp_path, functions, pool={"queue_max": 0}) as process:
         gateway = process.gateway()
         gateway.start(0, 0)
         gateway.start(1, 1)
@@ -68,7 +68,7 @@ def test_what_is_not_kept_is_given_back_with_the_answer(tmp_path: Path) -> None:
 def test_kept_inputs_outlive_their_gateway(tmp_path: Path) -> None:
     """Its shared memory goes when nobody looks at it any more, and not under a function's hands."""
     functions = {"keeps": code("Keeps"), "nap": code("nap")}
-    with worker(tmp_path, functions, pool={"queue": 4}) as process:
+    with worker(tmp_path, functions, pool={"queue_max": 4}) as process:
         gateway, other = process.gateway(), process.gateway()
         for each in (gateway, other):
             each.start(0, 0)

@@ -449,7 +449,7 @@ def loader_of(loaded: AppConfig, base: Path) -> Loader:
 def stock_of(base: Path, memory: str, **functions: str) -> ModelCache:
     loaded = declare(
         functions={
-            name: {"code": f"counted_code:{cls}", "exec": "1ms", "memory": "3GB"}
+            name: {"code": f"counted_code:{cls}", "exec_time": "1ms", "memory": "3GB"}
             for name, cls in functions.items()
         },
         pools={"cpu": {"memory": memory}},
@@ -486,7 +486,7 @@ def test_when_memory_runs_out_what_is_kept_makes_way(base: Path) -> None:
 def test_what_does_not_say_its_size_has_the_pool_to_itself_until_it_is_known(base: Path) -> None:
     """It might take everything. Afterwards as many are kept as fit beside the worker itself."""
     loaded = declare(
-        functions={n: {"code": "counted_code:Heavy", "exec": "1ms"} for n in ("a", "b", "c")},
+        functions={n: {"code": "counted_code:Heavy", "exec_time": "1ms"} for n in ("a", "b", "c")},
         pools={"cpu": {"memory": "300MB"}},
     )
     pool = loaded.app.pools[0]
@@ -507,7 +507,7 @@ def test_what_does_not_say_its_size_has_the_pool_to_itself_until_it_is_known(bas
 
 def test_what_is_larger_than_its_pool_is_named(base: Path) -> None:
     loaded = declare(
-        functions={"a": {"code": "counted_code:Heavy", "exec": "1ms"}},
+        functions={"a": {"code": "counted_code:Heavy", "exec_time": "1ms"}},
         pools={"cpu": {"memory": "300MB"}},
     )
     pool = loaded.app.pools[0]

@@ -64,7 +64,7 @@ def test_a_batch_is_joined_and_cut_apart_again(tmp_path: Path) -> None:
 
 
 def test_an_onnx_file_is_served_and_measured(tmp_path: Path, onnx_file: Path) -> None:
-    with worker(tmp_path, {"increment": {"model": onnx_file.name, "batch": 6}}) as process:
+    with worker(tmp_path, {"increment": {"model": onnx_file.name, "batch_max": 6}}) as process:
         gateway = process.gateway()
         (facts,) = gateway.hello.facts
         assert facts.function == "increment"
@@ -86,7 +86,7 @@ def test_an_onnx_file_is_served_and_measured(tmp_path: Path, onnx_file: Path) ->
 def test_facts_of_plain_functions(tmp_path: Path) -> None:
     """One whose inputs are declared is measured; of another nothing is known; one is declared."""
     functions = {
-        "double": {"code": "code_of_worker:double", "batch": 4},
+        "double": {"code": "code_of_worker:double", "batch_max": 4},
         "echo": {"code": "code_of_worker:echo"},
         "picky": code("picky"),
         "broken": code("Broken"),
@@ -150,7 +150,7 @@ def test_unsure_is_told_to_the_cascade(tmp_path: Path) -> None:
 def test_slots_limit_what_runs_at_once(tmp_path: Path) -> None:
     """Two slots, one place to wait: of four naps one is refused, and one takes twice as long."""
     functions = {"nap": code("nap", concurrency=4)}
-    with worker(tmp_path, functions, pool={"slots": 2, "queue": 1}) as process:
+    with worker(tmp_path, functions, pool={"slots": 2, "queue_max": 1}) as process:
         gateway = process.gateway()
         gateway.start()
         for batch_id in range(4):
@@ -165,7 +165,7 @@ def test_slots_limit_what_runs_at_once(tmp_path: Path) -> None:
 def test_short_batches_are_answered_as_well(tmp_path: Path) -> None:
     """Once it is known to be quick, it is run by the thread that listens; a nap is not."""
     functions = {"echo": code("echo"), "nap": code("nap")}
-    with worker(tmp_path, functions, pool={"queue": 99}) as process:
+    with worker(tmp_path, functions, pool={"queue_max": 99}) as process:
         gateway = process.gateway()
         gateway.start(0, 0)
         gateway.start(1, 1)

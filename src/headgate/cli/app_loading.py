@@ -43,13 +43,13 @@ def with_known_times(loaded: AppConfig, where: str, assumed_ns: int | None) -> A
         raise ConfigError(
             "is not known: nobody has measured it",
             where=where,
-            key=f"{_key(loaded.unmeasured[0])}.exec",
-            allowed=f"exec: 5ms, which headgate profile {where} finds; or --assume-exec 5ms",
+            key=f"{_key(loaded.unmeasured[0])}.exec_time",
+            allowed=f"exec_time: 5ms (run `headgate profile {where}`), or --assume-exec-time 5ms",
         )
     spec = copy.deepcopy(loaded.spec)
     for name in loaded.unmeasured:
         entry = variant_spec(spec, name)
-        entry["exec"] = [format_duration(assumed_ns)] * entry["batch"]
+        entry["exec_time"] = [format_duration(assumed_ns)] * entry["batch_max"]
     return from_spec(spec, where)
 
 

@@ -47,9 +47,9 @@ def duration_ns(text: str) -> int:
 
 def assumed_ns(text: str) -> int:
     """Read a time with its unit; more than zero."""
-    value_ns = parse_duration(text, where="--assume-exec")
+    value_ns = parse_duration(text, where="--assume-exec-time")
     if value_ns == 0:
-        raise ConfigError("must be longer than zero", where="--assume-exec", value=text)
+        raise ConfigError("must be longer than zero", where="--assume-exec-time", value=text)
     return value_ns
 
 
@@ -129,10 +129,10 @@ def workload_options(command: CommandT) -> CommandT:
 
 
 def assume_exec_option(command: CommandT) -> CommandT:
-    """Take --assume-exec."""
+    """Take --assume-exec-time."""
     return click.option(
         "assumed_ns",
-        "--assume-exec",
+        "--assume-exec-time",
         type=assumed_ns,
         metavar="TIME",
         help="Take batches of functions that nobody has measured to run for so long, such as 10ms.",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import floor, isfinite
 
-from headgate.config.prices import Fact, PriceList
+from headgate.config.prices import PriceList, Provenance
 from headgate.core.catalog import InstanceType
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import App, Function, Pool, Tier
@@ -311,12 +311,12 @@ def _grounds(plan: CapacityPlan, measured: Characterisation, prices: PriceList) 
         span = f"{low:g} to {high:g}" if low < high else f"{low:g}"
         cores = "core" if span == "1" else "cores"
         yield f"* Measured on {span} {cores}; beyond that the fitted surface tells."
-    yield f"Prices: {'; '.join(prices.titles)}.{_doubts(prices.facts)}"
+    yield f"Prices: {'; '.join(prices.titles)}.{_doubts(prices.provenance)}"
 
 
-def _doubts(facts: Sequence[Fact]) -> str:
-    low = [f"{' and '.join(f.keys)} of {f.title}" for f in facts if f.confidence == "low"]
-    assumed = sorted({key for fact in facts if fact.confidence == "assumed" for key in fact.keys})
+def _doubts(provenance: Sequence[Provenance]) -> str:
+    low = [f"{' and '.join(f.keys)} of {f.title}" for f in provenance if f.confidence == "low"]
+    assumed = sorted({key for f in provenance if f.confidence == "assumed" for key in f.keys})
     text = f" Not sure: {'; '.join(low)}." if low else ""
     return text + (f" Assumed: {', '.join(assumed)}." if assumed else "")
 

@@ -20,7 +20,7 @@ from headgate.planning.latency_model import Characterisation, profile_of
 Spec = dict[str, object]
 
 # What a variant really is; all else about it was measured.
-_SOURCE: Final = ("model", "code", "options", "batch", "output")
+_SOURCE: Final = ("model", "code", "options", "batch_max", "output")
 _FUNCTIONS: Final = "functions"  # the pool, where the application has none
 
 
@@ -52,14 +52,14 @@ def planned_spec(
     if mix.functions is not None and plan.platform is not None:
         name, base = _own_pool(own, "serverless", _FUNCTIONS)
         network = format_duration(plan.platform.network_ns)
-        pools[name] = {**base, **_serverless(mix.functions, base), "network": network}
+        pools[name] = {**base, **_serverless(mix.functions, base), "network_delay": network}
         profile = profile_of(measured, mix.functions.row.cpus)
         variants[name] = {**source, **_measured(profile, plan), "pools": [name]}
     functions = cast(dict[str, Spec], spec["functions"])
     idempotent = functions[function.name]["idempotent"]
     functions[function.name] = {
         "idempotent": idempotent,
-        "warm": mix.instances,
+        "prewarm_nodes": mix.instances,
         "variants": variants,
     }
     spec["pools"] = {**own, **pools} if len(functions) > 1 else pools
@@ -73,7 +73,7 @@ def with_workload(spec: Spec, pipeline: Pipeline, options: WorkloadOptions) -> S
         specs.append(f"trace:{options.trace}")
     workload = dict(cast(Spec, spec["workload"]))
     if specs:
-        workload["arrivals"] = [{"pipeline": pipeline.name, "spec": text} for text in specs]
+        workload["arrivals"] = [{"pipeline": pipeline.name, "process": text} for text in specs]
     if options.duration_ns is not None:
         workload["duration"] = format_duration(options.duration_ns)
     return {**spec, "workload": workload}
@@ -94,8 +94,8 @@ def _source(spec: Spec, function: Function) -> Spec:
 def _measured(profile: Profile, plan: CapacityPlan) -> Spec:
     start_ns = profile.cold_start_ns or round((plan.terms.start_ms or 0.0) * 1e6)
     return {
-        "exec": [format_duration(max(1_000, round(ns, -3))) for ns in profile.exec_ns],
-        "start": format_duration(round(start_ns, -6)),
+        "exec_time": [format_duration(max(1_000, round(ns, -3))) for ns in profile.exec_ns],
+        "cold_start": format_duration(round(start_ns, -6)),
         "memory": format_size(profile.memory_bytes),
     }
 
@@ -112,8 +112,8 @@ def _instances(mix: Mix, site: InstanceCapacity, base: Spec) -> Spec:
         if offer.memory_bytes == NEVER_NS
         else format_size(offer.memory_bytes),
         "price": f"${_plain(offer.usd_per_hour)}/h",
-        "boot": format_duration(offer.boot_ns),
-        "network": format_duration(offer.network_ns),
+        "boot_time": format_duration(offer.boot_ns),
+        "network_delay": format_duration(offer.network_ns),
     }
 
 
@@ -125,13 +125,13 @@ def _serverless(functions: FaasChoice, base: Spec) -> Spec:
         "price": f"${_plain(terms.usd_per_gb_s)}/GB-s",
         "request_price": f"${_plain(terms.usd_per_request * 1e6)}/1M",
         "billing_step": format_duration(terms.billing_step_ns),
-        "bills_start": terms.bills_cold_start,
+        "bill_cold_start": terms.bills_cold_start,
         "concurrency": most,
-        "burst": terms.burst_concurrency,
-        "starts_rate": f"{_plain(terms.burst_refill_per_s)}/s",
+        "burst_concurrency": terms.burst_concurrency,
+        "burst_refill": f"{_plain(terms.burst_refill_per_s)}/s",
         "keep_alive": format_duration(terms.keep_alive_ns),
-        "max_age": format_duration(terms.age_max_ns),
-        "provision": format_duration(terms.provisioning_ns),
+        "age_max": format_duration(terms.age_max_ns),
+        "provisioning_time": format_duration(terms.provisioning_ns),
         "provisioned_price": f"${_plain(terms.provisioned_usd_per_gb_s)}/GB-s",
         "provisioned_run_price": f"${_plain(terms.provisioned_run_usd_per_gb_s)}/GB-s",
     }

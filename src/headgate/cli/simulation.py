@@ -70,7 +70,7 @@ def run(
         truth=truth_of(choice),
         decision_ns=choice.decision_ns,
         work_unit_ns=choice.per_work_unit_ns,
-        request_ns=choice.request_ns,
+        request_ns=choice.client_overhead_ns,
         announces=chosen.is_clairvoyant,
         validate=validate,
         records_spans=records_spans,

@@ -77,7 +77,7 @@ def trace_files(loaded: AppConfig, options: WorkloadOptions) -> list[Path]:
     if options.trace is not None:
         names = [options.trace]
     else:
-        specs = options.arrivals or [asked.spec for asked in loaded.workload.streams]
+        specs = options.arrivals or [asked.process for asked in loaded.workload.streams]
         names = [spec.removeprefix(_TRACE) for spec in specs if spec.startswith(_TRACE)]
     return [find_trace(name, options.traces) for name in names]
 
@@ -104,11 +104,11 @@ def _from_file(
         allowed = "streams here, or --trace FILE, or --arrivals SPEC"
         raise ConfigError(problem, where=where, key="workload.arrivals", allowed=allowed)
     for index, asked in enumerate(choice.streams):
-        key = f"workload.arrivals[{index}].spec"
+        key = f"workload.arrivals[{index}].process"
         with _located(where, key):
-            part = _read(asked.spec, options, choice.duration_ns, seed, index)
+            part = _read(asked.process, options, choice.duration_ns, seed, index)
         names = asked.pipeline.name, asked.client.name
-        if not asked.spec.startswith(_TRACE):
+        if not asked.process.startswith(_TRACE):
             _check_agreement(part, names, where, key)
         if isinstance(part, ClosedLoop):
             yield f"{where}: {key}", replace(part, pipeline=names[0], client=names[1])

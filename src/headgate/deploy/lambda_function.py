@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from headgate.config.providers import is_address, is_here, is_of_aws
+from headgate.config.providers import is_aws_url, is_local_url, is_valid_url
 from headgate.core.errors import ConfigError
 from headgate.lambda_emulator.auth import REGION, client_options
 
@@ -51,7 +51,7 @@ def connect(endpoint_url: str | None) -> Any:  # boto3 has no types
             )
         client = session.client("lambda", endpoint_url=endpoint_url)
         url = client.meta.endpoint_url  # variables and profiles of AWS may name another
-        if is_of_aws(url) or not is_embedded(url):
+        if is_aws_url(url) or not is_embedded(url):
             return client
         client.close()
         return _connect_here(session, url)
@@ -65,7 +65,7 @@ def is_embedded(endpoint_url: str | None) -> bool:
     """
     if endpoint_url is None:
         return False
-    if not is_address(endpoint_url):
+    if not is_valid_url(endpoint_url):
         raise ConfigError(
             "is no address",
             where="deploy",
@@ -73,7 +73,7 @@ def is_embedded(endpoint_url: str | None) -> bool:
             value=endpoint_url,
             allowed="http://127.0.0.1:9001; without a user name",
         )
-    return is_here(endpoint_url, where="deploy", key="--endpoint-url")
+    return is_local_url(endpoint_url, where="deploy", key="--endpoint-url")
 
 
 def deploy(

@@ -169,7 +169,7 @@ def with_measured_profiles(
             if source.is_measured:
                 # Where nothing could be measured, what is assumed is written down all the same.
                 times_ns = found.exec_ns or variant.profile.exec_ns
-                entry["exec"] = [f"{time_ns}ns" for time_ns in times_ns]
+                entry["exec_time"] = [f"{time_ns}ns" for time_ns in times_ns]
             _fill(entry, found)
     measured = from_spec(spec, where)
     for problem in unreachable_objectives(measured, where):
@@ -178,8 +178,8 @@ def with_measured_profiles(
 
 
 def _fill(entry: dict[str, Any], facts: MeasuredFunction) -> None:
-    if entry["start"] == 0:
-        entry["start"] = f"{facts.start_ns}ns"
+    if entry["cold_start"] == 0:
+        entry["cold_start"] = f"{facts.start_ns}ns"
     if entry["memory"] == "0B":
         entry["memory"] = f"{facts.memory_bytes}B"
 

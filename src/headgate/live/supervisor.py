@@ -76,7 +76,7 @@ class ProcessGroup:
         self._run_dir = _make_run_dir()
         self._markers = CrashMarkers(self._run_dir)
         assignments.write(self._run_dir, assignment)
-        self._hang_s = self.loaded.serve.hang_ns / 1e9
+        self._hang_s = self.loaded.serve.execution_timeout_ns / 1e9
         self._silent_s = max(SILENT_S_MIN, self._hang_s)  # it may hold the interpreter meanwhile
         self._workers: dict[int, ChildProcess] = {}  # by node id
         self._places = {place.id: place for place in assignment.nodes}

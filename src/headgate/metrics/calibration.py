@@ -74,11 +74,11 @@ def calibrated(
     """
     changed = deepcopy(dict(spec))
     changed["simulation"] = {
-        "truth": {
+        "service_times": {
             "distribution": "observed",
             "observed": {truth.function: list(truth.factors) for truth in truths},
         },
-        "overheads": {"request": f"{request_ns}ns"},
+        "overheads": {"client_overhead": f"{request_ns}ns"},
     }
     return changed
 

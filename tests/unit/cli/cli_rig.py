@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 KAAS = str(EXAMPLES / "kaas.yaml")
 
 APP = """
-functions: {resnet: {exec: 5ms, start: 20ms}, bert: {exec: 20ms, memory: 1GB}}
+functions: {resnet: {exec_time: 5ms, cold_start: 20ms}, bert: {exec_time: 20ms, memory: 1GB}}
 slo: {latency: 100ms}
 pools: {gpu: {nodes: 2, memory: 16GB, price: $1.20/h}}
 policy: balance

@@ -10,7 +10,7 @@ import pytest
 from cli_rig import APP, EXAMPLES, KAAS, headgate, write
 
 ONE = """
-functions: {resnet: {exec: 5ms}}
+functions: {resnet: {exec_time: 5ms}}
 slo: {latency: 1s}
 pools: {gpu: {nodes: 1}}
 policy: balance
@@ -30,9 +30,13 @@ def complaint(*arguments: object) -> str:
     ("written", "instead", "said"),
     [
         ("nodes: 2", "nodez: 2", "pools.gpu: 'nodez': unknown key, did you mean nodes?"),
-        ("exec: 5ms", "exec: -5ms", "functions.resnet.exec: '-5ms': must not be negative"),
-        ("exec: 5ms", "exec: 5", "functions.resnet.exec: 5"),
-        ("memory: 1GB", "memory: 99GB", "functions.bert.memory: '99GB': fits no pool"),
+        (
+            "exec_time: 5ms",
+            "exec_time: -5ms",
+            "functions.resnet.exec_time: '-5ms': must not be negative",
+        ),
+        ("exec_time: 5ms", "exec_time: 5", "functions.resnet.exec_time: 5"),
+        ("memory: 1GB", "memory: 99GB", "functions.bert.memory: '99GB': exceeds every pool"),
         (": balance", ": balanec", "policy: 'balanec': unknown policy, did you mean balance?"),
         (": balance", ": {name: balance, batch: 2}", "policy: 'batch': unknown setting"),
     ],
@@ -53,7 +57,7 @@ def _some_arrivals(command: str) -> list[str]:
 def test_a_pipeline_that_waits_for_itself(tmp_path: Path) -> None:
     stages = "stages: {x: {function: bert, after: [y]}, y: {function: bert, after: [x]}}"
     app = write(tmp_path / "app.yaml", f"{APP}pipelines: {{p: {{{stages}}}}}\n")
-    said = "pipelines.p.stages: wait for each other: x -> y -> x (allowed: no cycles)"
+    said = "pipelines.p.stages: form a cycle: x -> y -> x (allowed: no cycles)"
     assert complaint("simulate", app) == f"{app}: {said}"
 
 
@@ -101,10 +105,10 @@ def test_no_requests_at_all(tmp_path: Path) -> None:
 
 
 def test_arrivals_of_the_file(tmp_path: Path) -> None:
-    stream = "workload: {arrivals: [{pipeline: bert, spec: 'poison:rate=5/s'}]}"
+    stream = "workload: {arrivals: [{pipeline: bert, process: 'poison:rate=5/s'}]}"
     app = write(tmp_path / "app.yaml", f"{APP}{stream}\n")
     for command in ("simulate", "check"):
-        said = f"{app}: workload.arrivals[0].spec: 'poison': unknown kind of arrivals"
+        said = f"{app}: workload.arrivals[0].process: 'poison': unknown kind of arrivals"
         assert complaint(command, app).startswith(said)
 
 
@@ -123,10 +127,10 @@ def test_names_that_are_written_must_exist_even_where_there_is_only_one(tmp_path
 
 @pytest.mark.parametrize("name", ["pipeline=resnet", "client=zz"])
 def test_a_stream_that_contradicts_itself(tmp_path: Path, name: str) -> None:
-    stream = f"workload: {{arrivals: [{{pipeline: bert, spec: 'poisson:rate=5/s,{name}'}}]}}"
+    stream = f"workload: {{arrivals: [{{pipeline: bert, process: 'poisson:rate=5/s,{name}'}}]}}"
     app = write(tmp_path / "app.yaml", f"{APP}{stream}\n")
     noun, _, said = name.partition("=")
-    where = f"{app}: workload.arrivals[0].spec: {noun}: '{said}'"
+    where = f"{app}: workload.arrivals[0].process: {noun}: '{said}'"
     assert complaint("simulate", app).startswith(f"{where}: the {noun} of the stream is another")
 
 

@@ -16,7 +16,9 @@ from headgate.live.event_log import EventLog, Rotation
 from headgate.sim.ground_truth import GroundTruth
 
 APP = """
-functions: {resnet: {exec: 5ms, start: 20ms}, bert: {exec: {1: 20ms, 4: 50ms}, warm: 1}}
+functions:
+  resnet: {exec_time: 5ms, cold_start: 20ms}
+  bert: {exec_time: {1: 20ms, 4: 50ms}, prewarm_nodes: 1}
 slo: {latency: 100ms}
 pools: {gpu: {nodes: 2}}
 clients: {alice: {}, bob: {}}
@@ -24,10 +26,10 @@ policy: {name: headgate, stretch: 8.0}
 workload:
   duration: 5s
   arrivals:
-  - {pipeline: resnet, client: bob, spec: "poisson:rate=80/s"}
-  - {pipeline: bert, spec: "poisson:rate=40/s"}
+  - {pipeline: resnet, client: bob, process: "poisson:rate=80/s"}
+  - {pipeline: bert, process: "poisson:rate=40/s"}
 simulation:
-  truth: {distribution: uniform, cv: 0.2, scale: {bert: 1.25}}
+  service_times: {distribution: uniform, cv: 0.2, scale: {bert: 1.25}}
 """
 
 
@@ -68,14 +70,18 @@ def test_the_day_is_simulated_again(log: Path, tmp_path: Path) -> None:
 def test_the_file_says_no_more_than_it_must(log: Path, tmp_path: Path) -> None:
     headgate("calibrate", log, "--out", tmp_path / "day.yaml")
     written = yaml.safe_load((tmp_path / "day.yaml").read_text())
-    assert written["functions"]["resnet"] == {"exec": "5ms", "start": "20ms"}
-    assert set(written["simulation"]) == {"truth", "overheads"}
+    assert written["functions"]["resnet"] == {"exec_time": "5ms", "cold_start": "20ms"}
+    assert set(written["simulation"]) == {"service_times", "overheads"}
     assert "serve" not in written
 
 
 def test_what_is_drawn_is_what_was_observed() -> None:
     truth = {"distribution": "observed", "observed": {"f": [0.5, 1.0, 3.0, 3.5]}}
-    loaded = declare({"f": {"exec": "1s"}, "g": {"exec": "1s"}}, {}, simulation={"truth": truth})
+    loaded = declare(
+        {"f": {"exec_time": "1s"}, "g": {"exec_time": "1s"}},
+        {},
+        simulation={"service_times": truth},
+    )
     drawn, again = (GroundTruth(truth_of(loaded.simulation), seed=5) for _ in range(2))
     f, g = loaded.app.variants
     times = [drawn.exec_ns(f, 1) for _ in range(10_000)]

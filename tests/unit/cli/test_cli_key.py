@@ -24,7 +24,7 @@ def test_a_key_has_256_random_bits_and_the_file_takes_its_hash_alone(
     numbers = [int.from_bytes(secret, "big") for secret in secrets]
     fixed = [bit for bit in range(256) if len({number >> bit & 1 for number in numbers}) == 1]
     assert len(fixed) < 40
-    functions = {"f": {"exec": "1ms"}}
+    functions = {"f": {"exec_time": "1ms"}}
     for each in made:
         assert each["hash"] == f"sha256:{hashlib.sha256(each['key'].encode()).hexdigest()}"
         loaded = from_spec({"functions": functions, "clients": {"a": {"key": each["hash"]}}}, "a")

@@ -17,9 +17,9 @@ from headgate.core.errors import ConfigError
 from headgate.policies import find_policy, policy_names
 
 TWO_POOLS = """
-functions: {small: {exec: 5ms, memory: 1GB}, large: {exec: 20ms, memory: 30GB}}
+functions: {small: {exec_time: 5ms, memory: 1GB}, large: {exec_time: 20ms, memory: 30GB}}
 pools: {cheap: {memory: 16GB}, dear: {memory: 80GB}}
-workload: {duration: 1s, arrivals: [{pipeline: large, spec: "deterministic:rate=5/s"}]}
+workload: {duration: 1s, arrivals: [{pipeline: large, process: "deterministic:rate=5/s"}]}
 """
 
 
@@ -104,7 +104,7 @@ def test_the_schema_is_json_whether_or_not_that_is_asked() -> None:
 
 def test_check_finds_a_trace_where_it_is_told(tmp_path: Path) -> None:
     write(tmp_path / "t.csv", "time\n0.5\n")
-    stream = "workload: {arrivals: [{pipeline: bert, spec: 'trace:t'}]}\n"
+    stream = "workload: {arrivals: [{pipeline: bert, process: 'trace:t'}]}\n"
     app = write(tmp_path / "app.yaml", APP + stream)
     assert headgate("check", app).code == 2
     assert headgate("check", app, "--traces", tmp_path).code == 0

@@ -30,7 +30,7 @@ from headgate.workload import poisson
 )
 def test_the_truth_scatters_as_the_file_says(truth: dict[str, object]) -> None:
     """`cv` is the deviation over the mean, whatever the distribution is told."""
-    loaded = declare({"f": {"exec": "1s"}}, {"gpu": {}}, simulation={"truth": truth})
+    loaded = declare({"f": {"exec_time": "1s"}}, {"gpu": {}}, simulation={"service_times": truth})
     drawn = GroundTruth(truth_of(loaded.simulation), seed=1)
     times_s = [drawn.exec_ns(loaded.app.variants[0], 1) / 1e9 for _ in range(20_000)]
     assert statistics.fmean(times_s) == pytest.approx(1.0, rel=0.03)
@@ -46,7 +46,7 @@ def test_rows_with_different_keys_are_one_table() -> None:
 
 def test_a_mean_over_seeds_leaves_out_what_is_not_a_number() -> None:
     """A seed without a single answer has no latency; the others still do."""
-    loaded = declare({"f": {"exec": "5ms"}}, {"gpu": {}})
+    loaded = declare({"f": {"exec_time": "5ms"}}, {"gpu": {}})
     setup = Setup(loaded.app, find_policy("balance"))
 
     def run(rate_per_s: float) -> Summary:

@@ -77,7 +77,7 @@ def test_whoever_reads_may_leave() -> None:
 
 @pytest.mark.parametrize("arguments", ["schema", "--help", f"check {KAAS}"])
 def test_output_that_cannot_be_written_is_one_line(arguments: str) -> None:
-    for target, reason in ((">/dev/full", "No space left on device"), (">&-", "it is closed")):
+    for target, reason in ((">/dev/full", "No space left on device"), (">&-", "stdout is closed")):
         ended = subprocess.run(
             f"{' '.join(COMMAND)} {arguments} {target}",
             shell=True,
@@ -97,7 +97,7 @@ def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.cli.commands.check.load_app", want_too_much)
     ended = headgate("check", KAAS)
     assert ended.code == 2
-    assert ended.err == "headgate: error: this needs more memory than there is\n"
+    assert ended.err == "headgate: error: out of memory\n"
 
 
 def test_colour_is_for_terminals_that_want_it() -> None:

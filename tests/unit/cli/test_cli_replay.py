@@ -64,11 +64,11 @@ def test_an_event_that_cannot_have_happened(log: Path) -> None:
     seq = change(log, "BatchFinished", [999_999])
     ended = headgate("replay", log)
     assert (ended.code, ended.out) == (2, "")
-    said = f"{log}:{seq + 2}: the Scheduler refuses it: batch 999999 was never sent"
+    said = f"{log}:{seq + 2}: the Scheduler refuses the event: batch 999999 was never sent"
     assert ended.err == f"headgate: error: {said}\n"
 
 
-@pytest.mark.parametrize("options", [(), ("--story", 0)])
+@pytest.mark.parametrize("options", [(), ("--request", 0)])
 def test_a_field_of_a_wrong_type(log: Path, options: tuple[object, ...]) -> None:
     seq = change(log, "BatchFinished", ["ten"])
     ended = headgate("replay", log, *options)
@@ -90,7 +90,7 @@ def test_a_log_that_was_cut_short(log: Path, cut: str) -> None:
     ended = headgate("replay", log)
     assert ended.code == 0
     assert note in ended.out
-    assert note in headgate("replay", log, "--story", 0).out
+    assert note in headgate("replay", log, "--request", 0).out
     found = headgate("replay", log, "--json").json
     assert (found["complete"], found["is_identical"], found["events"]) == (False, True, events)
 
@@ -115,7 +115,7 @@ def test_a_run_that_breaks_leaves_a_log_without_its_end_mark(tmp_path: Path) -> 
 
 def test_the_help_says_what_is_not_detected() -> None:
     told = " ".join(headgate("replay", "--help").out.split())
-    assert "compared are decisions: this is no seal against edits of a log that change none" in told
+    assert "decisions are compared: edits of a log that change no decision are not detected" in told
 
 
 def test_a_story_with_numbers_that_nothing_has(log: Path) -> None:
@@ -124,25 +124,25 @@ def test_a_story_with_numbers_that_nothing_has(log: Path) -> None:
     text = log.read_text()
     assert '["Dispatch",0,' in text
     log.write_text(re.sub(r'\["Dispatch",0,\d+', '["Dispatch",0,77', text))
-    told = headgate("replay", log, "--story", 0).out
+    told = headgate("replay", log, "--request", 0).out
     assert "request 0 arrived: 55, from -1" in told
     assert "dispatch batch 0 of 77 to " in told
 
 
 def test_the_story_of_a_request(log: Path) -> None:
-    told = headgate("replay", log, "--story", 0).out.splitlines()
+    told = headgate("replay", log, "--request", 0).out.splitlines()
     assert "request 0 arrived: " in told[0]
     assert any("-> start instance 0 of " in line and "on gpu1" in line for line in told)
     assert "-> settle request 0, met" in told[-1]
-    entries = headgate("replay", log, "--story", 0, "--json").json
+    entries = headgate("replay", log, "--request", 0, "--json").json
     assert entries[0]["event"][:2] == ["RequestArrived", 0]
     assert entries[-1]["actions"][-1][:2] == ["Settle", 0]
 
 
 def test_a_request_that_is_not_in_the_log(log: Path) -> None:
-    ended = headgate("replay", log, "--story", 123_456)
+    ended = headgate("replay", log, "--request", 123_456)
     assert (ended.code, ended.out) == (2, "")
-    assert ended.err == f"headgate: error: {log}: --story: 123456: no such request\n"
+    assert ended.err == f"headgate: error: {log}: --request: 123456: no such request\n"
 
 
 # --- logs that were rotated ----------------------------------------------------------------------
@@ -166,8 +166,8 @@ def test_a_rotated_log_is_decided_again_as_a_whole(log: Path) -> None:
     for each in (path, path.with_name("live.log.2")):
         found = headgate("replay", each, "--json").json
         assert {**found, "log": ""} == {**whole, "log": ""}
-    assert headgate("replay", path, "--story", 0, "--json").json == (
-        headgate("replay", log, "--story", 0, "--json").json
+    assert headgate("replay", path, "--request", 0, "--json").json == (
+        headgate("replay", log, "--request", 0, "--json").json
     )
 
 
@@ -177,13 +177,13 @@ def test_a_log_without_its_beginning_is_told_and_not_decided_again(log: Path) ->
     assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
     assert re.fullmatch(
         rf"headgate: error: {path}: segments 0-\d+ are gone, and with that the first \d+ events: "
-        r"what is left can be told \(--story\) and calibrated, but not decided again\n",
+        r"what is left can be traced \(--request\) and calibrated, but not replayed\n",
         ended.err,
     )
     last = json.loads(path.read_text().splitlines()[-2])
     assert last[2][0] == "BatchFinished"
     settled = next(action[1] for action in last[3] if action[0] == "Settle")
-    told = headgate("replay", path, "--story", settled)
+    told = headgate("replay", path, "--request", settled)
     assert told.code == 0
     assert "are gone, and with that the first" in told.out
     assert f"settle request {settled}, " in told.out

@@ -47,7 +47,7 @@ def test_the_seed_decides() -> None:
 
 def test_streams_of_the_same_kind_are_independent(tmp_path: Path) -> None:
     """Two Poisson streams of one seed must not bring their requests at the same instants."""
-    stream = "{pipeline: bert, spec: 'poisson:rate=20/s'}"
+    stream = "{pipeline: bert, process: 'poisson:rate=20/s'}"
     workload = f"workload: {{duration: 2s, arrivals: [{stream}, {stream}]}}\n"
     app = write(tmp_path / "app.yaml", APP + workload)
     log = tmp_path / "run.log"
@@ -90,7 +90,7 @@ def test_a_trace_by_name_cut_to_a_duration(tmp_path: Path, monkeypatch: pytest.M
 def test_a_trace_in_the_file(tmp_path: Path) -> None:
     """The stream says whose requests these are, whatever the trace calls them."""
     trace = write(tmp_path / "t.csv", "time,pipeline\n0.5,other\n0.7,another\n")
-    stream = f"workload: {{arrivals: [{{pipeline: bert, spec: 'trace:{trace}'}}]}}\n"
+    stream = f"workload: {{arrivals: [{{pipeline: bert, process: 'trace:{trace}'}}]}}\n"
     found = headgate("simulate", write(tmp_path / "app.yaml", APP + stream), "--json").json
     assert [(p["name"], p["requests"]) for p in found["pipelines"]] == [("resnet", 0), ("bert", 2)]
 
@@ -101,7 +101,7 @@ def test_an_unsorted_trace_can_be_sorted(tmp_path: Path) -> None:
 
 
 def test_any_pipeline_of_a_trace_is_the_only_one_there_is(tmp_path: Path) -> None:
-    app = "functions: {f: {exec: 5ms}}\npools: {gpu: {}}\n"
+    app = "functions: {f: {exec_time: 5ms}}\npools: {gpu: {}}\n"
     trace = write(tmp_path / "t.csv", "time,pipeline,client\n0.5,a,x\n0.7,b,y\n")
     found = headgate("simulate", write(tmp_path / "app.yaml", app), "--trace", trace, "--json").json
     assert [(p["name"], p["requests"]) for p in found["pipelines"]] == [("f", 2)]
@@ -125,7 +125,7 @@ def test_a_whole_pipeline_with_overheads_and_an_uncertain_truth() -> None:
 
 def test_an_application_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`module:app` is found in the working directory."""
-    functions, pools = {"f": {"exec": "5ms"}}, {"gpu": {"nodes": 2}}
+    functions, pools = {"f": {"exec_time": "5ms"}}, {"gpu": {"nodes": 2}}
     source = f"from headgate.config import declare\napp = declare({functions}, {pools})\n"
     write(tmp_path / "declared_here.py", source)
     monkeypatch.chdir(tmp_path)

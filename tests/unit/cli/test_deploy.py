@@ -1,4 +1,4 @@
-"""`headgate deploy lambda` and `headgate platform`: from an application file to a call of it."""
+"""`headgate deploy lambda` and `headgate lambda-local`: from an application file to a call."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_a_handler_that_is_not_there(app: str) -> None:
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ("{exec: 5ms}", "has no function with `model` or `code`"),
+        ("{exec_time: 5ms}", "has no function with `model` or `code`"),
         ("{model: none.onnx}", "functions.double.model: 'none.onnx': is not a file"),
         ("{model: ../up.onnx}", "functions.double.model: '../up.onnx': lies outside"),
     ],
@@ -269,7 +269,7 @@ def test_a_bundle_that_cannot_be_made(app: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_platform_as_a_command(tmp_path: Path) -> None:
     """It says where it is, answers boto3, ends on SIGTERM, and says what has run."""
-    command = (sys.executable, "-m", "headgate", "platform", "--port", "0")
+    command = (sys.executable, "-m", "headgate", "lambda-local", "--port", "0")
     process = subprocess.Popen(
         (*command, "--directory", tmp_path / "data", "--concurrency", "3", "--keep-alive", "1min"),
         stdout=subprocess.PIPE,
@@ -293,7 +293,7 @@ def test_the_platform_as_a_command(tmp_path: Path) -> None:
     [
         (("--keep-alive", "10"), "--keep-alive: '10': needs a unit"),
         (("--keep-alive", "0s"), "--keep-alive: '0s': must be longer than zero"),
-        (("--cpus", "all"), "--cpus: 'all': is no list of CPUs"),
+        (("--cpus", "all"), "--cpus: 'all': is not a list of CPUs"),
         (("--cpus", "9999"), "platform: cpus: (9999,): not ours to use"),
         (("--host", "256.0.0.1"), "256.0.0.1:0: cannot listen"),
         (("--host", "0.0.0.0", "--no-auth"), "--host 0.0.0.0: --no-auth would let everybody"),
@@ -301,7 +301,7 @@ def test_the_platform_as_a_command(tmp_path: Path) -> None:
     ],
 )
 def test_platforms_that_cannot_be(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
-    line = complaint("platform", "--port", 0, "--directory", tmp_path / "data", *options)
+    line = complaint("lambda-local", "--port", 0, "--directory", tmp_path / "data", *options)
     assert line.startswith(said)
 
 

@@ -13,17 +13,20 @@ from cli_rig import headgate, write
 from headgate.planning.latency_model import Characterisation, ColdStart
 
 APP = """
-functions: {recommend: {exec: 30ms}}
+functions: {recommend: {exec_time: 30ms}}
 slo: {latency: 150ms}
 workload:
   duration: 120s
-  arrivals: [{pipeline: recommend, spec: "stepped:rates=20/s+80/s,every=20s"}]
+  arrivals: [{pipeline: recommend, process: "stepped:rates=20/s+80/s,every=20s"}]
 """
 POOLS = """
 pools:
   machine: {tier: dedicated, nodes: 1, cpus: 8, memory: 16GB, price: $0.41/h}
   lambda:
-    {tier: serverless, memory: 6656MiB, price: $0.0000166667/GB-s, guard: {failures: 7}}
+    tier: serverless
+    memory: 6656MiB
+    price: $0.0000166667/GB-s
+    circuit_breaker: {failure_threshold: 7}
 """
 
 
@@ -60,7 +63,7 @@ def test_it_says_what_to_take_and_why(app: str) -> None:
         "costs as much as functions at",
         "A cold start adds 2.5 s",
         "ml.c5.9xlarge*",
-        "Assumed: boot, network, provision.",
+        "Assumed: boot_time, network_delay, provisioning_time.",
     ):
         assert text in ended.out, text
 
@@ -187,10 +190,10 @@ def test_what_it_writes_can_be_checked_and_simulated(app: str, tmp_path: Path) -
     assert machine["nodes"] == found["mix"]["instances"]
     assert machine["slots"] == found["mix"]["threshold"]
     assert functions["memory"] == "6656MiB"
-    assert functions["guard"]["failures"] == 7
+    assert functions["circuit_breaker"]["failure_threshold"] == 7
     variants = spec["functions"]["recommend"]["variants"]
     assert variants["machine"]["slowdown"][:3] == [1.0, 2.0, 3.0]
-    assert variants["lambda"]["start"] == "2.499s"
+    assert variants["lambda"]["cold_start"] == "2.499s"
     ended = headgate("simulate", out, "--policy", "threshold", "--duration", "1s", "--json")
     assert ended.json["requests"] > 0
 
@@ -201,7 +204,7 @@ def test_the_load_is_written_too(app: str, tmp_path: Path) -> None:
     headgate("plan", app, *load, "--write", out)
     workload = headgate("check", out, "--json").json["spec"]["workload"]
     assert workload["duration"] == "1h"
-    assert [stream["spec"] for stream in workload["arrivals"]] == ["poisson:rate=2/s"]
+    assert [stream["process"] for stream in workload["arrivals"]] == ["poisson:rate=2/s"]
 
 
 def test_it_does_not_write_over_what_it_reads(app: str) -> None:

@@ -28,7 +28,19 @@ VALUES = st.recursive(
     max_leaves=5,
 )
 KEYS = st.sampled_from(
-    ["exec", "variants", "pools", "stages", "after", "slo", "nodes", "memory", "x", "name", "price"]
+    [
+        "exec_time",
+        "variants",
+        "pools",
+        "stages",
+        "after",
+        "slo",
+        "nodes",
+        "memory",
+        "x",
+        "name",
+        "price",
+    ]
 )
 
 

@@ -78,7 +78,7 @@ def test_no_settings_are_the_defaults() -> None:
         ({"window": 5}, "policy.window: 5: needs a unit (allowed: ns, us, ms, s, min, h, d)"),
         ({"batch_max": 0}, "policy: batch_max must be positive"),
         ({"slack": -1}, "policy.slack: -1.0: must not be negative"),
-        ({"label": object}, "policy.label: is a type, which has no place here"),
+        ({"label": object}, "policy.label: has the unsupported type type"),
     ],
 )
 def test_wrong_settings(settings: dict[str, object], line: str) -> None:

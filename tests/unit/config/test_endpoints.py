@@ -13,9 +13,9 @@ from headgate.config.providers import (
     NO_KEYS,
     SECRET_VARIABLE,
     PlatformKeys,
-    is_address,
-    is_here,
-    is_of_aws,
+    is_aws_url,
+    is_local_url,
+    is_valid_url,
     keys_for,
 )
 from headgate.core.errors import ConfigError
@@ -44,7 +44,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
 
 
 def here(url: str) -> bool:
-    return is_here(url, where="app.yaml", key="pools.cloud.endpoint_url")
+    return is_local_url(url, where="app.yaml", key="pools.cloud.endpoint_url")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def here(url: str) -> bool:
     ],
 )
 def test_this_machine(names: dict[str, list[str]], url: str) -> None:
-    assert is_address(url) and here(url)
+    assert is_valid_url(url) and here(url)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_this_machine(names: dict[str, list[str]], url: str) -> None:
 )
 def test_elsewhere(names: dict[str, list[str]], url: str) -> None:
     names["evil.example"] = names["127.0.0.1.evil.example"] = ["203.0.113.5"]
-    assert is_address(url) and not here(url)
+    assert is_valid_url(url) and not here(url)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_elsewhere(names: dict[str, list[str]], url: str) -> None:
     ],
 )
 def test_what_two_libraries_could_read_in_two_ways_is_no_address(url: str) -> None:
-    assert not is_address(url)
+    assert not is_valid_url(url)
 
 
 def test_names_go_by_what_they_resolve_to(names: dict[str, list[str]]) -> None:
@@ -116,10 +116,10 @@ def test_names_go_by_what_they_resolve_to(names: dict[str, list[str]]) -> None:
 @pytest.mark.parametrize(
     ("name", "addresses", "said"),
     [
-        ("localhost", ["203.0.113.5"], "is called localhost and leads elsewhere"),
-        ("a.localhost", ["203.0.113.5"], "is called localhost and leads elsewhere"),
-        ("box", ["127.0.0.1", "203.0.113.5"], "leads to this machine and elsewhere"),
-        ("localhost", ["::1", "203.0.113.5"], "leads to this machine and elsewhere"),
+        ("localhost", ["203.0.113.5"], "is named localhost but resolves to another machine"),
+        ("a.localhost", ["203.0.113.5"], "is named localhost but resolves to another machine"),
+        ("box", ["127.0.0.1", "203.0.113.5"], "resolves to this machine and to others"),
+        ("localhost", ["::1", "203.0.113.5"], "resolves to this machine and to others"),
     ],
 )
 def test_what_cannot_be_told_is_refused(
@@ -133,10 +133,10 @@ def test_what_cannot_be_told_is_refused(
 
 
 def test_addresses_of_aws() -> None:
-    assert is_of_aws("https://vpce-1.lambda.us-east-1.vpce.amazonaws.com")
-    assert is_of_aws("https://lambda.cn-north-1.amazonaws.com.cn")
-    assert not is_of_aws("http://lambda.us-east-1.amazonaws.com"), "anybody may answer there"
-    assert not is_of_aws("https://evilamazonaws.com")
+    assert is_aws_url("https://vpce-1.lambda.us-east-1.vpce.amazonaws.com")
+    assert is_aws_url("https://lambda.cn-north-1.amazonaws.com.cn")
+    assert not is_aws_url("http://lambda.us-east-1.amazonaws.com"), "anybody may answer there"
+    assert not is_aws_url("https://evilamazonaws.com")
 
 
 def test_keys_by_port_and_by_variables(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.config.prices import BUNDLED, FunctionsSpec, InstanceSpec, read_prices
+from headgate.config.prices import BUNDLED, FaasSpec, InstanceSpec, read_prices
 from headgate.core.catalog import MIB
 from headgate.core.errors import ConfigError
 
@@ -54,14 +54,15 @@ def test_a_managed_machine_costs_more_than_the_same_one_alone() -> None:
 
 @pytest.mark.parametrize("path", sorted(BUNDLED.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_number_says_where_it_is_from(path: Path) -> None:
-    """Each key of a list is covered by a fact, and what is not assumed has a source."""
+    """Each key of a list is covered by its provenance, and what is not assumed has a source."""
     prices = read_prices([str(path)])
-    facts = [fact for fact in prices.facts if f"{fact.title} ({fact.as_of})" == prices.titles[0]]
-    covered = {key for fact in facts for key in fact.keys}
-    kinds = (FunctionsSpec, InstanceSpec)
+    first = prices.titles[0]
+    rows = [row for row in prices.provenance if f"{row.title} ({row.as_of})" == first]
+    covered = {key for row in rows for key in row.keys}
+    kinds = (FaasSpec, InstanceSpec)
     assert any(covered == set(kind.__struct_fields__) for kind in kinds), covered
-    assert all(fact.source for fact in facts if fact.confidence != "assumed")
-    assert path.stem.endswith(facts[0].as_of[:7])
+    assert all(row.source for row in rows if row.confidence != "assumed")
+    assert path.stem.endswith(rows[0].as_of[:7])
 
 
 def test_own_instances_take_the_place_of_ours(tmp_path: Path) -> None:
@@ -85,7 +86,7 @@ def test_types_by_name() -> None:
     [
         ("price: $0.30/h", "price: $0.30", "instances.node.price: '$0.30': needs a unit"),
         ("cpus: 12", "cpus: 0", "instances.node.cpus: 0.0: must be more than zero"),
-        ("cpus: 12", "cpus: 2.1234", "instances.node.cpus: 2.1234: is finer than a thousandth"),
+        ("cpus: 12", "cpus: 2.1234", "instances.node.cpus: 2.1234: has more than three decimals"),
         ("memory: 64GB", "memory: 64", "instances.node.memory: 64: "),
         ("memory", "memori", "'memori': unknown key, did you mean memory?"),
         ('"2026-01-02"', '"January"', "as_of: 'January'"),
@@ -103,11 +104,11 @@ def test_bad_lists(tmp_path: Path, old: str, new: str, problem: str) -> None:
 def test_sizes_that_make_no_sense(tmp_path: Path) -> None:
     text = OWN + "functions: {f: {cpu_memory: 1GiB, price: $1/GB-s, sizes: {SIZES}}}\n"
     for sizes, problem in (
-        ("least: 2GiB, most: 1GiB, step: 1GiB", "is more than `most`"),
-        ("least: 1MiB, most: 9GiB, step: 1MiB", "too many sizes"),
-        ("least: 1GB, most: 9GB, step: 1GB", "is no whole number of MiB"),
-        ("least: 0B, most: 9GiB, step: 1GiB", "is no whole number of MiB"),
-        ("least: 1GiB, most: unlimited, step: 1GiB", "is not a number with a unit"),
+        ("min: 2GiB, max: 1GiB, step: 1GiB", "is larger than `max`"),
+        ("min: 1MiB, max: 9GiB, step: 1MiB", "too many sizes"),
+        ("min: 1GB, max: 9GB, step: 1GB", "is not a whole number of MiB"),
+        ("min: 0B, max: 9GiB, step: 1GiB", "is not a whole number of MiB"),
+        ("min: 1GiB, max: unlimited, step: 1GiB", "is not a number with a unit"),
     ):
         with pytest.raises(ConfigError, match=problem):
             read_prices([write(tmp_path / "own.yaml", text.replace("SIZES", sizes))])

@@ -113,9 +113,9 @@ def test_amounts_have_a_dollar_and_no_unit() -> None:
     assert [parse_dollars(text) for text in ("$10", "$0.05", "$ 1e2", "$0")] == [10, 0.05, 100, 0]
     for value in ("10", 10, "$", "$-1", "$10/1k", "$10/h", "5€", "$nan", "$ten", True, None):
         with pytest.raises(ConfigError) as caught:
-            parse_dollars(value, where="app.yaml", key="guard.budget_per_day")
+            parse_dollars(value, where="app.yaml", key="budget.per_day")
         line = str(caught.value)
-        assert line.startswith("app.yaml: guard.budget_per_day: ")
+        assert line.startswith("app.yaml: budget.per_day: ")
         assert line.endswith("(allowed: $10, $0.05)")
 
 

@@ -154,8 +154,8 @@ def test_chances_are_what_happens(example: Any) -> None:
     happened = np.zeros_like(said)
     happened[np.arange(len(sessions)), [session[-1] for session in sessions]] = 1
     for low, high in ((0.0, 0.05), (0.05, 0.15), (0.15, 0.3), (0.3, 1.0)):
-        is_here = (said >= low) & (said < high)
-        assert happened[is_here].mean() == pytest.approx(said[is_here].mean(), abs=0.03)
+        is_in_bin = (said >= low) & (said < high)
+        assert happened[is_in_bin].mean() == pytest.approx(said[is_in_bin].mean(), abs=0.03)
 
 
 def test_the_file_does_what_the_paper_says() -> None:

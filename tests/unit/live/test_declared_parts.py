@@ -23,7 +23,10 @@ def facts(name: str, inputs: TensorSpec, outputs: TensorSpec) -> MeasuredFunctio
 
 
 SPEC = {
-    "functions": {"a": {"model": "a.onnx", "batch": 2}, "b": {"code": "b:B", "exec": "2ms"}},
+    "functions": {
+        "a": {"model": "a.onnx", "batch_max": 2},
+        "b": {"code": "b:B", "exec_time": "2ms"},
+    },
     "pipelines": {
         "both": {"stages": {"a": {"function": "a"}, "b": {"function": "b", "after": ["a"]}}}
     },
@@ -59,7 +62,7 @@ def test_an_objective_that_measured_times_cannot_meet_is_logged(
     )
     (record,) = caplog.records
     assert (
-        "'5ms': is below the fastest path of pipeline both, 11ms: a 9ms -> b 2ms" in record.message
+        "'5ms': is below the critical path of pipeline both, 11ms: a 9ms -> b 2ms" in record.message
     )
 
 
@@ -90,13 +93,13 @@ def test_a_function_that_looks_by_itself_makes_its_pipeline_do_so() -> None:
 def test_who_gets_which_cores(
     pools: dict[str, object], cores: int, expected: list[list[int]]
 ) -> None:
-    app = from_spec({"functions": {"a": {"exec": "1ms"}}, "pools": pools}, "here").app
+    app = from_spec({"functions": {"a": {"exec_time": "1ms"}}, "pools": pools}, "here").app
     assert [place.cores for place in assign_cores(app, range(cores), "here")] == expected
 
 
 def test_there_are_no_gpus_to_serve_from_yet() -> None:
     """Processes on CPUs that are called GPUs would be a lie."""
-    spec = {"functions": {"a": {"exec": "1ms"}}, "pools": {"big": {"tier": "gpu"}}}
+    spec = {"functions": {"a": {"exec_time": "1ms"}}, "pools": {"big": {"tier": "gpu"}}}
     with pytest.raises(ConfigError) as caught:
         assign_cores(from_spec(spec, "app.yaml").app, range(2), "app.yaml")
     assert str(caught.value) == (
@@ -107,7 +110,7 @@ def test_there_are_no_gpus_to_serve_from_yet() -> None:
 
 def test_a_function_platform_is_not_served_from_here() -> None:
     spec = {
-        "functions": {"a": {"exec": "1ms"}},
+        "functions": {"a": {"exec_time": "1ms"}},
         "pools": {"l": {"tier": "serverless", "memory": "1GB"}},
     }
     with pytest.raises(ConfigError, match=r"pools\.l: cannot be served from here yet"):

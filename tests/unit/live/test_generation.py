@@ -67,7 +67,7 @@ def made(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator[ProcessGroup]
     CLOCK[0] = 1000.0
     FakeChild.started = []
     loaded = declare(
-        functions={name: {"code": f"m:{name}", "exec": "1ms"} for name in ("good", "bad")},
+        functions={name: {"code": f"m:{name}", "exec_time": "1ms"} for name in ("good", "bad")},
         pools={"cpu": {"memory": "1GB"}},
     )
     assignment = Deployment(loaded.spec, ".", [NodeSpec(0, 0, "cpu1", [])])

@@ -59,7 +59,7 @@ def _show(name: str, loaded: AppConfig) -> None:
         rows_table([_pool(pool) for pool in app.pools], "Pools"),
     )
     streams = [
-        {"workload": stream.spec, "pipeline": stream.pipeline.name, "client": stream.client.name}
+        {"workload": stream.process, "pipeline": stream.pipeline.name, "client": stream.client.name}
         for stream in loaded.workload.streams
     ]
     if streams:
@@ -69,7 +69,7 @@ def _show(name: str, loaded: AppConfig) -> None:
     if loaded.unmeasured:
         who = ", ".join(loaded.unmeasured)
         how = f"headgate serve measures when it starts; headgate profile {name} does now"
-        show(Text(f"not measured: {who}; {how}; simulations need `exec`", "yellow"))
+        show(Text(f"not measured: {who}; {how}; simulations need `exec_time`", "yellow"))
     show(Text(f"{name} is in order", "green"))
 
 
@@ -86,10 +86,10 @@ def _function(variant: Variant, loaded: AppConfig) -> dict[str, object]:
     is_known = variant.name not in loaded.unmeasured
     return {
         "function": variant.name,
-        "exec": format_duration(profile.exec_ns[0]) if is_known else "not measured",
+        "exec_time": format_duration(profile.exec_ns[0]) if is_known else "not measured",
         "batch": profile.items_max,
-        "start": format_duration(profile.cold_start_ns),
-        "load": format_duration(profile.swap_in_ns),
+        "cold_start": format_duration(profile.cold_start_ns),
+        "swap_in": format_duration(profile.swap_in_ns),
         "memory": format_size(profile.memory_bytes),
         "pools": ", ".join(loaded.app.pools[pool_id].name for pool_id in variant.pool_ids),
     }

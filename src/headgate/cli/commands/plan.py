@@ -322,9 +322,9 @@ def command(
         spec = with_workload(planned_spec(loaded, function, measured, plan), pipeline, options)
         _write(write, spec, words)
     if as_json:
-        facts = [asdict(fact) for fact in listed.facts]
+        provenance = [asdict(row) for row in listed.provenance]
         head = {"app": app, "function": function.name, "knee_cores": knee_cores(measured)}
-        show_json({**head, **plan_json(plan), "words": words, "prices": facts})
+        show_json({**head, **plan_json(plan), "words": words, "prices": provenance})
     else:
         _show(app, function, plan, words, write)
     return 0 if plan.is_enough else 1

@@ -62,7 +62,7 @@ class RemotePools:
         self._books = books
         self._started = started
         self._signatures = signatures  # by function id
-        self._hang_ns = loaded.serve.hang_ns
+        self._hang_ns = loaded.serve.execution_timeout_ns
         self._nodes: dict[int, EndpointNode] = {}
         for pool, provider in zip(loaded.app.pools, providers_of(loaded), strict=True):
             if provider is not None and provider.kind != "local":

@@ -79,7 +79,7 @@ class Warmup(Job):
         start_ns = monotonic_ns() - before_ns
         is_kept = False
         try:
-            exec_ns = self._measure(variant, runner, source.batch) if source.is_measured else ()
+            exec_ns = self._measure(variant, runner, source.batch_max) if source.is_measured else ()
             grown_bytes = max(0, private_bytes() - before_bytes)
             memory_bytes = self._stock.weigh(variant, grown_bytes)
             is_kept = True
