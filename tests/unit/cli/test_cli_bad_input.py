@@ -86,7 +86,7 @@ def test_a_compressed_trace_that_was_cut_off(tmp_path: Path) -> None:
 
 def test_a_trace_that_names_no_pipeline_where_there_are_several(tmp_path: Path) -> None:
     trace = write(tmp_path / "trace.csv", "time\n1.0\n")
-    said = f"{trace}: pipeline: does not say which pipeline (allowed: resnet, bert)"
+    said = f"{trace}: pipeline: names no pipeline (allowed: resnet, bert)"
     assert complaint("simulate", KAAS, "--trace", trace) == said
 
 
@@ -94,7 +94,7 @@ def test_a_request_larger_than_any_batch(tmp_path: Path) -> None:
     """It could never be dispatched: say so now, rather than blame a policy later."""
     trace = write(tmp_path / "trace.csv", "time,pipeline,items\n1.0,resnet,3\n")
     line = complaint("simulate", KAAS, "--trace", trace)
-    assert line.startswith(f"{trace}: items: 3: is more than a batch of function resnet can hold")
+    assert line.startswith(f"{trace}: items: 3: exceeds the largest batch of function resnet")
 
 
 def test_no_requests_at_all(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_stream_that_contradicts_itself(tmp_path: Path, name: str) -> None:
     app = write(tmp_path / "app.yaml", f"{APP}{stream}\n")
     noun, _, said = name.partition("=")
     where = f"{app}: workload.arrivals[0].process: {noun}: '{said}'"
-    assert complaint("simulate", app).startswith(f"{where}: the {noun} of the stream is another")
+    assert complaint("simulate", app).startswith(f"{where}: differs from the {noun} of the stream")
 
 
 def test_a_log_does_not_go_over_what_is_read(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_log_does_not_go_over_what_is_read(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(trace)
     for log in (app, trace, tmp_path / "link"):
         line = complaint("simulate", app, "--trace", trace, "--log", log)
-        assert line.startswith(f"--log: '{log}': would be written over")
+        assert line.startswith(f"--log: '{log}': is an input of the command")
     assert Path(trace).read_text(encoding="utf-8").startswith("time")
     assert Path(app).read_text(encoding="utf-8") == APP
 
@@ -151,7 +151,7 @@ def test_a_log_does_not_go_over_what_is_read(tmp_path: Path) -> None:
     [
         (["--policy", "srft"], "--policy: 'srft': unknown policy, did you mean srtf?"),
         (["--arrivals", "poisson:rate=5"], "--arrivals: poisson.rate: '5': needs a unit"),
-        (["--arrivals", "poisson:rate=5/s"], "--arrivals poisson:rate=5/s: pipeline: does not say"),
+        (["--arrivals", "poisson:rate=5/s"], "--arrivals poisson:rate=5/s: pipeline: names no"),
         (["--trace", "a", "--arrivals", "b"], "--trace: 'a': cannot be given together"),
         (["--trace", "nosuch"], "--trace: trace: 'nosuch': no such file"),
         (["--traces", "/nosuch", "--trace", "t"], "/nosuch: no such directory of traces"),
@@ -185,8 +185,8 @@ def test_options(options: list[str], said: str) -> None:
         (["simulate", "nosuch.yaml"], "nosuch.yaml: cannot be read: No such file or directory"),
         (["simulate", "no_such:app"], "no_such:app: cannot be imported: No module named"),
         (["compare", KAAS, "--policies", "a,b"], "--policies: 'a': unknown policy"),
-        (["compare", KAAS, "--policies", "srtf,srtf"], "--policies: 'srtf': is there twice"),
-        (["compare", KAAS, "--set", "batch_max=2"], "--set: 'batch_max': does not say of which"),
+        (["compare", KAAS, "--policies", "srtf,srtf"], "--policies: 'srtf': is named twice"),
+        (["compare", KAAS, "--set", "batch_max=2"], "--set: 'batch_max': does not name its policy"),
         (["compare", KAAS, "--set", "lifo.x=2"], "--set: 'lifo': unknown policy"),
         (["replay", "nosuch.log"], "nosuch.log: cannot be read: No such file or directory"),
         (["replay", KAAS], f"{KAAS}:1: is not JSON"),
@@ -223,7 +223,7 @@ def test_a_module_that_does_not_work(
 def test_a_policy_that_cannot_take_the_application() -> None:
     app = str(EXAMPLES / "burst.yaml")
     line = complaint("simulate", app, "--policy", "balance")
-    assert line.startswith(f"{app}: pools.lambda: policy balance does not take serverless pools")
+    assert line.startswith(f"{app}: pools.lambda: policy balance does not support serverless pools")
 
 
 def test_check_says_what_simulate_would(tmp_path: Path) -> None:

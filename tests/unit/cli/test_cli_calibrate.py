@@ -9,7 +9,7 @@ import pytest
 import yaml
 from cli_rig import headgate, write
 
-from headgate.cli.simulation import truth_of
+from headgate.cli.simulation import ground_truth_config
 from headgate.config import declare
 from headgate.core.event_log import read_log
 from headgate.live.event_log import EventLog, Rotation
@@ -55,7 +55,7 @@ def test_the_truth_is_found_in_the_log(log: Path) -> None:
 def test_the_day_is_simulated_again(log: Path, tmp_path: Path) -> None:
     """What was drawn differs, so the numbers do a little."""
     app, trace = tmp_path / "day.yaml", tmp_path / "day.csv"
-    ended = headgate("calibrate", log, "--out", app, "--trace", trace, "--request", "0.5ms")
+    ended = headgate("calibrate", log, "--out", app, "--trace", trace, "--client-overhead", "0.5ms")
     assert f"headgate simulate {app} --trace {trace}" in ended.out
     before = headgate("simulate", tmp_path / "app.yaml", "--json").json
     after = headgate("simulate", app, "--trace", trace, "--json").json
@@ -82,7 +82,7 @@ def test_what_is_drawn_is_what_was_observed() -> None:
         {},
         simulation={"service_times": truth},
     )
-    drawn, again = (GroundTruth(truth_of(loaded.simulation), seed=5) for _ in range(2))
+    drawn, again = (GroundTruth(ground_truth_config(loaded.simulation), seed=5) for _ in range(2))
     f, g = loaded.app.variants
     times = [drawn.exec_ns(f, 1) for _ in range(10_000)]
     assert times == [again.exec_ns(f, 1) for _ in range(10_000)]
@@ -93,14 +93,14 @@ def test_what_is_drawn_is_what_was_observed() -> None:
 
 
 def test_bad_input(log: Path, tmp_path: Path) -> None:
-    assert "would be written over" in headgate("calibrate", log, "--trace", log).err
-    assert "--request" in headgate("calibrate", log, "--request", "fast").err
+    assert "would be overwritten" in headgate("calibrate", log, "--trace", log).err
+    assert "--client-overhead" in headgate("calibrate", log, "--client-overhead", "fast").err
     ended = headgate("calibrate", log, "--out", tmp_path / "nowhere" / "app.yaml")
     assert (ended.code, "--out" in ended.err) == (2, True)
     lines = log.read_text().splitlines()
     write(tmp_path / "short.log", "\n".join(lines[:2]) + "\n")
     ended = headgate("calibrate", tmp_path / "short.log")
-    assert (ended.code, "nothing to go by" in ended.err) == (2, True)
+    assert (ended.code, "nothing to calibrate with" in ended.err) == (2, True)
     arrived = next(json.loads(line) for line in lines[1:] if '"RequestArrived"' in line)
     arrived[0], arrived[2][2] = 0, 77
     write(tmp_path / "lies.log", f"{lines[0]}\n{json.dumps(arrived)}\n")

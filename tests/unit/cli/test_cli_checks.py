@@ -104,11 +104,11 @@ def test_fuzzing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzz_command, "fuzz", fake_fuzz)
     fine = headgate("fuzz", "--policy", "balance", "--seed", 7)
     assert fine.code == 0
-    assert "✓ balance is right in 1 world" in fine.out
+    assert "✓ balance passes 1 case" in fine.out
     broken = headgate("fuzz", "--policy", "balance", "--seed", 7, "--count", 3)
     assert broken.code == 1
     assert "headgate fuzz --policy balance --seed 8\n✗ Conservation: request 5 " in broken.out
-    assert "balance fails in 1 of 3 worlds" in broken.out
+    assert "balance fails in 1 of 3 cases" in broken.out
 
 
 def test_fuzzing_as_json(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def test_check_tells_what_nobody_has_measured(unmeasured: str) -> None:
     row = next(line for line in ended.out.splitlines() if line.startswith("new "))
     assert "not measured" in row
     assert "10ms" not in ended.out
-    assert "not measured: new; headgate serve measures when it starts" in ended.out
+    assert "not measured: new; headgate serve measures at start" in ended.out
     assert headgate("check", unmeasured, "--json").json["unmeasured"] == ["new"]
     known = headgate("check", EXAMPLES / "kaas.yaml")
     assert "not measured" not in known.out
@@ -76,12 +76,12 @@ def test_what_the_user_assumes_is_used_and_shown(unmeasured: str, tmp_path: Path
     assert isinstance(header.app["functions"], dict)
     assert header.app["functions"]["new"]["exec_time"] == ["30ms"] * 4
     told = headgate("simulate", unmeasured, "--assume-exec-time", "30ms", "--json").json
-    assert told["assumed_exec"] == {"new": "30ms"}
+    assert told["assumed_exec_time"] == {"new": "30ms"}
     assert told["p50_ms"] >= 30
     compared = headgate(
         *("compare", unmeasured, "--policies", "balance", "--assume-exec-time", "30ms", "--json")
     )
-    assert compared.json["assumed_exec"] == {"new": "30ms"}
+    assert compared.json["assumed_exec_time"] == {"new": "30ms"}
     assert compared.json["runs"][0]["p50_ms"] == told["p50_ms"]
 
 

@@ -10,7 +10,7 @@ import pytest
 from cli_rig import APP, EXAMPLES, KAAS, headgate, write
 
 import headgate as package
-from headgate.cli.app_loading import check_fit, policies_for
+from headgate.cli.app_loading import check_support, policies_for
 from headgate.config import from_spec
 from headgate.config.schema import json_schema
 from headgate.core.errors import ConfigError
@@ -28,7 +28,7 @@ def test_policies() -> None:
     assert [policy["name"] for policy in found] == policy_names()
     mlfq = next(policy for policy in found if policy["name"] == "mlfq")
     assert mlfq["settings"] == {"bucket_ratio": 2.0, "clairvoyant": False}
-    assert mlfq["takes"]["clairvoyance"] is True
+    assert mlfq["capabilities"]["clairvoyance"] is True
     assert mlfq["about"].startswith("Buckets of similar length")
     shown = headgate("policies").out
     assert all(policy["about"] in shown for policy in found)
@@ -44,7 +44,7 @@ def test_the_examples_are_in_order(name: str) -> None:
     app = EXAMPLES / f"{name}.yaml"
     ended = headgate("check", app)
     assert (ended.code, ended.err) == (0, "")
-    assert ended.out.endswith(f"{app} is in order\n")
+    assert ended.out.endswith(f"{app} is valid\n")
     found = headgate("check", app, "--json").json
     assert from_spec(found["spec"], "spec").app.functions
 
@@ -53,7 +53,9 @@ def test_a_function_that_not_all_nodes_can_run(tmp_path: Path) -> None:
     """Only policies that say they take mixed pools may be given one."""
     app = write(tmp_path / "app.yaml", TWO_POOLS)
     ended = headgate("simulate", app, "--policy", "balance")
-    said = "functions.large: policy balance does not take a function that the nodes of pool cheap"
+    said = (
+        "functions.large: policy balance does not support a function that the nodes of pool cheap"
+    )
     assert (ended.code, ended.err.startswith(f"headgate: error: {app}: {said}")) == (2, True)
     assert "(allowed: affinity" in ended.err
     assert headgate("simulate", app, "--policy", "affinity", "--json").json["met"] == 5
@@ -67,10 +69,10 @@ def test_every_policy_either_fits_or_says_why_not(tmp_path: Path) -> None:
         app = from_spec(spec, example).app
         for name in policy_names():
             if name in policies_for(app):
-                check_fit(app, name, find_policy(name), example)
+                check_support(app, name, find_policy(name), example)
             else:
-                with pytest.raises(ConfigError, match=f"policy {name} does not take"):
-                    check_fit(app, name, find_policy(name), example)
+                with pytest.raises(ConfigError, match=f"policy {name} does not support"):
+                    check_support(app, name, find_policy(name), example)
 
 
 def test_help_lists_every_command() -> None:

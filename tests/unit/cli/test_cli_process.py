@@ -109,7 +109,7 @@ def test_colour_is_for_terminals_that_want_it() -> None:
 
 def test_a_terminal_that_knows_only_ascii() -> None:
     shown = on_a_terminal("check", KAAS, PYTHONIOENCODING="ascii")
-    assert "is in order" in shown
+    assert "is valid" in shown
 
 
 class FakeTerminal(StringIO):
@@ -129,12 +129,12 @@ def test_a_bar_comes_up_only_for_what_takes_long(monkeypatch: pytest.MonkeyPatch
     with Progress("slow", 10) as progress:
         progress._timer.join()
         progress.update(5)
-        progress.say("slower")
+        progress.describe("slower")
     assert "slow" in terminal.getvalue()
 
 
 def test_there_is_no_bar_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress("anything") as progress:
-        progress.say("something")
+        progress.describe("something")
         progress.update(1)
     assert capsys.readouterr().err == ""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cli_rig import EXAMPLES, KAAS, headgate
 
-from headgate.cli.app_loading import choose, load_app
+from headgate.cli.app_loading import load_app, select_policy
 from headgate.cli.simulation import logging_to
 from headgate.core.event_log import read_log
 from headgate.live.event_log import EventLog, Rotation
@@ -107,7 +107,7 @@ def test_a_run_that_breaks_leaves_a_log_without_its_end_mark(tmp_path: Path) -> 
     log, loaded = tmp_path / "run.log", load_app(KAAS)
     with (
         pytest.raises(KeyboardInterrupt),
-        logging_to(log, loaded, choose(loaded, KAAS, None, {}), 0),
+        logging_to(log, loaded, select_policy(loaded, KAAS, None, {}), 0),
     ):
         raise KeyboardInterrupt
     assert headgate("replay", log, "--json").json["complete"] is False

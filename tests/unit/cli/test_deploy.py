@@ -124,7 +124,7 @@ def test_a_directory_for_an_image(platform: EmbeddedPlatform, app: str, tmp_path
     assert "ENV HEADGATE_APP=app.yaml" in dockerfile
     assert call(platform, "from-image") == [3.0, 4.0]
     line = complaint("deploy", "lambda", app, *to)
-    assert line == f"{target}: --directory: is there already"
+    assert line == f"{target}: --directory: exists already"
 
 
 def test_packing_is_the_same_every_time(app: str, tmp_path: Path) -> None:
@@ -144,14 +144,14 @@ def test_packing_is_the_same_every_time(app: str, tmp_path: Path) -> None:
         ("import nothing_of_this_name\n", "ModuleNotFoundError: No module named 'nothing_of_thi"),
         ("def (:\n", "SyntaxError: invalid syntax"),
         ("raise SystemExit\n", "it exits"),
-        ("import os; os._exit(0)\n", "it exits with 0"),
+        ("import os; os._exit(0)\n", "the process exits with 0"),
     ],
 )
 def test_code_that_does_not_import(app: str, mine: str, said: str) -> None:
     """Whatever keeps the handler from starting is said now, and nothing is created."""
     write(Path(app).with_name("mine.py"), mine)
     line = complaint("deploy", "lambda", app, "--function", "f", "--package-only")
-    assert "does not import" in line or "cannot be imported" in line
+    assert "cannot be imported" in line or "cannot be imported" in line
     assert said in line or mine.startswith("raise")
 
 
@@ -171,7 +171,7 @@ def test_what_does_not_import_is_not_created(platform: EmbeddedPlatform, app: st
 def test_a_handler_that_is_not_there(app: str) -> None:
     to = ("--function", "f", "--package-only", "--handler", "mine.handle")
     line = complaint("deploy", "lambda", app, *to)
-    said = "does not import: ImportError: module 'mine' has no function 'handle'"
+    said = "cannot be imported: ImportError: module 'mine' has no function 'handle'"
     assert line == f"deploy: handler: 'mine.handle': {said}"
 
 
@@ -180,7 +180,7 @@ def test_a_handler_that_is_not_there(app: str) -> None:
     [
         ("{exec_time: 5ms}", "has no function with `model` or `code`"),
         ("{model: none.onnx}", "functions.double.model: 'none.onnx': is not a file"),
-        ("{model: ../up.onnx}", "functions.double.model: '../up.onnx': lies outside"),
+        ("{model: ../up.onnx}", "functions.double.model: '../up.onnx': is outside"),
     ],
 )
 def test_applications_that_cannot_be_packed(app: str, written: str, said: str) -> None:
@@ -204,7 +204,9 @@ def test_what_is_missing(
         monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
         assert "Could not connect to the endpoint URL" in complaint(*to, "--endpoint-url", url)
     line = complaint(*to, "--endpoint-url", "nonsense")
-    assert line.startswith("deploy: --endpoint-url: 'nonsense': is no address (allowed: http://")
+    assert line.startswith(
+        "deploy: --endpoint-url: 'nonsense': is not a valid URL (allowed: http://"
+    )
     to_platform = (*to, "--endpoint-url", platform.url, "--include")
     assert complaint(*to_platform, "*.none").endswith("--include: '*.none': matches no file")
     monkeypatch.setitem(sys.modules, "boto3", None)
@@ -214,14 +216,20 @@ def test_what_is_missing(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--include", "../secret"), "deploy: --include: '../secret': is no pattern"),
-        (("--include", "/etc/hosts"), "deploy: --include: '/etc/hosts': is no pattern"),
-        (("--include", ""), "deploy: --include: '': is no pattern"),
-        (("--zip", "app.yaml"), "app.yaml: --zip: is no zip file"),
-        (("--endpoint-url", "http://[::1"), "deploy: --endpoint-url: 'http://[::1': is no addr"),
-        (("--endpoint-url", "http://a:b"), "deploy: --endpoint-url: 'http://a:b': is no address"),
-        (("--endpoint-url", ""), "deploy: --endpoint-url: '': is no address"),
-        (("--function", "a\nRUN b"), "deploy: --function: 'a\\nRUN b': is no name"),
+        (("--include", "../secret"), "deploy: --include: '../secret': is not a pattern"),
+        (("--include", "/etc/hosts"), "deploy: --include: '/etc/hosts': is not a pattern"),
+        (("--include", ""), "deploy: --include: '': is not a pattern"),
+        (("--zip", "app.yaml"), "app.yaml: --zip: is not a zip file"),
+        (
+            ("--endpoint-url", "http://[::1"),
+            "deploy: --endpoint-url: 'http://[::1': is not a valid",
+        ),
+        (
+            ("--endpoint-url", "http://a:b"),
+            "deploy: --endpoint-url: 'http://a:b': is not a valid URL",
+        ),
+        (("--endpoint-url", ""), "deploy: --endpoint-url: '': is not a valid URL"),
+        (("--function", "a\nRUN b"), "deploy: --function: 'a\\nRUN b': is not a function name"),
     ],
 )
 def test_options_that_do_harm(
@@ -244,7 +252,7 @@ def test_a_directory_beside_the_working_one(app: str, monkeypatch: pytest.Monkey
     to = ("deploy", "lambda", app, "--function", "f", "--package-only", "--directory", "image")
     mine = (home / "mine.py").read_text()
     write(home / "mine.py", "import nothing_of_this_name\n")
-    assert "does not import" in complaint(*to)
+    assert "cannot be imported" in complaint(*to)
     write(home / "mine.py", mine)
     ended = headgate(*to)
     assert (ended.code, ended.err) == (0, "")

@@ -85,7 +85,7 @@ def test_json_is_what_the_file_holds(place: Path) -> None:
         (("--import", "other.csv"), "other.csv: has the wrong columns: a, b"),
         (("--import", "table.csv", "--function", "b"), "unknown function"),
         (("--import", "table.csv", "--out", "no/profile.json"), "--out: 'no/profile.json'"),
-        (("--import", "table.csv", "--out", "table.csv"), "would be written over"),
+        (("--import", "table.csv", "--out", "table.csv"), "would be overwritten"),
         (
             ("--import", "table.csv", "--out", "a.png"),
             "--out: 'a.png': is also the file of the plot",

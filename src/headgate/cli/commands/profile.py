@@ -15,7 +15,7 @@ from rich.text import Text
 
 from headgate.cli.app_loading import load_app
 from headgate.cli.options import OutputPath, check_not_read, json_option, writing
-from headgate.cli.output import Progress, plain, rows_table, show, show_json
+from headgate.cli.output import Progress, json_value, rows_table, show, show_json
 from headgate.config import AppConfig
 from headgate.config.errors import unknown_name_error
 from headgate.core.clock import NEVER_NS
@@ -274,7 +274,7 @@ def _measure(task: ProbeTask, settings: ProfilerSettings) -> ProfileResult:
             task,
             settings,
             this_machine().cpu,
-            lambda title, done, total: progress.say(f"{task.function}: {title}", done, total),
+            lambda title, done, total: progress.describe(f"{task.function}: {title}", done, total),
         )
 
 
@@ -296,7 +296,7 @@ def _write(
 ) -> Path | None:
     """Write both files; return the path of the plot, if matplotlib is installed."""
     with writing(out, "--out"):
-        out.write_text(json.dumps(plain(document), indent=1) + "\n", encoding="utf-8")
+        out.write_text(json.dumps(json_value(document), indent=1) + "\n", encoding="utf-8")
     if figure is None and find_spec("matplotlib") is None:
         return None
     figure = figure or out.with_suffix(".png")

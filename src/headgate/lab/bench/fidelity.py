@@ -106,7 +106,9 @@ def _look(
     with serving(app, folder, log) as server:
         result = run_open_loop(server.url, arrivals, OPTIONS)
     outside = outside_ns(result)
-    tool("calibrate", log, "--out", calibrated, "--trace", trace, "--request", f"{outside}ns")
+    tool(
+        "calibrate", log, "--out", calibrated, "--trace", trace, "--client-overhead", f"{outside}ns"
+    )
     return FidelityLevel(
         level,
         number + 1,
