@@ -93,7 +93,7 @@ ConfigT = TypeVar("ConfigT", bound=PolicyConfig)
 
 
 def build(spec: AppSpec, where: str) -> App:
-    """Return the core's records; raise `ConfigError` if they do not fit together."""
+    """Return the core's records; raise `ConfigError` if they are inconsistent."""
     if not spec.functions:
         raise ConfigError("is empty", where=where, key="functions", allowed="at least one")
     pools = _build_pools(spec.pools or {"local": PoolSpec(tier="dedicated")}, where)

@@ -328,9 +328,9 @@ def _problem(value: object, members: list[inspect.Type]) -> str:
         case bool():
             return "is true or false"
         case str():
-            return "does not fit" if has_text else "is text"
+            return "is not valid" if has_text else "is text"
         case int() | float():
-            return "does not fit" if has_numbers else "is a number"
+            return "is not valid" if has_numbers else "is a number"
         case list():
             return "is a list"
     return "is a map"

@@ -94,7 +94,7 @@ def _attribute(reference: str) -> object:
 
 
 def without_defaults(spec: Mapping[str, object]) -> object:
-    """Return plain data that loads as the same application, as somebody would have written it.
+    """Return plain data that loads as the same application, without its default values.
 
     >>> function = {"exec_time": "5ms", "cold_start": 0}
     >>> without_defaults({"functions": {"f": function}, "policy": "headgate"})

@@ -1,4 +1,4 @@
-"""`headgate calibrate`: the log of a day, as an application that simulates it."""
+"""`headgate calibrate`: from an event log to an application that simulates it."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ simulation:
 
 @pytest.fixture(name="log")
 def make_log(tmp_path: Path) -> Path:
-    """A day that nobody knows the truth of: it differs from the profiles."""
+    """A log whose actual service times differ from the profiles."""
     log = tmp_path / "day.log"
     headgate("simulate", write(tmp_path / "app.yaml", APP), "--log", log)
     return log
 
 
-def test_the_truth_is_found_in_the_log(log: Path) -> None:
+def test_service_times_are_calibrated_from_the_log(log: Path) -> None:
     found = headgate("calibrate", log, "--json").json
     assert found["requests"] > 500
     resnet, bert = found["functions"]
@@ -52,8 +52,8 @@ def test_the_truth_is_found_in_the_log(log: Path) -> None:
     assert len(bert["factors"]) <= 100
 
 
-def test_the_day_is_simulated_again(log: Path, tmp_path: Path) -> None:
-    """What was drawn differs, so the numbers do a little."""
+def test_the_calibrated_application_simulates_the_log(log: Path, tmp_path: Path) -> None:
+    """Other factors are drawn, so the numbers differ a little."""
     app, trace = tmp_path / "day.yaml", tmp_path / "day.csv"
     ended = headgate("calibrate", log, "--out", app, "--trace", trace, "--client-overhead", "0.5ms")
     assert f"headgate simulate {app} --trace {trace}" in ended.out
@@ -67,7 +67,7 @@ def test_the_day_is_simulated_again(log: Path, tmp_path: Path) -> None:
     assert by_client == {row["name"]: row["requests"] for row in before["clients"]}
 
 
-def test_the_file_says_no_more_than_it_must(log: Path, tmp_path: Path) -> None:
+def test_the_calibrated_file_has_no_defaults(log: Path, tmp_path: Path) -> None:
     headgate("calibrate", log, "--out", tmp_path / "day.yaml")
     written = yaml.safe_load((tmp_path / "day.yaml").read_text())
     assert written["functions"]["resnet"] == {"exec_time": "5ms", "cold_start": "20ms"}
@@ -75,15 +75,15 @@ def test_the_file_says_no_more_than_it_must(log: Path, tmp_path: Path) -> None:
     assert "serve" not in written
 
 
-def test_what_is_drawn_is_what_was_observed() -> None:
+def test_observed_factors_are_drawn_equally_often() -> None:
     truth = {"distribution": "observed", "observed": {"f": [0.5, 1.0, 3.0, 3.5]}}
-    loaded = declare(
+    config = declare(
         {"f": {"exec_time": "1s"}, "g": {"exec_time": "1s"}},
         {},
         simulation={"service_times": truth},
     )
-    drawn, again = (GroundTruth(ground_truth_config(loaded.simulation), seed=5) for _ in range(2))
-    f, g = loaded.app.variants
+    drawn, again = (GroundTruth(ground_truth_config(config.simulation), seed=5) for _ in range(2))
+    f, g = config.app.variants
     times = [drawn.exec_ns(f, 1) for _ in range(10_000)]
     assert times == [again.exec_ns(f, 1) for _ in range(10_000)]
     counts = [times.count(round(factor * 1e9)) for factor in (0.5, 1.0, 3.0, 3.5)]
@@ -112,7 +112,7 @@ def test_bad_input(log: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [1_000, 3])
-def test_a_rotated_log_is_read_as_far_as_it_is_there(log: Path, keep: int) -> None:
+def test_the_remaining_segments_of_a_rotated_log_are_read(log: Path, keep: int) -> None:
     header, entries = read_log(log)
     path = log.with_name("live.log")
     written = EventLog(path, header, Rotation(size_bytes=15_000, keep=keep))

@@ -28,11 +28,11 @@ from headgate.workload import poisson
         {"distribution": "exponential"},
     ],
 )
-def test_the_truth_scatters_as_the_file_says(truth: dict[str, object]) -> None:
-    """`cv` is the deviation over the mean, whatever the distribution is told."""
-    loaded = declare({"f": {"exec_time": "1s"}}, {"gpu": {}}, simulation={"service_times": truth})
-    drawn = GroundTruth(ground_truth_config(loaded.simulation), seed=1)
-    times_s = [drawn.exec_ns(loaded.app.variants[0], 1) / 1e9 for _ in range(20_000)]
+def test_service_times_have_the_declared_distribution(truth: dict[str, object]) -> None:
+    """`cv` is the coefficient of variation, whatever parameter the distribution takes."""
+    config = declare({"f": {"exec_time": "1s"}}, {"gpu": {}}, simulation={"service_times": truth})
+    drawn = GroundTruth(ground_truth_config(config.simulation), seed=1)
+    times_s = [drawn.exec_ns(config.app.variants[0], 1) / 1e9 for _ in range(20_000)]
     assert statistics.fmean(times_s) == pytest.approx(1.0, rel=0.03)
     assert statistics.stdev(times_s) == pytest.approx(float(str(truth.get("cv", 1.0))), rel=0.03)
 
@@ -44,10 +44,10 @@ def test_rows_with_different_keys_are_one_table() -> None:
     assert lines[2:] == [["a", "1.5", "-"], ["b", "-", "yes"]]
 
 
-def test_a_mean_over_seeds_leaves_out_what_is_not_a_number() -> None:
-    """A seed without a single answer has no latency; the others still do."""
-    loaded = declare({"f": {"exec_time": "5ms"}}, {"gpu": {}})
-    setup = Setup(loaded.app, find_policy("balance"))
+def test_a_mean_over_seeds_leaves_out_nan() -> None:
+    """A seed without any response has no latency; the others still do."""
+    config = declare({"f": {"exec_time": "5ms"}}, {"gpu": {}})
+    setup = Setup(config.app, find_policy("balance"))
 
     def run(rate_per_s: float) -> Summary:
         return summarise(simulate(setup, poisson(rate_per_s, 10**9, seed=1)))

@@ -1,4 +1,4 @@
-"""What a declaration becomes."""
+"""From an application file to the core's records."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def function_of(body: object, pools: Mapping[str, object] = GPU) -> Function:
 
 
 def test_the_defaults_of_the_file_are_those_of_the_core() -> None:
-    """They are written in both places; this keeps them the same."""
+    """Defaults are in the schema and in the core; this keeps them the same."""
     app = declare(functions={"f": {"exec_time": "5ms"}}, pools=GPU).app
     assert app.pools == (Pool(0, "gpu"),)
     assert app.limits == Limits()
@@ -100,8 +100,8 @@ def test_variants_keep_their_order_and_are_numbered_through() -> None:
     assert app.functions[1].reference_exec_ns == 20 * MS
 
 
-def test_a_function_runs_on_every_pool_that_can_hold_it() -> None:
-    """The memory of a serverless instance counts, and GPU shares are not found on plain CPUs."""
+def test_a_function_runs_on_every_pool_with_enough_resources() -> None:
+    """The memory of a serverless instance counts, and dedicated nodes have no GPU."""
     pools = {
         "big": {"memory": "16GB"},
         "small": {"memory": "1GB"},
@@ -241,18 +241,18 @@ def test_pipelines_and_their_objectives() -> None:
     assert cascade.slo == Slo(50 * MS, 0.95, 2.0, True)
 
 
-def test_the_choices_beside_the_records() -> None:
-    loaded = load_pipelines()
-    alice, bob = loaded.app.clients
-    plain, cascade = loaded.app.pipelines
+def test_policy_workload_and_simulation_options() -> None:
+    config = load_pipelines()
+    alice, bob = config.app.clients
+    plain, cascade = config.app.pipelines
     assert (alice.weight, bob.weight) == (2.0, 1.0)
-    assert (loaded.policy.name, loaded.policy.settings) == ("edf", {"batch_max": 8})
-    assert loaded.workload.duration_ns == 120 * SECOND_NS
-    assert loaded.workload.streams == (
+    assert (config.policy.name, config.policy.settings) == ("edf", {"batch_max": 8})
+    assert config.workload.duration_ns == 120 * SECOND_NS
+    assert config.workload.streams == (
         ArrivalStream(cascade, bob, "poisson:rate=50/s"),
         ArrivalStream(plain, alice, "x"),
     )
-    simulation = loaded.simulation
+    simulation = config.simulation
     assert (simulation.distribution, simulation.cv) == ("lognormal", 0.1)
     assert simulation.scale == (1.0, 1.2)
     assert (simulation.decision_ns, simulation.per_work_unit_ns) == (5_000, 100)

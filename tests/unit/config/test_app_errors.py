@@ -1,4 +1,4 @@
-"""Every kind of mistake gives one line with the file, the key, the value and what is allowed."""
+"""Every error is one line with the file, the key, the value and what is allowed."""
 
 from __future__ import annotations
 
@@ -43,30 +43,30 @@ def spec_with(path: str, value: object) -> dict[str, object]:
 
 
 def line_of(path: str, value: object) -> str:
-    """Return what is said about that value."""
+    """Return the error line about that value."""
     with pytest.raises(ConfigError) as caught:
         from_spec(spec_with(path, value), "app.yaml")
     return str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "said", "allowed"),
+    ("path", "value", "message", "allowed"),
     [
-        ("pools.gpu.nodes", 0, "0: does not fit", COUNT),
-        ("pools.gpu.slots", -1, "-1: does not fit", COUNT),
+        ("pools.gpu.nodes", 0, "0: is not valid", COUNT),
+        ("pools.gpu.slots", -1, "-1: is not valid", COUNT),
         ("pools.gpu.nodes", "4", "'4': is text", COUNT),
-        ("pools.gpu.nodes", 2.5, "2.5: does not fit", COUNT),
+        ("pools.gpu.nodes", 2.5, "2.5: is not valid", COUNT),
         ("pools.gpu.nodes", None, "is empty", COUNT),
         ("pools.gpu.nodes", True, "True: is true or false", COUNT),
         ("pools.gpu.memory", 100, "100: is a number", "a size such as 100MB, 16GiB"),
-        ("pools.gpu.tier", "cpu", "'cpu': does not fit", "dedicated, gpu, serverless"),
-        ("pools.gpu.tier", "remote", "'remote': does not fit", "dedicated, gpu, serverless"),
+        ("pools.gpu.tier", "cpu", "'cpu': is not valid", "dedicated, gpu, serverless"),
+        ("pools.gpu.tier", "remote", "'remote': is not valid", "dedicated, gpu, serverless"),
         ("functions", {}, "is empty", "at least one"),
         ("functions", [], "is a list", "a map"),
         ("functions.a.slowdown", [], "is an empty list", "a list"),
         ("functions.a.cold_start", 5, "5: is a number", DURATION),
         ("clients.bob", None, "is empty", f"a map with the keys {CLIENT_KEYS}"),
-        ("clients.bob.weight", 0, "0: does not fit", "a number above 0 to 1000000"),
+        ("clients.bob.weight", 0, "0: is not valid", "a number above 0 to 1000000"),
         ("policy", 4, "4: is a number", "text or a map"),
         ("functions", {"a b": A}, "'a b': is not a valid key", NAME),
         ("functions", {"a\n": A}, "'a\\n': is not a valid key", NAME),
@@ -86,8 +86,8 @@ def line_of(path: str, value: object) -> str:
         ),
     ],
 )
-def test_wrong_shapes(path: str, value: object, said: str, allowed: str) -> None:
-    assert line_of(path, value) == f"app.yaml: {path}: {said} (allowed: {allowed})"
+def test_wrong_shapes(path: str, value: object, message: str, allowed: str) -> None:
+    assert line_of(path, value) == f"app.yaml: {path}: {message} (allowed: {allowed})"
 
 
 @pytest.mark.parametrize(
@@ -108,12 +108,12 @@ def test_wrong_shapes(path: str, value: object, said: str, allowed: str) -> None
         ),
     ],
 )
-def test_an_unknown_key_is_told_the_known_ones(path: str, line: str) -> None:
+def test_the_error_for_an_unknown_key_lists_the_known_ones(path: str, line: str) -> None:
     assert line_of(path, 1).startswith(f"app.yaml: {line}")
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said", "allowed"),
+    ("name", "value", "message", "allowed"),
     [
         ("exec_time", None, "is missing", EXEC),
         ("exec_time", [], "is missing", EXEC),
@@ -148,19 +148,19 @@ def test_an_unknown_key_is_told_the_known_ones(path: str, line: str) -> None:
         ),
     ],
 )
-def test_functions(name: str, value: object, said: str, allowed: str) -> None:
-    expected = f"app.yaml: functions.a.{name}: {said} (allowed: {allowed})"
+def test_functions(name: str, value: object, message: str, allowed: str) -> None:
+    expected = f"app.yaml: functions.a.{name}: {message} (allowed: {allowed})"
     assert line_of(f"functions.a.{name}", value) == expected
 
 
 @pytest.mark.parametrize(
-    ("body", "said", "allowed"),
+    ("body", "message", "allowed"),
     [
         ({"exec_time": ["5ms", 4]}, "exec_time[1]: 4: is a number", DURATION),
         ({"exec_time": {1: "5ms", 8: "x"}}, "exec_time.8: 'x': is not a number with a unit", UNITS),
         (
             {"exec_time": "5ms", "slowdown": [1, 0.5]},
-            "slowdown[1]: 0.5: does not fit",
+            "slowdown[1]: 0.5: is not valid",
             "a number from 1 to 1000000",
         ),
         (
@@ -181,8 +181,8 @@ def test_functions(name: str, value: object, said: str, allowed: str) -> None:
         ),
     ],
 )
-def test_whole_functions(body: object, said: str, allowed: str) -> None:
-    expected = f"app.yaml: functions.a.{said} (allowed: {allowed})"
+def test_whole_functions(body: object, message: str, allowed: str) -> None:
+    expected = f"app.yaml: functions.a.{message} (allowed: {allowed})"
     assert line_of("functions.a", body) == expected
 
 
@@ -209,7 +209,7 @@ def test_pools(path: str, value: object, line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stages", "said", "allowed"),
+    ("stages", "message", "allowed"),
     [
         ({"x": {"function": "c"}}, ".x.function: 'c': unknown function", "a, b"),
         ({"x": {"after": []}}, ".x.function: is missing", "text"),
@@ -238,13 +238,13 @@ def test_pools(path: str, value: object, line: str) -> None:
         ),
     ],
 )
-def test_stages(stages: object, said: str, allowed: str) -> None:
+def test_stages(stages: object, message: str, allowed: str) -> None:
     key = "pipelines.p.stages"
-    assert line_of(key, stages) == f"app.yaml: {key}{said} (allowed: {allowed})"
+    assert line_of(key, stages) == f"app.yaml: {key}{message} (allowed: {allowed})"
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "said", "allowed"),
+    ("path", "value", "message", "allowed"),
     [
         ("pipelines.p", {}, NOT_ONE, ONE_OF_BOTH),
         (
@@ -265,12 +265,12 @@ def test_stages(stages: object, said: str, allowed: str) -> None:
         ("simulation.service_times.observed", {"z": [1]}, "'z': unknown function", "a, b"),
     ],
 )
-def test_other_sections(path: str, value: object, said: str, allowed: str) -> None:
-    assert line_of(path, value) == f"app.yaml: {path}: {said} (allowed: {allowed})"
+def test_other_sections(path: str, value: object, message: str, allowed: str) -> None:
+    assert line_of(path, value) == f"app.yaml: {path}: {message} (allowed: {allowed})"
 
 
 @pytest.mark.parametrize(
-    ("service_times", "said"),
+    ("service_times", "message"),
     [
         (
             {"distribution": "lognormal"},
@@ -282,9 +282,9 @@ def test_other_sections(path: str, value: object, said: str, allowed: str) -> No
         ),
     ],
 )
-def test_distributions(service_times: object, said: str) -> None:
+def test_distributions(service_times: object, message: str) -> None:
     key = "simulation.service_times"
-    assert line_of(key, service_times) == f"app.yaml: {key}.cv: {said}"
+    assert line_of(key, service_times) == f"app.yaml: {key}.cv: {message}"
 
 
 @pytest.mark.parametrize(

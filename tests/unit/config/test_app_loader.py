@@ -1,4 +1,4 @@
-"""Files, modules, and the way back to plain data."""
+"""Loading from files, modules and plain data, and the normalised spec."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write(tmp_path: Path, text: str | bytes) -> str:
 
 
 def line_of(tmp_path: Path, text: str | bytes) -> str:
-    """Return what is said about a file, without the folder it is in."""
+    """Return the error line about a file, without its directory."""
     with pytest.raises(ConfigError) as caught:
         load(write(tmp_path, text))
     line = str(caught.value)
@@ -39,9 +39,9 @@ def line_of(tmp_path: Path, text: str | bytes) -> str:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_every_example_loads_and_survives_a_log(path: Path) -> None:
-    loaded = load(str(path))
-    assert loaded.workload.streams
-    assert from_spec(json.loads(json.dumps(loaded.spec)), "log") == loaded
+    config = load(str(path))
+    assert config.workload.streams
+    assert from_spec(json.loads(json.dumps(config.spec)), "log") == config
 
 
 def test_there_are_examples() -> None:
@@ -101,7 +101,7 @@ def test_python_and_yaml_declare_the_same(tmp_path: Path) -> None:
         ("- 1\n", "app.yaml: is a list (allowed: a map with the keys functions,"),
     ],
 )
-def test_files_that_are_no_good(tmp_path: Path, text: str | bytes, line: str) -> None:
+def test_invalid_files(tmp_path: Path, text: str | bytes, line: str) -> None:
     assert line_of(tmp_path, text).startswith(line)
 
 

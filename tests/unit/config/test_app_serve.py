@@ -1,4 +1,4 @@
-"""What `serve:` and `clients:` say is checked when it is loaded, not when it is needed."""
+"""`serve:` and `clients:` are checked when the application is loaded."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ UNITS = "ns, us, ms, s, min, h, d"
 SIZES = "B, kB, KiB, MB, MiB, GB, GiB, TB, TiB"
 
 
-def loaded(**sections: object) -> AppConfig:
+def app_config(**sections: object) -> AppConfig:
     return from_spec({"functions": {"f": {"exec_time": "5ms"}}, **sections}, "app.yaml")
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("drain", "soon", f"'soon': is not a number with a unit (allowed: {UNITS})"),
         ("drain", "never", f"'never': is not a number with a unit (allowed: {UNITS})"),
@@ -46,19 +46,19 @@ def loaded(**sections: object) -> AppConfig:
         ),
         ("log_size", "1kB", "'1kB': is too small (allowed: 64KiB to 1TiB)"),
         ("log_age", "0s", "'0s': must be longer than zero (allowed: 5ms, 10min)"),
-        ("log_keep", -1, "-1: does not fit (allowed: a whole number from 0"),
-        ("log_level", "loud", "'loud': does not fit (allowed: debug, error, info, w"),
-        ("log_format", "xml", "'xml': does not fit (allowed: json, text)"),
+        ("log_keep", -1, "-1: is not valid (allowed: a whole number from 0"),
+        ("log_level", "loud", "'loud': is not valid (allowed: debug, error, info, w"),
+        ("log_format", "xml", "'xml': is not valid (allowed: json, text)"),
         ("host", "", "'': is empty"),  # which would be every address of the machine
     ],
 )
-def test_what_cannot_be_served_is_refused(name: str, value: object, said: str) -> None:
+def test_invalid_serve_settings_are_refused(name: str, value: object, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        loaded(serve={name: value})
-    assert str(caught.value).startswith(f"app.yaml: serve.{name}: {said}")
+        app_config(serve={name: value})
+    assert str(caught.value).startswith(f"app.yaml: serve.{name}: {message}")
 
 
-def test_what_is_served_is_parsed() -> None:
+def test_serve_settings_are_parsed() -> None:
     serve = {
         "lame_duck": 0,
         "drain": "1min",
@@ -66,7 +66,7 @@ def test_what_is_served_is_parsed() -> None:
         "body_max": "1kB",
         "tls_certificate": "c",
     }
-    assert loaded(serve=serve).serve == ServeOptions(
+    assert app_config(serve=serve).serve == ServeOptions(
         host="127.0.0.1",
         port=8080,
         grpc_port=None,
@@ -101,42 +101,42 @@ def test_what_is_served_is_parsed() -> None:
         ({"a": {"key": KEY}, "b": {"key": KEY}}, f"b.key: '{KEY}': is also the key of a (allowed"),
     ],
 )
-def test_what_no_client_can_have_is_refused(clients: object, line: str) -> None:
+def test_invalid_clients_are_refused(clients: object, line: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        loaded(clients=clients)
+        app_config(clients=clients)
     assert str(caught.value).startswith(f"app.yaml: clients.{line}")
 
 
 def test_clients_are_parsed() -> None:
-    assert loaded().tenants == ()
+    assert app_config().tenants == ()
     clients = {"a": {}, "b": {"key": KEY, "rate": "30/min", "burst": 2, "concurrency": 3}}
-    assert loaded(clients=clients).tenants == (
+    assert app_config(clients=clients).tenants == (
         ClientOptions(0, None, None, 100, None),
         ClientOptions(1, 64 * "a", 0.5, 2, 3),
     )
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [
         ("import sys; sys.exit('no\\nway')", "the module exits: no way"),
         ("raise ImportError('no\\nway')", "no way"),
     ],
 )
-def test_a_module_that_cannot_be_imported_is_told_in_one_line(
-    code: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_module_that_cannot_be_imported_is_reported_in_one_line(
+    code: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "exits_at_import.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError) as caught:
         load("exits_at_import:app")
-    assert str(caught.value) == f"exits_at_import:app: cannot be imported: {said}"
+    assert str(caught.value) == f"exits_at_import:app: cannot be imported: {message}"
     assert "exits_at_import" not in sys.modules
 
 
-def test_an_application_without_keys_is_the_same_but_for_them() -> None:
+def test_without_keys_removes_the_keys_only() -> None:
     clients = {"a": {}, "b": {"key": KEY, "rate": "30/min"}}
-    app = loaded(clients=clients, serve={"port": 1})
+    app = app_config(clients=clients, serve={"port": 1})
     bare = from_spec(without_keys(app.spec), "a log")
     assert "aaaa" not in str(bare.spec)
     assert KEY in str(app.spec)
