@@ -196,7 +196,7 @@ def announced(url: str, size: int, key: str, sent: int = 0) -> socket.socket:
 
 def test_a_key_s_unfinished_bodies_leave_room_and_no_key_has_none(tmp_path: Path) -> None:
     clients = ", ".join(f'{name}: {{key: "sha256:{key}"}}' for name, key in KEYS.items())
-    app = APP.replace("serve: {", "serve: {memory: 256MiB, ") + f"clients: {{{clients}}}\n"
+    app = APP.replace("serve: {", "serve: {memory_max: 256MiB, ") + f"clients: {{{clients}}}\n"
     good = raw(4 * MIB, parameters={"binary_data_output": True})
     good = Bomb(good.body, (200,), {**good.headers, "X-API-Key": "good"})
     with Served(write_app(tmp_path, app)) as served, ExitStack() as stack:

@@ -72,7 +72,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(function: str, *arguments: str, **declared: object) -> Result:
     spec = {
-        "functions": {"f": {"code": f"sleeps:{function}", "batch": 4, **declared}},
+        "functions": {"f": {"code": f"sleeps:{function}", "batch_max": 4, **declared}},
         "slo": {"latency": "30s"},
         "pools": {"local": {"tier": "dedicated"}},
     }
